@@ -64,7 +64,7 @@ def prepare_by_temper(folder: Path) -> dict[str, Any]:
 
     from infrastructure.config.sections.data_config import DataConfig
     from infrastructure.config.sections.resource_config import CacheConfig
-    from infrastructure.training.data.data_pipeline import DataPipeline
+    from infrastructure.data.data_pipeline import DataPipeline
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     config = DataConfig(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from infrastructure.training.data.samples import SAMPLE_TRAIN
+from infrastructure.data.samples import SAMPLE_TRAIN
 
 WIDTH, NUM_BYTES_AND_PAIRS, LONGEST = 64, 480, 256
 SIZES: dict[str, Any] = {

@@ -34,16 +34,16 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.json_text import JsonObject
-from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.extensions.extension_hooks import Extension
-from infrastructure.training.models import added_modules
-from infrastructure.training.models.added_modules import (
+from infrastructure.models import added_modules
+from infrastructure.models.added_modules import (
     AddedModule,
     decoder_layers,
     hidden_size,
     register_added_module,
 )
-from infrastructure.training.models.key_value_memory import KeyValueMemory
+from infrastructure.models.key_value_memory import KeyValueMemory
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.extensions.extension_hooks import Extension
 
 SYLLABLES = [c + v for c in "bdfgklmnprstvwz" for v in "aeiu"]
 LETTERS = "ABCDEFGHIJKLMNOP"

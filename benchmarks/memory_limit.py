@@ -22,7 +22,7 @@ from typing import Any
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.types import parse_size
 from infrastructure.core.process_memory import peak_resident_bytes, resident_bytes
-from infrastructure.training.data.serving.streaming_dataset import StreamingDataset
+from infrastructure.data.serving.streaming_dataset import StreamingDataset
 from infrastructure.training.trainer_factory import TrainerFactory
 
 TIMES = 20

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 import temper
-from infrastructure.training.data.samples.words import CITIES, DRINKS, ITEMS, JOBS
+from infrastructure.data.samples.words import CITIES, DRINKS, ITEMS, JOBS
 from infrastructure.training.methods.method_table import METHODS
 from tests.conftest import save_tiny_llama
 from tests.training.methods.method_runs import (

@@ -30,10 +30,10 @@ from infrastructure.config.sections.model_config import EmbeddedModelConfig, Mod
 from infrastructure.config.sections.multimodal_config import MultimodalConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.models.lora import count_parameters
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.model_adapters.multimodal_adapter import MultimodalModelAdapter
-from infrastructure.training.models.lora import count_parameters
 
 COLOURS = {
     "red": (220, 30, 30),

@@ -32,8 +32,8 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import EmbeddedModelConfig, ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.models.quantization_aware import prepare
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.models.quantization_aware import prepare
 
 SHAPE = EmbeddedModelConfig(
     hidden_size=32,

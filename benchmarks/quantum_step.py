@@ -35,10 +35,10 @@ from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.features.quantum.problems.data_selection import DataSelection
 from infrastructure.features.quantum.solving.quantum_step import quantum_solve
 from infrastructure.features.quantum.training.per_example_gradients import example_gradients
+from infrastructure.models.tokenizer import train_tokenizer
 from infrastructure.training.core.precision import choose_precision
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
-from infrastructure.training.models.tokenizer import train_tokenizer
 
 VOCABULARY, MAX_LENGTH, BATCH_SIZE = 512, 96, 8
 LEARNING_RATE, WARMUP_STEPS = 2e-3, 10

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.data.store.examples import TokenizedExample
 
 NUM_TARGET, NUM_HELD_OUT = 64, 96
 CLEAN, NOISE = 0.5, 1 / 3  # of a dirty pool; the rest are copies of its clean rows

@@ -18,9 +18,9 @@ import torch
 
 from benchmarks.machine import environment, publish, sentence, table
 from benchmarks.turns import interval
+from infrastructure.models import short_attention
+from infrastructure.models.packed_attention import by_segment, in_autocast_format
 from infrastructure.optimization.size_grid import SEGMENT_STEP
-from infrastructure.training.models import short_attention
-from infrastructure.training.models.packed_attention import by_segment, in_autocast_format
 
 LENGTHS = (64, 160, 256, 512, 1024)
 TOKENS_OF_ROW = 1300

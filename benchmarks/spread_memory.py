@@ -43,7 +43,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from benchmarks.machine import environment, publish, sentence, table
 from infrastructure.core.hardware import MIB
 from infrastructure.core.messages import WORDS
-from infrastructure.training.models.tokenizer import train_tokenizer
+from infrastructure.models.tokenizer import train_tokenizer
 
 SHARE = 0.75
 TOLERANCE = 0.1

@@ -54,16 +54,16 @@ from benchmarks.stackwise_cache import StepClock
 from benchmarks.stackwise_model import Shape, save_model, trainer_of
 from benchmarks.turns import Clock, take_turns
 from infrastructure.config.sections.model_config import LoraConfig
-from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.models.tokenizer import train_tokenizer
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
-from infrastructure.training.models.tokenizer import train_tokenizer
 
 RATES, TUNING_SEED = (1e-3, 3e-3, 1e-2), 1000
 NUM_POOL, NUM_HELD_OUT = 1600, 160
 READ_BEFORE_STEPS = 1500  # of the model that fine-tuning begins with
 SHARES = {"scratch": 1.0, "fine-tuning": 1 / 2, "few rows": 1 / 6}  # of the compute
 NUM_FEW = 64
-SAMPLES = Path(__file__).parents[1] / "infrastructure/training/data/samples"
+SAMPLES = Path(__file__).parents[1] / "infrastructure/data/samples"
 DATA = ("GSM8K", "sample tasks")
 MOST_GROWTH_LOSS, MOST_LOPT_MEMORY = 1.01, 0.75
 MICRO_BATCHES = (8, 4, 2, 1)

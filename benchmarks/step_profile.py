@@ -29,8 +29,8 @@ from benchmarks.machine import environment, publish, sentence, table
 from benchmarks.throughput.systems import be_quiet, measured_temper
 from benchmarks.throughput.workbench import SCENARIOS, prepare
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.data.defaults import make_ready
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
 from infrastructure.training.setup.compute_choice import choose_by_product, choose_by_trial

@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.machine import environment, publish, sentence, table
-from infrastructure.training.data.serving.streaming_dataset import StreamingDataset
-from infrastructure.training.data.store.stream_index import WindowIndex
+from infrastructure.data.serving.streaming_dataset import StreamingDataset
+from infrastructure.data.store.stream_index import WindowIndex
 
 NEAR, FAR = 10**3, 10**7
 FURTHER_ROWS = 10**4  # so that the far position is none of the last ones

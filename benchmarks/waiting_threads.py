@@ -44,7 +44,7 @@ def step_milliseconds(seconds: float) -> float:
     """Of a usual micro-batch of the quickstart, forward and backward, in this process; median."""
     from benchmarks.throughput.systems import be_quiet
     from infrastructure.config.deployment_config import DeploymentConfig
-    from infrastructure.training.data.defaults import make_ready
+    from infrastructure.data.defaults import make_ready
     from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
     be_quiet()

@@ -13,11 +13,11 @@ from infrastructure.config.fingerprint import differing_keys, result_settings
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.core.messages import phrase
 from infrastructure.core.price import parse_price
+from infrastructure.data.samples import use_sample_data
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
 from infrastructure.monitoring.records.run_list import RUN_FILE, runs_in
 from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.monitoring.records.run_reader import RunFacts, read_small_files
-from infrastructure.training.data.samples import use_sample_data
 
 # Only this many of the newest runs are searched for one to resume; the training searches all.
 NEWEST = 50

@@ -16,7 +16,7 @@ from infrastructure.core.files import file_sha256, sync_directory, write_json
 from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.core.lock import Lock
 from infrastructure.core.messages import phrase
-from infrastructure.training.data.readers.table_formats import is_saved_dataset
+from infrastructure.data.readers.table_formats import is_saved_dataset
 
 KEY_LENGTH = 16
 HIDDEN = ".fetched"

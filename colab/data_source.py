@@ -9,7 +9,7 @@ from infrastructure.backup.backends.drive import drive_folder
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import public_address
-from infrastructure.training.data.readers.sources import ADDRESS
+from infrastructure.data.readers.sources import ADDRESS
 
 HUB_FILE = "hf://"
 DRIVE_HOSTS = ("drive.google.com", "drive.usercontent.google.com", "docs.google.com")

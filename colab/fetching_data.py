@@ -16,9 +16,9 @@ from colab.transfer import Patience, Transfer, safe_name
 from infrastructure.core.errors import DataError, InputError
 from infrastructure.core.files import file_sha256
 from infrastructure.core.messages import phrase
+from infrastructure.data.readers.sources import may_be_on_the_hub, refuse_no_data
 from infrastructure.monitoring.drawing.formatting import format_bytes
 from infrastructure.run.progress_bar import byte_bar
-from infrastructure.training.data.readers.sources import may_be_on_the_hub, refuse_no_data
 
 TIMEOUT_SECONDS = 2 * 3600.0
 SHA256 = re.compile(r"[0-9a-f]{64}")

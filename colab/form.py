@@ -17,7 +17,7 @@ from infrastructure.core.messages import phrase
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import is_installed, require
 from infrastructure.core.redact import redact
-from infrastructure.training.data.preparation.doubts import UnconfirmedDataError, check_meant
+from infrastructure.data.preparation.doubts import UnconfirmedDataError, check_meant
 
 # A form's forecast covers the training; how long its model takes to answer is not known before.
 ON_TOP = "notebook.answers_come_on_top"

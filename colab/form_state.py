@@ -19,7 +19,7 @@ from infrastructure.config.sources.environment import EMPTY_COUNTS
 from infrastructure.core.messages import Setting as Named
 from infrastructure.core.messages import recorded_settings
 from infrastructure.core.redact import MASK, redact
-from infrastructure.training.data.defaults import problems_of
+from infrastructure.data.defaults import problems_of
 
 SCHEMA = schema_of(DeploymentConfig)
 

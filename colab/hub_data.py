@@ -11,7 +11,7 @@ from infrastructure.core.files import file_sha256, whole_directory
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.core.redact import redact
-from infrastructure.training.data.readers.table_formats import load_huggingface
+from infrastructure.data.readers.table_formats import load_huggingface
 
 
 def fetch_hub_file(address: str, folder: Path, endpoint: str | None = None) -> Path:

@@ -17,11 +17,11 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
+from infrastructure.data.samples import use_sample_data
 from infrastructure.deployment import detached
 from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.find import newest_of_this_purpose
-from infrastructure.training.data.samples import use_sample_data
 
 LOST_FOLDER = "lost-machines"
 LOOK_SECONDS = 0.02

@@ -17,6 +17,15 @@ from infrastructure.core.lookup import look_up
 from infrastructure.core.messages import phrase
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import require
+from infrastructure.data.data_pipeline import first_examples
+from infrastructure.data.encoding.token_preview import (
+    PREVIEW_STYLE,
+    counts_line,
+    kinds_of,
+    token_preview,
+    token_preview_html,
+)
+from infrastructure.data.samples.sample_chats import write_sample_chats
 from infrastructure.deployment.export import export_model
 from infrastructure.deployment.export_request import ExportRequest, Form, Part
 from infrastructure.deployment.given_paths import check_model
@@ -25,6 +34,7 @@ from infrastructure.deployment.version_model import named_model
 from infrastructure.evaluation.evaluate import Evaluation, measure_model, measured_answers
 from infrastructure.evaluation.prompting import answer_questions
 from infrastructure.evaluation.request import Request
+from infrastructure.models.saved_model import notes_of_rounded
 from infrastructure.monitoring.drawing.formatting import blank
 from infrastructure.monitoring.drawing.html_page import page
 from infrastructure.monitoring.records.run_list import find_run_path, naming_runs
@@ -35,16 +45,6 @@ from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import find_run
 from infrastructure.run.repair import repair_records_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from infrastructure.training.data.data_pipeline import first_examples
-from infrastructure.training.data.encoding.token_preview import (
-    PREVIEW_STYLE,
-    counts_line,
-    kinds_of,
-    token_preview,
-    token_preview_html,
-)
-from infrastructure.training.data.samples.sample_chats import write_sample_chats
-from infrastructure.training.models.saved_model import notes_of_rounded
 from infrastructure.training.trainer_factory import TrainerFactory
 
 HEIGHT_PIXELS = 900

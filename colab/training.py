@@ -20,6 +20,8 @@ from infrastructure.core.importing import importing, searching_rarely
 from infrastructure.core.messages import INTERRUPT, phrase
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.stop_signals import interrupt_on_signals
+from infrastructure.data.defaults import make_ready
+from infrastructure.data.samples import use_sample_data
 from infrastructure.deployment import detached as detached_trainings
 from infrastructure.deployment.detached import DetachedTraining
 from infrastructure.deployment.encoding_ahead import rows_encoded_ahead
@@ -34,8 +36,6 @@ from infrastructure.run.finalize import read_summary
 from infrastructure.run.find import newest_of_this_purpose
 from infrastructure.run.record_types import Summary
 from infrastructure.run.summary_text import RESULT, closing_lines, paths_of
-from infrastructure.training.data.defaults import make_ready
-from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.metrics.progress import Note, ProgressDisplay, make_progress
 
 if TYPE_CHECKING:

@@ -41,13 +41,13 @@ _PLACES = {
     # user-defined parts, by name
     "register_adapter": f"{_TRAINING}.model_adapters",
     "register_alert_sink": "infrastructure.monitoring.watching.alert_sinks",
-    "register_augmentation": f"{_TRAINING}.data.encoding.augmentation",
+    "register_augmentation": "infrastructure.data.encoding.augmentation",
     "register_backend": "infrastructure.backup.backends",
     "register_extension": f"{_TRAINING}.extensions.extension_manager",
-    "register_format": f"{_TRAINING}.data.readers.sources",
-    "register_loss": f"{_TRAINING}.models.token_functions",
-    "register_metric": f"{_TRAINING}.models.token_functions",
-    "register_model": f"{_TRAINING}.models.registry",
+    "register_format": "infrastructure.data.readers.sources",
+    "register_loss": "infrastructure.models.token_functions",
+    "register_metric": "infrastructure.models.token_functions",
+    "register_model": "infrastructure.models.registry",
     "register_sink": f"{_TRAINING}.metrics.sinks",
     "register_strategy": f"{_TRAINING}.strategies",
     # base classes of user-defined parts

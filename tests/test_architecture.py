@@ -24,7 +24,7 @@ LAYERS: list[set[str]] = [
     {"core"},
     {"config"},
     {"monitoring", "optimization", "backup"},
-    {"run"},
+    {"run", "data", "models"},
     {"training"},
     {"evaluation", "testing"},
     {"deployment"},
@@ -35,8 +35,6 @@ LAYERS: list[set[str]] = [
 # The same rule one level down. What stands alone at the root of a folder is a door of it.
 TRAINING_LAYERS: list[set[str]] = [
     {"core", "metrics", "other_names"},
-    {"data"},
-    {"models"},
     {"stackwise"},
     {"model_adapters", "strategies", "extensions", "checkpoints"},
     {"forward"},
@@ -146,7 +144,7 @@ def broken(layers: list[set[str]], depth: int, inside: str) -> Iterator[str]:
 LEVELS = [
     (1, LAYERS, PACKAGE),
     (2, TRAINING_LAYERS, f"{PACKAGE}.training"),
-    (3, DATA_LAYERS, f"{PACKAGE}.training.data"),
+    (2, DATA_LAYERS, f"{PACKAGE}.data"),
     (2, BACKUP_LAYERS, f"{PACKAGE}.backup"),
     (2, CONFIG_LAYERS, f"{PACKAGE}.config"),
     (2, MONITORING_LAYERS, f"{PACKAGE}.monitoring"),

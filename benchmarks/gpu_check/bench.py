@@ -13,8 +13,8 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.data.samples import SAMPLE_TRAIN
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.data.samples import SAMPLE_TRAIN
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 

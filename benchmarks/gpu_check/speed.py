@@ -25,12 +25,12 @@ from benchmarks.gpu_check.bench import (
 from benchmarks.gpu_check.numerics import LORA, Figures
 from benchmarks.machine import table
 from benchmarks.states import GPT2, adam_state, seconds_of, size_bytes
-from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from infrastructure.training.core.flops import (
+from infrastructure.models.flops import (
     FlopsEstimate,
     arithmetic_of,
     measure_operations_per_second,
 )
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 

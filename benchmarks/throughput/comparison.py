@@ -20,13 +20,13 @@ from benchmarks.throughput.systems import (
 )
 from benchmarks.throughput.workbench import Row, Workbench
 from benchmarks.turns import Clock, System, Turns, interval, take_turns
+from infrastructure.data.serving.collate import pack
+from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.models.packing_check import prepare_packing
+from infrastructure.models.quantization import keep_trainable_layout
+from infrastructure.models.token_loss import TokenLoss
 from infrastructure.optimization.gpu_capability import cpu_has_bf16
 from infrastructure.optimization.size_grid import SizeGrid
-from infrastructure.training.data.serving.collate import pack
-from infrastructure.training.data.store.examples import TokenizedExample
-from infrastructure.training.models.packing_check import prepare_packing
-from infrastructure.training.models.quantization import keep_trainable_layout
-from infrastructure.training.models.token_loss import TokenLoss
 
 PRECISIONS = ("fp32", "bf16")
 # Relative. In bf16 each number is rounded to a few thousandths, by either in other places.

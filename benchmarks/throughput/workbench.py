@@ -12,8 +12,8 @@ import torch
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
-from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.models.quantization import quantization_config
+from infrastructure.data.data_pipeline import DataPipeline
+from infrastructure.models.quantization import quantization_config
 
 VOCAB_SIZE = 8192
 NUM_TOKENIZER_ROWS = 640

@@ -80,12 +80,12 @@ def run(options: argparse.Namespace) -> int:
     if is_piped and first is None:
         raise ValueError(phrase("commands.no_question_asked"))
     with waiting_beside(phrase("deployment.loading_model")):
+        from infrastructure.data.encoding.row_schema import with_context
         from infrastructure.deployment.model_repair import repair_model
         from infrastructure.evaluation.prompting import Answerer
         from infrastructure.evaluation.run_settings import has_context
-        from infrastructure.training.data.encoding.row_schema import with_context
-        from infrastructure.training.models.progress_bars import without_progress_bars
-        from infrastructure.training.models.saved_model import notes_of_rounded
+        from infrastructure.models.progress_bars import without_progress_bars
+        from infrastructure.models.saved_model import notes_of_rounded
 
         repair_model(Path(model))
         with without_progress_bars():

@@ -18,7 +18,7 @@ from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.testing.results import GROUPS
 
 if TYPE_CHECKING:
-    from infrastructure.training.data.data_pipeline import DataPipeline
+    from infrastructure.data.data_pipeline import DataPipeline
 
 NUM_PREVIEWED = 2
 
@@ -54,13 +54,13 @@ def _show_tokens(config: DeploymentConfig, options: argparse.Namespace) -> int:
     if options.quick or options.strict or options.rebaseline:
         raise InputError("commands.preview_runs_no_checks")
     with waiting_beside(phrase("commands.loading_pytorch_and_data")):
-        from infrastructure.testing.label_checks import check_prompts
-        from infrastructure.training.data.data_pipeline import first_examples
-        from infrastructure.training.data.encoding.token_preview import (
+        from infrastructure.data.data_pipeline import first_examples
+        from infrastructure.data.encoding.token_preview import (
             counts_line,
             kinds_of,
             token_preview,
         )
+        from infrastructure.testing.label_checks import check_prompts
         from infrastructure.training.trainer_factory import TrainerFactory
 
         adapter = TrainerFactory().for_run(config, "transformers").adapter
@@ -91,8 +91,8 @@ def _show_tokens(config: DeploymentConfig, options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Run the checks, show each result and write the report. Return FAILED if a check failed."""
+    from infrastructure.data.defaults import make_ready
     from infrastructure.deployment.given_paths import check_given
-    from infrastructure.training.data.defaults import make_ready
 
     config = configure(options, {"data.path": options.data})
     if options.preview is not None:

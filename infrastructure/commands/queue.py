@@ -18,10 +18,10 @@ from infrastructure.commands.settings import configure
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag, flags_given
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.messages import phrase
+from infrastructure.data.defaults import make_ready
 from infrastructure.deployment.given_paths import check_given
 from infrastructure.deployment.training_queue import Job, JobState, TrainingQueue, new_job
 from infrastructure.monitoring.drawing.formatting import format_duration, printable
-from infrastructure.training.data.defaults import make_ready
 
 
 def add_arguments(parser: CommandParser) -> None:

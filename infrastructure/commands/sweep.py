@@ -18,6 +18,7 @@ from infrastructure.config.sources.flags import (
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import refuse_missing
+from infrastructure.data.defaults import make_ready
 from infrastructure.deployment.search_space import (
     Dimension,
     check_comparable,
@@ -29,7 +30,6 @@ from infrastructure.deployment.sweep import Sweep, TrialResult, grid
 from infrastructure.deployment.sweep_study import PRUNERS, SAMPLERS, Goal
 from infrastructure.monitoring.drawing.formatting import format_duration, format_number
 from infrastructure.monitoring.drawing.tables import render_table
-from infrastructure.training.data.defaults import make_ready
 
 NUM_TRIALS = 20
 

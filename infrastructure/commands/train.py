@@ -14,11 +14,11 @@ from infrastructure.core.console import show
 from infrastructure.core.errors import InputError, RunFailedError
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
 from infrastructure.core.messages import phrase
+from infrastructure.data.defaults import make_ready
+from infrastructure.data.preparation.doubts import UnconfirmedDataError, check_meant
 from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.run.find import newest_of_this_purpose
 from infrastructure.run.record_types import Summary
-from infrastructure.training.data.defaults import make_ready
-from infrastructure.training.data.preparation.doubts import UnconfirmedDataError, check_meant
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, show each result, and print the command of the fastest run."""
+    from infrastructure.data.defaults import make_ready
     from infrastructure.deployment.given_paths import check_paths
-    from infrastructure.training.data.defaults import make_ready
 
     config = configure(options, {"data.path": options.data})
     make_ready(config)

@@ -1,7 +1,7 @@
 """The names of the measures on held-out rows, and which of them are better if higher.
 
 The code that computes them is in `infrastructure.evaluation` and, for single tokens, in
-`infrastructure.training.models.token_functions`.
+`infrastructure.models.token_functions`.
 """
 
 from enum import Enum

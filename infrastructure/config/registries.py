@@ -24,24 +24,24 @@ QUANTIZATIONS: Registry[Any] = Registry(
 )
 # training.stackwise.activation_cache
 CACHES: Registry[Any] = Registry("activation cache", "temper.activation_caches", ("disk",))
-# training.models.registry, which adds the names that `register_model` is given
+# models.registry, which adds the names that `register_model` is given
 REGISTERED_MODELS: set[str] = {"tactical_mappo"}
 # training.model_adapters
 ADAPTERS: Registry[Any] = Registry(
     "model adapter", "temper.adapters", ("standard", "dialogue", "multimodal", "tactical_mappo")
 )
-# training.models.token_functions
+# models.token_functions
 LOSSES: Registry[Any] = Registry("loss", "temper.losses", ("cross_entropy",))
 METRICS: Registry[Any] = Registry("metric", "temper.metrics")
 # training.extensions.extension_manager
 EXTENSIONS: Registry[Any] = Registry("extension", "temper.extensions", ("memory", "multimodal"))
-# training.data.readers.sources
+# data.readers.sources
 FORMATS: Registry[Any] = Registry(
     "data format",
     "temper.formats",
     ("json", "jsonl", "csv", "tsv", "text", "parquet", "hdf5", "excel", "huggingface"),
 )
-# training.data.encoding.augmentation
+# data.encoding.augmentation
 AUGMENTATIONS: Registry[Any] = Registry("augmentation", "temper.augmentations")
 # training.metrics.sinks
 SINKS: Registry[Any] = Registry(

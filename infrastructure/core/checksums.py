@@ -73,6 +73,12 @@ def _checksum(record: Mapping[str, object]) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
+def text_hash(value: object) -> str:
+    """Return the SHA-256 of a JSON-like value, in hexadecimal."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def files_in(directory: Path) -> list[Path]:
     """Return the files of a folder that its SHA256SUMS lists, sorted."""
     return sorted(path for path in directory.rglob("*") if path.is_file() and path.name != SUMS)

@@ -31,6 +31,10 @@ from infrastructure.core.importing import searching_rarely
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
 from infrastructure.core.messages import phrase
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
+from infrastructure.data.defaults import make_ready, num_positions
+from infrastructure.data.encoding.row_schema import TEXT
+from infrastructure.data.preparation.doubts import check_meant
+from infrastructure.data.preparation.plan import template_notes
 from infrastructure.deployment.forecast import RunForecast, bytes_of_version
 from infrastructure.deployment.method_training import MethodTraining
 from infrastructure.deployment.model_repair import repair_finished
@@ -59,6 +63,7 @@ from infrastructure.evaluation.held_out import (
     measure,
     measure_answers,
 )
+from infrastructure.models.backend_choice import Backend
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_view import from_here
 from infrastructure.run.checkpoint_paths import verify
@@ -88,17 +93,12 @@ from infrastructure.training.checkpoints.checkpoint_manager import CheckpointMan
 from infrastructure.training.core.precision import choose_device
 from infrastructure.training.core.product_choice import ProductChoice, threads_restored
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.data.defaults import make_ready, num_positions
-from infrastructure.training.data.encoding.row_schema import TEXT
-from infrastructure.training.data.preparation.doubts import check_meant
-from infrastructure.training.data.preparation.plan import template_notes
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
 from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import MakeProgress, make_progress
 from infrastructure.training.metrics.sinks import check_sinks, sinks_of_run
-from infrastructure.training.models.backend_choice import Backend
 from infrastructure.training.observers.monitoring_setup import check_watching, monitoring_hooks
 from infrastructure.training.observers.run_observers import (
     CheckpointLines,

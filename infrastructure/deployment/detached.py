@@ -36,6 +36,7 @@ from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.core.messages import phrase, speller
 from infrastructure.core.redact import redact
+from infrastructure.data.defaults import make_ready
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_owner import (
@@ -47,7 +48,6 @@ from infrastructure.monitoring.records.run_owner import (
 from infrastructure.monitoring.records.status_text import progress_words
 from infrastructure.run.latest_checkpoint import SavedSteps
 from infrastructure.run.output_dir import writable
-from infrastructure.training.data.defaults import make_ready
 
 FOLDER, RUN_NAME, PURPOSE_NAME, OUTPUT_NAME = ".detached", "run", "purpose.json", "output.txt"
 FINISHED_BEFORE_NAME = "finished_before"

@@ -25,10 +25,10 @@ from infrastructure.core.hardware import processor
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.importing import do_without_torch, own_process
 from infrastructure.core.stop_signals import interrupt_on_signals
-from infrastructure.training.data.preparation.plan import plan_preparation
-from infrastructure.training.data.preparation.prepared import open_prepared
-from infrastructure.training.data.samples import known_tokenizer
-from infrastructure.training.models.tokenizer import read_tokenizer
+from infrastructure.data.preparation.plan import plan_preparation
+from infrastructure.data.preparation.prepared import open_prepared
+from infrastructure.data.samples import known_tokenizer
+from infrastructure.models.tokenizer import read_tokenizer
 
 MODULE = "infrastructure.deployment.encoding_ahead"
 

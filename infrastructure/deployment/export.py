@@ -25,6 +25,9 @@ from infrastructure.core.files import (
 )
 from infrastructure.core.json_text import JsonObject, as_object
 from infrastructure.core.messages import phrase
+from infrastructure.data.encoding.chat_format import special_tokens
+from infrastructure.data.encoding.picture_tokens import PictureTokens
+from infrastructure.data.encoding.tokenization import answer_end_ids
 from infrastructure.deployment.export_comparison import Comparer, Reference
 from infrastructure.deployment.export_formats import Work, write_format
 from infrastructure.deployment.export_request import (
@@ -37,6 +40,15 @@ from infrastructure.deployment.export_request import (
 from infrastructure.deployment.publish import BEGIN, CARD, END, HERE, written_by
 from infrastructure.deployment.recorded_model import base_is_recorded, recorded_model
 from infrastructure.deployment.resuming import commit_of_base, configuration_of
+from infrastructure.models.added_modules import attach_described
+from infrastructure.models.fitting import DTYPES
+from infrastructure.models.lora import merge_lora
+from infrastructure.models.model_manager import LoadedModel, ModelManager
+from infrastructure.models.saved_model import read_json
+from infrastructure.models.saving import save_model
+from infrastructure.models.saving_check import prepare_saving
+from infrastructure.models.trainable_state import load_trainable_state
+from infrastructure.models.vision_language import template_for_parts
 from infrastructure.run.checkpoint_paths import by_step, step_of, verify
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary
@@ -45,19 +57,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
-from infrastructure.training.data.encoding.chat_format import special_tokens
-from infrastructure.training.data.encoding.picture_tokens import PictureTokens
-from infrastructure.training.data.encoding.tokenization import answer_end_ids
 from infrastructure.training.hf_bridge.trainer_run import without_reference
-from infrastructure.training.models.added_modules import attach_described
-from infrastructure.training.models.fitting import DTYPES
-from infrastructure.training.models.lora import merge_lora
-from infrastructure.training.models.model_manager import LoadedModel, ModelManager
-from infrastructure.training.models.saved_model import read_json
-from infrastructure.training.models.saving import save_model
-from infrastructure.training.models.saving_check import prepare_saving
-from infrastructure.training.models.trainable_state import load_trainable_state
-from infrastructure.training.models.vision_language import template_for_parts
 from infrastructure.training.resume.fingerprint import base_facts
 from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import NOT_ENTERED

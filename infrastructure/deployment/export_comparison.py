@@ -15,6 +15,9 @@ import torch
 
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.messages import phrase
+from infrastructure.data.encoding.picture_tokens import PictureTokens
+from infrastructure.data.encoding.tokenization import ConversationEncoder
+from infrastructure.data.readers.rows import Turn
 from infrastructure.evaluation.plain_reading import (
     HALF,
     HALF_TOLERANCE,
@@ -29,10 +32,7 @@ from infrastructure.evaluation.plain_reading import (
     fixed_picture,
     fixed_questions,
 )
-from infrastructure.training.data.encoding.picture_tokens import PictureTokens
-from infrastructure.training.data.encoding.tokenization import ConversationEncoder
-from infrastructure.training.data.readers.rows import Turn
-from infrastructure.training.models.added_modules import added_modules
+from infrastructure.models.added_modules import added_modules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

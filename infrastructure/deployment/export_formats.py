@@ -20,6 +20,9 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.files import write_json, write_text
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import is_installed, require
+from infrastructure.data.encoding.chat_format import PlainFormat, TemplateFormat
+from infrastructure.data.encoding.picture_tokens import PictureTokens
+from infrastructure.data.readers.rows import Turn
 from infrastructure.deployment.export_comparison import (
     MAX_TOKENS,
     QUESTIONS,
@@ -31,15 +34,12 @@ from infrastructure.deployment.export_request import ExportRequest, Form
 from infrastructure.deployment.gguf_converter import Converter
 from infrastructure.deployment.logits import Logits
 from infrastructure.deployment.ollama_template import find_pieces, modelfile
-from infrastructure.training.data.encoding.chat_format import PlainFormat, TemplateFormat
-from infrastructure.training.data.encoding.picture_tokens import PictureTokens
-from infrastructure.training.data.readers.rows import Turn
-from infrastructure.training.models.model_manager import ModelManager
-from infrastructure.training.models.progress_bars import without_progress_bars
-from infrastructure.training.models.quantization import layers_not_in_blocks, quantization_config
-from infrastructure.training.models.quantization_aware import write_rounded
-from infrastructure.training.models.saving import save_tokenizer, write_model
-from infrastructure.training.models.source import read_json
+from infrastructure.models.model_manager import ModelManager
+from infrastructure.models.progress_bars import without_progress_bars
+from infrastructure.models.quantization import layers_not_in_blocks, quantization_config
+from infrastructure.models.quantization_aware import write_rounded
+from infrastructure.models.saving import save_tokenizer, write_model
+from infrastructure.models.source import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

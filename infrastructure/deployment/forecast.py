@@ -25,6 +25,7 @@ from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.messages import phrase
 from infrastructure.core.price import parse_price
+from infrastructure.models.trainable_state import trainable_state
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration, format_share
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.optimizer_memory import CreateOptimizer, optimizer_state_bytes
@@ -37,7 +38,6 @@ from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.loop.loop import TrainingLoop
-from infrastructure.training.models.trainable_state import trainable_state
 from infrastructure.training.recovery.recovery_log import record_recovery
 from infrastructure.training.setup.stack_outputs import (
     disk_bytes,

@@ -9,7 +9,7 @@ from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.hardware import OtherPrograms
 from infrastructure.deployment.forecast import Forecast, costs_of, made_of
 from infrastructure.deployment.method_forecast import forecast_of_method
-from infrastructure.training.core.error_handlers import free_memory
+from infrastructure.optimization.device_errors import free_memory
 from infrastructure.training.setup.compute_choice import choose_by_product
 from infrastructure.training.trainer_factory import TrainerFactory
 

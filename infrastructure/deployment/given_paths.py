@@ -28,7 +28,48 @@ from infrastructure.core.files import recover_directory
 from infrastructure.core.gpu_presence import has_no_gpu
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import refuse_missing as refuse_missing_package
+from infrastructure.data.defaults import num_positions
+from infrastructure.data.preparation.plan import (
+    first_rows,
+    look_at_pictures,
+    look_at_rows,
+    no_pictures,
+    pictures_in,
+    read_chat_template,
+)
+from infrastructure.data.readers.sources import (
+    HUGGINGFACE,
+    DataFile,
+    discover,
+    may_be_on_the_hub,
+    refuse_unreachable,
+)
 from infrastructure.evaluation.run_settings import inherit_from_run
+from infrastructure.models.model_path import (
+    EMBEDDED,
+    refuse_file,
+    refuse_missing,
+    refuse_missing_on_hub,
+)
+from infrastructure.models.refusals import (
+    GROUP_SIZE,
+    refuse_flash_attention,
+    refuse_longer_examples,
+    refuse_odd_width_of_embedded,
+    refuse_quantized_base,
+    refuse_quantized_weights_that_train,
+    refuse_without_effect,
+)
+from infrastructure.models.saved_model import (
+    REGISTERED_MANIFEST,
+    check_folder,
+    is_quantized,
+    is_there,
+    look_into,
+    refuse_odd_rows,
+    refuse_unknown_layers,
+)
+from infrastructure.models.tower_folder import check_tower
 from infrastructure.monitoring.records.run_list import (
     FINAL,
     RUN_FILE,
@@ -43,49 +84,8 @@ from infrastructure.run.configuration_judge import canonical_name
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.output_dir import no_empty_folder_left, writable
 from infrastructure.run.restore import folder_of
-from infrastructure.training.data.defaults import num_positions
-from infrastructure.training.data.preparation.plan import (
-    first_rows,
-    look_at_pictures,
-    look_at_rows,
-    no_pictures,
-    pictures_in,
-    read_chat_template,
-)
-from infrastructure.training.data.readers.sources import (
-    HUGGINGFACE,
-    DataFile,
-    discover,
-    may_be_on_the_hub,
-    refuse_unreachable,
-)
 from infrastructure.training.methods.check import check_method
 from infrastructure.training.metrics.sinks import check_sinks
-from infrastructure.training.models.model_path import (
-    EMBEDDED,
-    refuse_file,
-    refuse_missing,
-    refuse_missing_on_hub,
-)
-from infrastructure.training.models.refusals import (
-    GROUP_SIZE,
-    refuse_flash_attention,
-    refuse_longer_examples,
-    refuse_odd_width_of_embedded,
-    refuse_quantized_base,
-    refuse_quantized_weights_that_train,
-    refuse_without_effect,
-)
-from infrastructure.training.models.saved_model import (
-    REGISTERED_MANIFEST,
-    check_folder,
-    is_quantized,
-    is_there,
-    look_into,
-    refuse_odd_rows,
-    refuse_unknown_layers,
-)
-from infrastructure.training.models.tower_folder import check_tower
 
 PLAIN_ADAPTERS = ("standard", "auto")  # every other adapter has its own checks
 

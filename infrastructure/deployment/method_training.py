@@ -16,6 +16,7 @@ from infrastructure.core.messages import phrase
 from infrastructure.deployment.method_forecast import MethodForecast
 from infrastructure.deployment.run_record import record_rows_of
 from infrastructure.evaluation.plain_reading import NUM_QUESTIONS, Trained, check_saved
+from infrastructure.models.progress_bars import without_progress_bars
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.drawing.quantity_names import HELD_OUT, RANKING
 from infrastructure.run.advice import advice_at_end
@@ -33,7 +34,6 @@ from infrastructure.training.methods.check import check_method
 from infrastructure.training.methods.settings_table import Use, setting_names, treatment_of
 from infrastructure.training.methods.trl_training import TrlTraining
 from infrastructure.training.metrics.progress import MakeProgress
-from infrastructure.training.models.progress_bars import without_progress_bars
 from infrastructure.training.observers.early_stopping import early_stopping
 from infrastructure.training.observers.run_observers import ProgressObserver
 from infrastructure.training.trainer_factory import show_gpus

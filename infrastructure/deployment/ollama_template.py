@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from infrastructure.core.errors import InputError
-from infrastructure.training.data.readers.rows import Turn
+from infrastructure.data.readers.rows import Turn
 
 Render = Callable[[Sequence[Turn]], str]
 

@@ -16,6 +16,7 @@ from infrastructure.config.sources.spelling import as_keyword, speaking
 from infrastructure.core.console import ShowLine, show, show_beside, waiting_beside
 from infrastructure.core.messages import phrase
 from infrastructure.core.stop_signals import interrupt_on_signals
+from infrastructure.data.defaults import make_ready
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.given_paths import check_given, check_measured, check_model
 from infrastructure.deployment.model_repair import repair_finished, repair_model
@@ -25,7 +26,6 @@ from infrastructure.evaluation.evaluate import Evaluation, measure_model, measur
 from infrastructure.evaluation.lm_eval_tasks import measure_tasks
 from infrastructure.evaluation.request import Request, TaskRequest, refuse_flags_without_effect
 from infrastructure.run.record_types import Summary
-from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.distributed.members import others_dismissed
 
 

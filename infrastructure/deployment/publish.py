@@ -30,6 +30,8 @@ from infrastructure.core.messages import phrase
 from infrastructure.core.optional import DISTRIBUTION, require
 from infrastructure.core.redact import redact
 from infrastructure.deployment.recorded_model import recorded_model
+from infrastructure.models.answer_end import GENERATION_FILE
+from infrastructure.models.saved_model import code_of_quantization, words_of_quantization
 from infrastructure.monitoring.drawing.tables import before_after_rows
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.history import (
@@ -42,8 +44,6 @@ from infrastructure.run.history import (
 from infrastructure.run.record_types import RunRecord
 from infrastructure.training.methods.method_table import METHODS
 from infrastructure.training.methods.settings_table import setting_names
-from infrastructure.training.models.answer_end import GENERATION_FILE
-from infrastructure.training.models.saved_model import code_of_quantization, words_of_quantization
 
 CARD = "README.md"
 BEGIN, END = "<!-- written by Temper: begin -->", "<!-- written by Temper: end -->"

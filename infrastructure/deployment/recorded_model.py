@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.config.sections.training_config import SFT
-from infrastructure.run.directory import RunDirectory
-from infrastructure.training.models.saved_model import (
+from infrastructure.models.saved_model import (
     ModelSource,
     SourceKind,
     is_there,
     look_into,
     read_json,
 )
+from infrastructure.run.directory import RunDirectory
 
 
 def recorded_model(run: RunDirectory) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import CheckpointError, InputError, StorageError
 from infrastructure.core.messages import phrase
+from infrastructure.data.readers.sources import data_files_hash
 from infrastructure.monitoring.records.run_list import NoSuchRunError, split_version
 from infrastructure.run.compatibility import Difference, Verdict, in_words
 from infrastructure.run.configuration_judge import canonical_name, shown_name
@@ -31,10 +32,9 @@ from infrastructure.run.restore import (
     restore_run,
     step_at_place,
 )
-from infrastructure.training.data.readers.sources import data_files_hash
 
 if TYPE_CHECKING:
-    from infrastructure.training.models.backend_choice import Backend
+    from infrastructure.models.backend_choice import Backend
 
 AS_IT_BEGAN = Source(Layer.KEYWORD, "the default when the run was begun")
 AS_IT_WENT_ON = Source(Layer.KEYWORD, "accepted when the run went on")

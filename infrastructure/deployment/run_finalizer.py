@@ -17,6 +17,7 @@ from infrastructure.deployment.forecast import RunForecast
 from infrastructure.deployment.run_record import summarise
 from infrastructure.evaluation.held_out import HeldOut, measure, trained_model
 from infrastructure.evaluation.plain_reading import check_saved
+from infrastructure.models.model_path import EMBEDDED
 from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.run.advice import advice_at_end
 from infrastructure.run.cost import cost_of
@@ -29,7 +30,6 @@ from infrastructure.run.timings import Stages
 from infrastructure.training.checkpoints.best_weights import take_best
 from infrastructure.training.core.state import StopReason
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.models.model_path import EMBEDDED
 from infrastructure.training.setup.stack_outputs import save_stacks_and_rack
 
 

@@ -11,8 +11,14 @@ from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.files import whole_directory
 from infrastructure.core.messages import phrase
+from infrastructure.data.data_pipeline import DataPipeline, first_examples
+from infrastructure.data.defaults import num_positions
+from infrastructure.data.encoding.token_preview import token_preview_html
+from infrastructure.data.readers.sources import data_files_hash
 from infrastructure.evaluation.held_out import HeldOut
 from infrastructure.evaluation.run_settings import run_folder
+from infrastructure.models.lora import count_parameters
+from infrastructure.models.token_functions import CROSS_ENTROPY
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.records.run_list import finished_model
 from infrastructure.monitoring.records.run_reader import model_words
@@ -27,14 +33,8 @@ from infrastructure.run.record_types import (
 from infrastructure.run.trained_rows import Contents, record_trained_rows, trained_rows
 from infrastructure.training.core.product_choice import ProductChoice
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.data.data_pipeline import DataPipeline, first_examples
-from infrastructure.training.data.defaults import num_positions
-from infrastructure.training.data.encoding.token_preview import token_preview_html
-from infrastructure.training.data.readers.sources import data_files_hash
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.models.lora import count_parameters
-from infrastructure.training.models.token_functions import CROSS_ENTROPY
 from infrastructure.training.resume.fingerprint import installed_versions
 from infrastructure.training.setup.compute_choice import ComputeChoice
 from infrastructure.training.setup.resource_limits import memory_facts

@@ -30,6 +30,7 @@ from infrastructure.core.lock import Lock
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.core.stop_signals import interrupt_on_signals
+from infrastructure.data.readers.sources import data_files_hash
 from infrastructure.deployment import detached
 from infrastructure.deployment.detached import DetachedTraining, ReportLine
 from infrastructure.deployment.search_space import (
@@ -56,7 +57,6 @@ from infrastructure.monitoring.records.run_owner import this_process
 from infrastructure.run.directory import RunDirectory, RunStatus
 from infrastructure.run.finalize import read_summary
 from infrastructure.run.output_dir import writable
-from infrastructure.training.data.readers.sources import data_files_hash
 
 if TYPE_CHECKING:
     from optuna.study import Study

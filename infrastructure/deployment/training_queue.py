@@ -31,6 +31,7 @@ from infrastructure.core.lock import Lock, is_held
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.core.stop_signals import interrupt_on_signals
+from infrastructure.data.defaults import make_ready
 from infrastructure.deployment import detached
 from infrastructure.deployment.detached import DetachedTraining, ReportLine
 from infrastructure.deployment.given_paths import check_paths
@@ -38,7 +39,6 @@ from infrastructure.monitoring.records.run_owner import this_process
 from infrastructure.run.directory import RunDirectory, RunStatus
 from infrastructure.run.finalize import read_summary
 from infrastructure.run.output_dir import writable
-from infrastructure.training.data.defaults import make_ready
 
 FOLDER, JOBS_NAME, LOCK_NAME, RUNNER_NAME = ".queue", "queue.json", "lock", "runner"
 LOOK_SECONDS = 0.1

@@ -15,16 +15,16 @@ from infrastructure.config.sources.flags import flag_words
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.messages import Setting as Named
 from infrastructure.core.messages import phrase
+from infrastructure.data.samples import use_sample_data
 from infrastructure.deployment.tuning_trials import TRIED, TuningTrials, worker_counts
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
+from infrastructure.optimization.device_errors import is_out_of_memory
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.optimization.pipeline_optimizer import (
     CLEARLY_FASTER,
     PipelineOptimizer,
     Tried,
 )
-from infrastructure.training.core.error_handlers import is_out_of_memory
-from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.sizing.batch_plan import ACCUMULATION, BATCH_SIZE, BatchPlan
 

@@ -21,6 +21,7 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.files import write_json, write_text
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import is_installed
+from infrastructure.data.readers.sources import data_files_hash, discover, held_out_beside
 from infrastructure.evaluation.comparison import Difference, compare, paired, unlike_tokens
 from infrastructure.evaluation.evaluation_page import evaluation_page
 from infrastructure.evaluation.evaluation_tables import (
@@ -48,6 +49,8 @@ from infrastructure.evaluation.run_settings import (
     run_folder,
     values_of,
 )
+from infrastructure.models.saved_model import notes_of_rounded
+from infrastructure.models.source import find_source
 from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.drawing.quantity_names import name_and_value
@@ -55,9 +58,6 @@ from infrastructure.monitoring.drawing.tables import PLAIN_LOSS, held_out_loss, 
 from infrastructure.monitoring.records.run_list import finished_model
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.trained_rows import trained_rows
-from infrastructure.training.data.readers.sources import data_files_hash, discover, held_out_beside
-from infrastructure.training.models.saved_model import notes_of_rounded
-from infrastructure.training.models.source import find_source
 from infrastructure.training.trainer_factory import TrainerFactory
 
 LEAVE_OUT = "config.leave_out"

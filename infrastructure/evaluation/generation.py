@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infrastructure.core.callbacks import do_nothing
-from infrastructure.training.data.encoding.picture_tokens import PictureTokens
-from infrastructure.training.data.store.examples import GenerationPrompt
-from infrastructure.training.models.answer_end import known_ends
-from infrastructure.training.models.model_inputs import inner_model
+from infrastructure.data.encoding.picture_tokens import PictureTokens
+from infrastructure.data.store.examples import GenerationPrompt
+from infrastructure.models.answer_end import known_ends
+from infrastructure.models.model_inputs import inner_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

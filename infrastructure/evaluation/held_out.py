@@ -9,6 +9,8 @@ import numpy as np
 from infrastructure.config.measures import EXACT_MATCH
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import InputError
+from infrastructure.data.data_pipeline import DataPipeline
+from infrastructure.data.store.examples import GenerationPrompt
 from infrastructure.evaluation.generation import (
     Answer,
     exact_match_by_task,
@@ -16,14 +18,12 @@ from infrastructure.evaluation.generation import (
 )
 from infrastructure.evaluation.plain_reading import NUM_QUESTIONS, Trained, fixed_questions
 from infrastructure.evaluation.text_scores import scores_by_name
+from infrastructure.models.model_inputs import inner_model
+from infrastructure.models.preserve import preserve
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
-from infrastructure.training.core.preserve import preserve
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.data.store.examples import GenerationPrompt
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.models.model_inputs import inner_model
 
 # Long answers take long to generate; this many expected tokens are enough for a measurement.
 MAX_ANSWER_TOKENS = 8000

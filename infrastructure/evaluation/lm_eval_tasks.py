@@ -27,11 +27,11 @@ from infrastructure.evaluation.evaluation_tables import last_name
 from infrastructure.evaluation.generation import greedy
 from infrastructure.evaluation.intervals import Interval, Z, paired_difference
 from infrastructure.evaluation.request import TaskRequest
+from infrastructure.models.model_manager import ModelManager
 from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.monitoring.records.run_list import finished_model
 from infrastructure.training.core.precision import choose_device
-from infrastructure.training.models.model_manager import ModelManager
 
 USUAL_BATCH = 8
 

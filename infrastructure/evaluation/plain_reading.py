@@ -25,28 +25,28 @@ import torch
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
+from infrastructure.data.encoding.picture_tokens import PictureTokens
+from infrastructure.data.encoding.tokenization import ConversationEncoder
+from infrastructure.data.readers.rows import PICTURE_PART, Turn
+from infrastructure.data.store.examples import GenerationPrompt, Picture
 from infrastructure.evaluation.generation import (
     ANSWER_MARGIN_TOKENS,
     before_stop,
     generate_greedily,
 )
 from infrastructure.evaluation.prompting import positions_of
+from infrastructure.models.added_modules import added_modules
+from infrastructure.models.answer_end import GENERATION_FILE, known_ends
+from infrastructure.models.model_inputs import inner_model, is_sharded
+from infrastructure.models.preserve import preserve
+from infrastructure.models.progress_bars import without_progress_bars
+from infrastructure.models.quantization import keep_trainable_layout
+from infrastructure.models.router_logits import ROUTER_LOGITS, has_router_logits
+from infrastructure.models.saved_model import rounded_beside
+from infrastructure.models.transformers_backend import base_of_lora
 from infrastructure.monitoring.drawing.formatting import format_bytes
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.optimization.memory_readings import release_memory, resident_bytes
-from infrastructure.training.core.preserve import preserve
-from infrastructure.training.data.encoding.picture_tokens import PictureTokens
-from infrastructure.training.data.encoding.tokenization import ConversationEncoder
-from infrastructure.training.data.readers.rows import PICTURE_PART, Turn
-from infrastructure.training.data.store.examples import GenerationPrompt, Picture
-from infrastructure.training.models.added_modules import added_modules
-from infrastructure.training.models.answer_end import GENERATION_FILE, known_ends
-from infrastructure.training.models.model_inputs import inner_model, is_sharded
-from infrastructure.training.models.progress_bars import without_progress_bars
-from infrastructure.training.models.quantization import keep_trainable_layout
-from infrastructure.training.models.router_logits import ROUTER_LOGITS, has_router_logits
-from infrastructure.training.models.saved_model import rounded_beside
-from infrastructure.training.models.transformers_backend import base_of_lora
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -13,32 +13,32 @@ from infrastructure.core.console import show_beside
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.core.messages import phrase
+from infrastructure.data.encoding.chat_format import special_tokens
+from infrastructure.data.encoding.picture_tokens import PictureTokens
+from infrastructure.data.encoding.row_accounting import CAUSE
+from infrastructure.data.encoding.tokenization import ConversationEncoder
+from infrastructure.data.readers.pictures import (
+    PictureError,
+    decisions_in_words,
+    picture_source,
+    read_picture,
+)
+from infrastructure.data.readers.rows import PICTURE_PART, Turn
+from infrastructure.data.store.examples import GenerationPrompt, Picture
 from infrastructure.evaluation.generation import Answer, generate_answers
 from infrastructure.evaluation.run_settings import (
     background_of_run,
     precision_of_run,
     quantization_of_run,
 )
-from infrastructure.optimization.gpu_capability import best_precision
-from infrastructure.training.core.precision import Precision, choose_device
-from infrastructure.training.data.encoding.chat_format import special_tokens
-from infrastructure.training.data.encoding.picture_tokens import PictureTokens
-from infrastructure.training.data.encoding.row_accounting import CAUSE
-from infrastructure.training.data.encoding.tokenization import ConversationEncoder
-from infrastructure.training.data.readers.pictures import (
-    PictureError,
-    decisions_in_words,
-    picture_source,
-    read_picture,
-)
-from infrastructure.training.data.readers.rows import PICTURE_PART, Turn
-from infrastructure.training.data.store.examples import GenerationPrompt, Picture
-from infrastructure.training.models.model_manager import ModelManager
-from infrastructure.training.models.processor import sees_pictures
-from infrastructure.training.models.saved_model import SourceKind
-from infrastructure.training.models.source import (
+from infrastructure.models.model_manager import ModelManager
+from infrastructure.models.processor import sees_pictures
+from infrastructure.models.saved_model import SourceKind
+from infrastructure.models.source import (
     find_source,
 )
+from infrastructure.optimization.gpu_capability import best_precision
+from infrastructure.training.core.precision import Precision, choose_device
 
 if TYPE_CHECKING:
     from PIL.Image import Image

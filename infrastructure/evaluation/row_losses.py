@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from infrastructure.models.token_functions import cross_entropy
 from infrastructure.training.forward.evaluation_loss import EvaluationLoss, Sums
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
-from infrastructure.training.models.token_functions import cross_entropy
 
 
 @dataclass(frozen=True)

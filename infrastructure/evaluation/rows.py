@@ -17,6 +17,8 @@ from infrastructure.config.measures import (
     Of,
 )
 from infrastructure.core.callbacks import do_nothing
+from infrastructure.data.data_pipeline import DataPipeline
+from infrastructure.data.store.examples import GenerationPrompt
 from infrastructure.evaluation.generation import Answer, generate_answers
 from infrastructure.evaluation.held_out import affordable, can_answer
 from infrastructure.evaluation.intervals import Floats, Interval, bootstrap, wilson
@@ -27,8 +29,6 @@ from infrastructure.evaluation.text_scores import (
     usual_measures,
     words_of,
 )
-from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.data.store.examples import GenerationPrompt
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.forward.evaluation_loss import perplexity
 

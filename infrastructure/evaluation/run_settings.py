@@ -11,10 +11,10 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import is_installed
+from infrastructure.data.preparation.plan import first_rows
 from infrastructure.monitoring.records.run_list import RUN_FILE
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary
-from infrastructure.training.data.preparation.plan import first_rows
 
 # These decide how rows become tokens: with other values, a measurement would measure another task.
 INHERITED = ("max_length", "train_on", "chat_template", "over_length", "image_background")

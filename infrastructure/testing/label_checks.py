@@ -13,18 +13,16 @@ import torch
 from jinja2.exceptions import TemplateError
 
 from infrastructure.core.messages import phrase
-from infrastructure.testing.results import CheckResult
-from infrastructure.testing.subject import Subject
-from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.data.encoding.chat_format import (
+from infrastructure.data.data_pipeline import DataPipeline
+from infrastructure.data.encoding.chat_format import (
     GENERATION_TAG,
     TEMPLATE_DATE,
     FormatError,
     marks_without_token,
     special_tokens,
 )
-from infrastructure.training.data.encoding.row_schema import TEXT
-from infrastructure.training.data.encoding.tokenization import (
+from infrastructure.data.encoding.row_schema import TEXT
+from infrastructure.data.encoding.tokenization import (
     LAST_ANSWER,
     ConversationEncoder,
     Encoded,
@@ -32,9 +30,11 @@ from infrastructure.training.data.encoding.tokenization import (
     begins_with,
     num_common,
 )
-from infrastructure.training.data.readers.rows import Conversation, Turn
-from infrastructure.training.data.store.examples import TokenizedExample
-from infrastructure.training.models.packing_check import token_embeddings
+from infrastructure.data.readers.rows import Conversation, Turn
+from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.models.packing_check import token_embeddings
+from infrastructure.testing.results import CheckResult
+from infrastructure.testing.subject import Subject
 
 SHOWN_BEFORE = 8  # tokens
 NUM_PROMPTS = 8

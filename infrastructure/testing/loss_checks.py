@@ -6,12 +6,12 @@ from dataclasses import replace
 import torch
 
 from infrastructure.core.messages import phrase
+from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.models.model_inputs import inner_model, relative_difference
+from infrastructure.models.packing_check import leak_tolerance
+from infrastructure.models.token_functions import cross_entropy, own_loss
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import Gradients, Subject, disable_randomness, preserve_subject
-from infrastructure.training.data.store.examples import TokenizedExample
-from infrastructure.training.models.model_inputs import inner_model, relative_difference
-from infrastructure.training.models.packing_check import leak_tolerance
-from infrastructure.training.models.token_functions import cross_entropy, own_loss
 
 # A model that knows nothing has the logarithm of its vocabulary; far above that is an error.
 MAX_LOSS_FACTOR = 3.0

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import torch
 
 from infrastructure.core.messages import phrase
+from infrastructure.models.token_functions import CROSS_ENTROPY
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import Subject, preserve_subject, undone
 from infrastructure.training.forward.gradient_accumulation import accumulate_gradients
-from infrastructure.training.models.token_functions import CROSS_ENTROPY
 from infrastructure.training.strategies.base_strategy import NOT_ENTERED
 from infrastructure.training.strategies.trial import first_step, is_own
 

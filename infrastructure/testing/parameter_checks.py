@@ -6,6 +6,9 @@ from typing import Any
 import torch
 
 from infrastructure.core.messages import phrase
+from infrastructure.models.lora import adapted_paths, count_parameters, target_paths
+from infrastructure.models.model_inputs import inner_model, relative_difference
+from infrastructure.models.packing_check import leak_tolerance
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import (
     Subject,
@@ -15,9 +18,6 @@ from infrastructure.testing.subject import (
     undone,
 )
 from infrastructure.training.forward.one_step import one_step
-from infrastructure.training.models.lora import adapted_paths, count_parameters, target_paths
-from infrastructure.training.models.model_inputs import inner_model, relative_difference
-from infrastructure.training.models.packing_check import leak_tolerance
 from infrastructure.training.strategies.trial import first_step, is_own
 
 # Large enough that no update is lost to rounding; the weights are restored afterwards.

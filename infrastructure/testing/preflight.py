@@ -15,6 +15,12 @@ from infrastructure.core.error_place import caller_place, named
 from infrastructure.core.errors import PreflightError
 from infrastructure.core.hardware import detect
 from infrastructure.core.messages import phrase
+from infrastructure.models.token_functions import TokenFunctionError
+from infrastructure.optimization.device_errors import (
+    free_memory,
+    is_out_of_memory,
+    release_traceback,
+)
 from infrastructure.testing.doctor import Diagnosis, check_machine, examine
 from infrastructure.testing.label_checks import (
     END_OF_ANSWERS,
@@ -41,13 +47,7 @@ from infrastructure.testing.parameter_checks import (
 from infrastructure.testing.results import CheckResult, Group, has_failed, sentence
 from infrastructure.testing.resume_checks import check_resume, check_saved_model
 from infrastructure.testing.subject import Subject
-from infrastructure.training.core.error_handlers import (
-    free_memory,
-    is_out_of_memory,
-    release_traceback,
-)
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.models.token_functions import TokenFunctionError
 
 Check = Callable[[Subject], CheckResult]
 

@@ -12,6 +12,10 @@ import torch
 
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.messages import phrase
+from infrastructure.models.model_inputs import call_model, logits_of, relative_difference
+from infrastructure.models.model_manager import load_saved
+from infrastructure.models.trainable_state import trainable_state
+from infrastructure.optimization.device_errors import free_memory
 from infrastructure.testing.parameter_checks import VISIBLE_LEARNING_RATE, take_steps
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import (
@@ -23,11 +27,7 @@ from infrastructure.testing.subject import (
     undone,
 )
 from infrastructure.training.checkpoints.snapshot import take_snapshot
-from infrastructure.training.core.error_handlers import free_memory
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.models.model_inputs import call_model, logits_of, relative_difference
-from infrastructure.training.models.model_manager import load_saved
-from infrastructure.training.models.trainable_state import trainable_state
 
 RESUME, SAVED = "save and resume", "saved model"
 STEPS_BEFORE, STEPS_AFTER = 2, 2

@@ -15,21 +15,21 @@ import torch
 
 from infrastructure.config.auto import learning_rate_for
 from infrastructure.core.integers import ceil_div
-from infrastructure.training.core.preserve import preserve
-from infrastructure.training.data.store.examples import TokenizedExample
-from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.forward.gradient_accumulation import accumulate_gradients
-from infrastructure.training.model_adapters.base_adapter import Batch
-from infrastructure.training.models.model_inputs import (
+from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.models.model_inputs import (
     call_model,
     compute_dtype,
     logits_of,
     tolerance,
 )
-from infrastructure.training.models.packed_attention import model_arguments
-from infrastructure.training.models.source import (
+from infrastructure.models.packed_attention import model_arguments
+from infrastructure.models.preserve import preserve
+from infrastructure.models.source import (
     starts_from_scratch,
 )
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.forward.gradient_accumulation import accumulate_gradients
+from infrastructure.training.model_adapters.base_adapter import Batch
 from infrastructure.training.stackwise.masking import MaskedExample, MaskedObjective
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.strategies.trial import first_step

@@ -18,6 +18,10 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.messages import phrase
+from infrastructure.data.preparation.doubts import (
+    UnconfirmedDataError,
+    check_meant,
+)
 from infrastructure.testing.check_report import describe_subject, write_check_report
 from infrastructure.testing.own_part_checks import own_checks
 from infrastructure.testing.preflight import (
@@ -31,10 +35,6 @@ from infrastructure.testing.preflight import (
 from infrastructure.testing.results import GROUPS, CheckResult, Group, has_failed, lines_of
 from infrastructure.testing.speed_checks import check_speed
 from infrastructure.testing.subject import Subject
-from infrastructure.training.data.preparation.doubts import (
-    UnconfirmedDataError,
-    check_meant,
-)
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.trainer_factory import TrainerFactory
 

@@ -22,7 +22,7 @@ _PLACES = {
     "ModelManager": "infrastructure.training.whole_config",
     "PipelineOptimizer": "infrastructure.optimization.pipeline_optimizer",
     "ProgressiveConfig": "infrastructure.config.sections.stackwise_config",
-    "StreamingDataset": "infrastructure.training.data.serving.streaming_dataset",
+    "StreamingDataset": "infrastructure.data.serving.streaming_dataset",
     "TemperCallback": "infrastructure.training.hf_bridge",
     "TrainerFactory": "infrastructure.training.trainer_factory",
     "TrainingConfig": "infrastructure.config.sections.training_config",

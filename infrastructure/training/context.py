@@ -28,9 +28,9 @@ from pathlib import Path
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.errors import InputError
+from infrastructure.data.data_pipeline import DataPipeline
 from infrastructure.training.core.own_loop import own_loop, remember_own_loop
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.loop.loop import TrainingLoop, phase_ends, select_trainable

@@ -44,6 +44,18 @@ from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonObject, JsonValue
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.shared_cores import THREADS_VARIABLE
+from infrastructure.data.encoding.tokenization import LABELS_VERSION
+from infrastructure.models.added_modules import added_modules
+from infrastructure.models.model_inputs import is_sharded
+from infrastructure.models.packed_attention import attention_form
+from infrastructure.models.preserve import preserve
+from infrastructure.models.saving_check import prepare_saving
+from infrastructure.models.source import (
+    starts_from_scratch,
+)
+from infrastructure.models.trainable_state import trainable_state, whole
+from infrastructure.models.weights_on_disk import put_back
+from infrastructure.optimization.device_errors import free_memory
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.optimization.peak_memory import PeakMemory
 from infrastructure.run.compatibility import Difference, Verdict, check_compatible
@@ -65,12 +77,9 @@ from infrastructure.training.checkpoints.snapshot import (
     restore_progress,
     restore_snapshot,
 )
-from infrastructure.training.core.error_handlers import free_memory
 from infrastructure.training.core.precision import Precision, choose_precision, training_device
-from infrastructure.training.core.preserve import preserve
 from infrastructure.training.core.state import Phase, RecoveryKind, TrainingState
 from infrastructure.training.curriculum.curriculum_extension import CurriculumExtension
-from infrastructure.training.data.encoding.tokenization import LABELS_VERSION
 from infrastructure.training.distributed.checkpoint_storage import load_together
 from infrastructure.training.distributed.group import ALONE, Group, JoinedGroup
 from infrastructure.training.distributed.ranks import Ranks
@@ -107,15 +116,6 @@ from infrastructure.training.model_adapters import (
 )
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
-from infrastructure.training.models.added_modules import added_modules
-from infrastructure.training.models.model_inputs import is_sharded
-from infrastructure.training.models.packed_attention import attention_form
-from infrastructure.training.models.saving_check import prepare_saving
-from infrastructure.training.models.source import (
-    starts_from_scratch,
-)
-from infrastructure.training.models.trainable_state import trainable_state, whole
-from infrastructure.training.models.weights_on_disk import put_back
 from infrastructure.training.observers.early_stopping import early_stopping
 from infrastructure.training.observers.standstill import Standstill
 from infrastructure.training.recovery.recovery_log import record_recovery

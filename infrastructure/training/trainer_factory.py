@@ -19,13 +19,13 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import SFT, TrainingConfig
 from infrastructure.core.launcher import LaunchedProcess, launched_process
+from infrastructure.data.defaults import make_ready
+from infrastructure.models.backend_choice import Backend, choose_backend
+from infrastructure.models.registry import MODELS
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.core.precision import choose_device
-from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.distributed.ranks import Ranks
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.models.backend_choice import Backend, choose_backend
-from infrastructure.training.models.registry import MODELS
 from infrastructure.training.run_facts import welcome
 from infrastructure.training.setup.resource_limits import apply_resource_limits, caches_within
 from infrastructure.training.unsloth_trainer import UnslothTrainer

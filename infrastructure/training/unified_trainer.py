@@ -21,10 +21,19 @@ from infrastructure.config.sections.training_config import TrainingConfig as Tra
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import Setting, phrase
+from infrastructure.data.serving.example_order import epoch_order
+from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.models.model_inputs import (
+    PROBE_ERRORS,
+    attention_implementation,
+    inner_model,
+    probing,
+)
+from infrastructure.models.packed_attention import use_plain_attention
+from infrastructure.models.packing_check import token_embeddings
+from infrastructure.models.weights_hash import frozen_hash
 from infrastructure.training.core.precision import training_device
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.data.serving.example_order import epoch_order
-from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
@@ -37,15 +46,6 @@ from infrastructure.training.model_adapters.layers_adapter import (
     inputs_and_targets,
 )
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
-from infrastructure.training.models.model_inputs import (
-    PROBE_ERRORS,
-    attention_implementation,
-    inner_model,
-    probing,
-)
-from infrastructure.training.models.packed_attention import use_plain_attention
-from infrastructure.training.models.packing_check import token_embeddings
-from infrastructure.training.models.weights_hash import frozen_hash
 from infrastructure.training.setup.stack_outputs import (
     plan_lines,
     save_stacks_and_rack,

@@ -15,14 +15,14 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import InputError
+from infrastructure.data.defaults import make_ready
+from infrastructure.models.refusals import refuse_pictures_by_unsloth
+from infrastructure.models.registry import MODELS
+from infrastructure.models.unsloth_backend import prepare_backend
 from infrastructure.optimization.memory_prediction import MemoryBudget
-from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.model_adapters import adapter_name
-from infrastructure.training.models.refusals import refuse_pictures_by_unsloth
-from infrastructure.training.models.registry import MODELS
-from infrastructure.training.models.unsloth_backend import prepare_backend
 from infrastructure.training.setup.resource_limits import apply_resource_limits, caches_within
 
 

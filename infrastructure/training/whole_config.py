@@ -15,20 +15,20 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.errors import CheckpointError, InputError
+from infrastructure.data import data_pipeline
+from infrastructure.data.defaults import make_ready
+from infrastructure.data.serving.collate import pad
+from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.data.store.token_store import TokenStore
+from infrastructure.models import model_manager
+from infrastructure.models.model_manager import LoadedModel
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.precision import choose_device
-from infrastructure.training.data import data_pipeline
-from infrastructure.training.data.defaults import make_ready
-from infrastructure.training.data.serving.collate import pad
-from infrastructure.training.data.store.examples import TokenizedExample
-from infrastructure.training.data.store.token_store import TokenStore
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.models import model_manager
-from infrastructure.training.models.model_manager import LoadedModel
 from infrastructure.training.setup.resource_limits import caches_within
 from infrastructure.training.unsloth_trainer import own_loop_checkpoints
 
@@ -43,7 +43,7 @@ class ModelManager(model_manager.ModelManager):
 
     Args:
         config: a whole configuration also supplies the keyword arguments of
-            `infrastructure.training.models.model_manager.ModelManager`.
+            `infrastructure.models.model_manager.ModelManager`.
     """
 
     def __init__(self, config: DeploymentConfig | ModelConfig, **options: Any) -> None:
@@ -142,7 +142,7 @@ class DataPipeline(data_pipeline.DataPipeline):
 
     Args:
         config: a whole configuration supplies the tokenizer of its model and the keyword arguments
-            of `infrastructure.training.data.data_pipeline.DataPipeline`.
+            of `infrastructure.data.data_pipeline.DataPipeline`.
     """
 
     def __init__(

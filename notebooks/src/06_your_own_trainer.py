@@ -24,7 +24,7 @@ session = colab.begin()
 # %% nbmake={"post_cell_execute": ["assert len(rows) == 64"]}
 import pandas
 from datasets import Dataset
-from infrastructure.training.data.samples import SAMPLE_TRAIN
+from infrastructure.data.samples import SAMPLE_TRAIN
 
 table = pandas.read_json(SAMPLE_TRAIN, lines=True).head(64)[["prompt", "completion"]]
 table["prompt"] += "\n"  # keeps a token from spanning prompt and answer

@@ -33,7 +33,7 @@ run, model = summary["paths"]["run"], summary["paths"]["model"]
 # format that training reads. Temper also writes a page with every answer.
 
 # %%
-from infrastructure.training.data.samples import SAMPLE_HELDOUT
+from infrastructure.data.samples import SAMPLE_HELDOUT
 
 data = str(SAMPLE_HELDOUT)  # @param {type:"raw"}
 measured = colab.evaluate(model, data)

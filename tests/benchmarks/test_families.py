@@ -17,8 +17,8 @@ from benchmarks.family_models import (
 )
 from benchmarks.family_table import MISSING, NONE, PAGE, TICK, Missing, tables, with_tables
 from infrastructure.core.optional import is_installed
+from infrastructure.models import model_manager
 from infrastructure.training.methods.method_table import METHODS as METHODS_OF_TRL
-from infrastructure.training.models import model_manager
 from tests.slow import slow
 from tests.training.methods.method_runs import methods_here
 from tests.training.usable_torchvision import has_torchvision

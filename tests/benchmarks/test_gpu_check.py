@@ -11,7 +11,7 @@ import pytest
 from benchmarks.gpu_check import __main__ as gpu_check
 from benchmarks.gpu_check import bench, numerics, several, speed
 from benchmarks.gpu_check.bench import Bench, largest_difference, made_on
-from infrastructure.training.core.flops import arithmetic_of
+from infrastructure.models.flops import arithmetic_of
 from tests.slow import slow
 
 

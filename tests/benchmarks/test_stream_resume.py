@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.stream_resume import Times, measure, page, seconds_until_rows, write_rows
-from infrastructure.training.data.serving.streaming_dataset import StreamingDataset
+from infrastructure.data.serving.streaming_dataset import StreamingDataset
 
 
 def test_every_position_is_opened_as_often(tmp_path: Path) -> None:

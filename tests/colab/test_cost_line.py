@@ -10,8 +10,8 @@ import pytest
 from colab.cost_line import KnownCosts
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.messages import phrase
+from infrastructure.data.samples import use_sample_data
 from infrastructure.monitoring.records.run_owner import write_trainer
-from infrastructure.training.data.samples import use_sample_data
 
 
 def config_of(folder: Path, **settings: Any) -> DeploymentConfig:

@@ -18,7 +18,7 @@ import pytest
 import colab
 from colab import data_shelf
 from infrastructure.core.errors import DataError
-from infrastructure.training.data.readers.sources import discover
+from infrastructure.data.readers.sources import discover
 from tests.colab.fetching import HASH, ROWS, fetch, parts, visible, web
 from tests.colab.file_server import LOGIN_PAGE, FileServer, Served
 

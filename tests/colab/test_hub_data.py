@@ -11,7 +11,7 @@ import colab
 from colab import transfer
 from colab.fetching_data import fetch_from_hub
 from infrastructure.core.errors import DataError, StorageError
-from infrastructure.training.data.readers.sources import discover
+from infrastructure.data.readers.sources import discover
 from tests.colab.file_server import LOGIN_PAGE, FileServer, Served
 
 ROWS = b'{"prompt": "1?", "completion": "1."}\n' * 400

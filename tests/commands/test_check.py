@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from infrastructure.commands.main import main
+from infrastructure.models.model_manager import ModelManager
 from infrastructure.testing.doctor import Diagnosis
-from infrastructure.training.models.model_manager import ModelManager
 from tests.deployment.runs import write_settings
 from tests.deployment.test_checks_of_runs import plant
 

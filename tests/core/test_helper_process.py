@@ -21,7 +21,7 @@ MODULES = (
     "infrastructure.backup.writer.writer_process",
     "infrastructure.features.quantum.samplers.sampler_process",
     "infrastructure.features.quantum.solving.solve_process",
-    "infrastructure.training.data.preparation.row_encoder",
+    "infrastructure.data.preparation.row_encoder",
     "infrastructure.commands.main",
 )
 

@@ -21,8 +21,8 @@ LOOK = """
 import sys
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.given_paths import check_given
-from infrastructure.training.data.defaults import make_ready, problems_of
-from infrastructure.training.models.tower_folder import check_tower
+from infrastructure.data.defaults import make_ready, problems_of
+from infrastructure.models.tower_folder import check_tower
 for name in sys.argv[1:]:
     if name.startswith("tower "):
         try:

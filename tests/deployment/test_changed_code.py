@@ -13,9 +13,9 @@ from infrastructure.commands.main import main
 from infrastructure.config.merging.own_imports import own_imports
 from infrastructure.config.merging.plugin_names import code_of
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.models import registry
+from infrastructure.models.registry import ModelEntry
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.models import registry
-from infrastructure.training.models.registry import ModelEntry
 from infrastructure.training.resume.fingerprint import code_of_parts
 from tests.deployment.own_parts import write_settings
 from tests.deployment.runs import ROOT, runs_of, small_config, small_settings

@@ -22,6 +22,7 @@ from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.core.agent import AgentFolder
 from infrastructure.core.checksums import write_record
 from infrastructure.core.errors import CheckpointError
+from infrastructure.data.samples import use_sample_data
 from infrastructure.deployment import deploy_training, run_finalizer
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.evaluation.evaluate import evaluate_model
@@ -31,7 +32,6 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.lock import only_trainer_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
 from tests.deployment.runs import small_config

@@ -14,11 +14,11 @@ import pytest
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.hardware import processor
 from infrastructure.core.helper_process import HelperProcess
+from infrastructure.data.data_pipeline import DataPipeline
+from infrastructure.data.samples import SAMPLE_TOKENIZER, SAMPLE_TRAIN, use_sample_data
 from infrastructure.deployment import encoding_ahead
 from infrastructure.deployment.encoding_ahead import rows_encoded_ahead
-from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.data.samples import SAMPLE_TOKENIZER, SAMPLE_TRAIN, use_sample_data
-from infrastructure.training.models.tokenizer import read_tokenizer
+from infrastructure.models.tokenizer import read_tokenizer
 
 PATIENCE_SECONDS = 60.0
 

@@ -21,21 +21,21 @@ from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.json_text import as_list
 from infrastructure.core.messages import WORDS
 from infrastructure.core.optional import is_installed
+from infrastructure.data.encoding.tokenization import ConversationEncoder
+from infrastructure.data.readers.rows import Turn
 from infrastructure.deployment import export, export_formats, export_request
 from infrastructure.deployment.export import export_checkpoint, export_model
 from infrastructure.deployment.export_request import ExportRequest, Form, Part
 from infrastructure.deployment.publish import written_by
 from infrastructure.evaluation.prompting import answer_questions
+from infrastructure.models.model_manager import load_saved
+from infrastructure.models.quantization import quantized_layers
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import RunDirectory
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
-from infrastructure.training.data.encoding.tokenization import ConversationEncoder
-from infrastructure.training.data.readers.rows import Turn
-from infrastructure.training.models.model_manager import load_saved
-from infrastructure.training.models.quantization import quantized_layers
 from tests.deployment.runs import deploy, small_config, small_settings, start_temper
 from tests.slow import slow, slow_but
 from tests.training.methods.method_runs import configuration, killed_at, run_folder, train

@@ -13,10 +13,10 @@ from infrastructure.backup.replication.status import BackupStatus, write_status
 from infrastructure.backup.run_backup import STATUS_FILE
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import StorageError
+from infrastructure.data.defaults import make_ready
+from infrastructure.data.encoding.chat_format import shipped_templates
+from infrastructure.data.preparation.plan import read_chat_template
 from infrastructure.deployment.given_paths import check_given, check_measured
-from infrastructure.training.data.defaults import make_ready
-from infrastructure.training.data.encoding.chat_format import shipped_templates
-from infrastructure.training.data.preparation.plan import read_chat_template
 
 
 @pytest.fixture

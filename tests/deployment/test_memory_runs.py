@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.forecasting import forecast
-from infrastructure.training.models.added_modules import ADDED_WEIGHTS
+from infrastructure.models.added_modules import ADDED_WEIGHTS
 from tests.deployment.runs import (
     deploy,
     end,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import jinja2
 import pytest
 
+from infrastructure.data.readers.rows import Turn
 from infrastructure.deployment.ollama_template import Pieces, find_pieces, modelfile
-from infrastructure.training.data.readers.rows import Turn
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

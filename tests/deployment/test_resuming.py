@@ -13,6 +13,7 @@ from infrastructure.commands.resume import resume
 from infrastructure.commands.train import train
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import CheckpointError
+from infrastructure.data.readers.sources import data_files_hash
 from infrastructure.deployment import resuming
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.resuming import (
@@ -28,7 +29,6 @@ from infrastructure.run.finalize import read_summary
 from infrastructure.run.lock import only_trainer_of
 from infrastructure.run.trained_rows import trained_rows
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.data.readers.sources import data_files_hash
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import (

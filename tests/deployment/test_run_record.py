@@ -21,6 +21,7 @@ from infrastructure.deployment.run_record import (
     unused_gpus,
 )
 from infrastructure.evaluation.held_out import HeldOut
+from infrastructure.models.packed_attention import ATTENTION_NAME
 from infrastructure.optimization.compiling import CompileDecision
 from infrastructure.run.directory import RunDirectory, plan_run
 from infrastructure.run.trained_rows import record_trained_rows, trained_rows
@@ -30,7 +31,6 @@ from infrastructure.training.core.product_choice import threads_restored
 from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
-from infrastructure.training.models.packed_attention import ATTENTION_NAME
 from infrastructure.training.setup import compute_choice
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 from tests.deployment.runs import deploy, small_config

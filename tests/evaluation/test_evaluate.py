@@ -18,6 +18,9 @@ from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.console import Count
+from infrastructure.data.data_pipeline import DataPipeline
+from infrastructure.data.readers.sources import data_files_hash
+from infrastructure.data.store.examples import GenerationPrompt
 from infrastructure.evaluation import evaluate, run_settings
 from infrastructure.evaluation.comparison import Difference
 from infrastructure.evaluation.evaluate import (
@@ -36,9 +39,6 @@ from infrastructure.evaluation.rows import MeasuredRow, ModelRows, Questions
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.trained_rows import record_trained_rows
 from infrastructure.training.core import precision
-from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.data.readers.sources import data_files_hash
-from infrastructure.training.data.store.examples import GenerationPrompt
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.evaluation.conftest import config_for

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from infrastructure.data.store.examples import GenerationPrompt
 from infrastructure.evaluation import generation
 from infrastructure.evaluation.generation import (
     Answer,
@@ -15,7 +16,6 @@ from infrastructure.evaluation.generation import (
     exact_match_by_task,
     generate_answers,
 )
-from infrastructure.training.data.store.examples import GenerationPrompt
 
 
 def question(prompt_ids: list[int], expected: str = "x", task: str = "") -> GenerationPrompt:

@@ -13,6 +13,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.data.store.examples import GenerationPrompt
 from infrastructure.evaluation import held_out
 from infrastructure.evaluation.generation import Answer
 from infrastructure.evaluation.held_out import (
@@ -26,7 +27,6 @@ from infrastructure.evaluation.held_out import (
     trained_model,
 )
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.data.store.examples import GenerationPrompt
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
 

@@ -9,10 +9,10 @@ import torch
 
 from infrastructure.evaluation import prompting
 from infrastructure.evaluation.prompting import Answerer, answer_questions, stop_token_ids
+from infrastructure.models.registry import MODELS
+from infrastructure.models.saving import save_model
 from infrastructure.optimization.gpu_capability import DTYPES
-from infrastructure.training.models.registry import MODELS
-from infrastructure.training.models.saving import save_model
-from tests.training.data.builders import CHATML
+from tests.data.builders import CHATML
 
 
 def test_answers_come_in_the_order_of_the_questions(saved_llama: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from infrastructure.data.store.examples import GenerationPrompt
 from infrastructure.evaluation.generation import Answer
 from infrastructure.evaluation.row_losses import RowLoss
 from infrastructure.evaluation.rows import (
@@ -16,7 +17,6 @@ from infrastructure.evaluation.rows import (
     by_task,
     measured,
 )
-from infrastructure.training.data.store.examples import GenerationPrompt
 
 QUESTIONS = [GenerationPrompt(str(n), [1], "x", 10, place=f"rows:{n}") for n in range(11)]
 

@@ -30,11 +30,11 @@ import pyarrow.parquet as pq
 import zstandard
 
 from infrastructure.core.process_memory import peak_resident_bytes
-from infrastructure.training.data.preparation.row_encoder import CHUNK_ROWS
-from infrastructure.training.data.readers import table_formats
-from infrastructure.training.data.readers.row_limits import in_chunks
-from infrastructure.training.data.readers.sources import discover
-from tests.training.data.file_shapes import MAIN, SHEETS, sheet
+from infrastructure.data.preparation.row_encoder import CHUNK_ROWS
+from infrastructure.data.readers import table_formats
+from infrastructure.data.readers.row_limits import in_chunks
+from infrastructure.data.readers.sources import discover
+from tests.data.file_shapes import MAIN, SHEETS, sheet
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = 12 << 20  # a text that a row may hold

@@ -33,8 +33,8 @@ from infrastructure.training.loop import checkpointer
 from infrastructure.training.loop import optimizer_step as stepping
 from infrastructure.training.loop.optimizer_step import OptimizerStep
 from tests.conftest import save_tiny_llama
+from tests.data.builders import pairs
 from tests.training import toy_training
-from tests.training.data.builders import pairs
 from tests.training.test_enhanced_trainer import Training as RealTraining
 from tests.training.toy import ToySource
 from tests.training.toy_training import Training

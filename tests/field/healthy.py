@@ -17,7 +17,7 @@ from typing import Any
 
 from PIL import Image
 
-from tests.training.data.builders import CHATML, write_jsonl
+from tests.data.builders import CHATML, write_jsonl
 
 NUM_ROWS = 40
 NUMBERS = range(NUM_ROWS)

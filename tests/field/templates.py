@@ -11,11 +11,11 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from infrastructure.training.data.encoding.chat_format import FormatError, TemplateFormat
-from infrastructure.training.data.encoding.row_accounting import Account, RowAccounting
-from infrastructure.training.data.encoding.schema_detection import ShapeRequest, recognise_shape
-from infrastructure.training.data.readers.rows import BadRow, Conversation, Row
-from tests.training.data.trl_masks import all_templates, tokenizer_for
+from infrastructure.data.encoding.chat_format import FormatError, TemplateFormat
+from infrastructure.data.encoding.row_accounting import Account, RowAccounting
+from infrastructure.data.encoding.schema_detection import ShapeRequest, recognise_shape
+from infrastructure.data.readers.rows import BadRow, Conversation, Row
+from tests.data.trl_masks import all_templates, tokenizer_for
 
 Messages = list[dict[str, Any]]
 REFUSED, WHOLE = "refused", ""

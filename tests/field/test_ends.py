@@ -12,8 +12,8 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.messages import WORDS
 from infrastructure.deployment.export import export_model
 from infrastructure.deployment.export_request import ExportRequest, Part
+from infrastructure.models.model_manager import load_saved
 from infrastructure.run.directory import RunDirectory
-from infrastructure.training.models.model_manager import load_saved
 from tests.deployment.runs import deploy, small_settings
 
 BASE_END = 2

@@ -10,13 +10,13 @@ from tokenizers import Regex, pre_tokenizers
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig
-from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.data.encoding.picture_tokens import PictureTokens
-from infrastructure.training.data.preparation.data_report import DataReport
+from infrastructure.data.data_pipeline import DataPipeline
+from infrastructure.data.encoding.picture_tokens import PictureTokens
+from infrastructure.data.preparation.data_report import DataReport
 from infrastructure.training.methods.method_data import MethodData, read_data
+from tests.data.builders import CHATML, byte_level_tokenizer, write_jsonl
+from tests.data.trl_masks import model_template, needs_templates, tokenizer_for
 from tests.field.healthy import HEALTHY, NUM_ROWS, Healthy
-from tests.training.data.builders import CHATML, byte_level_tokenizer, write_jsonl
-from tests.training.data.trl_masks import model_template, needs_templates, tokenizer_for
 from tests.training.seeing_models import llava_processor
 
 LEAST = 50

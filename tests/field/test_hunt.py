@@ -12,17 +12,17 @@ import pytest
 from transformers import AddedToken
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.training.data.encoding.chat_format import TemplateFormat
-from infrastructure.training.data.encoding.token_survival import (
+from infrastructure.data.encoding.chat_format import TemplateFormat
+from infrastructure.data.encoding.token_survival import (
     WHITE_SPACE,
     Survivals,
     TokenSurvival,
 )
-from infrastructure.training.data.readers.line_reader import Start
-from infrastructure.training.data.readers.rows import BadRow, Conversation, Row, Turn
-from infrastructure.training.data.readers.sources import discover
+from infrastructure.data.readers.line_reader import Start
+from infrastructure.data.readers.rows import BadRow, Conversation, Row, Turn
+from infrastructure.data.readers.sources import discover
 from infrastructure.training.methods.method_data import MethodData, read_data
-from tests.training.data.builders import CHATML, byte_level_tokenizer, pipeline, write_jsonl
+from tests.data.builders import CHATML, byte_level_tokenizer, pipeline, write_jsonl
 
 HEADER = "question\tanswer\n"
 MARKED_HEADER = (

@@ -25,24 +25,24 @@ from transformers import PreTrainedTokenizerFast
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.effect import noted_without_effect
 from infrastructure.config.merging.presets import PRESETS
-from infrastructure.evaluation import prompting
-from infrastructure.training.data.data_pipeline import DataPipeline, first_examples
-from infrastructure.training.data.encoding.row_schema import with_context
-from infrastructure.training.data.encoding.token_survival import (
+from infrastructure.data.data_pipeline import DataPipeline, first_examples
+from infrastructure.data.encoding.row_schema import with_context
+from infrastructure.data.encoding.token_survival import (
     LETTERS,
     LOST,
     WHITE_SPACE,
     Survivals,
     TokenSurvival,
 )
-from infrastructure.training.data.encoding.tokenization import ConversationEncoder, Encoded
-from infrastructure.training.data.readers.rows import Conversation, Turn
+from infrastructure.data.encoding.tokenization import ConversationEncoder, Encoded
+from infrastructure.data.readers.rows import Conversation, Turn
+from infrastructure.evaluation import prompting
 from infrastructure.training.methods.check import problems_of
 from infrastructure.training.methods.method_data import MethodData, TrlRow, read_data
 from infrastructure.training.methods.method_table import METHODS, installed_method
 from infrastructure.training.methods.rewards import given_values
 from infrastructure.training.methods.trl_training import TrlTraining, carried_columns
-from tests.training.data.builders import (
+from tests.data.builders import (
     CHATML,
     MARKED,
     byte_level_tokenizer,

@@ -19,12 +19,12 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.data.data_pipeline import DataPipeline
+from infrastructure.data.encoding import picture_tokens
+from infrastructure.data.encoding.picture_tokens import PictureTokens
+from infrastructure.data.readers.pictures import PictureError, decode, read_picture
 from infrastructure.evaluation.prompting import _read
 from infrastructure.evaluation.run_settings import INHERITED, background_of_run
-from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.data.encoding import picture_tokens
-from infrastructure.training.data.encoding.picture_tokens import PictureTokens
-from infrastructure.training.data.readers.pictures import PictureError, decode, read_picture
 from infrastructure.training.model_adapters.multimodal_adapter import MultimodalModelAdapter
 from tests.training.seeing_models import llava_processor
 

@@ -26,13 +26,13 @@ import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.json_text import MAX_DEPTH, parse_json
-from infrastructure.training.data.encoding.python_repr import parse_python
-from infrastructure.training.data.readers.json_format import lists_of
-from infrastructure.training.data.readers.line_reader import Start
-from infrastructure.training.data.readers.rows import BadRow, Row
-from infrastructure.training.data.readers.sources import about_splits, discover
+from infrastructure.data.encoding.python_repr import parse_python
+from infrastructure.data.readers.json_format import lists_of
+from infrastructure.data.readers.line_reader import Start
+from infrastructure.data.readers.rows import BadRow, Row
+from infrastructure.data.readers.sources import about_splits, discover
 from infrastructure.training.methods.method_data import read_data
-from tests.training.data.builders import (
+from tests.data.builders import (
     CHATML,
     byte_level_tokenizer,
     epoch,

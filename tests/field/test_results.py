@@ -23,20 +23,20 @@ from infrastructure.commands.main import main
 from infrastructure.config.auto import FULL_LEARNING_RATE, LORA_LEARNING_RATE, learning_rate_for
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import CheckpointError
+from infrastructure.data.encoding.picture_tokens import PictureTokens
 from infrastructure.deployment.export import export_model
 from infrastructure.deployment.export_request import ExportRequest, Part
 from infrastructure.evaluation import plain_reading
 from infrastructure.evaluation.plain_reading import Expected, Trained, fixed_questions
 from infrastructure.evaluation.prompting import Answerer
+from infrastructure.models.saved_model import weights_sha256
 from infrastructure.run.checkpoint_paths import best_of, step_of
 from infrastructure.run.directory import RunDirectory
-from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.methods.check import problems_of
 from infrastructure.training.methods.method_table import installed_method
 from infrastructure.training.methods.trainer_arguments import Defaults
 from infrastructure.training.methods.trainer_arguments import learning_rate as method_rate
 from infrastructure.training.model_adapters.multimodal_adapter import MultimodalModelAdapter
-from infrastructure.training.models.saved_model import weights_sha256
 from tests.field.results import (
     END,
     ODD,
@@ -131,7 +131,7 @@ def test_s12_greedy_is_greedy_whatever_the_base_prefers(name: str, tmp_path: Pat
 
 def quantized_base(folder: Path) -> Path:
     """A base whose files hold 4 bits."""
-    from infrastructure.training.models.quantization import quantization_config
+    from infrastructure.models.quantization import quantization_config
 
     plain = save_base(folder / "plain", "llama")
     options: dict[str, Any] = {"quantization_config": quantization_config("4bit", torch.float32)}

@@ -14,24 +14,24 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.deployment.export import _saved_template
-from infrastructure.testing.label_checks import check_labels
-from infrastructure.testing.subject import Subject
-from infrastructure.training.data.data_pipeline import DataPipeline, first_examples
-from infrastructure.training.data.encoding.chat_format import (
+from infrastructure.data.data_pipeline import DataPipeline, first_examples
+from infrastructure.data.encoding.chat_format import (
     TemplateFormat,
     shipped_templates,
     tags_of,
 )
-from infrastructure.training.data.encoding.row_accounting import (
+from infrastructure.data.encoding.row_accounting import (
     Account,
     RowAccounting,
     reasoning_forms,
 )
-from infrastructure.training.data.encoding.tokenization import ConversationEncoder, Encoded
-from infrastructure.training.data.readers.rows import BadRow, Conversation, Turn
+from infrastructure.data.encoding.tokenization import ConversationEncoder, Encoded
+from infrastructure.data.readers.rows import BadRow, Conversation, Turn
+from infrastructure.deployment.export import _saved_template
+from infrastructure.testing.label_checks import check_labels
+from infrastructure.testing.subject import Subject
+from tests.data.builders import CHATML, byte_level_tokenizer, pipeline, write_jsonl
 from tests.testing.check_models import MODELS, settings_of, trainer_of
-from tests.training.data.builders import CHATML, byte_level_tokenizer, pipeline, write_jsonl
 
 GENERATION = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 # Phi-3's first: system messages are passed over.
@@ -561,7 +561,7 @@ def test_healthy_rows_give_no_warning(tmp_path: Path, row: Any) -> None:
 
 
 def test_a_row_of_many_forms_needs_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infrastructure.training.data.encoding.row_accounting.MOST_FORMS", 3)
+    monkeypatch.setattr("infrastructure.data.encoding.row_accounting.MOST_FORMS", 3)
     encoder = ConversationEncoder(byte_level_tokenizer(CHATML), max_length=9)
     accounting = RowAccounting(encoder._text_of, [CHATML])
     for length in range(1, 9):

@@ -14,7 +14,7 @@ from infrastructure.config.sources.load import load_config
 from infrastructure.config.sources.spelling import as_flag, as_keyword
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import WORDS, Speller, as_key, phrase, spelled_by
-from tests.training.data.builders import write_jsonl
+from tests.data.builders import write_jsonl
 
 # Texts of people that look like settings, and like words that stand beside one.
 HOSTILE = [

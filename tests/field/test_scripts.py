@@ -17,7 +17,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig
-from infrastructure.training.data.data_pipeline import DataPipeline
+from infrastructure.data.data_pipeline import DataPipeline
 
 with open("read_as", "a") as file:
     file.write(__name__ + "\\n")

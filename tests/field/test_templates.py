@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from infrastructure.training.data.encoding.tokenization import ConversationEncoder, Encoded
-from infrastructure.training.data.readers.rows import LEFT_OUT
+from infrastructure.data.encoding.tokenization import ConversationEncoder, Encoded
+from infrastructure.data.readers.rows import LEFT_OUT
+from tests.data.builders import CHATML
+from tests.data.trl_masks import all_templates, needs_templates, tokenizer_for
 from tests.field.templates import EVERYTHING, PARTS, Found, look
-from tests.training.data.builders import CHATML
-from tests.training.data.trl_masks import all_templates, needs_templates, tokenizer_for
 
 TEMPLATES = all_templates()
 

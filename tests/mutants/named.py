@@ -9,7 +9,7 @@ from tests.mutants.operators import Mutant
 # What it is: the module, what stands there, and what is put in its place.
 NAMED = {
     "a row that is cut learns the tokens before those that it is to learn": (
-        "infrastructure/training/data/encoding/tokenization.py",
+        "infrastructure/data/encoding/tokenization.py",
         "mask[: self.max_length].copy()",
         "mask[1 : self.max_length + 1].copy()",
     ),
@@ -149,17 +149,17 @@ NAMED = {
         "self.num_items += len(examples)",
     ),
     "an answer that the data leaves out is learnt": (
-        "infrastructure/training/data/encoding/tokenization.py",
+        "infrastructure/data/encoding/tokenization.py",
         "else mask & ~is_given",
         "else mask",
     ),
     "the token that is put behind an answer is not learnt": (
-        "infrastructure/training/data/encoding/tokenization.py",
+        "infrastructure/data/encoding/tokenization.py",
         "            mask[: last + 1], True\n",
         "            mask[: last + 1], False\n",
     ),
     "padding is learnt": (
-        "infrastructure/training/data/serving/collate.py",
+        "infrastructure/data/serving/collate.py",
         "labels = np.full(shape, NO_LABEL, dtype=np.int64)",
         "labels = np.full(shape, pad_token_id, dtype=np.int64)",
     ),
@@ -179,7 +179,7 @@ NAMED = {
         "if False:",
     ),
     "a merged model is exported without its LoRA": (
-        "infrastructure/training/models/lora.py",
+        "infrastructure/models/lora.py",
         "tuned.merge_and_unload(safe_merge=True)",
         "tuned.unload()",
     ),
@@ -204,7 +204,7 @@ NAMED = {
         "    if True:\n        checkpoint = version_of_model(run)\n",
     ),
     "a rack lacks a tensor": (
-        "infrastructure/training/models/saving.py",
+        "infrastructure/models/saving.py",
         "for n, t in state.items()}, part / WEIGHTS)",
         "for n, t in list(state.items())[1:]}, part / WEIGHTS)",
     ),
@@ -249,12 +249,12 @@ NAMED = {
         '"cpu": torch.get_rng_state()',
     ),
     "labels stand one token too early": (
-        "infrastructure/training/data/serving/collate.py",
+        "infrastructure/data/serving/collate.py",
         "labels[row, : lengths[row]] = _labels(example)",
         "labels[row, : lengths[row] - 1] = _labels(example)[1:]",
     ),
     "the last token of an answer is not learnt": (
-        "infrastructure/training/data/encoding/tokenization.py",
+        "infrastructure/data/encoding/tokenization.py",
         "else slice(first, last + 1)",
         "else slice(first, max(first + 1, last))",
     ),

@@ -34,7 +34,9 @@ from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.tuning import find_fastest
 from infrastructure.features.quantum.config import config_of
 from infrastructure.features.quantum.solving.quantum_step import quantum_solve
+from infrastructure.models.added_modules import added_modules
 from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
+from infrastructure.optimization.device_errors import is_device_fault, is_out_of_memory
 from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer
 from infrastructure.optimization.memory_optimizer import MemoryOptimizer, create_memory_optimizer
 from infrastructure.optimization.pipeline_optimizer import PipelineOptimizer
@@ -54,19 +56,17 @@ from infrastructure.training import (
     should_optimize,
 )
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
-from infrastructure.training.core.error_handlers import is_device_fault, is_out_of_memory
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.extensions.extension_manager import EXTENSIONS
-from infrastructure.training.models.added_modules import added_modules
 from infrastructure.training.other_names import ELSEWHERE
 from infrastructure.training.strategies import STRATEGIES, TrainingStrategy
 from infrastructure.training.strategies.curriculum_strategy import CurriculumStrategy
 from infrastructure.training.strategies.standard_strategy import StandardTrainingStrategy
+from tests.data.builders import CHATML
 from tests.deployment.runs import deploy, runs_of, small_config, small_settings
+from tests.models.architectures import tiny_model
 from tests.seeds.blocks import Block, all_blocks, num_fences
 from tests.seeds.unsloth_loop import WITH_UNSLOTH
-from tests.training.data.builders import CHATML
-from tests.training.models.architectures import tiny_model
 from tests.training.seeing_models import save_llava, save_text_model, save_tower, write_colours
 from tests.training.test_context import configure
 

@@ -13,7 +13,7 @@ from infrastructure.testing.subject import Subject
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.conftest import train_tiny_tokenizer
-from tests.training.models.architectures import GPT2_DROPOUTS, GPT2_SIZES, SIZES
+from tests.models.architectures import GPT2_DROPOUTS, GPT2_SIZES, SIZES
 
 VOCABULARY = 320
 CHATML = (

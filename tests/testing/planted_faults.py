@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.models.packed_attention import use_plain_attention
 from infrastructure.training.core.state import StepOutput
-from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.model_adapters.base_adapter import LossOutput
-from infrastructure.training.models.packed_attention import use_plain_attention
 
 Plant = Callable[[Any], None]
 

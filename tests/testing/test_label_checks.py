@@ -10,6 +10,15 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.data.encoding.chat_format import (
+    ANSWER,
+    QUESTION,
+    TemplateFormat,
+    marks_without_token,
+)
+from infrastructure.data.encoding.tokenization import LABELS_VERSION, ConversationEncoder
+from infrastructure.data.preparation.plan import template_notes
+from infrastructure.data.readers.rows import Conversation
 from infrastructure.testing.label_checks import (
     AnswerMarks,
     check_answers,
@@ -20,17 +29,7 @@ from infrastructure.testing.label_checks import (
 from infrastructure.testing.loss_checks import check_accumulation, check_isolation
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import Subject
-from infrastructure.training.data.encoding.chat_format import (
-    ANSWER,
-    QUESTION,
-    TemplateFormat,
-    marks_without_token,
-)
-from infrastructure.training.data.encoding.tokenization import LABELS_VERSION, ConversationEncoder
-from infrastructure.training.data.preparation.plan import template_notes
-from infrastructure.training.data.readers.rows import Conversation
-from tests.testing.check_models import MODELS, save_model_of, settings_of, trainer_of
-from tests.training.data.trl_masks import (
+from tests.data.trl_masks import (
     Learnt,
     by_temper,
     cases,
@@ -39,6 +38,7 @@ from tests.training.data.trl_masks import (
     tokenizer_for,
     training_templates,
 )
+from tests.testing.check_models import MODELS, save_model_of, settings_of, trainer_of
 
 TEXT = [{"text": f"The number {n} reversed is {str(n)[::-1]}."} for n in range(100, 140)]
 CHAT: list[dict[str, Any]] = [

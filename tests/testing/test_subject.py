@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.testing.parameter_checks import take_steps
 from infrastructure.testing.subject import (
     MAX_TOKENS,
@@ -21,7 +22,6 @@ from infrastructure.testing.subject import (
     undone,
     unsupervised,
 )
-from infrastructure.training.data.store.examples import TokenizedExample
 from tests.testing.check_models import save_model_of, settings_of, subject_of
 
 

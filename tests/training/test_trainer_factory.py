@@ -10,9 +10,9 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.config.sources.load import load_config
+from infrastructure.models.backend_choice import BackendChoice
 from infrastructure.training import trainer_factory, unsloth_trainer
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.models.backend_choice import BackendChoice
 from infrastructure.training.resume.fingerprint import settings_of
 from infrastructure.training.trainer_factory import TrainerFactory, show_gpus
 from infrastructure.training.unsloth_trainer import UnslothTrainer

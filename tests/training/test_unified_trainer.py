@@ -12,14 +12,14 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
 from infrastructure.core.errors import CheckpointError
+from infrastructure.data.serving.example_order import epoch_order
+from infrastructure.models.model_inputs import attention_implementation
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.data.serving.example_order import epoch_order
 from infrastructure.training.extensions.extension_hooks import Hook
-from infrastructure.training.models.model_inputs import attention_implementation
 from infrastructure.training.stackwise.stack_files import load_stacks
 from infrastructure.training.unified_trainer import TrainingConfig, UnifiedTrainer, rows_of
+from tests.models.architectures import VOCAB_SIZE, tiny_model
 from tests.slow import slow_but
-from tests.training.models.architectures import VOCAB_SIZE, tiny_model
 
 WIDTH, LAYERS, CLASSES = 8, 4, 5
 LAST_TOKEN = VOCAB_SIZE - 1

@@ -16,7 +16,7 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.messages import phrase
 from infrastructure.core.stop_signals import interrupt_on_signals
-from infrastructure.training.data.defaults import fit_lengths
+from infrastructure.data.defaults import fit_lengths
 
 if TYPE_CHECKING:
     from infrastructure.features.quantum.solving.solve_file import SolvedFile

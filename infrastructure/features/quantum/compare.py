@@ -13,6 +13,7 @@ from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.schema import schema_of
 from infrastructure.core.checksums import write_record
 from infrastructure.core.messages import phrase
+from infrastructure.data.samples import use_sample_data
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.features.quantum.config import (
     AT_ANY_COST,
@@ -27,7 +28,6 @@ from infrastructure.features.quantum.training.step_records import SKIPPED, read_
 from infrastructure.monitoring.drawing.formatting import format_duration, format_number
 from infrastructure.monitoring.report.report import REPORT_FILE, write_report
 from infrastructure.run.record_types import Summary
-from infrastructure.training.data.samples import use_sample_data
 
 COMPARED = Source(Layer.KEYWORD, "temper quantum compare")
 NONE = "none"  # no quantum step

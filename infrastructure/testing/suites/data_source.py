@@ -15,9 +15,9 @@ import torch
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig
-from infrastructure.training.data.data_pipeline import DataPipeline
+from infrastructure.data.data_pipeline import DataPipeline
+from infrastructure.models.tokenizer import train_tokenizer
 from infrastructure.training.model_adapters.base_adapter import DataSource
-from infrastructure.training.models.tokenizer import train_tokenizer
 
 BATCH_SIZE = 4
 Batches = Generator[Sequence[object], None, None]

@@ -8,10 +8,10 @@ import torch
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.messages import phrase
+from infrastructure.models.model_inputs import is_sharded
+from infrastructure.models.trainable_state import load_trainable_state
 from infrastructure.run.checkpoint_paths import best_of, step_of
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
-from infrastructure.training.models.model_inputs import is_sharded
-from infrastructure.training.models.trainable_state import load_trainable_state
 
 log = logging.getLogger(__name__)
 

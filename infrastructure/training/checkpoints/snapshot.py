@@ -17,8 +17,8 @@ from infrastructure.backup.state.random_state import capture_random, restore_ran
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.redact import redact_shapes
+from infrastructure.models.trainable_state import load_trainable_state, trainable_state
 from infrastructure.training.core.state import Position, SkippedBatch, TrainingState
-from infrastructure.training.models.trainable_state import load_trainable_state, trainable_state
 
 
 @dataclass

@@ -20,8 +20,10 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
+from infrastructure.data.data_pipeline import DataPipeline
+from infrastructure.data.serving.example_order import Indices
+from infrastructure.models.preserve import preserve
 from infrastructure.training.core.precision import Precision
-from infrastructure.training.core.preserve import preserve
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.curriculum.stages import (
     Stages,
@@ -31,8 +33,6 @@ from infrastructure.training.curriculum.stages import (
     packed,
     unpacked,
 )
-from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.data.serving.example_order import Indices
 from infrastructure.training.distributed.group import ALONE
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.loop.loop import TrainingLoop

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import unknown_name
-from infrastructure.training.data.serving.example_order import Indices
+from infrastructure.data.serving.example_order import Indices
 
 Stages = npt.NDArray[np.uint8]
 MOST_STAGES = 100

@@ -47,6 +47,7 @@ from infrastructure.core.errors import CheckpointError, InputError, StorageError
 from infrastructure.core.exact_json import to_json
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonObject
+from infrastructure.models.trainable_state import trainable_state, whole
 from infrastructure.run.checkpoint_paths import store_of
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
@@ -64,7 +65,6 @@ from infrastructure.training.checkpoints.chunked_version import (
 )
 from infrastructure.training.checkpoints.snapshot import Snapshot, VersionFacts
 from infrastructure.training.distributed.group import Group
-from infrastructure.training.models.trainable_state import trainable_state, whole
 
 # A state up to this size, or this share of the model, is gathered and written in the background. A
 # larger one is written by all ranks at once, which wait for it.

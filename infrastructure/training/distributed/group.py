@@ -26,7 +26,7 @@ import torch.distributed.nn.functional
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.messages import phrase
-from infrastructure.training.core.error_handlers import is_device_fault
+from infrastructure.optimization.device_errors import is_device_fault
 
 BUCKET_BYTES = 32 << 20
 IN_FLIGHT = 2  # buckets that are exchanged at a time

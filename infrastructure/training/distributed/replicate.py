@@ -13,6 +13,9 @@ import torch
 from infrastructure.backup.format.hashing import available_hash, new_digest
 from infrastructure.backup.format.tensor_bytes import to_bytes
 from infrastructure.backup.state.random_state import capture_random
+from infrastructure.models.model_inputs import is_sharded
+from infrastructure.models.trainable_state import trainable_state
+from infrastructure.models.weights_on_disk import lies_in
 from infrastructure.training.checkpoints.snapshot import (
     Participants,
     Snapshot,
@@ -22,9 +25,6 @@ from infrastructure.training.checkpoints.snapshot import (
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.distributed.group import Group
-from infrastructure.training.models.model_inputs import is_sharded
-from infrastructure.training.models.trainable_state import trainable_state
-from infrastructure.training.models.weights_on_disk import lies_in
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

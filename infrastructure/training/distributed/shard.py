@@ -34,6 +34,10 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.hardware import MIB
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.process_memory import give_back_large_blocks
+from infrastructure.models.chunked_loss import is_plain_linear
+from infrastructure.models.model_inputs import IN_FORWARD
+from infrastructure.models.token_loss import output_head
+from infrastructure.models.weights_on_disk import WeightOnDisk, taken_out
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import StepOutput
 from infrastructure.training.distributed.checkpoint_storage import own_chunk
@@ -42,10 +46,6 @@ from infrastructure.training.distributed.replicate import shares_of
 from infrastructure.training.forward.gradient_accumulation import split
 from infrastructure.training.forward.one_step import one_step
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
-from infrastructure.training.models.chunked_loss import is_plain_linear
-from infrastructure.training.models.model_inputs import IN_FORWARD
-from infrastructure.training.models.token_loss import output_head
-from infrastructure.training.models.weights_on_disk import WeightOnDisk, taken_out
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 # Gradients up to this share of the weights, such as those of a LoRA, are kept whole on each rank

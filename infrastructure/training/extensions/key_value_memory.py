@@ -12,11 +12,11 @@ import torch
 from infrastructure.config.base import ConfigurationError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import Setting
+from infrastructure.models import added_modules
+from infrastructure.models.added_modules import decoder_layers, hidden_size
+from infrastructure.models.key_value_memory import KeyValueMemory
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension
-from infrastructure.training.models import added_modules
-from infrastructure.training.models.added_modules import decoder_layers, hidden_size
-from infrastructure.training.models.key_value_memory import KeyValueMemory
 
 WIDEST = 128  # wider entries could not be told apart by their spread
 

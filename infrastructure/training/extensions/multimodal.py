@@ -19,10 +19,10 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from infrastructure.config.base import ConfigurationError
 from infrastructure.core.errors import InputError
+from infrastructure.data.preparation.plan import no_pictures, pictures_in
+from infrastructure.models.model_inputs import PROJECTOR
 from infrastructure.training.core.state import Phase
-from infrastructure.training.data.preparation.plan import no_pictures, pictures_in
 from infrastructure.training.extensions.extension_hooks import Extension
-from infrastructure.training.models.model_inputs import PROJECTOR
 
 PHASE = "projector"
 RateFactor = Callable[[int], float]

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from infrastructure.core.callbacks import do_nothing
-from infrastructure.training.core.error_handlers import (
+from infrastructure.models.preserve import preserve
+from infrastructure.optimization.device_errors import (
     can_be_halved,
     free_memory,
     release_traceback,
 )
 from infrastructure.training.core.precision import Precision
-from infrastructure.training.core.preserve import preserve
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 
 Sums = dict[str, tuple[float, int]]  # name to sum and count

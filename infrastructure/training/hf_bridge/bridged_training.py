@@ -17,6 +17,8 @@ from infrastructure.core.errors import (
     TemperError,
 )
 from infrastructure.core.messages import phrase
+from infrastructure.data.encoding.tokenization import ends_of_template
+from infrastructure.models.saving_check import prepare_saving
 from infrastructure.run.compatibility import Difference, check_compatible, in_words
 from infrastructure.run.finalize import record_running, seal, summary_of, write_summary
 from infrastructure.run.history import (
@@ -31,7 +33,6 @@ from infrastructure.run.record_types import Summary
 from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, SaveSchedule
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import StopReason, TrainingState
-from infrastructure.training.data.encoding.tokenization import ends_of_template
 from infrastructure.training.extensions.extension_hooks import Event, Hook, HookRunner
 from infrastructure.training.hf_bridge.carried_state import (
     CarriedState,
@@ -60,7 +61,6 @@ from infrastructure.training.hf_bridge.trainer_state import (
     restore_optimizer,
     trainer_state_of,
 )
-from infrastructure.training.models.saving_check import prepare_saving
 from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 
 if TYPE_CHECKING:

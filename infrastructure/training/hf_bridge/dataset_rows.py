@@ -16,8 +16,8 @@ import torch
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.optional import require
+from infrastructure.models.preserve import preserve
 from infrastructure.run.identity import row_digest
-from infrastructure.training.core.preserve import preserve
 
 NUM_TWICE = 16  # rows that are read twice
 ROWS_OF_A_BATCH = 1000

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from infrastructure.training.core.preserve import preserve
+from infrastructure.models.preserve import preserve
 
 BATCH_ROWS = 1000
 FIRST_ROWS = 16

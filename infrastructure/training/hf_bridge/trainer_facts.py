@@ -14,11 +14,14 @@ import torch
 
 from infrastructure.config.merging.plugin_names import code_of
 from infrastructure.config.registries import EXTENSIONS
+from infrastructure.core.checksums import text_hash
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject, JsonValue
 from infrastructure.core.lookup import meant_hint, nearest
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import require
+from infrastructure.data.store.fingerprints import tokenizer_content
+from infrastructure.models.weights_hash import frozen_hash, model_hash, weights_hash
 from infrastructure.run.compatibility import (
     PACKAGE_NAMES,
     Difference,
@@ -35,12 +38,10 @@ from infrastructure.run.identity import (
     new_key,
     part_differences,
 )
-from infrastructure.training.data.store.fingerprints import text_hash, tokenizer_content
 from infrastructure.training.extensions.extension_hooks import Extension, Hook
 from infrastructure.training.hf_bridge.dataset_rows import RowsFacts, rows_facts, transform_of
 from infrastructure.training.hf_bridge.trainer_run import TrainerRun
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
-from infrastructure.training.models.weights_hash import frozen_hash, model_hash, weights_hash
 from infrastructure.training.resume.fingerprint import (
     MachineFacts,
     config_facts,

@@ -36,6 +36,10 @@ from infrastructure.core.files import make_directory, recover_directory, whole_d
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.redact import redact, redact_mapping, redact_urls
+from infrastructure.models.lora import count_parameters
+from infrastructure.models.progress_bars import without_progress_bars
+from infrastructure.models.router_logits import router_logits_off
+from infrastructure.models.saving import write_generation_config, write_lora_card
 from infrastructure.monitoring.records.run_list import TRAINER_KEY, how_to_run_again
 from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.run.directory import RunDirectory, RunStatus
@@ -49,10 +53,6 @@ from infrastructure.run.restore import restore_run, runs_at_place
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.hf_bridge.call_watchdog import LOOK_SECONDS
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
-from infrastructure.training.models.lora import count_parameters
-from infrastructure.training.models.progress_bars import without_progress_bars
-from infrastructure.training.models.router_logits import router_logits_off
-from infrastructure.training.models.saving import write_generation_config, write_lora_card
 from infrastructure.training.resume.fingerprint import installed_versions
 
 if TYPE_CHECKING:

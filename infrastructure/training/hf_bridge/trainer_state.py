@@ -18,6 +18,7 @@ from infrastructure.core.errors import CheckpointError
 from infrastructure.core.exact_json import from_json, to_json
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.core.optional import is_installed, require
+from infrastructure.models.trainable_state import load_trainable_state, trainable_state
 from infrastructure.run.history import HISTORY, History
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
 from infrastructure.training.checkpoints.snapshot import Snapshot
@@ -25,7 +26,6 @@ from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import HookRunner
 from infrastructure.training.hf_bridge.best_model import BEST, best_files
 from infrastructure.training.hf_bridge.carried_state import CarriedState, callback_states
-from infrastructure.training.models.trainable_state import load_trainable_state, trainable_state
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel

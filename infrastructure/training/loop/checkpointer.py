@@ -13,6 +13,8 @@ from infrastructure.backup.state.random_state import capture_random
 from infrastructure.core.errors import CheckpointError, InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
+from infrastructure.models.model_inputs import is_sharded
+from infrastructure.models.trainable_state import own_part
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.history import HISTORY, History
 from infrastructure.training.checkpoints.checkpoint_manager import (
@@ -30,8 +32,6 @@ from infrastructure.training.distributed.checkpoint_storage import load_together
 from infrastructure.training.distributed.group import Status
 from infrastructure.training.extensions.extension_hooks import Event
 from infrastructure.training.loop.optimizer_step import OptimizerStep
-from infrastructure.training.models.model_inputs import is_sharded
-from infrastructure.training.models.trainable_state import own_part
 from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 
 LAST_KIND = "last"  # what rank 0 sends instead of its decision if it fails

@@ -15,7 +15,8 @@ from infrastructure.core.errors import (
     TrainingDivergedError,
 )
 from infrastructure.core.messages import phrase
-from infrastructure.training.core.error_handlers import (
+from infrastructure.models.model_inputs import is_sharded
+from infrastructure.optimization.device_errors import (
     can_be_halved,
     free_memory,
     is_device_fault,
@@ -25,7 +26,6 @@ from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.distributed.replicate import mirror
 from infrastructure.training.loop.checkpointer import Checkpointer
 from infrastructure.training.loop.optimizer_step import OptimizerStep
-from infrastructure.training.models.model_inputs import is_sharded
 from infrastructure.training.recovery.bad_loss import (
     describe_attempts,
     device_failed,

@@ -6,7 +6,7 @@ import torch
 
 from infrastructure.config.base import ConfigSection
 from infrastructure.core.messages import phrase
-from infrastructure.training.core.preserve import measuring, preserve
+from infrastructure.models.preserve import measuring, preserve
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.forward.one_step import backward_of_sum
 from infrastructure.training.loop.loop import TrainingLoop, select_trainable

@@ -25,8 +25,9 @@ from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.error_place import described
 from infrastructure.core.errors import NothingLearnedError, ProcessLostError
 from infrastructure.core.messages import phrase
+from infrastructure.models.model_inputs import is_sharded
 from infrastructure.optimization.compiling import is_compiled
-from infrastructure.training.core.error_handlers import free_memory, release_traceback
+from infrastructure.optimization.device_errors import free_memory, release_traceback
 from infrastructure.training.core.state import Phase, StopReason, TrainingState
 from infrastructure.training.distributed.group import ALONE, Group, Status
 from infrastructure.training.distributed.replicate import checksum, mirror
@@ -35,7 +36,6 @@ from infrastructure.training.loop.checkpointer import Checkpointer
 from infrastructure.training.loop.error_recovery import ErrorRecovery
 from infrastructure.training.loop.optimizer_step import OptimizerStep
 from infrastructure.training.model_adapters.base_adapter import DataSource
-from infrastructure.training.models.model_inputs import is_sharded
 from infrastructure.training.recovery.loss_spikes import BadLossError
 from infrastructure.training.recovery.safe_point import FirstStates, at_safe_point
 

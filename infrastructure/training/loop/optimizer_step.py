@@ -22,7 +22,8 @@ from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.messages import phrase
-from infrastructure.training.core.error_handlers import (
+from infrastructure.models.model_inputs import is_sharded
+from infrastructure.optimization.device_errors import (
     can_be_halved,
     free_memory,
     is_out_of_memory,
@@ -47,7 +48,6 @@ from infrastructure.training.extensions.extension_hooks import Event, HookRunner
 from infrastructure.training.forward.gradient_accumulation import accumulate_gradients
 from infrastructure.training.loop.loss_judge import LossJudge
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.training.models.model_inputs import is_sharded
 from infrastructure.training.recovery.bad_loss import advance, name_bad_rows, skipped_here
 from infrastructure.training.recovery.recovery_log import record_recovery
 from infrastructure.training.recovery.safe_point import FirstStates, SafePoint, forget_unscaling

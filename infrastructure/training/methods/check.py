@@ -17,7 +17,8 @@ from infrastructure.core.launcher import launched_process
 from infrastructure.core.lookup import meant_hint, nearest
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import refuse_missing
-from infrastructure.training.data.readers.sources import HUGGINGFACE, files_of, may_be_on_the_hub
+from infrastructure.data.readers.sources import HUGGINGFACE, files_of, may_be_on_the_hub
+from infrastructure.models.saved_model import EXTENSIONS_MANIFEST
 from infrastructure.training.methods.method_data import understand
 from infrastructure.training.methods.method_rows import MethodShape
 from infrastructure.training.methods.method_table import (
@@ -28,7 +29,6 @@ from infrastructure.training.methods.method_table import (
 )
 from infrastructure.training.methods.rewards import needs_answers, reward_functions
 from infrastructure.training.methods.settings_table import SETTINGS, Use, refused_settings
-from infrastructure.training.models.saved_model import EXTENSIONS_MANIFEST
 
 REGISTERED_MANIFEST = "temper_model.json"
 WITHOUT_BETA_NOTHING = ("dpo", "kto")

@@ -19,24 +19,24 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
-from infrastructure.training.data.encoding.chat_format import (
+from infrastructure.data.encoding.chat_format import (
     FormatError,
     TemplateFormat,
     start_of_text,
 )
-from infrastructure.training.data.encoding.row_accounting import (
+from infrastructure.data.encoding.row_accounting import (
     REASONING_KIND,
     Account,
     LeftOut,
     RowAccounting,
     reasoning_forms,
 )
-from infrastructure.training.data.encoding.schema_detection import SAMPLE_ROWS
-from infrastructure.training.data.encoding.token_survival import LOST, UNCHANGED, Survivals
-from infrastructure.training.data.encoding.tokenization import ConversationEncoder, num_common
-from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
-from infrastructure.training.data.preparation.row_stats import SharedSystemPrompt
-from infrastructure.training.data.readers.rows import (
+from infrastructure.data.encoding.schema_detection import SAMPLE_ROWS
+from infrastructure.data.encoding.token_survival import LOST, UNCHANGED, Survivals
+from infrastructure.data.encoding.tokenization import ConversationEncoder, num_common
+from infrastructure.data.preparation.quarantine import Quarantine, about_template
+from infrastructure.data.preparation.row_stats import SharedSystemPrompt
+from infrastructure.data.readers.rows import (
     CHAT_TEMPLATE,
     LEFT_OUT,
     NO_PREFERENCE,
@@ -47,8 +47,8 @@ from infrastructure.training.data.readers.rows import (
     Row,
     excerpt,
 )
-from infrastructure.training.data.readers.sources import DataFile, about_splits, files_of
-from infrastructure.training.data.store.fingerprints import content_number
+from infrastructure.data.readers.sources import DataFile, about_splits, files_of
+from infrastructure.data.store.fingerprints import content_number
 from infrastructure.training.methods.method_rows import MethodRow, MethodShape, recognise
 from infrastructure.training.methods.method_table import METHODS, OPTIONS, TOOLS, RowKind
 

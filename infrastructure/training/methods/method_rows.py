@@ -22,14 +22,14 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.messages import Setting, phrase
-from infrastructure.training.data.encoding.column_names import PREFERENCE_PAIRS
-from infrastructure.training.data.encoding.row_schema import (
+from infrastructure.data.encoding.column_names import PREFERENCE_PAIRS
+from infrastructure.data.encoding.row_schema import (
     TEXT,
     RowSchema,
     ShapeError,
     value_of,
 )
-from infrastructure.training.data.encoding.schema_detection import (
+from infrastructure.data.encoding.schema_detection import (
     ShapeRequest,
     common_columns,
     matching,
@@ -37,7 +37,7 @@ from infrastructure.training.data.encoding.schema_detection import (
     recognise_shape,
     shown,
 )
-from infrastructure.training.data.readers.rows import (
+from infrastructure.data.readers.rows import (
     EMPTY,
     NO_PREFERENCE,
     NOT_SUPERVISED,

@@ -17,10 +17,10 @@ import torch
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.messages import phrase
 from infrastructure.optimization.batch_size import DoesNotFitError
+from infrastructure.optimization.device_errors import is_out_of_memory
 from infrastructure.optimization.memory_prediction import MemoryPoint, fit_line
 from infrastructure.optimization.optimizer_memory import CreateOptimizer
 from infrastructure.optimization.peak_memory import peak_memory
-from infrastructure.training.core.error_handlers import is_out_of_memory
 from infrastructure.training.methods.untouched import untouched
 
 # A run with fewer steps is too short for more than the minimum measurement.

@@ -25,11 +25,46 @@ from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import PIP_LINES, require
+from infrastructure.data.encoding.tokenization import answer_end_ids
+from infrastructure.data.preparation.plan import read_chat_template, template_notes
+from infrastructure.data.store.examples import GenerationPrompt
+from infrastructure.models.answer_end import teach_trainer
+from infrastructure.models.fitting import (
+    check_length,
+    check_same_lora,
+    check_vocabulary,
+    choose_dtype,
+    describe,
+)
+from infrastructure.models.lora import (
+    count_parameters,
+    expert_parameters,
+    no_words_on_ties,
+    peft_arguments,
+)
+from infrastructure.models.model_manager import (
+    check_saved,
+    hash_while_loading,
+    weights_begun_with,
+)
+from infrastructure.models.progress_bars import without_progress_bars
+from infrastructure.models.quantization import note_on_experts, quantization_config
+from infrastructure.models.router_logits import write_without_router_logits
+from infrastructure.models.saved_model import TOKENIZER_FILES, ModelSource, SourceKind
+from infrastructure.models.saving_check import prepare_saving
+from infrastructure.models.source import find_source
+from infrastructure.models.transformers_backend import (
+    LoadOptions,
+    base_of_lora,
+    choose_attention,
+    load_causal_lm,
+    load_config,
+    load_lora,
+    load_tokenizer,
+    without_weights,
+)
 from infrastructure.training.core.precision import Precision, training_device
 from infrastructure.training.core.product_choice import ProductChoice, measured_choice
-from infrastructure.training.data.encoding.tokenization import answer_end_ids
-from infrastructure.training.data.preparation.plan import read_chat_template, template_notes
-from infrastructure.training.data.store.examples import GenerationPrompt
 from infrastructure.training.methods.held_out_means import weigh_pairs
 from infrastructure.training.methods.method_data import MethodData, TrlRow, read_data
 from infrastructure.training.methods.method_table import (
@@ -47,41 +82,6 @@ from infrastructure.training.methods.trainer_arguments import (
     num_generations,
 )
 from infrastructure.training.methods.training_rhythm import training_rhythm
-from infrastructure.training.models.answer_end import teach_trainer
-from infrastructure.training.models.fitting import (
-    check_length,
-    check_same_lora,
-    check_vocabulary,
-    choose_dtype,
-    describe,
-)
-from infrastructure.training.models.lora import (
-    count_parameters,
-    expert_parameters,
-    no_words_on_ties,
-    peft_arguments,
-)
-from infrastructure.training.models.model_manager import (
-    check_saved,
-    hash_while_loading,
-    weights_begun_with,
-)
-from infrastructure.training.models.progress_bars import without_progress_bars
-from infrastructure.training.models.quantization import note_on_experts, quantization_config
-from infrastructure.training.models.router_logits import write_without_router_logits
-from infrastructure.training.models.saved_model import TOKENIZER_FILES, ModelSource, SourceKind
-from infrastructure.training.models.saving_check import prepare_saving
-from infrastructure.training.models.source import find_source
-from infrastructure.training.models.transformers_backend import (
-    LoadOptions,
-    base_of_lora,
-    choose_attention,
-    load_causal_lm,
-    load_config,
-    load_lora,
-    load_tokenizer,
-    without_weights,
-)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

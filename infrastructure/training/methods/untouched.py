@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from infrastructure.training.core.error_handlers import free_memory
-from infrastructure.training.core.preserve import preserve
+from infrastructure.models.preserve import preserve
+from infrastructure.optimization.device_errors import free_memory
 
 Restore = Callable[[], None]
 

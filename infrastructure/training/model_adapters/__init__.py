@@ -17,7 +17,12 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import Setting
 from infrastructure.core.registry import Registry
-from infrastructure.training.data.preparation.plan import pictures_in
+from infrastructure.data.preparation.plan import pictures_in
+from infrastructure.models.registry import MODELS
+from infrastructure.models.source import (
+    registered_name,
+)
+from infrastructure.models.token_functions import CROSS_ENTROPY
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter as ModelAdapter
 from infrastructure.training.model_adapters.dialogue_adapter import (
     DialogueModelAdapter as DialogueModelAdapter,
@@ -31,11 +36,6 @@ from infrastructure.training.model_adapters.standard_adapter import (
 from infrastructure.training.model_adapters.tactical_mappo_adapter import (
     TacticalMappoAdapter as TacticalMappoAdapter,
 )
-from infrastructure.training.models.registry import MODELS
-from infrastructure.training.models.source import (
-    registered_name,
-)
-from infrastructure.training.models.token_functions import CROSS_ENTROPY
 
 ADAPTERS: Registry[Callable[..., ModelAdapter]] = registries.ADAPTERS
 ADAPTERS.provide(

@@ -16,20 +16,20 @@ import torch.nn.functional as F
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
-from infrastructure.training.data.data_pipeline import chat_template_of, first_rows
-from infrastructure.training.data.encoding.chat_format import FormatError, special_tokens
-from infrastructure.training.data.encoding.row_schema import (
+from infrastructure.data.data_pipeline import chat_template_of, first_rows
+from infrastructure.data.encoding.chat_format import FormatError, special_tokens
+from infrastructure.data.encoding.row_schema import (
     MESSAGES,
     TEXT,
     RowSchema,
     ShapeError,
 )
-from infrastructure.training.data.encoding.tokenization import ConversationEncoder, Encoded
-from infrastructure.training.data.readers.rows import Conversation, Row
-from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.data.encoding.tokenization import ConversationEncoder, Encoded
+from infrastructure.data.readers.rows import Conversation, Row
+from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.models.token_functions import TokenFunction
 from infrastructure.training.model_adapters.base_adapter import Batch
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
-from infrastructure.training.models.token_functions import TokenFunction
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

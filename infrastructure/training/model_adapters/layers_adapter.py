@@ -17,7 +17,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import InputError
-from infrastructure.training.data.serving.example_order import epoch_order
+from infrastructure.data.serving.example_order import epoch_order
 from infrastructure.training.model_adapters.base_adapter import (
     Batch,
     DataSource,

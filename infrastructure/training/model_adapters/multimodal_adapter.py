@@ -14,8 +14,14 @@ import torch
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.core.json_text import JsonObject
-from infrastructure.training.data.encoding.picture_tokens import PictureTokens
-from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.data.encoding.picture_tokens import PictureTokens
+from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.models.model_inputs import language_part
+from infrastructure.models.model_manager import LoadedModel, ModelManager
+from infrastructure.models.packed_attention import PICTURES
+from infrastructure.models.packing_check import Measure
+from infrastructure.models.saving import save_model
+from infrastructure.models.vision_language import template_for_parts
 from infrastructure.training.model_adapters.base_adapter import Batch
 from infrastructure.training.model_adapters.picture_packing import (
     picture_differences,
@@ -23,12 +29,6 @@ from infrastructure.training.model_adapters.picture_packing import (
     probe_examples,
 )
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
-from infrastructure.training.models.model_inputs import language_part
-from infrastructure.training.models.model_manager import LoadedModel, ModelManager
-from infrastructure.training.models.packed_attention import PICTURES
-from infrastructure.training.models.packing_check import Measure
-from infrastructure.training.models.saving import save_model
-from infrastructure.training.models.vision_language import template_for_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -14,19 +14,19 @@ import numpy as np
 import torch
 
 from infrastructure.core.optional import require
-from infrastructure.training.data.encoding.picture_tokens import PictureTokens
-from infrastructure.training.data.readers.pictures import PictureError
-from infrastructure.training.data.serving.collate import pad
-from infrastructure.training.data.store.examples import TokenizedExample
-from infrastructure.training.model_adapters.base_adapter import Batch
-from infrastructure.training.models.model_inputs import (
+from infrastructure.data.encoding.picture_tokens import PictureTokens
+from infrastructure.data.readers.pictures import PictureError
+from infrastructure.data.serving.collate import pad
+from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.models.model_inputs import (
     call_model,
     logits_of,
     probing,
     relative_difference,
 )
-from infrastructure.training.models.packed_attention import model_arguments
-from infrastructure.training.models.token_loss import backbone
+from infrastructure.models.packed_attention import model_arguments
+from infrastructure.models.token_loss import backbone
+from infrastructure.training.model_adapters.base_adapter import Batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,35 +16,35 @@ from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
+from infrastructure.data.data_pipeline import DataPipeline, training_texts
+from infrastructure.data.encoding.picture_tokens import PictureTokens
+from infrastructure.data.samples import known_tokenizer
+from infrastructure.data.serving.collate import pack, pad, padded_length
+from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.models.bidirectional import check_bidirectional
+from infrastructure.models.fitting import describe_added
+from infrastructure.models.model_inputs import attention_implementation, inner_model
+from infrastructure.models.model_manager import LoadedModel, ModelManager
+from infrastructure.models.packed_attention import use_packed_attention
+from infrastructure.models.packing_check import (
+    Measure,
+    chunk_size,
+    prepare_packing,
+    token_embeddings,
+)
+from infrastructure.models.quantization_aware import save_rounded
+from infrastructure.models.saving import save_model
+from infrastructure.models.token_functions import metrics_by_key, own_loss
+from infrastructure.models.token_loss import TokenLoss, backbone, supervised_targets
 from infrastructure.optimization.compiling import set_compiled
 from infrastructure.optimization.gpu_capability import train_in_fp8
 from infrastructure.optimization.size_grid import SizeGrid
-from infrastructure.training.data.data_pipeline import DataPipeline, training_texts
-from infrastructure.training.data.encoding.picture_tokens import PictureTokens
-from infrastructure.training.data.samples import known_tokenizer
-from infrastructure.training.data.serving.collate import pack, pad, padded_length
-from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.model_adapters.base_adapter import (
     Batch,
     DataSource,
     LossOutput,
     ModelAdapter,
 )
-from infrastructure.training.models.bidirectional import check_bidirectional
-from infrastructure.training.models.fitting import describe_added
-from infrastructure.training.models.model_inputs import attention_implementation, inner_model
-from infrastructure.training.models.model_manager import LoadedModel, ModelManager
-from infrastructure.training.models.packed_attention import use_packed_attention
-from infrastructure.training.models.packing_check import (
-    Measure,
-    chunk_size,
-    prepare_packing,
-    token_embeddings,
-)
-from infrastructure.training.models.quantization_aware import save_rounded
-from infrastructure.training.models.saving import save_model
-from infrastructure.training.models.token_functions import metrics_by_key, own_loss
-from infrastructure.training.models.token_loss import TokenLoss, backbone, supervised_targets
 from infrastructure.training.stackwise.masking import MaskedObjective, masked_objective
 from infrastructure.training.stackwise.trunk_output import IDS, LENGTHS, identity_of
 

@@ -17,22 +17,22 @@ from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.json_text import JsonObject, as_text
 from infrastructure.core.messages import Setting, phrase
-from infrastructure.training.model_adapters.base_adapter import (
-    Batch,
-    DataSource,
-    LossOutput,
-    ModelAdapter,
-)
-from infrastructure.training.models.model_manager import ModelManager
-from infrastructure.training.models.registry import MODELS
-from infrastructure.training.models.saving import save_model
-from infrastructure.training.models.tactical_mappo import (
+from infrastructure.models.model_manager import ModelManager
+from infrastructure.models.registry import MODELS
+from infrastructure.models.saving import save_model
+from infrastructure.models.tactical_mappo import (
     EPISODE_STEPS,
     Episodes,
     Rollout,
     TacticalMappo,
     create_episodes,
     play,
+)
+from infrastructure.training.model_adapters.base_adapter import (
+    Batch,
+    DataSource,
+    LossOutput,
+    ModelAdapter,
 )
 
 DISCOUNT = 0.9

@@ -16,19 +16,19 @@ import torch
 from infrastructure.core.best_effort import BestEffort
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.messages import phrase
-from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
-from infrastructure.training.core.flops import (
+from infrastructure.models.flops import (
     FlopsEstimate,
     arithmetic_of,
     measure_operations_per_second,
     synchronize,
 )
+from infrastructure.models.model_inputs import is_sharded
+from infrastructure.models.preserve import preserve
+from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
 from infrastructure.training.core.precision import Precision
-from infrastructure.training.core.preserve import preserve
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
-from infrastructure.training.models.model_inputs import is_sharded
 
 logger = logging.getLogger(__name__)
 

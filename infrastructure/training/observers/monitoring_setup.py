@@ -10,6 +10,7 @@ from infrastructure.config.sections.resource_config import AlertThresholds
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import is_installed
+from infrastructure.data.store.token_cache import TokenCache
 from infrastructure.monitoring.drawing.metrics_file import Record
 from infrastructure.monitoring.logging_config import RunLog
 from infrastructure.monitoring.prometheus import PrometheusEndpoint
@@ -20,7 +21,6 @@ from infrastructure.monitoring.watching.alert_sinks import (
     make_alert_sinks,
 )
 from infrastructure.training.core.precision import Precision
-from infrastructure.training.data.store.token_cache import TokenCache
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.metrics.sinks import TensorBoardSink
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter

@@ -10,10 +10,10 @@ from typing import Any
 from infrastructure.core.checksums import write_record
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
+from infrastructure.models.model_inputs import inner_model
 from infrastructure.monitoring.records.run_reader import STACKWISE_FILE
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.models.model_inputs import inner_model
 from infrastructure.training.stackwise.phase_costs import PlanCosts
 from infrastructure.training.stackwise.stack_files import (
     ABOVE,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from infrastructure.training.core.error_handlers import is_out_of_memory
-from infrastructure.training.core.preserve import preserve
+from infrastructure.models.preserve import preserve
+from infrastructure.optimization.device_errors import is_out_of_memory
 from infrastructure.training.forward.one_step import one_step
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.recovery.loss_spikes import LossSpikeDetector

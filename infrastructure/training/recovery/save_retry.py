@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from infrastructure.core.errors import StorageError
 from infrastructure.core.messages import phrase
-from infrastructure.training.core.error_handlers import is_out_of_memory
+from infrastructure.optimization.device_errors import is_out_of_memory
 from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.recovery.recovery_log import record_recovery
 

@@ -16,12 +16,13 @@ from infrastructure.config.merging.plugin_names import CodeOfParts, code_at, cod
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.checksums import text_hash
 from infrastructure.core.hardware import gpus, processor
 from infrastructure.core.json_text import JsonObject, JsonValue
 from infrastructure.core.named_object import address_of
+from infrastructure.data.store.fingerprints import tokenizer_content
+from infrastructure.models.registry import MODELS
 from infrastructure.run.identity import ObjectReader, is_own
-from infrastructure.training.data.store.fingerprints import text_hash, tokenizer_content
-from infrastructure.training.models.registry import MODELS
 
 RECORDED_PACKAGES = (
     "transformers",

@@ -8,6 +8,11 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
 from infrastructure.config.types import amount_bytes
 from infrastructure.core.messages import Setting, phrase
+from infrastructure.data.preparation.plan import total_bytes_of
+from infrastructure.data.store.token_cache import MEGABYTE
+from infrastructure.models.model_inputs import is_sharded
+from infrastructure.models.preserve import preserve
+from infrastructure.optimization.device_errors import is_out_of_memory
 from infrastructure.optimization.gpu_capability import (
     limit_gpu_memory,
     require_capability,
@@ -15,15 +20,10 @@ from infrastructure.optimization.gpu_capability import (
 )
 from infrastructure.optimization.leak_watch import LeakWatch
 from infrastructure.optimization.recommendations import Recommendation, measure_use, recommend
-from infrastructure.training.core.error_handlers import is_out_of_memory
-from infrastructure.training.core.preserve import preserve
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.data.preparation.plan import total_bytes_of
-from infrastructure.training.data.store.token_cache import MEGABYTE
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.model_adapters.base_adapter import LossOutput
-from infrastructure.training.models.model_inputs import is_sharded
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 from infrastructure.training.sizing.memory_extension import MemoryExtension, MemorySettings
 

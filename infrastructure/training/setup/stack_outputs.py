@@ -9,10 +9,10 @@ from pathlib import Path
 
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
+from infrastructure.models.model_inputs import inner_model
+from infrastructure.models.saving import save_whole
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
-from infrastructure.training.models.model_inputs import inner_model
-from infrastructure.training.models.saving import save_whole
 from infrastructure.training.observers.stack_observers import PhaseRecords, StackFiles
 from infrastructure.training.stackwise.activation_cache import CACHE_DTYPES, bytes_needed
 from infrastructure.training.stackwise.phase_costs import (

@@ -14,13 +14,13 @@ import torch
 
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.messages import phrase
+from infrastructure.models.preserve import preserve
 from infrastructure.optimization.compiling import (
     TIMED_STEPS,
     CompileDecision,
     decide_compiling,
 )
 from infrastructure.optimization.gpu_capability import can_compile
-from infrastructure.training.core.preserve import preserve
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.forward.gradient_accumulation import accumulate_gradients

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 
 from infrastructure.core.integers import ceil_div
+from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.monitoring.drawing.formatting import format_bytes
 from infrastructure.optimization.batch_size import (
     BatchChoice,
     BatchSizeSearch,
     DoesNotFitError,
 )
+from infrastructure.optimization.device_errors import free_memory, is_out_of_memory
 from infrastructure.optimization.memory_prediction import (
     MemoryBudget,
     MemoryLine,
@@ -25,8 +27,6 @@ from infrastructure.optimization.memory_prediction import (
 from infrastructure.optimization.optimizer_memory import optimizer_state_bytes
 from infrastructure.optimization.peak_memory import PeakMemory
 from infrastructure.training.checkpoints.checkpoint_manager import BACKGROUND_BYTES
-from infrastructure.training.core.error_handlers import free_memory, is_out_of_memory
-from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.sizing.batch_plan import BatchPlan
 from infrastructure.training.sizing.dry_run import DryRunStep, dry_run

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from infrastructure.models.preserve import preserve
+from infrastructure.optimization.device_errors import free_memory
 from infrastructure.optimization.peak_memory import peak_memory
-from infrastructure.training.core.error_handlers import free_memory
-from infrastructure.training.core.preserve import preserve
 from infrastructure.training.forward.one_step import one_step
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.strategies.base_strategy import TrainingStrategy

@@ -17,12 +17,12 @@ from infrastructure.core.errors import MemoryLimitError
 from infrastructure.core.hardware import MIB
 from infrastructure.core.messages import phrase
 from infrastructure.core.process_memory import HardLimit, can_limit_hard
+from infrastructure.optimization.device_errors import is_out_of_memory
 from infrastructure.optimization.garbage import ScheduledCollection
 from infrastructure.optimization.gpu_capability import drop_gpu_cache_above
 from infrastructure.optimization.leak_watch import LeakWatch
 from infrastructure.optimization.memory_guard import Action, MemoryGuard
 from infrastructure.optimization.recommendations import Recommendation
-from infrastructure.training.core.error_handlers import is_out_of_memory
 from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.recovery.recovery_log import record_recovery

@@ -12,13 +12,13 @@ import torch
 
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.process_memory import give_back_large_blocks
+from infrastructure.models.weights_on_disk import lies_in
 from infrastructure.optimization.memory_prediction import MemoryPoint, fit_line
 from infrastructure.optimization.optimizer_memory import CreateOptimizer, optimizer_state_bytes
 from infrastructure.optimization.peak_memory import PeakMemory, peak_memory
 from infrastructure.training.checkpoints.checkpoint_manager import BACKGROUND_BYTES
 from infrastructure.training.distributed.checkpoint_storage import is_gathered
 from infrastructure.training.distributed.shard import blocks_of, has_blocks_to_give_back
-from infrastructure.training.models.weights_on_disk import lies_in
 from infrastructure.training.sizing.batch_plan import BatchPlan
 from infrastructure.training.sizing.cost_measurement import (
     SAVING_BYTES,

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from infrastructure.core.errors import InputError
-from infrastructure.training.models.model_inputs import call_model, logits_of, probing
-from infrastructure.training.models.packed_attention import model_arguments
+from infrastructure.models.model_inputs import call_model, logits_of, probing
+from infrastructure.models.packed_attention import model_arguments
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

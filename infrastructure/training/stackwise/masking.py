@@ -25,10 +25,10 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import look_up
 from infrastructure.core.messages import phrase
 from infrastructure.core.registry import Registry
-from infrastructure.training.data.encoding.chat_format import ANSWER, QUESTION, special_tokens
-from infrastructure.training.data.encoding.tokenization import ConversationEncoder, Encoded
-from infrastructure.training.data.readers.rows import Conversation
-from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.data.encoding.chat_format import ANSWER, QUESTION, special_tokens
+from infrastructure.data.encoding.tokenization import ConversationEncoder, Encoded
+from infrastructure.data.readers.rows import Conversation
+from infrastructure.data.store.examples import TokenizedExample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

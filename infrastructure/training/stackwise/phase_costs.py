@@ -19,6 +19,8 @@ import torch
 
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.messages import phrase
+from infrastructure.models.model_inputs import LanguageModel, inner_model, language_model
+from infrastructure.models.saving import TRAINING_ONLY
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration, format_share
 from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.optimization.optimizer_memory import (
@@ -26,8 +28,6 @@ from infrastructure.optimization.optimizer_memory import (
     NamedParameters,
     optimizer_state_bytes,
 )
-from infrastructure.training.models.model_inputs import LanguageModel, inner_model, language_model
-from infrastructure.training.models.saving import TRAINING_ONLY
 from infrastructure.training.stackwise.layer_forms import AS_LOADED, LayerForm, forms_of
 from infrastructure.training.stackwise.plain_weights import plain_tensors
 from infrastructure.training.stackwise.quantized_trunk import (

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from infrastructure.training.models.saving import TRAINING_ONLY
+from infrastructure.models.saving import TRAINING_ONLY
 from infrastructure.training.stackwise.quantized_trunk import (
     QuantizedLinear,
     QuantizedWeight,

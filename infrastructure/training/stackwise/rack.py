@@ -16,7 +16,7 @@ import torch
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
-from infrastructure.training.models.model_inputs import (
+from infrastructure.models.model_inputs import (
     PROBE_ERRORS,
     call_model,
     compute_dtype,

@@ -8,7 +8,7 @@ matrices through a quarter of the width. It is dropped after training.
 import torch
 import torch.nn.functional as F
 
-from infrastructure.training.models.saving import TRAINING_ONLY as TRAINING_ONLY
+from infrastructure.models.saving import TRAINING_ONLY as TRAINING_ONLY
 
 
 class FeatureDecoders(torch.nn.ModuleList):

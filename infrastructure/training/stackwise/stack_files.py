@@ -34,7 +34,7 @@ from infrastructure.core.errors import CheckpointError, DamagedFileError, InputE
 from infrastructure.core.files import atomic_write, remove_parts, sync_directory
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
-from infrastructure.training.models.model_inputs import inner_model
+from infrastructure.models.model_inputs import inner_model
 from infrastructure.training.stackwise.plain_weights import plain_tensors
 from infrastructure.training.stackwise.rack import Rack
 from infrastructure.training.stackwise.stack_phases import Unit

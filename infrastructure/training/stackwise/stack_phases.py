@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import InputError
+from infrastructure.models.saving import TRAINING_ONLY
 from infrastructure.training.core.state import Phase
-from infrastructure.training.models.saving import TRAINING_ONLY
 from infrastructure.training.stackwise.rack import Rack
 
 ADAPTERS = "stack_adapters"  # the module in a layer with its low-rank matrices

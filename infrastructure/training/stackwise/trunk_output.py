@@ -15,7 +15,7 @@ import torch
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonValue
-from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.training.stackwise.activation_cache import (
     CACHE_DTYPES,
     Cache,

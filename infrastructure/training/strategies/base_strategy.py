@@ -18,11 +18,11 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import look_up
 from infrastructure.core.optional import require
+from infrastructure.models.added_modules import is_added
+from infrastructure.models.trainable_state import whole
 from infrastructure.optimization.offloaded_adamw import OffloadedAdamW
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import Phase, StepOutput
-from infrastructure.training.models.added_modules import is_added
-from infrastructure.training.models.trainable_state import whole
 
 
 class HasLossSum(Protocol):

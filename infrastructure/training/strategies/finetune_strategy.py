@@ -8,8 +8,8 @@ import torch
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.integers import ceil_div
+from infrastructure.models.lora import layer_of
 from infrastructure.training.core.state import Phase
-from infrastructure.training.models.lora import layer_of
 from infrastructure.training.strategies.base_strategy import ParameterGroups, decay_groups
 from infrastructure.training.strategies.standard_strategy import StandardTrainingStrategy
 

@@ -26,8 +26,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
+from infrastructure.models.model_inputs import probing
 from infrastructure.training.core.state import Phase, StepOutput
-from infrastructure.training.models.model_inputs import probing
 from infrastructure.training.stackwise.growth import initialize_unit
 from infrastructure.training.stackwise.layer_forms import AS_LOADED, forms_of, take_forms
 from infrastructure.training.stackwise.quantized_trunk import BLOCK, quantized_bytes

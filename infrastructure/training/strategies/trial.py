@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from infrastructure.config.merging.plugin_names import OUR_PACKAGES
-from infrastructure.training.core.preserve import preserve
+from infrastructure.models.preserve import preserve
 from infrastructure.training.strategies.base_strategy import NOT_ENTERED, TrainingStrategy
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.models.model_path import not_found
 from infrastructure.monitoring.records.run_list import (
     RUN_FILE,
     NoSuchRunError,
@@ -24,7 +25,6 @@ from infrastructure.monitoring.records.run_list import (
     runs_in,
     split_version,
 )
-from infrastructure.training.models.model_path import not_found
 from tests.monitoring.written_run import write_run
 
 

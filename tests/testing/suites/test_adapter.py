@@ -24,8 +24,8 @@ from infrastructure.training.model_adapters.layers_adapter import (
     LoaderSource,
 )
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
+from tests.data.builders import pairs, write_jsonl
 from tests.testing.suites.planted import failure, without_defect
-from tests.training.data.builders import pairs, write_jsonl
 
 CPU = torch.device("cpu")
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from infrastructure.data.serving.example_order import epoch_order
+from infrastructure.models.tactical_mappo import EnvironmentSeeds
 from infrastructure.testing.suites.data_source import DataSourceSuite
-from infrastructure.training.data.serving.example_order import epoch_order
 from infrastructure.training.model_adapters.base_adapter import DataSource
 from infrastructure.training.model_adapters.layers_adapter import LoaderSource
-from infrastructure.training.models.tactical_mappo import EnvironmentSeeds
+from tests.data.builders import pairs, pipeline, write_jsonl
 from tests.testing.suites.planted import failure, without_defect
-from tests.training.data.builders import pairs, pipeline, write_jsonl
 
 
 class TestPipeline(DataSourceSuite):

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from infrastructure.backup.format.retention import Retention
+from infrastructure.models.model_inputs import IN_FORWARD
 from infrastructure.run.checkpoint_paths import best_of
 from infrastructure.training.checkpoints.best_weights import take_best
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.checkpoints.snapshot import Snapshot
-from infrastructure.training.models.model_inputs import IN_FORWARD
 
 LAST_STEP, OF_THE_LAST = 6, -1.0
 

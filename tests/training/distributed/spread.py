@@ -24,6 +24,7 @@ from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.models.tokenizer import train_tokenizer
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.checkpoints.snapshot import restore_snapshot, take_snapshot
 from infrastructure.training.distributed import checkpoint_storage
@@ -33,7 +34,6 @@ from infrastructure.training.distributed.shard import shard_model, sum_after_bac
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.forward.gradient_accumulation import split
 from infrastructure.training.forward.one_step import one_step
-from infrastructure.training.models.tokenizer import train_tokenizer
 
 GLOBAL_BATCH, NUM_STEPS, SAVED_AFTER = 12, 4, 2
 WORDS = ["alpha", "beta", "gamma", "delta", "red", "blue", "cat", "dog", "one", "two"]

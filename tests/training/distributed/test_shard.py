@@ -34,10 +34,10 @@ from infrastructure.training.checkpoints.snapshot import restore_snapshot
 from infrastructure.training.distributed import shard
 from infrastructure.training.distributed.group import ALONE
 from infrastructure.training.distributed.shard import blocks_of, shard_model
+from tests.data.builders import CHATML
 from tests.faults.pickle_scan import files_with_pickles
 from tests.forks import forked_python
 from tests.slow import slow
-from tests.training.data.builders import CHATML
 from tests.training.distributed import spread
 from tests.training.distributed.spread import CASES, NUM_STEPS, SAVED_AFTER
 from tests.training.distributed.test_replicate import SAVES, SHORT, check_same, folder_of
@@ -57,8 +57,8 @@ DIALOGUE: dict[str, Any] = {
 }
 HELD_OUT: dict[str, Any] = {
     **{**LORA, "data.validation_split": 0.2, "training.strategy": "finetune"},
-    "training.loss": "tests.training.models.test_token_functions:focal",
-    "training.metrics": ["tests.training.models.test_token_functions:accuracy"],
+    "training.loss": "tests.models.test_token_functions:focal",
+    "training.metrics": ["tests.models.test_token_functions:accuracy"],
 }
 TOO_LARGE: dict[int, str | int] = {0: "no memory for all weights"}
 WAYS_ON = {

@@ -24,6 +24,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.deployment.forecast import PeakObserver, costs_of
+from infrastructure.models.model_inputs import is_sharded
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core.state import TrainingState
@@ -37,7 +38,6 @@ from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.loop.optimizer_step import OptimizerStep
 from infrastructure.training.model_adapters.base_adapter import LossOutput
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
-from infrastructure.training.models.model_inputs import is_sharded
 from infrastructure.training.rank_process import train_as
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.trainer_factory import TrainerFactory

@@ -13,11 +13,11 @@ from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.features.quantum.config import QuantumConfig
+from infrastructure.models.added_modules import added_modules, is_added
+from infrastructure.models.key_value_memory import NO_ROW, KeyValueMemory
 from infrastructure.training.core.state import SkippedBatch, TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.models.added_modules import added_modules, is_added
-from infrastructure.training.models.key_value_memory import NO_ROW, KeyValueMemory
 from tests.features.quantum.training.quantum_runs import StopAt
 from tests.slow import slow_but
 from tests.training.seeing_models import save_llava, write_colours

@@ -153,7 +153,7 @@ def llama() -> tuple[Any, Any]:
     """A tiny Llama with dropout, and a tokenizer of bytes."""
     from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
-    from tests.training.data.builders import byte_level_tokenizer
+    from tests.data.builders import byte_level_tokenizer
 
     tokenizer = byte_level_tokenizer(pad_token="<pad>", bos_token="<s>", eos_token="</s>")
     set_seed(0)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from infrastructure.models.weights_hash import model_hash, weights_hash
 from infrastructure.run.compatibility import Verdict
 from infrastructure.training.extensions.extension_hooks import Extension, Hook
 from infrastructure.training.hf_bridge import TemperCallback, trainer_facts
@@ -25,7 +26,6 @@ from infrastructure.training.hf_bridge.trainer_facts import (
     trainer_of,
 )
 from infrastructure.training.methods.method_table import installed_method
-from infrastructure.training.models.weights_hash import model_hash, weights_hash
 from tests.training.hf_bridge.tiny_trainer import Rows, settings, tiny_lora, tiny_model
 from tests.training.hf_bridge.tiny_trainer import trainer_of as tiny_trainer
 from tests.training.methods.method_runs import methods_here

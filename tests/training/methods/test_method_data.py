@@ -11,13 +11,13 @@ from tokenizers.normalizers import Lowercase
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig
-from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.data.readers.sources import about_splits, files_of
+from infrastructure.data.data_pipeline import DataPipeline
+from infrastructure.data.readers.sources import about_splits, files_of
 from infrastructure.training.methods.method_data import MethodData, read_data
 from infrastructure.training.methods.method_table import OPTIONS
 from tests.conftest import train_tiny_tokenizer
+from tests.data.builders import metaspace_tokenizer
 from tests.field.test_methods import without_bytes
-from tests.training.data.builders import metaspace_tokenizer
 from tests.training.methods.method_runs import rows_of, write_rows
 
 TEMPLATE = (

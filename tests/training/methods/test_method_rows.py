@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from infrastructure.config.sections.data_config import DataConfig
-from infrastructure.training.data.readers.rows import BadRow, Row
+from infrastructure.data.readers.rows import BadRow, Row
 from infrastructure.training.methods.method_rows import (
     LABEL_COLUMNS,
     RANKED_PAIRS,

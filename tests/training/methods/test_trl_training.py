@@ -16,6 +16,10 @@ from benchmarks.family_models import save_language_model
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.models.model_manager import ModelManager
+from infrastructure.models.saved_model import ModelSource, SourceKind
+from infrastructure.models.saving import save_model
+from infrastructure.models.transformers_backend import LoadOptions
 from infrastructure.monitoring.drawing.quantity_names import name_of
 from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.run.directory import RunDirectory
@@ -27,10 +31,6 @@ from infrastructure.training.methods.trl_training import (
     _cut_by_own_length,
     carried_columns,
 )
-from infrastructure.training.models.model_manager import ModelManager
-from infrastructure.training.models.saved_model import ModelSource, SourceKind
-from infrastructure.training.models.saving import save_model
-from infrastructure.training.models.transformers_backend import LoadOptions
 from tests.conftest import save_tiny_llama
 from tests.field.test_ends import CHATML, base_with_chatml
 from tests.slow import slow, slow_but
@@ -221,7 +221,7 @@ def test_a_lora_trains_on_and_is_what_it_is_compared_with(
     """The usual way: answers first, by a LoRA, and then preferences."""
     from transformers import AutoModelForCausalLM
 
-    from infrastructure.training.models.lora import apply_lora
+    from infrastructure.models.lora import apply_lora
 
     torch.manual_seed(1)
     model = apply_lora(AutoModelForCausalLM.from_pretrained(saved_llama), LoraConfig(r=4))

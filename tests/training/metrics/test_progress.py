@@ -20,8 +20,8 @@ from tqdm import tqdm
 from transformers.utils.logging import is_progress_bar_enabled
 
 from infrastructure.core.console import show
+from infrastructure.models.progress_bars import download_bars_in_a_terminal
 from infrastructure.training.metrics.progress import Progress, RecentRate, display_kind
-from infrastructure.training.models.progress_bars import download_bars_in_a_terminal
 
 COLUMNS = 100
 

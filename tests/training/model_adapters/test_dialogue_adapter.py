@@ -13,15 +13,15 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.models.model_manager import ModelManager
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.model_adapters import (
     ADAPTERS,
     DialogueModelAdapter,
     get_model_adapter,
 )
-from infrastructure.training.models.model_manager import ModelManager
+from tests.data.trl_masks import TOOLS, model_template, needs_templates, tokenizer_for
 from tests.testing.check_models import MODELS
-from tests.training.data.trl_masks import TOOLS, model_template, needs_templates, tokenizer_for
 
 pytestmark = needs_templates
 

@@ -17,7 +17,7 @@ from torch.utils.data import (
 
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.training.data.serving.example_order import epoch_order
+from infrastructure.data.serving.example_order import epoch_order
 from infrastructure.training.model_adapters.layers_adapter import (
     LayersAdapter,
     LayersModel,

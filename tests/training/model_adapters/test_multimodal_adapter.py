@@ -16,11 +16,13 @@ from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import DataError
+from infrastructure.data.data_pipeline import DataPipeline
+from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.models.model_inputs import call_model
+from infrastructure.models.packed_attention import ATTENTION_NAME, model_arguments
 from infrastructure.testing.subject import shortened
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters import (
@@ -29,8 +31,6 @@ from infrastructure.training.model_adapters import (
     adapter_name,
     get_model_adapter,
 )
-from infrastructure.training.models.model_inputs import call_model
-from infrastructure.training.models.packed_attention import ATTENTION_NAME, model_arguments
 from tests.training.seeing_models import (
     COLOURS,
     picture,

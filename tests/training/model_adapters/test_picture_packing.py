@@ -14,11 +14,11 @@ from transformers import AutoModelForImageTextToText
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.training.data.encoding.picture_tokens import PictureTokens
-from infrastructure.training.data.store.examples import Picture, TokenizedExample
+from infrastructure.data.encoding.picture_tokens import PictureTokens
+from infrastructure.data.store.examples import Picture, TokenizedExample
+from infrastructure.models.model_inputs import attention_implementation, vision_tower
+from infrastructure.models.packed_attention import ATTENTION_NAME
 from infrastructure.training.model_adapters import MultimodalModelAdapter, multimodal_adapter
-from infrastructure.training.models.model_inputs import attention_implementation, vision_tower
-from infrastructure.training.models.packed_attention import ATTENTION_NAME
 from tests.training.seeing_models import (
     QWEN_MARKS,
     idefics3_config,

@@ -11,15 +11,15 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.optimization.compiling import is_compiled
-from infrastructure.optimization.size_grid import SizeGrid
-from infrastructure.training.data.samples import (
+from infrastructure.data.samples import (
     SAMPLE_HELDOUT,
     SAMPLE_TASK_COLUMN,
     SAMPLE_TOKENIZER,
     SAMPLE_TRAIN,
 )
-from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.optimization.compiling import is_compiled
+from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.model_adapters import get_model_adapter, standard_adapter
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter

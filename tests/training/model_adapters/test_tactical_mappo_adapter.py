@@ -11,6 +11,14 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.models.model_manager import load_saved
+from infrastructure.models.tactical_mappo import (
+    EnvironmentSeeds,
+    Rollout,
+    TacticalMappo,
+    create_episodes,
+    play,
+)
 from infrastructure.training.model_adapters import adapter_name, tactical_mappo_adapter
 from infrastructure.training.model_adapters.tactical_mappo_adapter import (
     DISCOUNT,
@@ -18,14 +26,6 @@ from infrastructure.training.model_adapters.tactical_mappo_adapter import (
     TacticalMappoAdapter,
     generalized_advantages,
     ppo_loss,
-)
-from infrastructure.training.models.model_manager import load_saved
-from infrastructure.training.models.tactical_mappo import (
-    EnvironmentSeeds,
-    Rollout,
-    TacticalMappo,
-    create_episodes,
-    play,
 )
 
 CPU = torch.device("cpu")

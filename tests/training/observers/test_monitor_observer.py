@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from infrastructure.models.flops import arithmetic_of
 from infrastructure.monitoring.training_monitor import TrainingMonitor
-from infrastructure.training.core.flops import arithmetic_of
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer

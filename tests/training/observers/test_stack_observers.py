@@ -22,8 +22,8 @@ from infrastructure.training.stackwise.stack_files import load_stacks, read_stac
 from infrastructure.training.trainer_factory import TrainerFactory
 from infrastructure.training.unified_trainer import UnifiedTrainer
 from tests.deployment.runs import deploy, losses
+from tests.models.architectures import tiny_model
 from tests.slow import slow_but
-from tests.training.models.architectures import tiny_model
 from tests.training.strategies.test_stackwise_strategy import (
     AT_ONCE,
     LAYERS,

@@ -20,7 +20,7 @@ from infrastructure.training.resume.fingerprint import (
     processing_facts,
     settings_of,
 )
-from tests.training.data.builders import byte_level_tokenizer
+from tests.data.builders import byte_level_tokenizer
 
 
 def test_versions_are_those_installed() -> None:

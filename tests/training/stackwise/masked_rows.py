@@ -8,10 +8,10 @@ import torch
 
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
 from infrastructure.training.stackwise.masking import MaskedObjective, MaskSchedule
-from tests.training.models.architectures import SIZES, VOCAB_SIZE
+from tests.models.architectures import SIZES, VOCAB_SIZE
 
 PAD, MASK, SPECIAL = 0, 4, (0, 1, 2, 3)
 FIRST_WORD = 5  # ids from here on are text

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.training.stackwise.diffusion_sampler import generate_masked
 from infrastructure.training.stackwise.masking import MaskSchedule
-from tests.training.models.architectures import SIZES, VOCAB_SIZE
+from tests.models.architectures import SIZES, VOCAB_SIZE
 from tests.training.stackwise.masked_rows import MASK, adapter_of, filled_llama, objective_of
 
 TOKENIZER = SimpleNamespace(mask_token_id=MASK, pad_token_id=0)

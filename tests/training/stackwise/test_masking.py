@@ -14,13 +14,13 @@ import torch
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.models.model_inputs import bidirectional_mask
+from infrastructure.models.tokenizer import train_tokenizer
 from infrastructure.training.core.precision import Precision
-from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.forward.evaluation_loss import EvaluationLoss
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
-from infrastructure.training.models.model_inputs import bidirectional_mask
-from infrastructure.training.models.tokenizer import train_tokenizer
 from infrastructure.training.stackwise.masking import (
     CORRUPTIONS,
     MaskedExample,
@@ -29,7 +29,7 @@ from infrastructure.training.stackwise.masking import (
     control_tokens,
     masked_objective,
 )
-from tests.training.models.architectures import VOCAB_SIZE, gradients
+from tests.models.architectures import VOCAB_SIZE, gradients
 from tests.training.stackwise.masked_rows import (
     FIRST_WORD,
     MASK,

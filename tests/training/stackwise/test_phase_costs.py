@@ -18,7 +18,7 @@ from infrastructure.training.stackwise.rack import Rack
 from infrastructure.training.stackwise.stack_phases import plan_stacks
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import deploy
-from tests.training.models.architectures import tiny_model
+from tests.models.architectures import tiny_model
 from tests.training.strategies.test_stackwise_strategy import AT_ONCE, SEQUENTIAL, config_of
 
 QLORA = {

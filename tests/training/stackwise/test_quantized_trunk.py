@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from infrastructure.backup.format import packs
 from infrastructure.backup.format.tensor_bytes import from_bytes, to_bytes
-from infrastructure.training.models.trainable_state import load_trainable_state, trainable_state
+from infrastructure.models.trainable_state import load_trainable_state, trainable_state
 from infrastructure.training.stackwise.activation_cache import trunk_hash
 from infrastructure.training.stackwise.quantized_trunk import (
     QUANTIZATIONS,

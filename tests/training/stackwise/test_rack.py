@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from infrastructure.training.models.model_inputs import call_model, logits_of
+from infrastructure.models.model_inputs import call_model, logits_of
 from infrastructure.training.stackwise.growth import initialize_unit, silence
 from infrastructure.training.stackwise.rack import Rack
 from infrastructure.training.stackwise.stack_phases import Unit
-from tests.training.models.architectures import ARCHITECTURES, VOCAB_SIZE, tiny_model
+from tests.models.architectures import ARCHITECTURES, VOCAB_SIZE, tiny_model
 
 IDS = torch.randint(3, VOCAB_SIZE, (2, 12), generator=torch.Generator().manual_seed(0))
 

@@ -30,7 +30,7 @@ from infrastructure.training.stackwise.stack_files import (
     write_stack,
 )
 from infrastructure.training.stackwise.stack_phases import Unit, plan_stacks
-from tests.training.models.architectures import VOCAB_SIZE, tiny_model
+from tests.models.architectures import VOCAB_SIZE, tiny_model
 
 NAMES = ("llama", "gpt2", "gemma2", "phi", "bloom", "qwen3_moe")
 
@@ -298,7 +298,7 @@ def test_saved_models_have_no_parts_for_training_only(tmp_path: Path) -> None:
     """Plain transformers finds nothing that it does not expect."""
     from transformers import AutoModelForCausalLM
 
-    from infrastructure.training.models.saving import save_model
+    from infrastructure.models.saving import save_model
 
     model = tiny_model("llama")
     FeatureDecoders(32, 1).attach_to(model)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.models.added_modules import ATTRIBUTE
 from infrastructure.optimization.offloaded_adamw import OffloadedAdamW
 from infrastructure.training.core.state import StepOutput
-from infrastructure.training.models.added_modules import ATTRIBUTE
 from infrastructure.training.strategies import STRATEGIES, get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from tests.training.toy import ToyAdapter, ToyModel

@@ -24,8 +24,8 @@ from infrastructure.training.strategies.stackwise_strategy import StackwiseStrat
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import deploy, losses, small_settings
 from tests.deployment.test_resuming import StopAfter
+from tests.models.architectures import tiny_model
 from tests.slow import slow, slow_but
-from tests.training.models.architectures import tiny_model
 
 LAYERS = 4
 STEPS = 6  # of an epoch

@@ -10,11 +10,11 @@ import torch
 
 from infrastructure.core.errors import InputError
 from infrastructure.features.quantum.training.fisher_labels import SampledLabels
+from infrastructure.models.lora import HEAD_LAYER, layer_of
+from infrastructure.models.preserve import measuring
 from infrastructure.training.core.precision import Precision
-from infrastructure.training.core.preserve import measuring
 from infrastructure.training.forward.one_step import backward_of_sum
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
-from infrastructure.training.models.lora import HEAD_LAYER, layer_of
 
 Array = npt.NDArray[np.float64]
 Parameters = dict[str, torch.nn.Parameter]

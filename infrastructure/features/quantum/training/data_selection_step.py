@@ -17,6 +17,8 @@ import torch
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import Setting, phrase
+from infrastructure.data.data_pipeline import DataPipeline
+from infrastructure.data.serving.example_order import random_selection
 from infrastructure.features.quantum.config import DATA_SELECTION, SAMPLER, QuantumConfig
 from infrastructure.features.quantum.problems.data_selection import DataSelection
 from infrastructure.features.quantum.problems.problem import QuantumProblem
@@ -25,8 +27,6 @@ from infrastructure.features.quantum.training.overhead_budget import solver_seco
 from infrastructure.features.quantum.training.per_example_gradients import example_gradients
 from infrastructure.features.quantum.training.step_records import Record, histogram
 from infrastructure.training.core.precision import Precision
-from infrastructure.training.data.data_pipeline import DataPipeline
-from infrastructure.training.data.serving.example_order import random_selection
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.sizing.dry_run import DryRunStep, dry_run
 from infrastructure.training.strategies.base_strategy import TrainingStrategy

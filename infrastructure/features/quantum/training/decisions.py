@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from infrastructure.training.data.serving.example_order import selection_hash
+from infrastructure.data.serving.example_order import selection_hash
 
 Ids = npt.NDArray[np.int64]
 

@@ -7,13 +7,13 @@ With labels from the data, squared gradients are the empirical Fisher, which is 
 import torch
 
 from infrastructure.core.errors import InputError
+from infrastructure.models.chunked_loss import chunk_rows
+from infrastructure.models.model_inputs import call_model, logits_of
+from infrastructure.models.packed_attention import model_arguments
+from infrastructure.models.token_loss import last_hidden_state, output_head
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import Batch, ModelAdapter
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
-from infrastructure.training.models.chunked_loss import chunk_rows
-from infrastructure.training.models.model_inputs import call_model, logits_of
-from infrastructure.training.models.packed_attention import model_arguments
-from infrastructure.training.models.token_loss import last_hidden_state, output_head
 
 
 class SampledLabels:

@@ -2,9 +2,9 @@
 
 import torch
 
+from infrastructure.models.lora import HEAD_LAYER, layer_of
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.loop.loop import select_trainable
-from infrastructure.training.models.lora import HEAD_LAYER, layer_of
 
 Blocks = dict[str, list[torch.nn.Parameter]]
 

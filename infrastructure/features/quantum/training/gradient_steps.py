@@ -13,6 +13,7 @@ import torch
 from infrastructure.core.errors import InputError
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.messages import phrase
+from infrastructure.data.data_pipeline import DataPipeline
 from infrastructure.features.quantum.config import BLOCK_SELECTION, SAMPLER, QuantumConfig
 from infrastructure.features.quantum.problems.block_selection import BlockSelection, sampled_fisher
 from infrastructure.features.quantum.problems.problem import QuantumProblem
@@ -29,7 +30,6 @@ from infrastructure.features.quantum.training.lora_rank_gradients import (
 from infrastructure.features.quantum.training.overhead_budget import solver_seconds
 from infrastructure.features.quantum.training.step_records import Record
 from infrastructure.training.core.precision import Precision
-from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.forward.gradient_accumulation import split
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from infrastructure.training.models.lora import adapted_paths
+from infrastructure.models.lora import adapted_paths
 
 
 def ranks_of(model: torch.nn.Module) -> dict[str, int]:

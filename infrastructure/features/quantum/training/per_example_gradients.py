@@ -14,9 +14,9 @@ import torch
 from infrastructure.core.errors import InputError
 from infrastructure.features.quantum.training.count_sketch import CountSketch
 from infrastructure.features.quantum.training.per_example_pass import ExamplePass, Split
+from infrastructure.models.lora import HEAD_LAYER, layer_of
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
-from infrastructure.training.models.lora import HEAD_LAYER, layer_of
 
 NUM_FEATURES = 4096  # 512 are too few: noise of 0.04 with a signal of 0.09 (measured)
 LORA = ".lora_"

@@ -12,13 +12,13 @@ import torch
 
 from infrastructure.core.errors import InputError
 from infrastructure.features.quantum.training.activation_hooks import check_heard, gradient_hooks
-from infrastructure.training.core.error_handlers import (
+from infrastructure.models.preserve import measuring
+from infrastructure.optimization.device_errors import (
     can_be_halved,
     free_memory,
     release_traceback,
 )
 from infrastructure.training.core.precision import Precision
-from infrastructure.training.core.preserve import measuring
 from infrastructure.training.forward.one_step import backward_of_sum
 from infrastructure.training.model_adapters.base_adapter import Batch, ModelAdapter
 

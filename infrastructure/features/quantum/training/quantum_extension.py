@@ -16,6 +16,7 @@ import torch
 from infrastructure.core.console import details
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
+from infrastructure.data.data_pipeline import DataPipeline
 from infrastructure.features.quantum.config import (
     BLOCK_SELECTION,
     DATA_SELECTION,
@@ -45,7 +46,6 @@ from infrastructure.features.quantum.training.solver_session import SolverSessio
 from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
 from infrastructure.training.model_adapters.base_adapter import DataSource
 

@@ -40,7 +40,7 @@ from infrastructure.features.quantum.training.step_records import (
     in_words,
     numbers_of,
 )
-from infrastructure.training.core.error_handlers import (
+from infrastructure.optimization.device_errors import (
     free_memory,
     is_device_fault,
     release_traceback,

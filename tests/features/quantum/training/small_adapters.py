@@ -9,8 +9,8 @@ import torch
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.training.core.precision import choose_precision
-from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 

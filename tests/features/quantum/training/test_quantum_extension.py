@@ -16,6 +16,7 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core import optional
+from infrastructure.data.data_pipeline import DataPipeline
 from infrastructure.features.quantum.config import BASELINES, QuantumConfig
 from infrastructure.features.quantum.problems.block_selection import BlockSelection
 from infrastructure.features.quantum.problems.data_selection import DataSelection
@@ -25,7 +26,6 @@ from infrastructure.features.quantum.training.quantum_extension import QuantumEx
 from infrastructure.features.quantum.training.solver_session import Waiting
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.extensions.extension_hooks import Observer
 from tests.deployment.runs import deploy, losses, runs_of, small_settings
 from tests.features.quantum.samplers.questions import waits_cut_short

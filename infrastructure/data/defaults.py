@@ -1,0 +1,147 @@
+"""Completion of a configuration before a run; every entry point uses it, so results are the same.
+
+Loads no torch.
+"""
+
+from pathlib import Path
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.merging.precedence import Layer
+from infrastructure.config.registries import REGISTERED_MODELS
+from infrastructure.config.sections.training_config import GENERATING
+from infrastructure.core.hub import (
+    NotOnHubError,
+    cached_file,
+    hub_file,
+    json_of,
+    reads_like_path,
+)
+from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
+from infrastructure.data.samples import use_sample_data
+from infrastructure.monitoring.records.run_list import finished_model, model_of_run
+
+
+def make_ready(config: DeploymentConfig) -> None:
+    """Complete a configuration, and refuse one that cannot be carried out.
+
+    If no data is configured, the sample data is used. The name of a run is replaced by the path of
+    its model. Lengths that the user did not set are limited to what the model supports. Names of
+    plug-ins keep the meaning that they had when the run began. A second call changes nothing.
+
+    Raises:
+        ConfigurationError: settings cannot be carried out; the message has a sentence for each.
+    """
+    use_sample_data(config)
+    _find_models_of_runs(config)
+    fit_lengths(config, may_fetch=True)
+    config.adopt_plugins()
+    config.check_supported()
+
+
+def problems_of(config: DeploymentConfig) -> list[str]:
+    """Return the sentences that `make_ready` would raise, without changing the configuration or
+    contacting the Hub."""
+    ready = config.changed([])
+    use_sample_data(ready)
+    _find_models_of_runs(ready)
+    fit_lengths(ready, may_fetch=False)
+    return ready.problems()
+
+
+def _find_models_of_runs(config: DeploymentConfig) -> None:
+    output_dir, name = Path(config.output_dir), config.model.name
+    config.model.name = model_of_run(name, output_dir)
+    if Path(name).name not in Path(config.model.name).parts:
+        config.note(phrase("data.model_is_run", name=name, path=config.model.name))
+    if config.training.teacher is not None:
+        config.training.teacher = model_of_run(config.training.teacher, output_dir)
+
+
+def fit_lengths(config: DeploymentConfig, *, may_fetch: bool) -> None:
+    """Limit the lengths that the user did not set to what the model supports.
+
+    Examples are at most as long as the model has positions. If answers generated in training could
+    fill a whole example, they are limited to half of it, which leaves the rest to the prompt.
+
+    Args:
+        may_fetch: download the configuration of a Hub model if it is not in the cache.
+    """
+    _fit_examples(config, may_fetch=may_fetch)
+    _fit_answers(config)
+
+
+def _fit_answers(config: DeploymentConfig) -> None:
+    if config.training.method not in GENERATING or not _is_nobodys(
+        config, "training.max_completion_length"
+    ):
+        return
+    longest = config.data.max_length
+    if longest > config.training.max_completion_length:
+        return
+    half = max(1, longest // 2)
+    config.note(
+        phrase(
+            "data.completion_length_lowered",
+            half=half,
+            max_completion_length=config.training.max_completion_length,
+            longest=longest,
+        )
+    )
+    config.training.max_completion_length = half
+    config.came_from("training.max_completion_length", phrase("data.half_of_max_length"))
+
+
+def _is_nobodys(config: DeploymentConfig, key: str) -> bool:
+    return config.source(key).layer in (Layer.DEFAULT, Layer.PRESET)
+
+
+def _fit_examples(config: DeploymentConfig, *, may_fetch: bool) -> None:
+    if not _is_nobodys(config, "data.max_length"):
+        return
+    positions = num_positions(config, may_fetch=may_fetch)
+    if positions is None or positions >= config.data.max_length:
+        return
+    config.note(
+        phrase("data.max_length_lowered", positions=positions, max_length=config.data.max_length)
+    )
+    config.data.max_length = positions
+    config.came_from("data.max_length", phrase("data.from_model_positions"))
+
+
+def num_positions(config: DeploymentConfig, *, may_fetch: bool) -> int | None:
+    """Return the number of tokens that the model can read; None if it is unknown or unavailable.
+
+    Args:
+        may_fetch: download the configuration of a Hub model if it is not in the cache.
+    """
+    if config.model.name == "embedded":
+        return config.model.embedded.max_positions
+    folder = Path(finished_model(config.model.name)).expanduser()
+    if folder.exists():
+        values = _in_folder(folder, "config.json")
+        base = _in_folder(folder, "adapter_config.json").get("base_model_name_or_path")
+        if isinstance(base, str):
+            values = json_of(Path(base) / "config.json") or _on_hub(base, None, may_fetch)
+    else:
+        values = _on_hub(config.model.name, config.model.revision, may_fetch)
+    text = values.get("text_config")
+    inside = text if isinstance(text, dict) else values
+    positions = inside.get("max_position_embeddings")
+    return positions if isinstance(positions, int) and positions > 1 else None
+
+
+def _in_folder(folder: Path, name: str) -> JsonObject:
+    """Return the contents of a JSON file of a saved model, or of the final model of a run."""
+    return json_of(folder / name) or json_of(folder / "final" / name)
+
+
+def _on_hub(name: str, revision: str | None, may_fetch: bool) -> JsonObject:
+    """Return the configuration of a Hub model, cached or fetched; {} if it is unavailable."""
+    if name in REGISTERED_MODELS or reads_like_path(name):
+        return {}
+    find = hub_file if may_fetch else cached_file
+    try:
+        return json_of(find(name, "config.json", revision))
+    except NotOnHubError:  # reported when the model is loaded
+        return {}

@@ -1,0 +1,50 @@
+"""Augmentation: a plug-in that changes a conversation each time it is used.
+
+Its randomness is a pure function of (seed, epoch, position), so a resumed run sees the same
+changes. Augmented conversations are tokenized on the fly. If one cannot be used (too long, no
+answer left), the unchanged one is used instead.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from infrastructure.config import registries
+from infrastructure.core.errors import InputError
+from infrastructure.core.registry import Registry
+from infrastructure.data.readers.rows import Conversation
+
+Augmentation = Callable[[Conversation, np.random.RandomState], Conversation]
+
+AUGMENTATIONS: Registry[Augmentation] = registries.AUGMENTATIONS
+
+
+def register_augmentation(name: str, function: Augmentation) -> None:
+    """Register an augmentation, for `data.augmentation=name`.
+
+    An installed package can register one with an entry point in the group "temper.augmentations".
+
+    Args:
+        function: returns a changed conversation; all its randomness comes from the generator.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    AUGMENTATIONS.register(name, function)
+
+
+def unregister_augmentation(name: str) -> None:
+    """Remove an augmentation that `register_augmentation` added."""
+    AUGMENTATIONS.unregister(name)
+
+
+def get_augmentation(name: str) -> Augmentation:
+    """Return the augmentation with this name.
+
+    Raises:
+        ValueError: there is none; the message suggests the nearest name.
+    """
+    try:
+        return AUGMENTATIONS.get(name)
+    except ValueError as error:
+        raise InputError("data.unknown_augmentation", reason=error) from error

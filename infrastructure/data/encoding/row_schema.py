@@ -1,0 +1,707 @@
+"""The meaning of a row: six known shapes, and the conversion of each to a conversation.
+
+| shape | columns |
+| --- | --- |
+| prompt | prompt and completion (or response, answer, ...) |
+| qa | question and answer |
+| alpaca | instruction, output and optionally input |
+| messages | a list of {"role", "content"} |
+| sharegpt | a list of {"from", "value"} |
+| text | text, all of it trained on |
+
+Every row of a known shape becomes a `Conversation`, or a `BadRow` with the reason. Whole numbers
+are taken as text; any other type is refused rather than guessed at. Other fields of a message than
+its role and text (tool calls, thinking) are passed to the chat template, as are the columns `tools`
+and `chat_template_kwargs`. A message of `weight` 0 is read and not trained on. Images are parts of
+messages, or in a separate column.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from infrastructure.core.json_text import parse_json
+from infrastructure.core.messages import phrase
+from infrastructure.data.encoding.python_repr import parse_python
+from infrastructure.data.readers.pictures import (
+    SOURCE_KEYS,
+    PictureError,
+    picture_source,
+)
+from infrastructure.data.readers.rows import (
+    BROKEN_JSON,
+    EMPTY,
+    HALF_CHARACTER,
+    MISSING_COLUMN,
+    NOT_SUPERVISED,
+    PICTURE,
+    PICTURE_PART,
+    TEXT_ROLE,
+    WRONG_TYPE,
+    BadRow,
+    Conversation,
+    Label,
+    PictureSource,
+    Row,
+    RowValues,
+    Turn,
+    excerpt,
+    kind_of,
+)
+from infrastructure.data.readers.text_formats import has_surrogates
+
+PROMPT, QA, ALPACA, MESSAGES, SHAREGPT, TEXT = SHAPES = (
+    "prompt",
+    "qa",
+    "alpaca",
+    "messages",
+    "sharegpt",
+    "text",
+)
+# Version of how rows are read and converted; rows prepared with another version are prepared again.
+# 2: the arguments of tool calls are objects, and tables add no keys to messages. 3: calls that a
+# template would leave out are refused although their names occur in the text. 4: a context is
+# written even if its letters occur in the question, and also with a prompt of messages; lines that
+# a stray quote joins are not a row, the types of cells decide, texts keep their white space. 5:
+# tab-separated files may use quotes as text. 6: a lone carriage return is part of a cell, calls and
+# tools are given in the form that the template takes, `loss` of a message decides.
+ROWS_VERSION = 6
+LEARNT_KEYS = ("weight", "train", "loss")  # keys of a message that decide whether it is trained on
+CHAT_KEYS = {MESSAGES: ("role", "content"), SHAREGPT: ("from", "value")}
+OTHER_ROLE_KEYS = ("author",)  # of messages that have neither "role" nor "from"
+CONTENT_KEYS = ("content", "value", "parts", "text")
+PICTURES = "pictures"  # the part of a column that holds an image, or a list of them
+PICTURE_TYPES = (PICTURE_PART, "image_url", "input_image")  # of a message's parts
+PICTURE_MARK = "<image>"  # position of an image in a text, with a column of images
+CHOICES = "choices"  # the part of a column that lists the answers to choose from
+BY_TURNS = "turns"  # the part of a column that lists texts of user and assistant in turn
+HISTORY = "history"
+FIRST_OF = "answers"  # a column with this name lists answers that are all right
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "chatbot": "assistant",
+    "ai": "assistant",
+    "prompter": "user",
+    "model": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+    "function_call": "assistant",
+    "tool_call": "assistant",
+}
+CALL_ROLES = ("function_call", "tool_call")  # their text is a tool call, or a list of calls
+
+
+MESSAGE, IMAGE, ENTRY = "data.place_message", "data.place_image", "data.place_tool"
+IMAGE_OF_MESSAGE = "data.image_of_message"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A position in a row, which is rendered only if a message names it.
+
+    Attributes:
+        number: of the part of the column, from 1; 0: the whole column.
+        part: the code of the words for such a part.
+        key: the key of a value inside that part; "": all of it.
+    """
+
+    column: str
+    number: int = 0
+    part: str = MESSAGE
+    key: str = ""
+
+    def __str__(self) -> str:
+        if self.key:
+            return phrase("data.place_key", key=self.key, where=replace(self, key=""))
+        if not self.number:
+            return phrase("data.place_column", column=self.column)
+        return phrase(self.part, number=self.number, column=self.column)
+
+
+class ShapeError(Exception):
+    """An error for a row that does not fit the shape; the row becomes a `BadRow`."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class RowSchema:
+    """A recognized shape: the part that each column plays, and why it was chosen.
+
+    Attributes:
+        columns: part ("prompt", "answer", "context", "system", "chat", "text", "tools",
+            "options", "history", "choices", "turns", "pictures") → column; `a.b` is b inside the
+            object a.
+    """
+
+    name: str
+    columns: dict[str, str]
+    reason: str
+    task_column: str | None = None
+    group_column: str | None = None
+
+    def convert(self, row: Row) -> Conversation | BadRow:
+        """Return the row as a conversation with an answer, or a `BadRow` with the reason."""
+        try:
+            return self.conversation(row)
+        except ShapeError as error:
+            shown = excerpt(json.dumps(row.values, ensure_ascii=True, default=str))
+            return BadRow(row.source, row.line, error.reason, error.detail, shown, row.offset)
+
+    def conversation(self, row: Row) -> Conversation:
+        """Return the row as a conversation; raises `ShapeError` if the row does not fit."""
+        turns, num_given = self._turns(row.values)
+        pictures = self._pictures(row.values, turns)
+        inputs = self.inputs(row.values)
+        task, group = self._label(row, self.task_column), self._label(row, self.group_column)
+        place = (row.source, row.line)
+        return Conversation(tuple(turns), task, group, *place, inputs, num_given, pictures)
+
+    def _pictures(self, values: RowValues, turns: list[Turn]) -> tuple[PictureSource, ...]:
+        """Return the images of a row; each gets a part in `turns`, if it has none there yet.
+
+        Images of a column are put where messages have image parts without content; else where the
+        texts contain <image>; else before the text of the first user message.
+        """
+        column = self.columns.get(PICTURES)
+        listed = _listed_pictures(value_of(values, column), column) if column else []
+        chats = self._chat_columns(values)
+        own = [source for part in chats for source in _own_pictures(values, part)]
+        if listed and not own:
+            turns[:] = map(_with_marked_parts, turns)
+            own = [None] * sum(turn.num_pictures for turn in turns)
+        if listed and not own:
+            first = next((n for n, turn in enumerate(turns) if turn.role == "user"), None)
+            if first is None:
+                raise ShapeError(PICTURE, phrase("data.image_without_prompt", column=column))
+            text = [{"type": "text", "text": turns[first].text}]
+            turns[first] = _of_parts(turns[first], [{"type": PICTURE_PART}] * len(listed) + text)
+            own = [None] * len(listed)
+        if own.count(None) != len(listed):
+            has = (
+                phrase("data.column_image_count", column=column, count=len(listed))
+                if column
+                else phrase("data.row_without_image_column")
+            )
+            detail = phrase("data.image_marks_mismatch", num_marks=own.count(None), has=has)
+            raise ShapeError(PICTURE, detail)
+        given = iter(listed)
+        return tuple(next(given) if source is None else source for source in own)
+
+    def _chat_columns(self, values: RowValues) -> list[str]:
+        """Return the columns that list messages; a text prompt is not one, however it begins."""
+        pair = [self.columns[part] for part in ("prompt", "answer") if part in self.columns]
+        lists = [column for column in pair if isinstance(value_of(values, column), list)]
+        return [*([self.columns["chat"]] if "chat" in self.columns else []), *lists]
+
+    @property
+    def used(self) -> frozenset[str | None]:
+        """The columns that play a part."""
+        whole = {column.partition(".")[0] for column in self.columns.values()}
+        return frozenset({*self.columns.values(), *whole, self.task_column, self.group_column})
+
+    def _label(self, row: Row, column: str | None) -> str:
+        value = value_of(row.values, column)
+        return "" if value is None else str(value)
+
+    def _turns(self, values: RowValues) -> tuple[list[Turn], int]:
+        """Return the messages, and how many of them are given as a separate prompt."""
+        if self.name == TEXT:
+            return [Turn(TEXT_ROLE, _text(values, self.columns["text"]))], 0
+        if self.name in CHAT_KEYS:
+            column = self.columns["chat"]
+            chat = _present(values, column)
+            turns = _by_turns(chat, column) if BY_TURNS in self.columns else None
+            turns = chat_turns(chat, column) if turns is None else turns
+            return self._system(values, turns) + _with_answer(turns, column), 0
+        answer = self.columns["answer"]
+        before, after = self.prompt_turns(values), self.answers(values, answer)
+        if isinstance(value_of(values, self.columns["prompt"]), list):
+            return before + _with_answer(after, answer), len(before)
+        if after[0].role != "assistant":
+            detail = phrase("data.answer_column_begins_otherwise", column=answer)
+            raise ShapeError(NOT_SUPERVISED, detail)
+        return [*before, *after], 0
+
+    def prompt_turns(self, values: RowValues, messages: Sequence[Turn] = ()) -> list[Turn]:
+        """Return the messages of a row's prompt, without its answer; all prompts are built here.
+
+        Args:
+            messages: the question, if another column holds it.
+
+        Raises:
+            ShapeError: the row has no question.
+        """
+        turns = [*_past_turns(values, self.columns.get(HISTORY))]
+        turns += messages or self._question(values)
+        context = _optional_text(values, self.columns.get("context"))
+        listed = _listed_choices(values, self.columns[CHOICES]) if CHOICES in self.columns else ""
+        if context or listed:
+            last = max((n for n, turn in enumerate(turns) if turn.role == "user"), default=None)
+            if last is None:
+                raise ShapeError(EMPTY, phrase("data.columns_without_prompt"))
+            turns[last] = _with_more_text(_with_more_text(turns[last], context), listed)
+        return self._system(values, turns) + turns
+
+    def _question(self, values: RowValues) -> list[Turn]:
+        prompt = self.columns["prompt"]
+        if isinstance(value_of(values, prompt), list):
+            return chat_turns(_present(values, prompt), prompt)
+        return [Turn("user", _text(values, prompt))]
+
+    def answers(self, values: RowValues, column: str) -> list[Turn]:
+        """Return the answer in a column: a text, a choice, or messages; raises `ShapeError`."""
+        if CHOICES in self.columns:
+            return [Turn("assistant", _choice(values, self.columns[CHOICES], column))]
+        value = _present(values, column)
+        listed = value if isinstance(value, list) else [value]
+        if any(isinstance(one, Mapping) and message_keys(one)[0] in one for one in listed):
+            return chat_turns(listed, column)
+        text = _as_text(_first_answer(value, column), Where(column))
+        return [Turn("assistant", text)]
+
+    def _system(self, values: RowValues, turns: list[Turn]) -> list[Turn]:
+        """Return the system message of a column if the messages have none."""
+        system = _optional_text(values, self.columns.get("system"))
+        has_own = any(turn.role == "system" for turn in turns)
+        return [Turn("system", system)] if system and not has_own else []
+
+    def inputs(self, values: RowValues) -> str:
+        """Return the inputs of the chat template besides messages, as `Conversation.inputs`."""
+        inputs: dict[str, object] = {}
+        for part, kind in (("tools", list), ("options", dict)):
+            column = self.columns.get(part)
+            value = from_json_text(value_of(values, column), column) if column else None
+            if not column or not value:
+                continue
+            if not isinstance(value, kind):
+                detail = phrase(
+                    "data.column_of_wrong_type",
+                    column=column,
+                    kind=kind_of(value),
+                    wanted=kind_of(kind()),
+                )
+                raise ShapeError(WRONG_TYPE, detail)
+            if isinstance(value, list):
+                inputs["tools"] = _tool_schemas(value, column)
+            elif isinstance(value, dict):
+                given = {key: one for key, one in value.items() if one is not None}
+                inputs |= {"chat_template_kwargs": given} if given else {}
+        return json.dumps(inputs, ensure_ascii=False, default=str) if inputs else ""
+
+
+def value_of(values: RowValues, column: str | None) -> object:
+    """Return a row's value in a column; None if it has none. `a.b` is b inside the object a."""
+    return _held(values, column)[0] if column else None
+
+
+def _held(values: RowValues, column: str) -> tuple[object, bool]:
+    """Return a row's value in a column, and whether the row has that column."""
+    if column in values or "." not in column:
+        return values.get(column), column in values
+    outer, _, inner = column.partition(".")
+    held = values.get(outer)
+    if not isinstance(held, Mapping):
+        return None, False
+    return _held(held, inner)
+
+
+def _present(values: RowValues, column: str) -> object:
+    value, is_there = _held(values, column)
+    if not is_there:
+        raise ShapeError(MISSING_COLUMN, phrase("data.column_missing", column=column))
+    return value
+
+
+def _first_answer(value: object, column: str) -> object:
+    """Return the text of an answer; the first one if several right answers are given."""
+    if isinstance(value, Mapping):
+        keys = [key for key in ("value", "text") if key in value]
+        return _first_of(value[keys[0]], column) if keys else value
+    is_list = column.rpartition(".")[2].strip().lower() == FIRST_OF
+    return _first_of(value, column) if is_list else value
+
+
+def _first_of(value: object, column: str) -> object:
+    if not isinstance(value, list):
+        return value
+    if not value:
+        raise ShapeError(EMPTY, phrase("data.column_without_answer", column=column))
+    return value[0].get("text") if isinstance(value[0], Mapping) else value[0]
+
+
+def _past_turns(values: RowValues, column: str | None) -> list[Turn]:
+    """Return the earlier turns, which a column gives as pairs of a question and an answer."""
+    past = from_json_text(value_of(values, column), column) if column else None
+    if not column or not past:
+        return []
+    if not isinstance(past, list) or not all(isinstance(p, list) and len(p) == 2 for p in past):
+        raise ShapeError(WRONG_TYPE, phrase("data.history_not_pairs", column=column))
+    where, texts = Where(column), [text for pair in past for text in pair]
+    roles = ("user", "assistant") * len(past)
+    return [Turn(role, _as_text(text, where)) for role, text in zip(roles, texts, strict=True)]
+
+
+def _listed_choices(values: RowValues, column: str) -> str:
+    """Return the answers to choose from, one per line."""
+    lines = _lines_of_choices(values, column)[0]
+    if not lines:
+        raise ShapeError(WRONG_TYPE, phrase("data.choices_missing", column=column))
+    return "\n".join(lines)
+
+
+def _choice(values: RowValues, column: str, answer: str) -> str:
+    """Return the right answer as its line among the choices."""
+    lines, labels = _lines_of_choices(values, column)
+    number = chosen_number(_present(values, answer), labels)
+    if number is None:
+        detail = phrase("data.choice_unknown", answer=answer, column=column)
+        raise ShapeError(WRONG_TYPE, detail)
+    return lines[number]
+
+
+def _lines_of_choices(values: RowValues, column: str) -> tuple[list[str], list[str]]:
+    texts, labels = choices_in(_present(values, column))
+    lines = [f"{label}. {text}" for label, text in zip(labels, texts, strict=True)]
+    return lines, labels
+
+
+def choices_in(value: object) -> tuple[list[str], list[str]]:
+    """Return the answers to choose from and their labels; ([], []) if there are none."""
+    if isinstance(value, Mapping) and "text" not in value:  # {"A": "Two.", "B": "Three."}
+        value = {"text": [*value.values()], "label": [*value]}
+    texts = value.get("text") if isinstance(value, Mapping) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        return [], []
+    letters = [chr(ord("A") + n) for n in range(len(texts))]
+    labels = value.get("label") if isinstance(value, Mapping) else letters
+    if not isinstance(labels, list) or len(labels) != len(texts):
+        labels = letters
+    return texts, [str(label) for label in labels]
+
+
+def chosen_number(answer: object, labels: Sequence[str]) -> int | None:
+    """Return the 0-based index of the right answer, given as that number or as its label."""
+    if isinstance(answer, Label) and answer not in labels:
+        answer = answer.number
+    if isinstance(answer, int) and not isinstance(answer, bool):
+        return answer if 0 <= answer < len(labels) else None
+    return labels.index(answer) if isinstance(answer, str) and answer in labels else None
+
+
+def _by_turns(value: object, column: str) -> list[Turn] | None:
+    """Return the turns of a list of texts, alternately of user and assistant; None for other
+    values."""
+    texts = from_json_text(value, column)
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        return None
+    return [
+        Turn("assistant" if n % 2 else "user", _as_text(text, Where(column, n + 1)))
+        for n, text in enumerate(texts)
+    ]
+
+
+def _text(values: RowValues, column: str) -> str:
+    return _as_text(_present(values, column), Where(column))
+
+
+def _optional_text(values: RowValues, column: str | None) -> str:
+    if not column:
+        return ""
+    value = value_of(values, column)
+    if isinstance(value, Mapping) and isinstance(value.get("parts"), list):
+        value = value["parts"]  # as in Gemini's system instruction
+    if value is None or value == "":
+        return ""
+    if isinstance(value, list) and all(isinstance(_part(part), str) for part in value):
+        value = "\n\n".join(str(_part(part)) for part in value)
+    text = _as_text(value, Where(column), may_be_empty=True)
+    return text if text.strip() else ""
+
+
+def _as_text(value: object, where: Where, may_be_empty: bool = False) -> str:
+    if value is None:
+        raise ShapeError(EMPTY, phrase("data.value_empty", where=where))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        advice = phrase("data.quote_number") if isinstance(value, float) else ""
+        detail = phrase("data.value_not_text", where=where, kind=kind_of(value), advice=advice)
+        raise ShapeError(WRONG_TYPE, detail)
+    if not may_be_empty and not value.strip():
+        raise ShapeError(EMPTY, phrase("data.value_empty", where=where))
+    if has_surrogates(value):
+        raise ShapeError(HALF_CHARACTER, phrase("data.character_cut_in", where=where))
+    return value
+
+
+def chat_turns(value: object, column: str) -> list[Turn]:
+    """Return the messages of a list, whatever the names of their keys; raises `ShapeError`."""
+    messages = from_json_text(value, column)
+    if not isinstance(messages, list):
+        detail = phrase("data.column_not_list", column=column, kind=kind_of(value))
+        raise ShapeError(WRONG_TYPE, detail)
+    if not messages:
+        raise ShapeError(EMPTY, phrase("data.column_without_messages", column=column))
+    return [_turn(message, Where(column, n)) for n, message in enumerate(messages, 1)]
+
+
+def from_json_text(value: object, column: str | Where) -> object:
+    """Return the value of a column; parse a list or object in JSON or as Python prints it.
+
+    Args:
+        column: its name, or another position in the row.
+
+    Raises:
+        ShapeError: the text begins like a list or an object and cannot be parsed.
+    """
+    if not (isinstance(value, str) and value.lstrip().startswith(("[", "{"))):
+        return value
+    try:
+        return parse_json(value)
+    except ValueError as error:
+        try:
+            return parse_python(value)
+        except ValueError as other:
+            detail = phrase(
+                "data.value_neither_json_nor_python",
+                where=Where(column) if isinstance(column, str) else column,
+                json_error=error,
+                python_error=other,
+            )
+            raise ShapeError(BROKEN_JSON, detail) from error
+
+
+def _turn(message: object, where: Where) -> Turn:
+    if not isinstance(message, dict):
+        detail = phrase("data.message_not_object", where=where, kind=kind_of(message))
+        raise ShapeError(WRONG_TYPE, detail)
+    keys = message_keys(message)
+    if keys[0] not in message:
+        raise ShapeError(MISSING_COLUMN, phrase("data.message_without_role", where=where))
+    role = ROLES.get(str(message[keys[0]]).lower())
+    if role is None:
+        detail = phrase("data.message_role_unknown", where=where, role=message[keys[0]])
+        raise ShapeError(WRONG_TYPE, detail)
+    if message.get("function_call"):
+        detail = phrase("data.function_call_replaced", where=where)
+        raise ShapeError(WRONG_TYPE, detail)
+    if str(message[keys[0]]).lower() in CALL_ROLES:
+        spoken = from_json_text(message.get(keys[1]), replace(where, key=keys[1]))
+        listed = spoken if isinstance(spoken, list) else [spoken]
+        message = {**message, keys[1]: None, "tool_calls": listed}
+    if message.get("tool_calls"):
+        message = {**message, "tool_calls": _calls(message["tool_calls"], where)}
+    calls = message.get("tool_calls")
+    known = {*keys, *_learnt_keys(message)}
+    others = {key: value for key, value in message.items() if key not in known}
+    fields = {key: value for key, value in others.items() if value is not None}
+    content = message.get(keys[1])
+    shows_pictures = isinstance(content, list) and any(map(_is_picture, content))
+    if isinstance(content, list):
+        parts = [one for one in content if not _is_picture(one)]
+        if shows_pictures:
+            fields["content"] = [_plain_part(one, where) for one in content]
+        content = _joined_parts(parts, where)
+    if content is None and calls:
+        content, fields["content"] = "", None
+    text = _as_text(content, where, may_be_empty=role != "user" or shows_pictures)
+    packed = json.dumps(fields, ensure_ascii=False, default=str) if fields else ""
+    return Turn(role, text, packed, _is_learnt(message, where))
+
+
+def _calls(calls: object, where: Where) -> list[object]:
+    """Return tool calls with their arguments as objects.
+
+    OpenAI writes arguments as JSON text, which a chat template would quote a second time.
+    """
+    if not (isinstance(calls, list) and all(map(_names_function, calls))):
+        raise ShapeError(WRONG_TYPE, phrase("data.calls_without_names", where=where))
+    return [_with_object_arguments(call, where) for call in calls]
+
+
+def _with_object_arguments(call: Mapping[str, Any], where: Where) -> dict[str, Any]:
+    function: Mapping[str, Any] = call.get("function", call)
+    name, arguments = function["name"], function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = parse_json(arguments) if arguments.strip() else {}
+        except ValueError as error:
+            detail = phrase("data.tool_arguments_not_json", name=name, where=where, reason=error)
+            raise ShapeError(BROKEN_JSON, detail) from error
+    if not isinstance(arguments, dict | None):
+        detail = phrase(
+            "data.tool_arguments_not_object", name=name, where=where, kind=kind_of(arguments)
+        )
+        raise ShapeError(WRONG_TYPE, detail)
+    changed = dict(function) if arguments is None else {**function, "arguments": arguments}
+    return {**call, "function": changed} if "function" in call else changed
+
+
+def _names_function(call: object) -> bool:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def are_tools(value: object) -> bool:
+    """Return whether a column `tools` holds objects, as chat templates take them, valid or not.
+
+    Some datasets have plain words in a column of that name.
+    """
+    try:
+        listed = from_json_text(value, "")
+        schemas = (
+            [from_json_text(one, "") for one in listed] if isinstance(listed, list) else [listed]
+        )
+    except ShapeError:
+        return True  # it looks like such a list, so its errors are reported
+    return any(isinstance(schema, Mapping) for schema in schemas)
+
+
+def _tool_schemas(tools: Sequence[object], column: str) -> list[object]:
+    """Return the tools for a chat template: objects with names; each may be given as JSON text."""
+    schemas = [from_json_text(one, Where(column, n, ENTRY)) for n, one in enumerate(tools, 1)]
+    if not all(map(_names_function, schemas)):
+        raise ShapeError(WRONG_TYPE, phrase("data.tools_without_names", column=column))
+    return schemas
+
+
+def _learnt_keys(message: Mapping[object, object]) -> list[str]:
+    """Return the keys of a message that decide whether it is trained on.
+
+    A number under `loss` does not count: it may be a measured loss.
+    """
+    given = [key for key in LEARNT_KEYS if message.get(key) is not None]
+    return [key for key in given if key != "loss" or isinstance(message[key], bool)]
+
+
+def _is_learnt(message: Mapping[object, object], where: Where) -> bool:
+    """Return whether a message is trained on by OpenAI's `weight`, Axolotl's `train`, or ms-swift's
+    `loss`: 0 or false excludes it."""
+    values = {key: message[key] for key in _learnt_keys(message)}
+    for key, value in values.items():
+        if value not in (0, 1):
+            detail = phrase("data.weight_not_0_or_1", key=key, where=where, value=value)
+            raise ShapeError(WRONG_TYPE, detail)
+    return all(values.values())
+
+
+def message_keys(message: Mapping[str, object]) -> tuple[str, str]:
+    """Return the keys under which a message has its role and its text."""
+    roles = ("role", *OTHER_ROLE_KEYS)
+    role, content = CHAT_KEYS[SHAREGPT]
+    role = next((key for key in roles if key in message), role)
+    if role != "from":
+        content = next((key for key in CONTENT_KEYS if key in message), "content")
+    return role, content
+
+
+def _part(part: object) -> object:
+    return part.get("text") if isinstance(part, dict) else part
+
+
+def _joined_parts(parts: Sequence[object], where: Where) -> str:
+    texts = [_part(part) for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise ShapeError(WRONG_TYPE, phrase("data.message_not_only_text", where=where))
+    return "".join(map(str, texts))
+
+
+def _is_picture(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") in PICTURE_TYPES
+
+
+def _plain_part(part: object, where: Where) -> dict[str, str]:
+    """Return a part of a message as chat templates take it; an image part without its content."""
+    if _is_picture(part):
+        return {"type": PICTURE_PART}
+    return {"type": "text", "text": _joined_parts([part], where)}
+
+
+def _of_parts(turn: Turn, parts: Sequence[Mapping[str, str]]) -> Turn:
+    fields = json.loads(turn.fields) if turn.fields else {}
+    return replace(turn, fields=json.dumps({**fields, "content": parts}, ensure_ascii=False))
+
+
+def _with_marked_parts(turn: Turn) -> Turn:
+    """Return a message whose text contains <image> as parts; the marks are not part of its text."""
+    if PICTURE_MARK not in turn.text or turn.parts:
+        return turn
+    texts = [text.strip("\n") for text in turn.text.split(PICTURE_MARK)]
+    parts: list[dict[str, str]] = []
+    for number, text in enumerate(texts):
+        parts += [{"type": PICTURE_PART}] if number else []
+        parts += [{"type": "text", "text": text}] if text else []
+    return _of_parts(replace(turn, text="".join(texts)), parts)
+
+
+def _listed_pictures(value: object, column: str) -> list[PictureSource]:
+    value = from_json_text(value, column)
+    if value in (None, "", b""):
+        return []
+    held = value if isinstance(value, list) else [value]
+    is_alone = len(held) == 1
+    return [
+        _source(one, Where(column, 0 if is_alone else number, IMAGE))
+        for number, one in enumerate(held, 1)
+    ]
+
+
+def _own_pictures(values: RowValues, column: str) -> list[PictureSource | None]:
+    """Return the images of a list of messages, in order; None for image parts without content."""
+    messages = from_json_text(value_of(values, column), column)
+    sources: list[PictureSource | None] = []
+    for number, message in enumerate(messages if isinstance(messages, list) else [], 1):
+        content = message.get(message_keys(message)[1]) if isinstance(message, dict) else None
+        for part in filter(_is_picture, content if isinstance(content, list) else []):
+            has_own = any(part.get(key) is not None for key in SOURCE_KEYS)
+            where = Where(column, number, IMAGE_OF_MESSAGE)
+            sources.append(_source(part, where) if has_own else None)
+    return sources
+
+
+def _source(value: object, where: Where) -> PictureSource:
+    try:
+        return picture_source(value, str(where))
+    except PictureError as error:
+        raise ShapeError(PICTURE, str(error)) from error
+
+
+def _with_answer(turns: list[Turn], column: str) -> list[Turn]:
+    """Return the messages, after checking that at least one is an answer that is not empty."""
+    answers = {n: turn for n, turn in enumerate(turns, 1) if turn.role == "assistant"}
+    if not answers:
+        raise ShapeError(NOT_SUPERVISED, phrase("data.no_assistant_message"))
+    if not any(turn.text.strip() or turn.calls_tools for turn in answers.values()):
+        where = Where(column, max(answers))
+        raise ShapeError(EMPTY, phrase("data.value_empty", where=where))
+    return turns
+
+
+def with_context(question: str, context: str | None) -> str:
+    """Return a question followed by its context.
+
+    The context is written even if the question contains the same text, which may be chance.
+    """
+    return f"{question}\n\n{context}" if context and context.strip() else question
+
+
+def _with_more_text(turn: Turn, text: str) -> Turn:
+    """Return a message with one more paragraph; if it has parts, as its last part."""
+    more = with_context(turn.text, text)
+    if more == turn.text:
+        return turn
+    added = {"type": "text", "text": more[len(turn.text) :]}
+    return replace(_of_parts(turn, [*turn.parts, added]) if turn.parts else turn, text=more)

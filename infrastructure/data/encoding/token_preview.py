@@ -1,0 +1,169 @@
+"""A view of an example that shows which tokens are trained, and which of them end an answer: as
+text, in a terminal's colors, or as HTML."""
+
+import html
+from collections.abc import Sequence
+from enum import Enum
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from infrastructure.core.messages import phrase
+from infrastructure.data.encoding.chat_format import special_tokens
+from infrastructure.data.store.examples import TokenizedExample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Kind(Enum):
+    """The use of a token in training.
+
+    - MASKED: the model reads it and is not trained on it.
+    - TRAINED: the model learns to generate it.
+    - STOP: the model learns to generate it, and it ends its answer.
+    """
+
+    MASKED = "masked"
+    TRAINED = "trained"
+    STOP = "stop"
+
+
+COLOURS = {Kind.MASKED: "2", Kind.TRAINED: "32", Kind.STOP: "7;32"}
+HALF, MOST_BYTES = "\ufffd", 4  # decoded from a part of a character; bytes per character
+MOST_TOKENS = 2000  # shown of an example; the rest is counted
+# For pages without a style sheet; the backgrounds are readable in light and dark mode.
+PREVIEW_STYLE = """<style>
+.temper-tokens pre {white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.7}
+.temper-tokens mark {background: #2463c43d; color: inherit; border-radius: 3px}
+.temper-tokens mark.stop {background: #c65d0e66; outline: 1px solid #c65d0e}
+</style>"""
+
+
+def kinds_of(example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase") -> list[Kind]:
+    """Return the kind of each token; a stop is the last special token of a trained stretch."""
+    trained = example.supervised
+    is_special = np.isin(example.input_ids, list(special_tokens(tokenizer)))
+    kinds = [Kind.TRAINED if is_trained else Kind.MASKED for is_trained in trained]
+    is_open = True  # to the right, this stretch has only white space
+    for place in range(len(kinds) - 1, -1, -1):
+        if not trained[place]:
+            is_open = True
+        elif is_open:
+            if is_special[place]:
+                kinds[place] = Kind.STOP
+            is_open = not is_special[place] and not _text(tokenizer, example, place).strip()
+    return kinds
+
+
+def counts_line(kinds: Sequence[Kind]) -> str:
+    """Return `45 tokens: 12 trained, 2 of them end an answer, 33 masked`."""
+    stops = kinds.count(Kind.STOP)
+    trained = kinds.count(Kind.TRAINED) + stops
+    verb = "ends" if stops == 1 else "end"
+    return phrase(
+        "data.token_counts",
+        total=len(kinds),
+        trained=trained,
+        num_ends=stops,
+        verb=verb,
+        masked=len(kinds) - trained,
+    )
+
+
+def token_preview(
+    example: TokenizedExample,
+    tokenizer: "PreTrainedTokenizerBase",
+    has_colour: bool = False,
+    left_out: Sequence[str] = (),
+) -> str:
+    """Return the tokens as text: `|` between them, trained ones in ⟦ ⟧, with ■ after each that ends
+    an answer, and ⏎ for a newline.
+
+    Args:
+        has_colour: masked tokens are dim, trained ones green, and those that end an answer
+            reversed.
+        left_out: texts of the row that the model never reads, in words; one per line.
+    """
+    parts = []
+    tokens = _tokens(example, tokenizer)
+    for is_masked, run in groupby(tokens, lambda token: token[1] is Kind.MASKED):
+        shown = [_in_text(text, kind, has_colour) for text, kind in run]
+        joined = "|".join(shown)
+        parts.append(joined if is_masked else f"⟦{joined}⟧")
+    below = "".join("\n" + phrase("data.left_out", text=one) for one in left_out)
+    return "".join(parts) + _rest(example) + below
+
+
+def token_preview_html(
+    example: TokenizedExample,
+    tokenizer: "PreTrainedTokenizerBase",
+    left_out: Sequence[str] = (),
+) -> str:
+    """Return the tokens as HTML, with a legend above and the left-out texts of the row below.
+
+    Trained tokens are highlighted, and show their kind when the pointer is on them.
+    """
+    spans = []
+    for text, kind in _tokens(example, tokenizer):
+        shown = html.escape(text).replace("\n", "⏎\n")
+        spans.append(_element(kind, shown))
+    key = " ".join(_element(kind, kind.value) for kind in Kind)
+    line = html.escape(counts_line(kinds_of(example, tokenizer)))
+    lost = (html.escape(phrase("data.left_out", text=one)) for one in left_out)
+    below = "".join(f"<p>{one}</p>" for one in lost)
+    return f"<p>{key} · {line}</p><pre>{'&#8203;'.join(spans)}{_rest(example)}</pre>{below}"
+
+
+def _element(kind: Kind, shown: str) -> str:
+    if kind is Kind.MASKED:
+        return f'<span title="masked">{shown}</span>'
+    stop = ' class="stop"' if kind is Kind.STOP else ""
+    return f'<mark{stop} title="{kind.value}">{shown}</mark>'
+
+
+def _in_text(text: str, kind: Kind, has_colour: bool) -> str:
+    ended = text.replace("\n", "⏎") + ("■" if kind is Kind.STOP else "")
+    return f"\033[{COLOURS[kind]}m{ended}\033[0m" if has_colour else ended
+
+
+def _tokens(
+    example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase"
+) -> list[tuple[str, Kind]]:
+    """Return the text and kind of each of the first MOST_TOKENS tokens.
+
+    Tokens that hold only a part of a character are joined.
+    """
+    kinds = kinds_of(example, tokenizer)[:MOST_TOKENS]
+    tokens, place = [], 0
+    while place < len(kinds):
+        length = _length_of_piece(tokenizer, example, kinds, place)
+        tokens.append((_text(tokenizer, example, place, length), kinds[place]))
+        place += length
+    return tokens
+
+
+def _length_of_piece(
+    tokenizer: "PreTrainedTokenizerBase", example: TokenizedExample, kinds: list[Kind], place: int
+) -> int:
+    """Return how many tokens from `place` on make whole characters; 1 if none do."""
+    if HALF not in _text(tokenizer, example, place):
+        return 1
+    for length in range(2, MOST_BYTES + 1):
+        if kinds[place : place + length] != [kinds[place]] * length:
+            return 1
+        if HALF not in _text(tokenizer, example, place, length):
+            return length
+    return 1
+
+
+def _text(
+    tokenizer: "PreTrainedTokenizerBase", example: TokenizedExample, place: int, length: int = 1
+) -> str:
+    return str(tokenizer.decode([int(i) for i in example.input_ids[place : place + length]]))
+
+
+def _rest(example: TokenizedExample) -> str:
+    more = len(example.input_ids) - MOST_TOKENS
+    return phrase("data.more_tokens", count=more) if more > 0 else ""

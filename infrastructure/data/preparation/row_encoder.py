@@ -1,0 +1,354 @@
+"""Conversion of chunks of rows to examples, in this process or in others, with the same result."""
+
+import json
+import logging
+import os
+import pickle
+import re
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Self
+
+from infrastructure.core.errors import DataError
+from infrastructure.core.helper_process import worker_pool
+from infrastructure.core.importing import do_without_torch
+from infrastructure.core.messages import phrase
+from infrastructure.core.process_memory import HardLimit, can_limit_hard, resident_bytes
+from infrastructure.data.encoding.row_accounting import REASONING_FIELDS, Account
+from infrastructure.data.encoding.row_schema import RowSchema
+from infrastructure.data.encoding.token_survival import Survival
+from infrastructure.data.encoding.tokenization import ConversationEncoder
+from infrastructure.data.readers.rows import (
+    KILLS_PROCESS,
+    BadRow,
+    Conversation,
+    Row,
+    excerpt,
+)
+from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.data.store.fingerprints import content_number
+
+CHUNK_ROWS = 256
+CHUNKS_PER_WORKER = 2
+NUM_DEATHS_OF_A_ROW = 2  # once may be chance
+MAX_DEADLY_ROWS = 20
+ACCOUNTED = frozenset({"content", "tool_calls", *REASONING_FIELDS})  # their texts are accounted for
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows of one file, in its order.
+
+    Attributes:
+        file: number of the file.
+        shape: index of their shape among the worker's shapes.
+    """
+
+    file: int
+    shape: int
+    rows: list[Row | BadRow]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRow:
+    """A usable row.
+
+    Attributes:
+        content: a number that is equal for rows with the same content.
+        end_token: the token that ends its last answer.
+        holds_special_text: the text spells a special token, and is read as that token.
+        account: the texts of it that the model does not read.
+        is_rewritten: its reasoning is written in another form than the row has it.
+        survival: changes that the tokenizer made to the trained text.
+    """
+
+    conversation: Conversation
+    example: TokenizedExample
+    content: int
+    end_token: int
+    offset: int
+    is_truncated: bool
+    holds_special_text: bool
+    account: Account
+    is_rewritten: bool
+    survival: Survival
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChunk:
+    """The results for each row of a chunk, in order.
+
+    Attributes:
+        unused_columns, unused_fields: columns of rows and fields of messages that nothing reads,
+            with the number of times that they occur.
+    """
+
+    file: int
+    shape: int
+    rows: list[PreparedRow | BadRow]
+    unused_columns: Counter[str] = field(default_factory=Counter)
+    unused_fields: Counter[str] = field(default_factory=Counter)
+
+
+class RowWorker:
+    """A converter of rows to examples; it can be sent to another process.
+
+    Args:
+        max_bytes: private memory that the other process may use; a row that needs more kills it.
+        folders: the folders of the files; image paths are relative to them.
+    """
+
+    def __init__(
+        self,
+        encoder: ConversationEncoder,
+        shapes: list[RowSchema],
+        max_bytes: int | None = None,
+        folders: Sequence[Path] = (),
+    ) -> None:
+        self.encoder = encoder
+        self.shapes = shapes
+        self.max_bytes = max_bytes
+        self.folders = folders
+        texts = [text for text in encoder.special_tokens.values() if text]
+        self._special = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+
+    @property
+    def needs_torch(self) -> bool:
+        """True if its tokenizer or processor may need torch; transformers' fast ones do not."""
+        tokenizer = self.encoder.tokenizer
+        is_plain = tokenizer.is_fast and type(tokenizer).__module__.startswith("transformers.")
+        return not is_plain or self.encoder.pictures is not None
+
+    def __getstate__(self) -> dict[str, object]:
+        # TRL may have to find the templates, and needs torch: do it once, not in each process.
+        _ = self.encoder.template, self.encoder.tool_template
+        return vars(self)
+
+    def __call__(self, chunk: Chunk) -> PreparedChunk:
+        shape = self.shapes[chunk.shape]
+        converted = [row if isinstance(row, BadRow) else shape.convert(row) for row in chunk.rows]
+        good = [item for item in converted if isinstance(item, Conversation)]
+        folder = self.folders[chunk.file] if self.folders else Path()
+        encoded = iter(zip(good, self.encoder.encode(good, folder), strict=True))
+        rows: list[PreparedRow | BadRow] = []
+        for row, item in zip(chunk.rows, converted, strict=True):
+            if isinstance(item, BadRow):
+                rows.append(item)
+                continue
+            conversation, result = next(encoded)
+            if isinstance(result, BadRow):
+                rows.append(result)
+                continue
+            rows.append(
+                PreparedRow(
+                    replace(conversation, pictures=()),
+                    result.example,
+                    content_number([*conversation.pairs(), *_seen(result.example)]),
+                    result.end_token,
+                    row.offset,
+                    result.is_truncated,
+                    any(self._special.search(turn.text) for turn in conversation.turns),
+                    result.account,
+                    result.is_rewritten,
+                    result.survival,
+                )
+            )
+        columns = self._unused_columns(chunk.rows, shape)
+        return PreparedChunk(chunk.file, chunk.shape, rows, columns, self._unused_fields(good))
+
+    def _unused_columns(self, rows: list[Row | BadRow], shape: RowSchema) -> Counter[str]:
+        unused: Counter[str] = Counter()
+        for row in rows:
+            if isinstance(row, Row):
+                values = row.values.items()
+                unused.update(c for c, v in values if v is not None and c not in shape.used)
+        return unused
+
+    def _unused_fields(self, conversations: list[Conversation]) -> Counter[str]:
+        unused: Counter[str] = Counter()
+        for conversation in conversations:
+            given = json.loads(conversation.inputs) if conversation.inputs else {}
+            names = [*given.get("chat_template_kwargs", {})]
+            for turn in conversation.turns:
+                names += json.loads(turn.fields).keys() - ACCOUNTED if turn.fields else ()
+            template = self.encoder.template_for(conversation.inputs)
+            unused.update(name for name in names if template is None or not template.reads(name))
+        return unused
+
+
+def _seen(example: TokenizedExample) -> list[list[str]]:
+    """Return the part of an example's content that is in its images."""
+    shown = [picture.sha256 for picture in example.pictures]
+    return [["pictures", *shown]] if shown else []
+
+
+_worker: RowWorker | None = None
+
+
+def _start_process(pickled: bytes, needs_torch: bool) -> None:
+    global _worker
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    if not needs_torch:
+        do_without_torch()
+    worker = _worker = pickle.loads(pickled)
+    if worker.max_bytes is not None and can_limit_hard():
+        HardLimit(worker.max_bytes).tighten(resident_bytes())
+
+
+def _work_in_process(chunk: Chunk) -> PreparedChunk:
+    assert _worker is not None
+    try:
+        return _worker(chunk)
+    except MemoryError:
+        os._exit(1)  # the row that needs so much is then found as one that kills its process
+
+
+def work_on(
+    chunks: Iterable[Chunk], worker: RowWorker, num_processes: int
+) -> Iterator[PreparedChunk]:
+    """Yield prepared chunks in the given order; a bounded number is in progress at a time.
+
+    When a process dies, the chunks in progress are processed again row by row, so that a row that
+    kills its process is found, tried once more, and skipped. If no row is to blame, the work
+    continues with half as many processes, and in the end in this one.
+
+    Raises:
+        DataError: too many rows kill the process that works on them.
+    """
+    remaining, num_deadly = iter(chunks), 0
+    while num_processes > 0:
+        waiting: deque[Chunk] = deque()
+        try:
+            yield from _work_in_pool(waiting, remaining, worker, num_processes)
+            return
+        except BrokenProcessPool:
+            log.warning(phrase("data.worker_died"))
+        careful = CarefulWorker(worker, MAX_DEADLY_ROWS - num_deadly)
+        with careful:
+            yield from map(careful, waiting)
+        num_deadly += careful.num_deadly
+        if careful.num_deadly == 0:
+            num_processes //= 2
+            log.warning(
+                phrase("data.worker_died_without_bad_row", num_workers=num_processes),
+            )
+    yield from map(worker, remaining)
+
+
+def _work_in_pool(
+    waiting: deque[Chunk], chunks: Iterator[Chunk], worker: RowWorker, num_processes: int
+) -> Iterator[PreparedChunk]:
+    """Yield prepared chunks; `waiting` holds those that were taken and are not done.
+
+    Raises:
+        BrokenProcessPool: a process died.
+    """
+    waiting.extend(islice(chunks, num_processes))  # no more processes than there is work for
+    if not waiting:
+        return
+    with _pool(worker, len(waiting)) as pool:
+        under_way: deque[Future[PreparedChunk]] = deque()
+        try:
+            under_way.extend(pool.submit(_work_in_process, chunk) for chunk in tuple(waiting))
+            for chunk in chunks:
+                waiting.append(chunk)
+                under_way.append(pool.submit(_work_in_process, chunk))
+                if len(under_way) >= CHUNKS_PER_WORKER * num_processes:
+                    prepared = under_way.popleft().result()
+                    waiting.popleft()
+                    yield prepared
+            while under_way:
+                prepared = under_way.popleft().result()
+                waiting.popleft()
+                yield prepared
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _pool(worker: RowWorker, num_processes: int) -> ProcessPoolExecutor:
+    pickled = pickle.dumps(worker)
+    arguments = (pickled, worker.needs_torch)
+    needs_main = b"__main__" in pickled  # such as a tokenizer class that the script defines
+    return worker_pool(num_processes, _start_process, arguments, imports_main=needs_main)
+
+
+class CarefulWorker:
+    """A worker that processes rows one by one in another process, and replaces that if a row kills
+    it.
+
+    If not even an idle process survives, the work is done in this process.
+
+    Args:
+        max_deadly: number of rows that may kill a process.
+    """
+
+    def __init__(self, worker: RowWorker, max_deadly: int = MAX_DEADLY_ROWS) -> None:
+        self.worker = worker
+        self.max_deadly = max_deadly
+        self.num_deadly = 0
+        self._pool: ProcessPoolExecutor | None = None
+        self._can_live = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+
+    def __call__(self, chunk: Chunk) -> PreparedChunk:
+        """Process a chunk as the worker itself does; a row that kills it is returned as a `BadRow`.
+
+        Raises:
+            DataError: too many rows kill it.
+        """
+        whole = PreparedChunk(chunk.file, chunk.shape, [])
+        for row in chunk.rows:
+            one = self._try(Chunk(chunk.file, chunk.shape, [row]))
+            whole.rows.extend(one.rows)
+            whole.unused_columns.update(one.unused_columns)
+            whole.unused_fields.update(one.unused_fields)
+        return whole
+
+    def _try(self, one: Chunk) -> PreparedChunk:
+        for _ in range(NUM_DEATHS_OF_A_ROW):
+            if not self._lives(one):
+                return self.worker(one)
+            assert self._pool is not None
+            try:
+                return self._pool.submit(_work_in_process, one).result()
+            except BrokenProcessPool:
+                self._end()
+        self.num_deadly += 1
+        bad = _deadly(one.rows[0])
+        if self.num_deadly > self.max_deadly:
+            raise DataError("data.too_many_deadly_rows", row=bad)
+        return PreparedChunk(one.file, one.shape, [bad])
+
+    def _lives(self, one: Chunk) -> bool:
+        """Return whether a process is running; a new one is tested with a chunk without rows."""
+        if self._pool is None and self._can_live:
+            self._pool = _pool(self.worker, 1)
+            try:
+                self._pool.submit(_work_in_process, Chunk(one.file, one.shape, [])).result()
+            except BrokenProcessPool:
+                self._end()
+                self._can_live = False
+        return self._can_live
+
+    def _end(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        self._pool = None
+
+
+def _deadly(row: Row | BadRow) -> BadRow:
+    shown = "" if isinstance(row, BadRow) else excerpt(row.values)
+    detail = phrase("data.deadly_row", count=NUM_DEATHS_OF_A_ROW)
+    return BadRow(row.source, row.line, KILLS_PROCESS, detail, shown, row.offset)

@@ -1,0 +1,64 @@
+"""Lines of a text file with their byte offsets.
+
+Memory is bounded: a line longer than MAX_LINE_BYTES is skipped and not held; its `data` is None.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, NamedTuple
+
+from infrastructure.data.readers.row_limits import MAX_ROW_BYTES
+
+MAX_LINE_BYTES = MAX_ROW_BYTES
+UTF8_MARK = b"\xef\xbb\xbf"
+
+
+class Start(NamedTuple):
+    """The position where a reader begins: a byte offset (or record number) and its line."""
+
+    offset: int = 0
+    line: int = 1
+
+
+BEGIN = Start()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line with its line end, from byte `offset` up to `end`.
+
+    `data` is None if the line was too long to be held.
+    """
+
+    data: bytes | None
+    offset: int
+    end: int
+    number: int
+
+    @property
+    def is_blank(self) -> bool:
+        return self.data is not None and not self.data.strip()
+
+
+def read_lines(
+    file: BinaryIO, start: Start = BEGIN, max_line_bytes: int = MAX_LINE_BYTES
+) -> Iterator[Line]:
+    """Yield lines from `start` on; a byte order mark at the beginning of the file is removed."""
+    offset, number = start
+    file.seek(offset)
+    while data := file.readline(max_line_bytes + 1):
+        length = len(data)
+        whole = length <= max_line_bytes
+        while not whole and not data.endswith(b"\n"):
+            data = file.readline(max_line_bytes)
+            length += len(data)
+            if not data:
+                break
+        end = offset + length
+        yield Line(_without_mark(data, offset) if whole else None, offset, end, number)
+        offset = end
+        number += 1
+
+
+def _without_mark(data: bytes, offset: int) -> bytes:
+    return data.removeprefix(UTF8_MARK) if offset == 0 else data

@@ -1,0 +1,315 @@
+"""Readers of binary tables: Parquet, HDF5, and datasets of the `datasets` library.
+
+They read slices of at most READ_ROWS records, so memory is bounded, and can begin at any record.
+`line` and `offset` count records. The libraries are imported when such a file is read.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infrastructure.core.errors import InputError
+from infrastructure.core.hub import offline_where_unreachable
+from infrastructure.core.json_text import parse_json
+from infrastructure.core.messages import phrase
+from infrastructure.core.optional import require
+from infrastructure.data.readers.arrow_values import PlainRows
+from infrastructure.data.readers.line_reader import BEGIN, Start
+from infrastructure.data.readers.parquet_pages import (
+    check_nesting,
+    rows_at_once,
+    texts_in_dictionaries,
+)
+from infrastructure.data.readers.row_limits import (
+    MAX_ROW_BYTES,
+    fits_a_row,
+    too_large_words,
+)
+from infrastructure.data.readers.rows import (
+    INVALID_UTF8,
+    LINE_TOO_LONG,
+    BadRow,
+    Label,
+    Row,
+)
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+    from h5py import Dataset as H5Dataset
+    from h5py import File as H5File
+    from pyarrow import RecordBatch
+    from pyarrow.parquet import FileMetaData
+
+READ_ROWS = 256
+LEAST_READ_ROWS = 4
+MAX_PIECE_BYTES = 128 << 20
+
+
+def read_parquet(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
+    """Yield the rows of a Parquet file; row groups before the start are not read.
+
+    Raises:
+        ValueError: the file is damaged or not a Parquet file.
+    """
+    parquet = require("pyarrow.parquet", "data.read_parquet")
+    arrow = require("pyarrow", "data.read_parquet")
+    try:
+        with path.open("rb") as raw:  # its name may not be UTF-8
+            metadata = parquet.read_metadata(raw)
+        check_nesting(metadata, name)
+        groups, first = _groups_from(metadata, start.offset)
+        texts = texts_in_dictionaries(metadata)
+        with (
+            path.open("rb") as raw,
+            path.open("rb") as whole,
+            parquet.ParquetFile(whole, read_dictionary=texts) as file,
+        ):
+            plain = PlainRows(file.schema_arrow)
+            for group in groups:
+                num_rows = rows_at_once(raw, metadata, group, texts, name)
+                for batch in file.iter_batches(batch_size=num_rows, row_groups=[group]):
+                    skipped = min(max(0, start.offset - first), batch.num_rows)
+                    yield from _arrow_rows(batch.slice(skipped), plain, name, first + skipped)
+                    first += batch.num_rows
+    except MemoryError as error:
+        raise InputError("data.parquet_out_of_memory", file=name) from error
+    except (arrow.ArrowException, OSError) as error:
+        raise InputError("data.parquet_damaged", file=name, reason=error) from error
+
+
+def _groups_from(metadata: "FileMetaData", record: int) -> tuple[list[int], int]:
+    """Return the row groups from the one that holds `record` on, and the first record of that
+    group."""
+    first = 0
+    for group in range(metadata.num_row_groups):
+        num_rows = metadata.row_group(group).num_rows
+        if first + num_rows > record:
+            return list(range(group, metadata.num_row_groups)), first
+        first += num_rows
+    return [], first
+
+
+def _arrow_rows(
+    batch: "RecordBatch", plain: PlainRows, name: str, first: int
+) -> Iterator[Row | BadRow]:
+    """Yield the rows of a batch as plain values; a row that is too large is never built."""
+    if batch.num_rows == 0:
+        return
+    is_large = not fits_a_row(batch)
+    try:
+        if not is_large:
+            yield from _numbered(plain.of(batch), name, first)
+            return
+    except UnicodeDecodeError:
+        pass
+    if batch.num_rows > 1:  # smaller pieces show which row it is
+        half = batch.num_rows // 2
+        yield from _arrow_rows(batch.slice(0, half), plain, name, first)
+        yield from _arrow_rows(batch.slice(half), plain, name, first + half)
+    elif is_large:
+        yield BadRow(name, first + 1, LINE_TOO_LONG, too_large_words(), offset=first)
+    else:
+        yield BadRow(name, first + 1, INVALID_UTF8, offset=first)
+
+
+def _numbered(records: Sequence[Mapping[str, object]], name: str, first: int) -> Iterator[Row]:
+    for index, values in enumerate(records, first):
+        yield Row(values, name, index + 1, index)
+
+
+def read_hdf5(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
+    """Yield the rows of an HDF5 file: one 1-D dataset per column, all of the same length.
+
+    Raises:
+        ValueError: the file is damaged or has another layout.
+    """
+    h5py = require("h5py", "data.read_hdf5")
+    try:
+        with h5py.File(path, "r") as file:
+            columns = _hdf5_columns(file, name, h5py)
+            length = len(next(iter(columns.values())))
+            num_rows = _hdf5_rows_at_once(columns, path.stat().st_size, name, h5py)
+            named = {key: _hdf5_names(column, h5py) for key, column in columns.items()}
+            for first in range(start.offset, length, num_rows):
+                slices = {key: column[first : first + num_rows] for key, column in columns.items()}
+                for index in range(len(next(iter(slices.values())))):
+                    fields = {
+                        key: named[key].get(part[index], part[index]) if named[key] else part[index]
+                        for key, part in slices.items()
+                    }
+                    yield _hdf5_row(fields, name, first + index)
+    except (OSError, KeyError, RuntimeError, TypeError, MemoryError) as error:
+        raise InputError("data.hdf5_damaged", file=name, reason=error) from error
+
+
+def _hdf5_rows_at_once(
+    columns: dict[str, "H5Dataset"], file_bytes: int, name: str, h5py: ModuleType
+) -> int:
+    """Return how many rows may be read at a time.
+
+    Rows may be much larger than the file: parts that were never written read as zeros, and many
+    rows may refer to one text.
+
+    Raises:
+        ValueError: a single field, or the chunk that it is compressed in, is too large.
+    """
+    row_bytes = 0
+    for key, column in columns.items():
+        field_bytes = column.dtype.itemsize
+        piece_bytes = field_bytes * (column.chunks or (1,))[0]
+        if field_bytes > MAX_ROW_BYTES or piece_bytes > MAX_PIECE_BYTES:
+            raise InputError(
+                "data.hdf5_field_too_large",
+                file=name,
+                column=key,
+                field_bytes=field_bytes,
+                chunk_bytes=piece_bytes,
+            )
+        has_any_length = h5py.check_vlen_dtype(column.dtype) or column.dtype.kind == "O"
+        row_bytes += min(file_bytes, MAX_PIECE_BYTES) if has_any_length else field_bytes
+    return max(LEAST_READ_ROWS, min(READ_ROWS, MAX_PIECE_BYTES // max(1, row_bytes)))
+
+
+def _hdf5_columns(file: "H5File", name: str, h5py: ModuleType) -> dict[str, "H5Dataset"]:
+    columns: dict[str, H5Dataset] = {
+        key: item for key, item in file.items() if isinstance(item, h5py.Dataset)
+    }
+    if not columns:
+        raise InputError("data.hdf5_without_columns", file=name, names=list(file))
+    for key, column in columns.items():
+        if column.ndim != 1:
+            raise InputError(
+                "data.hdf5_column_not_flat", file=name, column=key, num_dimensions=column.ndim
+            )
+        if column.external or column.is_virtual:
+            raise InputError("data.hdf5_column_external", file=name, column=key)
+    lengths = {key: len(column) for key, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise InputError("data.hdf5_column_lengths_differ", file=name, lengths=lengths)
+    return columns
+
+
+def _hdf5_names(column: "H5Dataset", h5py: ModuleType) -> dict[object, Label]:
+    """Return number → label of a column that stores labels as numbers; {} for other columns."""
+    numbers: dict[str, int] = h5py.check_enum_dtype(column.dtype) or {}
+    return {number: Label(name, number) for name, number in numbers.items()}
+
+
+def _hdf5_row(fields: Mapping[str, object], name: str, index: int) -> Row | BadRow:
+    if sum(len(field) for field in fields.values() if isinstance(field, bytes)) > MAX_ROW_BYTES:
+        return BadRow(name, index + 1, LINE_TOO_LONG, too_large_words(), offset=index)
+    try:
+        values = {key: _plain(field) for key, field in fields.items()}
+    except UnicodeDecodeError:
+        return BadRow(name, index + 1, INVALID_UTF8, offset=index)
+    return Row(values, name, index + 1, index)
+
+
+def _plain(field: object) -> object:
+    if isinstance(field, bytes):
+        return field.decode("utf-8")
+    return field.item() if isinstance(field, np.generic) else field
+
+
+def read_huggingface(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
+    """Yield the rows of a dataset of the `datasets` library; see `load_huggingface`."""
+    arrow = require("pyarrow", "data.read_hub_datasets")
+    dataset = load_huggingface(str(path)).with_format("arrow")
+    described = dataset.features.arrow_schema
+    plain = PlainRows(described, described.metadata)
+    try:
+        for first in range(start.offset, len(dataset), READ_ROWS):
+            table = dataset[first : first + READ_ROWS]
+            position = first
+            for batch in table.to_batches():
+                yield from _arrow_rows(batch, plain, name, position)
+                position += batch.num_rows
+    except (arrow.ArrowException, OSError) as error:
+        raise ValueError(_damaged(Path(split_place(str(path))[0]), error)) from error
+
+
+def load_huggingface(place: str) -> Any:
+    """Open a folder written by `save_to_disk`, or a dataset of the Hugging Face Hub.
+
+    Args:
+        place: a folder, or `owner/name`; optionally followed by `:configuration` (Hub) and
+            `@split`, such as `openai/gsm8k:main@train[:10%]`. The default split is "train".
+
+    Raises:
+        ValueError: there is no such dataset, configuration or split.
+    """
+    datasets = require("datasets", "data.read_hub_datasets")
+    where, split = split_place(place)
+    if Path(where).is_dir() and is_saved_dataset(Path(where)):
+        try:
+            saved = datasets.load_from_disk(where)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(_damaged(Path(where), error)) from error
+        return _split_of(saved, split, place)
+    repository, _, configuration = where.partition(":")
+    try:
+        with offline_where_unreachable(datasets.config):
+            return datasets.load_dataset(repository, configuration or None, split=split or "train")
+    except (OSError, ValueError, ConnectionError, datasets.exceptions.DatasetsError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError("data.hub_dataset_not_found", name=place, reason=reason) from error
+
+
+def split_place(place: str) -> tuple[str, str]:
+    """Split `folder@split` into (folder, split); an existing path has no split."""
+    if Path(place).exists() or "@" not in place:
+        return place, ""
+    where, _, split = place.rpartition("@")
+    return where, split
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Return whether `datasets.save_to_disk` wrote the folder, even if it is damaged now."""
+    if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        return True
+    return (folder / "dataset_info.json").is_file() and any(folder.glob("*.arrow"))
+
+
+def _damaged(folder: Path, error: BaseException) -> str:
+    reason = " ".join(str(error).split())
+    for name in ("state.json", "dataset_info.json"):
+        if not (folder / "dataset_dict.json").exists() and not (folder / name).exists():
+            reason = phrase("data.file_missing", name=name)
+    parts = (part for part in sorted(folder.rglob("*")) if not _can_be_read(part))
+    damaged = next(parts, None)
+    where = phrase("data.in_member", member=damaged.relative_to(folder)) if damaged else ""
+    return phrase("data.saved_dataset_damaged", folder=folder, location=where, reason=reason)
+
+
+def _can_be_read(part: Path) -> bool:
+    """Return whether one file of a saved dataset has the format of its extension."""
+    arrow = require("pyarrow", "data.read_hub_datasets")
+    try:
+        if part.suffix == ".json":
+            return isinstance(parse_json(part.read_text("utf-8")), dict)
+        if part.suffix == ".arrow":
+            with arrow.memory_map(str(part)) as file:
+                for batch in arrow.ipc.open_stream(file):
+                    batch.validate()
+    except (arrow.ArrowException, OSError, ValueError):
+        return False
+    return True
+
+
+def _split_of(loaded: "Dataset | DatasetDict", split: str, place: str) -> object:
+    splits = list(loaded.keys()) if hasattr(loaded, "keys") else []
+    if not splits and not split:
+        return loaded
+    if (split or "train") not in splits:
+        known_splits = (
+            phrase("data.known_splits", splits=splits)
+            if splits
+            else phrase("data.dataset_without_splits")
+        )
+        raise InputError(
+            "data.unknown_split", dataset=place, split=split or "train", known_splits=known_splits
+        )
+    return loaded[split or "train"]

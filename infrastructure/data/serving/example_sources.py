@@ -1,0 +1,222 @@
+"""Sources of the examples of an epoch: the token store, or text that is tokenized on the fly.
+
+Each source yields the examples of an epoch in its order, from any position on. The choice of source
+changes neither their number nor, without augmentation, their tokens.
+"""
+
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from infrastructure.core.errors import DataError
+from infrastructure.data.encoding.augmentation import Augmentation
+from infrastructure.data.encoding.tokenization import ConversationEncoder, Encoded
+from infrastructure.data.readers.rows import BadRow, Conversation
+from infrastructure.data.serving.example_order import (
+    AUGMENT,
+    Indices,
+    balanced_order,
+    epoch_order,
+    random_state,
+    with_replacements,
+)
+from infrastructure.data.serving.streaming_dataset import StreamingDataset
+from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.data.store.token_store import CheckedFile, TokenStore, damage_explained
+
+ENCODED_TOGETHER = 32
+
+
+class ExampleSource(Protocol):
+    """A source of training examples, epoch by epoch."""
+
+    def __len__(self) -> int:
+        """Return the number of examples in an epoch."""
+
+    def iterate(self, epoch: int, start: int) -> Iterator[TokenizedExample]:
+        """Yield the examples of an epoch from position `start` on."""
+
+    def places(self, epoch: int, start: int, count: int) -> list[str]:
+        """Return file:line of `count` examples of an epoch, from position `start` on."""
+
+
+class Order:
+    """The row of the store at each position of an epoch.
+
+    Attributes:
+        all_rows: all rows; an example's id is its index among them.
+        selected: ids of those that are trained on, ascending: all, or the selected ones.
+        is_filled: an epoch has a position for every example, including those not selected.
+    """
+
+    def __init__(self, rows: Indices, seed: int, groups: Indices | None = None) -> None:
+        self.all_rows, self.all_groups = rows, groups
+        self.seed = seed
+        self.select(np.arange(len(rows)))
+
+    def select(self, ids: Indices, *, is_filled: bool = False) -> None:
+        """Limit epochs that begin from now on to these examples.
+
+        Their order depends on (seed, epoch, ids), and each occurs once. With `is_filled`, the order
+        is that of all examples, and some selected ones repeat in the positions of the others.
+        """
+        self.selected, self.is_filled = ids, is_filled
+        self._epoch = -1
+        self._order = np.zeros(0, dtype=np.int64)
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples in an epoch."""
+        return len(self.all_rows if self.is_filled else self.selected)
+
+    def of(self, epoch: int) -> Indices:
+        """Return the rows of an epoch, in order; the last requested epoch is cached."""
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self.all_rows[self._ids_of(epoch)]
+        return self._order
+
+    def part(self, epoch: int, start: int, count: int) -> list[int]:
+        """Return a few rows of an epoch; safe while another thread iterates over another epoch."""
+        return [int(row) for row in self.all_rows[self._ids_of(epoch)[start : start + count]]]
+
+    def _ids_of(self, epoch: int) -> Indices:
+        if not self.is_filled:
+            return self.selected[self._shuffled(self.selected, epoch)]
+        order = self._shuffled(np.arange(len(self.all_rows)), epoch)
+        return with_replacements(order, self.selected, self.all_groups, self.seed, epoch)
+
+    def _shuffled(self, ids: Indices, epoch: int) -> Indices:
+        """Return positions in `ids`, in the order of an epoch that has only these examples."""
+        if self.all_groups is None:
+            return epoch_order(len(ids), self.seed, epoch)
+        return balanced_order(self.all_groups[ids], self.seed, epoch)
+
+
+class StoredExamples:
+    """Examples that have been tokenized and stored.
+
+    Args:
+        place_of: returns file:line for each of some rows.
+    """
+
+    def __init__(
+        self, store: TokenStore, order: Order, place_of: Callable[[list[int]], list[str]]
+    ) -> None:
+        self.store = store
+        self.order = order
+        self.place_of = place_of
+
+    def __len__(self) -> int:
+        return self.order.num_examples
+
+    def iterate(self, epoch: int, start: int) -> Iterator[TokenizedExample]:
+        for row in self.order.of(epoch)[start:]:
+            yield self.store.example(int(row))
+
+    def lengths(self, epoch: int) -> Indices:
+        """Return the number of tokens of each example of an epoch, in its order."""
+        return self.store.lengths()[self.order.of(epoch)]
+
+    def places(self, epoch: int, start: int, count: int) -> list[str]:
+        return self.place_of(self.order.part(epoch, start, count))
+
+
+class StoredConversations:
+    """Texts that the store keeps next to the tokens, by row number."""
+
+    def __init__(self, store: TokenStore, name: str, ends: str) -> None:
+        self._path: Path = store.folder / name
+        self._file = CheckedFile(self._path, store.meta["files"][name])
+        self._ends = np.concatenate([[0], store.array(ends)])
+
+    def get(self, row: int) -> Conversation:
+        """Return the text of row number `row`.
+
+        Raises:
+            DataError: the entry was damaged after it was opened.
+        """
+        start, end = int(self._ends[row]), int(self._ends[row + 1])
+        with damage_explained(self._path.parent):
+            self._file.check(start, end)
+        with self._path.open("rb") as file:
+            file.seek(start)
+            return Conversation.from_json(file.read(end - start).decode())
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """A tokenizer of conversations on the fly, which augments them if there is an augmentation."""
+
+    encoder: ConversationEncoder
+    seed: int
+    augment: Augmentation | None = None
+
+    def examples(
+        self, conversations: Iterable[Conversation], epoch: int, start: int
+    ) -> Iterator[TokenizedExample]:
+        """Yield the examples of the conversations, the first of which is at position `start`."""
+        numbered = enumerate(conversations, start)
+        while some := list(itertools.islice(numbered, ENCODED_TOGETHER)):
+            plain = [conversation for _, conversation in some]
+            changed = [self._changed(conversation, epoch, n) for n, conversation in some]
+            results = self.encoder.encode(changed)
+            for original, result in zip(plain, results, strict=True):
+                yield result.example if isinstance(result, Encoded) else self._unchanged(original)
+
+    def _changed(self, conversation: Conversation, epoch: int, position: int) -> Conversation:
+        if self.augment is None:
+            return conversation
+        return self.augment(conversation, random_state(AUGMENT, self.seed, epoch, position))
+
+    def _unchanged(self, conversation: Conversation) -> TokenizedExample:
+        """Return the example of the unchanged row, for an augmentation that cannot be used."""
+        (result,) = self.encoder.encode([conversation])
+        if isinstance(result, BadRow):
+            raise DataError("data.row_no_longer_usable", row=result)
+        return result.example
+
+
+class AugmentedExamples:
+    """Examples that are changed each time they are used."""
+
+    def __init__(
+        self, conversations: StoredConversations, order: Order, tokenizer: TextTokenizer
+    ) -> None:
+        self.conversations = conversations
+        self.order = order
+        self.tokenizer = tokenizer
+
+    def __len__(self) -> int:
+        return self.order.num_examples
+
+    def iterate(self, epoch: int, start: int) -> Iterator[TokenizedExample]:
+        rows = self.order.of(epoch)[start:]
+        texts = (self.conversations.get(int(row)) for row in rows)
+        return self.tokenizer.examples(texts, epoch, start)
+
+    def places(self, epoch: int, start: int, count: int) -> list[str]:
+        return [self.conversations.get(r).place for r in self.order.part(epoch, start, count)]
+
+
+class StreamedExamples:
+    """Examples of files that are read during training."""
+
+    def __init__(self, dataset: StreamingDataset, tokenizer: TextTokenizer) -> None:
+        self.dataset = dataset
+        self.tokenizer = tokenizer
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def iterate(self, epoch: int, start: int) -> Iterator[TokenizedExample]:
+        return self.tokenizer.examples(self.dataset.iterate(epoch, start), epoch, start)
+
+    def places(self, epoch: int, start: int, count: int) -> list[str]:
+        """Return the positions by reading their window again, independent of the reading thread."""
+        texts = copy.copy(self.dataset).iterate(epoch, start)
+        return [text.place for text in itertools.islice(texts, count)]

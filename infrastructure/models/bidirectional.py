@@ -1,0 +1,89 @@
+"""A measurement that shows whether a decoder given `bidirectional_mask` attends in both directions.
+
+Objectives that hide tokens predict them from both sides. A model that ignores the mask would train
+without an error, and see only half of what it should.
+
+Limits: `sdpa` and `eager` attention. Layers with a sliding window or chunks see the whole row.
+Parts other than attention (convolutions, states) stay as they are.
+"""
+
+import torch
+
+from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
+from infrastructure.models.model_inputs import (
+    PROBE_ERRORS,
+    attention_implementation,
+    bidirectional_mask,
+    call_model,
+    compute_dtype,
+    inner_model,
+    logits_of,
+    probing,
+    relative_difference,
+)
+from infrastructure.models.packing_check import leak_tolerance
+
+NUM_PROBE_TOKENS, NUM_PROBE_PADDING = 6, 2
+
+
+def check_bidirectional(model: torch.nn.Module) -> None:
+    """Check that every token of a row sees every other one, and that none sees padding.
+
+    Raises:
+        ValueError: the first token does not see the last one, or it sees padding, or the model does
+            not take such a mask. The text says what to do.
+    """
+    inner = inner_model(model)
+    attention = attention_implementation(model)
+    who = phrase("models.masked_diffusion_model", name=type(inner).__name__, attention=attention)
+    limit = leak_tolerance(compute_dtype(model))
+    try:
+        late, padding = late_influence(model)
+    except PROBE_ERRORS as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            "models.not_bidirectional",
+            who=who,
+            error_type=type(error).__name__,
+            reason=reason,
+            remedy=_remedy(model),
+        ) from error
+    if padding > limit:
+        raise InputError("models.attends_to_padding", who=who, remedy=_remedy(model))
+    if not late > limit:
+        raise InputError("models.attention_stays_causal", who=who, remedy=_remedy(model))
+
+
+def _remedy(model: torch.nn.Module) -> str:
+    config: object = getattr(inner_model(model), "config", None)
+    if getattr(config, "output_router_logits", False):
+        return phrase("models.balancing_loss_reads_mask")
+    if attention_implementation(model) not in ("sdpa", "eager", "temper_packed", None):
+        return phrase("models.set_sdpa")
+    return phrase("models.choose_bidirectional_model")
+
+
+@torch.no_grad()
+def late_influence(model: torch.nn.Module) -> tuple[float, float]:
+    """Measure how much the first position's logits change with the last token and with padding.
+
+    Return both changes, relative to the largest logit of that position.
+    """
+    device = next(model.parameters()).device
+    length = NUM_PROBE_TOKENS + NUM_PROBE_PADDING
+    ids = torch.arange(1, length + 1, device=device).unsqueeze(0)
+    is_real = (torch.arange(length, device=device) < NUM_PROBE_TOKENS).long().unsqueeze(0)
+    mask = bidirectional_mask(model, is_real)
+
+    def first_logits(changed: int | None) -> torch.Tensor:
+        given = ids.clone()
+        if changed is not None:
+            given[0, changed] = 0
+        return logits_of(call_model(model, {"input_ids": given, "attention_mask": mask}))[0, 0]
+
+    with probing(model):
+        plain = first_logits(None)
+        late = relative_difference(first_logits(NUM_PROBE_TOKENS - 1), plain)
+        padding = relative_difference(first_logits(NUM_PROBE_TOKENS), plain)
+    return late, padding

@@ -1,0 +1,355 @@
+"""LoRA by PEFT, and facts that follow from parameter names. Nothing is trained here.
+
+Method: Hu et al. 2021, arXiv 2106.09685. The base is frozen. LoRA matrices are stored in fp32
+whatever the base's format, so that small updates are not rounded away. Variants, all by PEFT: DoRA
+(2402.09353), rsLoRA (2312.03732), PiSSA (2404.02948), LoftQ (2310.08659).
+
+The experts of a mixture of experts are one parameter with three dimensions, (experts, out, in).
+PEFT adds matrices of rank r to each expert's part. Routers stay as they are, or train in full.
+"""
+
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from infrastructure.config.sections.model_config import LoraConfig
+from infrastructure.core.errors import InputError
+from infrastructure.core.messages import Setting, phrase
+from infrastructure.core.optional import require
+from infrastructure.models.flops import num_weights
+from infrastructure.models.model_inputs import inner_model, language_model
+
+HEAD_LAYER = 1_000_000
+# Attribute of a model with the matrices that PiSSA began with. The saved LoRA is the difference, so
+# that it fits the original base model.
+PISSA_START = "pissa_start"
+NAMES_OF_OLD_EXPERTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+_BLOCKS = "layers|layer|h|blocks|block"
+_BLOCK = re.compile(rf"(?:^|\.)(?:{_BLOCKS})\.(\d+)\.")
+_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output|score)\.")
+_EMBEDDING = re.compile(r"(?:^|\.)(?:wte|wpe|\w*embed\w*)\.")
+
+
+class ParameterCounts(NamedTuple):
+    """The numbers of weights of a model. A quantized weight counts as one, however few bits it
+    has."""
+
+    total: int
+    trainable: int
+
+
+def apply_lora(
+    model: torch.nn.Module,
+    lora_config: LoraConfig,
+    within: str | None = None,
+    in_full: Sequence[str] = (),
+) -> torch.nn.Module:
+    """Freeze `model` and add LoRA matrices to its linear layers.
+
+    The matrices come from torch's global generator. Seed it before the call.
+
+    Args:
+        within: the name of the part whose layers get matrices. None: all.
+        in_full: names of modules that train in full instead, because they are new.
+
+    Raises:
+        ValueError: a target module is not a linear layer of this model, or a rank pattern matches
+            none of them. The text lists those that exist.
+    """
+    peft = require("peft", "model.lora_config")
+    arguments = peft_arguments(model, lora_config, within, in_full)
+    with no_words_on_ties():
+        tuned = peft.get_peft_model(
+            model,
+            peft.LoraConfig(task_type="CAUSAL_LM", **arguments),
+            # the version of a Hub model that these matrices belong to
+            revision=getattr(getattr(model, "config", None), "_commit_hash", None),
+        )
+    if lora_config.init_lora_weights == "loftq":
+        peft.replace_lora_weights_loftq(tuned, model_path=_folder_of(model))
+    if lora_config.init_lora_weights == "pissa":
+        start = peft.get_peft_model_state_dict(tuned)
+        setattr(tuned, PISSA_START, {n: t.detach().clone() for n, t in start.items()})
+    return tuned
+
+
+@contextmanager
+def no_words_on_ties() -> Iterator[None]:
+    """Hide PEFT's warning about a LoRA on a head that is also the embedding, inside the block.
+
+    `merge_lora` handles that case.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*tie_word_embeddings")
+        yield
+
+
+def merge_lora(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the base with its LoRA added to it.
+
+    If LoRA is on a head that is also the embedding, the head first gets its own weights, because
+    the LoRA does not apply to the embedding.
+    """
+    tuned: Any = model
+    base: Any = inner_model(model)
+    head: Any = base.get_output_embeddings()
+    plain, embeddings = getattr(head, "base_layer", head), base.get_input_embeddings()
+    embeddings = getattr(embeddings, "base_layer", embeddings)
+    if plain is not head and plain.weight is embeddings.weight:
+        plain.weight = torch.nn.Parameter(plain.weight.detach().clone(), requires_grad=False)
+        for config in {id(c): c for c in (base.config, base.config.get_text_config())}.values():
+            config.tie_word_embeddings = False
+    merged: torch.nn.Module = tuned.merge_and_unload(safe_merge=True)
+    return merged
+
+
+def peft_arguments(
+    model: torch.nn.Module,
+    lora_config: LoraConfig,
+    within: str | None = None,
+    in_full: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return the arguments of PEFT's LoraConfig except the task.
+
+    The weights of `model` are not read, and may be on the meta device.
+
+    Raises:
+        ValueError: as for `apply_lora`.
+    """
+    if lora_config.target_modules != "all-linear":
+        check_target_modules(model, lora_config.target_modules)
+    check_rank_pattern(model, lora_config)
+    return {
+        "r": lora_config.r,
+        "rank_pattern": peft_ranks(lora_config),
+        "lora_alpha": lora_config.alpha,
+        "lora_dropout": lora_config.dropout,
+        "fan_in_fan_out": _has_transposed_weights(model),
+        "use_dora": lora_config.use_dora,
+        "use_rslora": lora_config.use_rslora,
+        # LoftQ follows later, because PEFT needs the matrices first
+        "init_lora_weights": "pissa" if lora_config.init_lora_weights == "pissa" else True,
+        **_targets_for_peft(model, lora_config, within, in_full),
+    }
+
+
+def _paths_within(model: torch.nn.Module, lora_config: LoraConfig, within: str | None) -> set[str]:
+    targets, experts = lora_config.target_modules, lora_config.experts
+    paths = target_paths(model, targets, experts=experts, within=within)
+    if within is not None and not paths:
+        raise InputError("models.lora_targets_outside_language", targets=targets)
+    return paths
+
+
+def _targets_for_peft(
+    model: torch.nn.Module,
+    lora_config: LoraConfig,
+    within: str | None,
+    in_full: Sequence[str] = (),
+) -> dict[str, object]:
+    """Return which parts of `model` get LoRA, as arguments for PEFT.
+
+    In a mixture of experts every layer is given by its full name. PEFT takes some names
+    ("down_proj") for those that experts had before transformers 5, and would leave out a dense
+    layer of that name.
+
+    Raises:
+        ValueError: PEFT has no such LoRA for experts, or `router` is set and there are none.
+    """
+    experts = set(expert_parameters(model))
+    if not experts:
+        if lora_config.router:
+            raise InputError("models.lora_router_without_experts", name=type(model).__name__)
+        if within is None and not in_full:
+            return {"target_modules": lora_config.target_modules}
+        paths = _paths_within(model, lora_config, within)
+        return {"target_modules": _outside(paths, in_full), "modules_to_save": [*in_full] or None}
+    paths = {*_outside(_paths_within(model, lora_config, within), in_full)}
+    as_parameters = {f"{p}.weight" for p in paths - experts if _leaf(p) in NAMES_OF_OLD_EXPERTS}
+    as_modules = {p for p in paths - experts if _leaf(p) not in NAMES_OF_OLD_EXPERTS}
+    as_parameters |= paths & experts
+    for name, value in (
+        ("dropout", lora_config.dropout),
+        ("use_dora", lora_config.use_dora),
+        ("init_lora_weights", lora_config.init_lora_weights != "default"),
+    ):
+        if value and as_parameters:
+            names = sorted({_leaf(path.removesuffix(".weight")) for path in as_parameters})
+            raise InputError(
+                "models.lora_option_on_experts",
+                name=Setting(f"model.lora_config.{name}"),
+                layers=", ".join(names),
+                model=type(model).__name__,
+            )
+    return {
+        "target_modules": sorted(as_modules),
+        "target_parameters": sorted(as_parameters) or None,
+        "modules_to_save": [*(routers(model) if lora_config.router else ()), *in_full] or None,
+    }
+
+
+def _outside(paths: set[str], modules: Sequence[str]) -> list[str]:
+    return sorted(p for p in paths if not any(f".{m}." in f".{p}." for m in modules))
+
+
+def _folder_of(model: torch.nn.Module) -> str:
+    """Return the folder of a model's files that was loaded from a folder or the Hub."""
+    name = str(getattr(model, "name_or_path", ""))
+    if Path(name).is_dir():
+        return name
+    hub = require("huggingface_hub", "models.load_from_hub")
+    commit = getattr(getattr(model, "config", None), "_commit_hash", None)
+    return str(hub.snapshot_download(name, revision=commit, local_files_only=True))
+
+
+def check_target_modules(model: torch.nn.Module, names: list[str]) -> None:
+    """Raise ValueError unless every name is that of a linear layer.
+
+    PEFT ignores a wrong name next to a right one, and that layer would silently not train.
+    """
+    there = linear_paths(model) | set(expert_parameters(model))
+    known = sorted({path.rpartition(".")[2] for path in there})
+    wrong = [name for name in names if not any(_is_called(path, name) for path in there)]
+    if wrong or not names:
+        what = (
+            phrase("models.not_a_linear_layer", layer=wrong[0])
+            if wrong
+            else phrase("models.lora_targets_empty")
+        )
+        raise InputError(
+            "models.lora_targets_invalid",
+            problem=what,
+            name=type(model).__name__,
+            layers=", ".join(known),
+        )
+
+
+def peft_ranks(lora_config: LoraConfig) -> dict[str, int]:
+    """Return `rank_pattern` as PEFT matches it. A number means all layers of that block."""
+    return {
+        rf"(?:{_BLOCKS})\.{key}\..*" if key.isdecimal() else key: rank
+        for key, rank in lora_config.rank_pattern.items()
+    }
+
+
+def check_rank_pattern(model: torch.nn.Module, lora_config: LoraConfig) -> None:
+    """Raise ValueError unless every pattern matches a layer that gets LoRA matrices.
+
+    PEFT would silently ignore a pattern that matches none.
+    """
+    of_experts = set(expert_parameters(model))  # PEFT uses the name of their module
+    targets = target_paths(model, lora_config.target_modules, experts=lora_config.experts)
+    paths = {path.rpartition(".")[0] if path in of_experts else path for path in targets}
+    for given, pattern in zip(lora_config.rank_pattern, peft_ranks(lora_config), strict=True):
+        if not any(re.match(rf"(.*\.)?({pattern})$", path) for path in paths):
+            blocks = {int(match[1]) for path in paths if (match := _BLOCK.search(path))}
+            last = phrase("models.block_range", last=max(blocks)) if blocks else ""
+            raise InputError(
+                "models.rank_pattern_matches_nothing",
+                pattern=given,
+                name=type(model).__name__,
+                blocks=last,
+            )
+
+
+def target_paths(
+    model: torch.nn.Module,
+    targets: str | list[str],
+    *,
+    experts: bool = True,
+    within: str | None = None,
+) -> set[str]:
+    """Return the full names of the layers and expert weights that `targets` means in `model`.
+
+    Args:
+        targets: "all-linear" or names.
+        experts: "all-linear" includes experts.
+        within: the name of the part of the model that is meant. None: the whole model.
+    """
+    paths, of_experts = linear_paths(model), set(expert_parameters(model))
+    if within is not None:
+        paths = {path for path in paths if path.startswith(f"{within}.")}
+        of_experts = {path for path in of_experts if path.startswith(f"{within}.")}
+    if targets == "all-linear":
+        head = language_model(model).get_output_embeddings()
+        linear = {path for path in paths if model.get_submodule(path) is not head}
+        return linear | of_experts if experts else linear
+    return {p for p in paths | of_experts if any(_is_called(p, name) for name in targets)}
+
+
+def adapted_paths(model: torch.nn.Module) -> set[str]:
+    """Return the full names of the layers, and weights of experts, that have LoRA matrices."""
+    paths = set()
+    for path, module in model.named_modules():
+        if len(getattr(module, "lora_A", ())):  # PEFT: one per LoRA name
+            name = getattr(module, "parameter_name", "weight")
+            plain = path.replace(".base_layer", "")
+            paths.add(plain if name == "weight" else f"{plain}.{name}")
+    return paths
+
+
+def expert_parameters(model: torch.nn.Module) -> list[str]:
+    """Return the full names of weights that hold all experts of a layer, with or without LoRA."""
+    return [
+        name.replace(".base_layer", "")
+        for name, parameter in model.named_parameters()
+        if parameter.ndim == 3 and ".experts." in name and ".lora_" not in name
+    ]
+
+
+def routers(model: torch.nn.Module) -> list[str]:
+    """Return the full names of the modules that choose experts."""
+    beside = {name.rpartition(".experts.")[0] for name in expert_parameters(model)}
+    return sorted(
+        name
+        for name, module in model.named_modules()
+        if name.rpartition(".")[0] in beside and type(module).__name__.endswith("Router")
+    )
+
+
+def linear_paths(model: torch.nn.Module) -> set[str]:
+    """Return the full names of the linear layers, with LoRA or without."""
+    paths = {name for name, module in model.named_modules() if _is_linear(module)}
+    return {path.removesuffix(".base_layer") for path in paths if ".lora_" not in path}
+
+
+def _leaf(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _is_called(path: str, name: str) -> bool:
+    return f".{path}".endswith(f".{name}")
+
+
+def _is_linear(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def _has_transposed_weights(model: torch.nn.Module) -> bool:
+    """Return whether the model has GPT-2's Conv1D, a linear layer with a transposed weight."""
+    return any(type(module).__name__ == "Conv1D" for module in model.modules())
+
+
+def count_parameters(model: torch.nn.Module) -> ParameterCounts:
+    """Return the number of weights and how many of them train."""
+    sizes = [(num_weights(p), p.requires_grad) for p in model.parameters()]
+    return ParameterCounts(sum(n for n, _ in sizes), sum(n for n, trains in sizes if trains))
+
+
+def layer_of(name: str) -> int:
+    """Return a parameter's distance from the input: embeddings 0, block k is k + 1, then the rest.
+
+    The final norm and the head are `HEAD_LAYER`, above any number of blocks. This reads the names
+    of Llama-like and GPT-2-like models, with or without the prefixes of PEFT and torch.compile. An
+    output layer tied to the embedding is the embedding.
+    """
+    block = _BLOCK.search(name)
+    if block:
+        return int(block.group(1)) + 1
+    is_embedding = _EMBEDDING.search(name) and not _HEAD.search(name)
+    return 0 if is_embedding else HEAD_LAYER

@@ -1,0 +1,82 @@
+"""The token that stands for a hidden token: the tokenizer's own mask token, or an added one.
+
+The model's vocabulary grows only if it has no spare row (many models round theirs up). An added row
+is the mean of the others, as in Hewitt 2021, so the same model always gets the same row.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
+from infrastructure.models.model_inputs import LanguageModel, language_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MASK_TOKEN = "<|mask|>"
+
+
+def ensure_mask_token(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Add a mask token if the tokenizer has none, and return whether one was added."""
+    if tokenizer.mask_token_id is not None:
+        return False
+    tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
+    return True
+
+
+def ensure_mask_row(
+    model: torch.nn.Module, tokenizer: "PreTrainedTokenizerBase", name: str, *, may_grow: bool
+) -> bool:
+    """Give the model an embedding of the mask token, and return whether its vocabulary grew.
+
+    Args:
+        may_grow: False for a model whose embeddings do not train and are not saved.
+
+    Raises:
+        ValueError: the vocabulary would have to grow and may not. The text says what to do.
+    """
+    inner = language_model(model)
+    rows = inner.get_input_embeddings().weight.shape[0]
+    if tokenizer.mask_token_id < rows:
+        return False
+    if not may_grow:
+        raise InputError("models.mask_token_with_lora", name=name)
+    add_row(model, tokenizer.mask_token_id)
+    return True
+
+
+def add_row(model: torch.nn.Module, token_id: int) -> None:
+    """Grow the vocabulary up to this token if it has no row for the token yet."""
+    inner = language_model(model)
+    rows = inner.get_input_embeddings().weight.shape[0]
+    if token_id < rows:
+        return
+    inner.resize_token_embeddings(token_id + 1, mean_resizing=False)
+    tables = {id(t): t for t in _tables(inner)}.values()
+    with torch.no_grad():
+        for table in tables:
+            table[rows:] = table[:rows].float().mean(dim=0).to(table.dtype)
+
+
+def mask_token_note(tokenizer: "PreTrainedTokenizerBase", grew: bool) -> str:
+    """Return a note for the user about an added mask token."""
+    where = phrase("models.vocabulary_extended") if grew else phrase("models.spare_embedding_row")
+    return phrase(
+        "models.mask_token_added",
+        mask_token=tokenizer.mask_token,
+        token_id=tokenizer.mask_token_id,
+        where=where,
+    )
+
+
+def _tables(model: LanguageModel) -> list[torch.Tensor]:
+    """Return the tensors that have one row or one number per token of the vocabulary."""
+    head = model.get_output_embeddings()
+    tables: list[torch.Tensor] = [model.get_input_embeddings().weight]
+    if head is not None:
+        tables.append(head.weight)
+        if getattr(head, "bias", None) is not None:
+            tables.append(head.bias)
+    return tables

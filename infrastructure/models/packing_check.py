@@ -1,0 +1,256 @@
+"""A measurement that shows whether packing is correct for a given model. It is never assumed.
+
+Two short rows go through the model twice, packed and one at a time. Logits and gradients must
+agree, and changing the first row must not change the second one's logits. A model that leaks from
+one example into the next trains without an error and learns the wrong thing.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from infrastructure.core.error_place import named
+from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
+from infrastructure.models.model_inputs import (
+    PROBE_ERRORS,
+    attention_implementation,
+    call_model,
+    compute_dtype,
+    inner_model,
+    language_model,
+    logits_of,
+    probing,
+    relative_difference,
+    tolerance,
+)
+from infrastructure.models.packed_attention import (
+    model_arguments,
+    use_packed_attention,
+    use_plain_attention,
+)
+
+PROBE_LENGTHS = (7, 9)
+MAX_PROBED_WINDOW = 64
+
+Measure = Callable[[torch.nn.Module], tuple[float, float]]  # returns difference and leak
+
+
+@dataclass(frozen=True)
+class PackingCheck:
+    """The result of a check whether a model may get packed rows.
+
+    Attributes:
+        isolated: packed rows give the same logits and gradients as single rows.
+        difference: the largest relative difference between packed and single rows, in logits and in
+            gradients. Infinite if the model failed.
+        leak: how much the second row's logits change with the first row, relatively.
+        attention: the attention that the model has after the check.
+        reason: one sentence for the user. Says why packing is off if it is.
+    """
+
+    isolated: bool
+    difference: float
+    leak: float
+    attention: str | None
+    reason: str
+
+
+def prepare_packing(
+    model: torch.nn.Module, max_length: int | None = None, with_pictures: Measure | None = None
+) -> PackingCheck:
+    """Prepare the model for packed rows, in the fastest way that is measured to be correct.
+
+    The first choice is `packed_attention`. If that fails, it is the model's own attention with
+    position ids that restart at 0. If neither isolates the rows, the model stays as it was, and the
+    caller has to pad.
+
+    Args:
+        max_length: longest example of the run, in tokens. Some models can only get packed rows if
+            no example is longer than their window.
+        with_pictures: measures rows with images, too.
+    """
+    chunk = chunk_size(model)
+    if chunk is not None and max_length is not None and max_length > chunk:
+        return _refused(
+            model, phrase("models.examples_cross_chunks", max_length=max_length, chunk=chunk)
+        )
+    failures = []
+    if use_packed_attention(model):
+        check = check_packing(model, max_length, with_pictures)
+        if check.isolated:
+            return check
+        failures.append(check.reason)
+        use_plain_attention(model)
+    if chunk is not None:  # a short probe would not find it
+        return _refused(model, phrase("models.chunks_from_row_start", chunk=chunk))
+    check = check_packing(model, max_length, with_pictures)
+    if check.isolated:
+        return check
+    failures.append(check.reason)
+    reason = phrase("models.padded_not_packed") + "; ".join(dict.fromkeys(failures))
+    return replace(check, reason=reason)
+
+
+def chunk_size(model: torch.nn.Module) -> int | None:
+    """Return the tokens per chunk if the model's attention is cut into chunks (as in Llama 4)."""
+    config: object = getattr(inner_model(model), "config", None)
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    size = getattr(config, "attention_chunk_size", None)
+    return size if isinstance(size, int) else None
+
+
+def _refused(model: torch.nn.Module, why: str) -> PackingCheck:
+    reason = phrase(
+        "models.attends_in_chunks",
+        prefix=phrase("models.padded_not_packed"),
+        name=type(inner_model(model)).__name__,
+        reason=why,
+    )
+    unknown = float("inf")
+    return PackingCheck(False, unknown, unknown, attention_implementation(model), reason)
+
+
+def check_packing(
+    model: torch.nn.Module, max_length: int | None = None, with_pictures: Measure | None = None
+) -> PackingCheck:
+    """Measure packing with the model as it is now, without changing anything."""
+    attention = attention_implementation(model)
+    name = f"{type(inner_model(model)).__name__} with attention {attention!r}"
+    dtype, rows = compute_dtype(model), "packed rows"
+    try:
+        difference, leak = packing_difference(model, max_length)
+        if with_pictures and _keeps_apart(difference, leak, dtype):
+            rows = phrase("models.packed_rows_with_images")
+            difference, leak = map(max, (difference, leak), with_pictures(model))
+    except PROBE_ERRORS as error:
+        reason = f"{name} cannot read {rows} ({named(error)})"
+        return PackingCheck(False, float("inf"), float("inf"), attention, reason)
+    if _keeps_apart(difference, leak, dtype):
+        return PackingCheck(True, difference, leak, attention, f"{name} isolates {rows}")
+    reason = phrase(
+        "models.packed_rows_not_isolated", name=name, rows=rows, difference=max(difference, leak)
+    )
+    return PackingCheck(False, difference, leak, attention, reason)
+
+
+def _keeps_apart(difference: float, leak: float, dtype: torch.dtype) -> bool:
+    return difference <= tolerance(dtype) and leak <= leak_tolerance(dtype)
+
+
+def packing_difference(
+    model: torch.nn.Module, max_length: int | None = None
+) -> tuple[float, float]:
+    """Measure how far packed rows differ from single rows.
+
+    Args:
+        max_length: the length that the rows are declared to reach, so that an attention that only
+            takes shorter ones refuses now and not in the middle of the run.
+
+    Returns:
+        The larger relative difference of logits and of gradients at the token embeddings; and the
+        relative change of the second row's logits when the first row is a different one.
+    """
+    rows = probe_rows(model, seed=0)
+    other_first = probe_rows(model, seed=1)[0]
+    with probing(model):
+        logits, gradients = probe(model, pack_rows(rows, max_length))
+        other = pack_rows([other_first, rows[1]], max_length)
+        other_logits = probe(model, other, with_gradient=False)[0]
+        alone = [probe(model, {"input_ids": row.unsqueeze(0)}) for row in rows]
+    expected_logits = torch.cat([row_logits for row_logits, _ in alone])
+    expected_gradients = torch.cat([row_gradients for _, row_gradients in alone])
+    difference = max(
+        relative_difference(logits, expected_logits),
+        relative_difference(gradients, expected_gradients),
+    )
+    second = slice(rows[0].numel(), None)
+    return difference, relative_difference(other_logits[second], logits[second])
+
+
+def leak_tolerance(dtype: torch.dtype) -> float:
+    """Return the tolerance for a leak.
+
+    It is much less than `tolerance`, because equal shapes have the same order of arithmetic.
+    """
+    return 1e-5 if dtype in (torch.float32, torch.float64) else 2e-3
+
+
+def probe_rows(model: torch.nn.Module, seed: int) -> list[torch.Tensor]:
+    """Return two rows of token ids. The first is longer than the model's window if it is small."""
+    embeddings = token_embeddings(model)
+    config = getattr(inner_model(model), "config", None)
+    window = getattr(config, "sliding_window", None) or 0
+    longer = window if window <= MAX_PROBED_WINDOW else 0
+    lengths = (PROBE_LENGTHS[0] + longer, PROBE_LENGTHS[1])
+    generator = torch.Generator().manual_seed(seed)
+    device = embeddings.weight.device
+    high = embeddings.num_embeddings
+    return [torch.randint(high, (n,), generator=generator).to(device) for n in lengths]
+
+
+def token_embeddings(model: torch.nn.Module) -> torch.nn.Embedding:
+    """Return the embedding that the token ids go into.
+
+    Raises:
+        ValueError: the model has none, so it does not read token sequences.
+    """
+    inner = inner_model(model)
+    if hasattr(inner, "get_input_embeddings"):
+        return language_model(model).get_input_embeddings()
+    embedding = next((m for m in inner.modules() if isinstance(m, torch.nn.Embedding)), None)
+    if embedding is None:
+        raise InputError("models.no_token_embedding", name=type(inner).__name__)
+    return embedding
+
+
+def pack_rows(rows: list[torch.Tensor], max_length: int | None = None) -> dict[str, object]:
+    """Join rows (n,) end to end, with what `model_arguments` reads from a packed batch."""
+    lengths = [row.numel() for row in rows]
+    positions = torch.cat([torch.arange(n) for n in lengths])
+    boundaries = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    device = rows[0].device
+    return {
+        "input_ids": torch.cat(rows).unsqueeze(0),
+        "position_ids": positions.unsqueeze(0).to(device),
+        "cu_seq_lens": boundaries.to(device),
+        "max_length": max(*lengths, max_length or 0),
+    }
+
+
+def probe(
+    model: torch.nn.Module, batch: Mapping[str, object], with_gradient: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logits (T, V) and the gradient (T, H) at the token embeddings, or zeros.
+
+    It is the gradient of a fixed weighting of the logits. No parameter's `.grad` is changed.
+    """
+    with embeddings_cut(model) as seen, torch.enable_grad():
+        logits = logits_of(call_model(model, model_arguments(model, batch)))[0]
+        if not with_gradient:  # with gradients on, for the same kernels
+            return logits.detach(), torch.zeros_like(seen[-1][0])
+        weights = torch.linspace(-1, 1, logits.shape[-1], device=logits.device)
+        (gradient,) = torch.autograd.grad((logits.float() * weights).sum(), seen[-1:])
+    return logits.detach(), gradient[0]
+
+
+@contextmanager
+def embeddings_cut(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+    """Stop gradients at the token embeddings inside the block.
+
+    The list that is yielded gets the embeddings of each forward pass, (B, L, H).
+    """
+    seen: list[torch.Tensor] = []
+
+    def cut(_module: torch.nn.Module, _inputs: object, output: torch.Tensor) -> torch.Tensor:
+        seen.append(output.detach().requires_grad_())
+        return seen[-1]
+
+    handle = token_embeddings(model).register_forward_hook(cut)
+    try:
+        yield seen
+    finally:
+        handle.remove()

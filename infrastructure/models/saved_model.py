@@ -1,0 +1,346 @@
+"""Inspection of a saved model in a folder: its kind, its weights, its tokenizer.
+
+Only safetensors is imported, and only names and headers are read. Does not import torch.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from infrastructure.core.checksums import SUMS, damaged_files
+from infrastructure.core.errors import DamagedFileError, InputError
+from infrastructure.core.files import file_sha256, recover_directory
+from infrastructure.core.json_text import JsonObject, parse_json
+from infrastructure.core.messages import Setting, phrase
+from infrastructure.models.model_path import GGUF_SUFFIX, refuse_file
+from infrastructure.monitoring.records.run_list import FINAL, ROUNDED
+
+REGISTERED_MANIFEST = "temper_model.json"
+EXTENSIONS_MANIFEST = "extensions.json"  # weights attached by extensions; see added_modules
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+)
+HEADS = ("lm_head", "embed_out", "output_layer", "output")  # may be tied to the embedding
+NO_LAYERS = ("wte", "wpe")  # names of GPT-2's embeddings
+NOT_ROUNDED = (*HEADS, *NO_LAYERS)
+CONV1D_MODELS = ("gpt2", "openai-gpt")  # their layers are not torch.nn.Linear
+PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+class SourceKind(StrEnum):
+    """The origin of a model."""
+
+    EMBEDDED = "embedded"
+    REGISTERED = "registered"
+    HUB = "hub"
+    FOLDER = "folder"
+    LORA_FOLDER = "lora folder"
+    REGISTERED_FOLDER = "registered folder"
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model's kind and location.
+
+    Attributes:
+        location: a registered name, a Hub name, or an absolute folder.
+        revision: the version of a Hub model, if it does not come from the configuration.
+    """
+
+    kind: SourceKind
+    location: str
+    revision: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.location)
+
+
+def look_into(path: Path) -> ModelSource:
+    """Return the model in a folder and its kind. A run directory stands for its `final/`.
+
+    Raises:
+        ValueError: the folder contains no model.
+    """
+    if (path / REGISTERED_MANIFEST).is_file():
+        return ModelSource(SourceKind.REGISTERED_FOLDER, str(path))
+    if (path / "adapter_config.json").is_file():
+        return ModelSource(SourceKind.LORA_FOLDER, str(path))
+    if (path / "config.json").is_file():
+        return ModelSource(SourceKind.FOLDER, str(path))
+    if is_there(path / FINAL):
+        return look_into(path / FINAL)
+    if (path / "run.json").is_file():
+        raise InputError("models.run_has_no_final", path=path)
+    for file in sorted(path.glob(f"*{GGUF_SUFFIX}")):
+        refuse_file(file)
+    raise InputError("models.folder_has_no_model", path=path)
+
+
+def is_there(path: Path) -> bool:
+    """Return whether a path exists.
+
+    A saved model whose replacement was killed half-way is restored first.
+    """
+    if not path.exists():
+        recover_directory(path)
+    return path.exists()
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a folder whose model cannot be loaded, as far as names and headers show.
+
+    Raises:
+        ValueError: a file is missing or damaged; the text names it.
+    """
+    source = look_into(path.resolve())
+    if source.kind is SourceKind.FOLDER:
+        read_json(source.folder / "config.json")
+        for name in ("tokenizer_config.json", "tokenizer.json"):
+            _check_tokenizer_file(source.folder / name)
+        weight_files(source.folder)
+    elif source.kind is SourceKind.LORA_FOLDER:
+        read_json(source.folder / "adapter_config.json")
+        weight_files(source.folder, "adapter_model")
+
+
+def _check_tokenizer_file(file: Path) -> None:
+    try:
+        if file.is_file():
+            read_json(file)
+    except ValueError as error:
+        raise InputError(
+            "models.tokenizer_file_invalid", folder=file.parent, error=error
+        ) from error
+
+
+def weight_files(folder: Path, stem: str = "model") -> list[Path]:
+    """Return the safetensors files with a saved model's weights, each with a valid header.
+
+    Args:
+        folder: the output of `save_pretrained`.
+        stem: "model", or "adapter_model" for a LoRA.
+
+    Raises:
+        ValueError: there are none, a shard is missing, there are only pickled weights, or a file is
+            damaged.
+        PermissionError: a file may not be read.
+    """
+    files = _named_weight_files(folder, stem)
+    for file in files:
+        _check_safetensors(file)
+    return files
+
+
+def _named_weight_files(folder: Path, stem: str) -> list[Path]:
+    single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        weight_map = read_json(index).get("weight_map")
+        shards = sorted(set(map(str, weight_map.values()))) if isinstance(weight_map, dict) else []
+        missing = [shard for shard in shards if not (folder / shard).is_file()]
+        if missing or not shards:
+            what = (
+                phrase(
+                    "models.shards_missing",
+                    num_missing=len(missing),
+                    num_shards=len(shards),
+                    shard=missing[0],
+                )
+                if missing
+                else phrase("models.shard_index_empty")
+            )
+            raise InputError("models.weights_incomplete", folder=folder, problem=what)
+        return [folder / shard for shard in shards]
+    pickled = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLED_SUFFIXES)
+    if pickled:
+        raise InputError("models.weights_are_pickled", folder=folder, file=pickled[0])
+    raise InputError("models.weights_missing", folder=folder, file=single.name)
+
+
+def _check_safetensors(file: Path) -> None:
+    with file.open("rb"):  # safetensors would report an unreadable file as missing
+        pass
+    try:
+        with safe_open(file, framework="np") as tensors:
+            tensors.keys()
+    except SafetensorError as error:
+        raise InputError("models.weights_damaged", file=file, error=error) from error
+
+
+def refuse_unknown_layers(folder: Path, names: Sequence[str]) -> None:
+    """Refuse LoRA layers that are certainly not in a saved model, by the names of its weights.
+
+    Cases that names cannot decide are accepted: experts, which have other names once they are
+    loaded, and a head, which need not be saved.
+
+    Args:
+        folder: the output of `save_pretrained`. For any other folder nothing is refused.
+
+    Raises:
+        ValueError: a layer does not exist; the text names it, and those that exist.
+    """
+    if not (folder / "config.json").is_file():
+        return
+    shapes = _shapes(folder)
+    parts = {part for name in shapes for part in name.split(".")}
+    if any("expert" in part for part in parts):
+        return
+    matrices = (name.split(".") for name, shape in shapes.items() if len(shape) == 2)
+    known = {path[-2] for path in matrices if path[-1] == "weight" and len(path) > 1}
+    layers = sorted(name for name in known if "emb" not in name and name not in NO_LAYERS)
+    wrong = [name for name in names if name.rpartition(".")[2] not in {*parts, *HEADS}]
+    if not wrong or not layers:
+        return
+    kinds = read_json(folder / "config.json").get("architectures")
+    kind = kinds[0] if isinstance(kinds, list) and kinds else "this model"
+    raise InputError(
+        "models.lora_target_unknown", layer=wrong[0], model=kind, layers=", ".join(layers)
+    )
+
+
+def is_quantized(folder: Path) -> bool:
+    """Return whether a saved model, or that of a run, is stored in 4 or 8 bits of bitsandbytes."""
+    place = next((f for f in (folder, folder / FINAL) if (f / "config.json").is_file()), None)
+    how = None if place is None else read_json(place / "config.json").get("quantization_config")
+    return isinstance(how, dict) and bool(how.get("load_in_4bit") or how.get("load_in_8bit"))
+
+
+def refuse_odd_rows(folder: Path, group: int) -> None:
+    """Refuse quantization-aware training of a saved model whose layers certainly do not allow it.
+
+    Args:
+        folder: the output of `save_pretrained`. For any other folder nothing is refused.
+        group: weights of a row that are rounded together.
+
+    Raises:
+        ValueError: a layer does not allow it; the text names it, or the kind of model.
+    """
+    if not (folder / "config.json").is_file():
+        return
+    key, config = Setting("model.quantization_aware"), read_json(folder / "config.json")
+    if "vision_config" in config:
+        raise InputError("models.qat_text_files_only", key=key)
+    if config.get("model_type") in CONV1D_MODELS:
+        raise InputError("models.qat_conv1d_layers", key=key, model_type=config["model_type"])
+    for name, shape in _shapes(folder).items():
+        layer, _, last = name.rpartition(".")
+        own_name = layer.rpartition(".")[2]
+        is_layer = last == "weight" and len(shape) == 2 and own_name not in NOT_ROUNDED
+        if is_layer and not re.search("emb|bias", own_name) and shape[1] % group:
+            raise InputError(
+                "models.qat_stored_row_size",
+                key=key,
+                layer=layer,
+                width=shape[1],
+                group_size=group,
+            )
+
+
+def _shapes(folder: Path) -> dict[str, list[int]]:
+    """Return the shape of each weight in the files of a saved model. Nothing else is read."""
+    shapes: dict[str, list[int]] = {}
+    for file in weight_files(folder):
+        with safe_open(file, framework="np") as tensors:
+            shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+    return shapes
+
+
+def rounded_beside(model: Path) -> Path | None:
+    """Return the rounded model that a run has saved next to its plain one, `final/`.
+
+    Args:
+        model: the plain model or the run.
+
+    Returns:
+        None if there is none.
+    """
+    plain = model if model.name == FINAL else model / FINAL
+    rounded = map(plain.with_name, ROUNDED)
+    return next((folder for folder in rounded if (folder / "config.json").is_file()), None)
+
+
+def notes_of_rounded(model: str) -> list[str]:
+    """Return a note if a plain model is used that was trained with rounded weights."""
+    rounded = rounded_beside(Path(model).expanduser())
+    if rounded is None:
+        return []
+    return [phrase("models.weights_not_quantized", model=model, rounded=rounded)]
+
+
+def check_sums(folder: Path) -> None:
+    """Compare a saved model with its SHA256SUMS, if it has one.
+
+    Raises:
+        DamagedFileError: a file is missing or is not what was saved. The text names it.
+    """
+    if damaged := damaged_files(folder):
+        raise DamagedFileError(
+            "models.checksum_mismatch", folder=folder, files=", ".join(damaged), sums=SUMS
+        )
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Raise ValueError if `folder` contains no tokenizer."""
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise InputError("models.tokenizer_missing", folder=folder)
+
+
+def weights_sha256(files: list[Path]) -> str:
+    """Return one hash for the weights in `files`, in any folder. It takes about a second per GB."""
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(f"{file.name} {file_sha256(file)}\n".encode())
+    return digest.hexdigest()
+
+
+def read_json(path: Path) -> JsonObject:
+    """Return the JSON object in `path`.
+
+    Raises:
+        ValueError: it is not JSON, or not an object.
+    """
+    try:
+        value = parse_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError("models.invalid_json", path=path, error=error) from error
+    if not isinstance(value, dict):
+        raise InputError("models.json_not_an_object", path=path)
+    return value
+
+
+def code_of_quantization(kind: str | None, dtype: str) -> str:
+    """Return the arguments that load a LoRA's base as in the training, as code; "" if it is whole.
+
+    Args:
+        kind: "4bit" or "8bit", or None.
+        dtype: the name of the number format in which the training computed.
+    """
+    if kind is None:
+        return ""
+    options = ["load_in_8bit=True"]
+    if kind == "4bit":
+        options = [
+            "load_in_4bit=True",
+            'bnb_4bit_quant_type="nf4"',
+            "bnb_4bit_use_double_quant=True",
+            f'bnb_4bit_compute_dtype="{dtype}"',
+        ]
+    config = "".join(f"        {option},\n" for option in options)
+    return f'dtype="{dtype}",\n    quantization_config=BitsAndBytesConfig(\n{config}    ),'
+
+
+def words_of_quantization(kind: str | None) -> str:
+    """Return the name of a base's number format; "" if it is not quantized."""
+    return {"4bit": "4-bit NF4", "8bit": "8-bit LLM.int8()"}.get(kind or "", "")

@@ -1,0 +1,394 @@
+"""The sum of the losses of a language model's supervised tokens, at the lowest cost.
+
+The losses are cross-entropies, or what a user-defined function returns for each token. Each target
+may have a weight, as diffusion objectives need.
+
+Most of a batch's logits are never needed, and all of them together are often the largest tensor of
+a training step. So the decoder runs up to its last hidden states, those that predict a supervised
+token are selected, and the output head processes them in chunks (`chunked_loss.py`).
+
+That is only correct if nothing stands between hidden states, head and logits. Some architectures do
+put things there (Gemma 2 caps logits, Cohere and Granite scale them). `TokenLoss` therefore probes
+its model, and uses the model's own logits if the probe fails.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from infrastructure.core.error_place import named
+from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
+from infrastructure.models.chunked_loss import head_loss, loss_sum
+from infrastructure.models.last_mlp import last_mlp, mlp_at
+from infrastructure.models.model_inputs import (
+    IGNORED_LABEL,
+    PROBE_ERRORS,
+    call_model,
+    compute_dtype,
+    inner_model,
+    language_model,
+    logits_of,
+    probing,
+    relative_difference,
+    tolerance,
+    within_forward,
+)
+from infrastructure.models.packed_attention import model_arguments
+from infrastructure.models.packing_check import embeddings_cut
+from infrastructure.models.token_functions import MetricSums, TokenFunction
+from infrastructure.optimization.size_grid import SizeGrid
+
+NUM_PROBE_TOKENS = 8
+
+
+class Loss(Protocol):
+    """A method for the loss of (N,) targets at (N,) positions, each with a weight (None: 1)."""
+
+    def __call__(
+        self,
+        model: torch.nn.Module,
+        arguments: Mapping[str, object],
+        positions: torch.Tensor,
+        targets: torch.Tensor,
+        grid: SizeGrid,
+        weights: torch.Tensor | None = None,
+        own: TokenFunction | None = None,
+    ) -> torch.Tensor: ...
+
+
+def supervised_targets(
+    labels: torch.Tensor, cu_seq_lens: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the positions that predict a supervised token, and the tokens that they predict.
+
+    Call it before the batch goes to a GPU, where the number of targets would have to be read back.
+
+    Args:
+        labels: (B, L), aligned with the input ids. -100 is not supervised. The first token of a
+            row, and of each example of a packed row, is predicted by nothing and never counts.
+        cu_seq_lens: boundaries of a packed row, (B+1,).
+
+    Returns:
+        Positions in the flattened (B*L,) batch, (N,) int64; target ids, (N,) int64.
+    """
+    following = labels.roll(-1, dims=1)
+    following[:, -1] = IGNORED_LABEL
+    if cu_seq_lens is not None:
+        following[0, cu_seq_lens[1:].long() - 1] = IGNORED_LABEL
+    following = following.flatten()
+    positions = (following != IGNORED_LABEL).nonzero().squeeze(1)
+    return positions, following[positions]
+
+
+class TokenLoss:
+    """The computation of one model's loss, chosen by a probe at the latest at the first batch.
+
+    Attributes:
+        method: "hidden states" (the fast way), "kept logits" (the model computes only the logits of
+            supervised positions) or "all logits". None before the probe.
+        reason: why the faster methods are not used. Empty for the fastest.
+        balances: True if the model adds a loss of its own that is a mean over all tokens of a
+            batch, including padding (a mixture of experts' balancing loss).
+        narrows_last_mlp: True if the last layer's MLP may be computed only at the positions of
+            targets, which happens if the model's current state allows it (`last_mlp.py`).
+
+    Args:
+        own: returns the loss of each supervised token, (N,). None: the cross-entropy.
+    """
+
+    def __init__(self, own: TokenFunction | None = None) -> None:
+        self.own = own
+        self.method: str | None = None
+        self.reason = ""
+        self.balances = False
+        self.narrows_last_mlp = False
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        """Probe the model, once.
+
+        Raises:
+            ValueError: the model's forward returns no logits, so the sum cannot be computed.
+        """
+        if self.method is None:
+            self.method, self.reason = choose_method(model)
+            self.balances = adds_balancing_loss(model)
+            self.narrows_last_mlp = self.method == FASTEST and may_narrow_last_mlp(model)
+
+    def last_mlp(self, model: torch.nn.Module) -> torch.nn.Module | None:
+        """Return the MLP that may be computed only at targets in the model's current state, or
+        None."""
+        return last_mlp(model) if self.narrows_last_mlp else None
+
+    def __call__(
+        self, model: torch.nn.Module, batch: Mapping[str, Any], grid: SizeGrid = SizeGrid.EXACT
+    ) -> tuple[torch.Tensor, int]:
+        """Return the differentiable sum (scalar, fp32) and the number of supervised tokens.
+
+        Args:
+            batch: `input_ids` and `labels` (B, L), or instead of labels the result of
+                `supervised_targets` as `target_positions` and `targets`, optionally with
+                `target_weights`, (N,) fp32. `attention_mask` for padded rows; `position_ids`,
+                `cu_seq_lens` and `max_length` for a packed one.
+            grid: how the number of rows that the head computes is rounded. The sum is the same.
+
+        Raises:
+            ValueError: the model's forward returns no logits, so the sum cannot be computed.
+        """
+        return self._sum(model, batch, grid, batch.get("target_weights"), self.own)
+
+    def metric_sums(
+        self,
+        model: torch.nn.Module,
+        batch: Mapping[str, object],
+        metrics: Mapping[str, TokenFunction],
+        grid: SizeGrid = SizeGrid.EXACT,
+    ) -> dict[str, tuple[float, int]]:
+        """Return, by key, the sum of each metric over the supervised tokens, and the number of
+        tokens.
+
+        All metrics together take one more forward pass.
+        """
+        sums = MetricSums(metrics)
+        with torch.no_grad():
+            self._sum(model, batch, grid, None, sums)
+        return {key: (total, sums.count) for key, total in sums.sums.items()}
+
+    def _sum(
+        self,
+        model: torch.nn.Module,
+        batch: Mapping[str, Any],
+        grid: SizeGrid,
+        weights: torch.Tensor | None,
+        own: TokenFunction | None,
+    ) -> tuple[torch.Tensor, int]:
+        if "targets" in batch:
+            positions, targets = batch["target_positions"], batch["targets"]
+        else:
+            positions, targets = supervised_targets(batch["labels"], batch.get("cu_seq_lens"))
+        self.prepare(model)
+        assert self.method is not None
+        arguments = model_arguments(model, batch)
+        given = (model, arguments, positions, targets, grid, weights, own)
+        num_tokens = batch["input_ids"].numel()
+        with mlp_at(self.last_mlp(model), positions, num_tokens, grid):
+            return within_forward(model, METHODS[self.method], *given), targets.numel()
+
+
+def loss_from_hidden_states(
+    model: torch.nn.Module,
+    arguments: Mapping[str, object],
+    positions: torch.Tensor,
+    targets: torch.Tensor,
+    grid: SizeGrid,
+    weights: torch.Tensor | None = None,
+    own: TokenFunction | None = None,
+) -> torch.Tensor:
+    """Compute the loss by running the decoder, and then the head in chunks at `positions` only."""
+    hidden = last_hidden_state(model, arguments).flatten(0, 1)[positions]
+    head = output_head(model)
+    assert head is not None
+    return head_loss(head, hidden, targets, grid, weights, own)
+
+
+def loss_from_kept_logits(
+    model: torch.nn.Module,
+    arguments: Mapping[str, Any],
+    positions: torch.Tensor,
+    targets: torch.Tensor,
+    grid: SizeGrid,
+    weights: torch.Tensor | None = None,
+    own: TokenFunction | None = None,
+) -> torch.Tensor:
+    """Compute the loss from the model's own logits, at the columns where any row has a target."""
+    length = arguments["input_ids"].shape[1]
+    columns, column_of_target = (positions % length).unique(return_inverse=True)
+    missing = grid.rows_up(len(columns)) - len(columns)
+    columns = torch.cat([columns, columns[-1:].expand(missing)])  # computed, but not used
+    logits = logits_of(call_model(model, {**arguments, "logits_to_keep": columns}))
+    return loss_sum(logits[positions // length, column_of_target], targets, weights, own)
+
+
+def loss_from_all_logits(
+    model: torch.nn.Module,
+    arguments: Mapping[str, Any],
+    positions: torch.Tensor,
+    targets: torch.Tensor,
+    grid: SizeGrid,  # noqa: ARG001 (as the other ways take it, by name)
+    weights: torch.Tensor | None = None,
+    own: TokenFunction | None = None,
+) -> torch.Tensor:
+    """Compute the loss from all of the model's own logits.
+
+    A mixture of experts' balancing loss is added per token.
+    """
+    output = call_model(model, arguments)
+    logits = logits_of(output)
+    if logits.shape[:2] != arguments["input_ids"].shape:
+        raise InputError(
+            "models.logits_shape_mismatch",
+            logits_shape=tuple(logits.shape),
+            input_shape=tuple(arguments["input_ids"].shape),
+        )
+    loss = loss_sum(logits.flatten(0, 1)[positions], targets, weights, own)
+    balancing_loss = getattr(output, "aux_loss", None)
+    if balancing_loss is None:
+        return loss
+    config = language_model(model).config
+    num_items = targets.numel() if weights is None else weights.sum()
+    return loss + config.router_aux_loss_coef * balancing_loss * num_items
+
+
+FASTEST = "hidden states"
+METHODS: dict[str, Loss] = {
+    FASTEST: loss_from_hidden_states,
+    "kept logits": loss_from_kept_logits,
+    "all logits": loss_from_all_logits,
+}
+
+
+def backbone(model: torch.nn.Module) -> torch.nn.Module | None:
+    """Return the part of a transformers model that computes hidden states, or None."""
+    inner = inner_model(model)
+    base_model = getattr(inner, "base_model", None)
+    return (
+        base_model if isinstance(base_model, torch.nn.Module) and base_model is not inner else None
+    )
+
+
+def output_head(model: torch.nn.Module) -> torch.nn.Linear | None:
+    """Return the module that computes logits from hidden states, or None."""
+    inner = language_model(model)
+    return inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
+
+
+def last_hidden_state(model: torch.nn.Module, arguments: Mapping[str, object]) -> torch.Tensor:
+    """Return the decoder's output before the head, (B, L, H)."""
+    decoder = backbone(model)
+    assert decoder is not None
+    return call_model(decoder, arguments)[0]
+
+
+def choose_method(model: torch.nn.Module) -> tuple[str, str]:
+    """Return the fastest method that gives this model's own loss, and why no faster one does.
+
+    Raises:
+        ValueError: the model's forward returns no logits.
+    """
+    device = next(model.parameters()).device
+    arguments = {"input_ids": torch.arange(NUM_PROBE_TOKENS, device=device).unsqueeze(0)}
+    positions, targets = supervised_targets(arguments["input_ids"])
+    reasons: list[str] = []
+    with probing(model), torch.no_grad():
+        given = (model, arguments, positions, targets, SizeGrid.EXACT)
+        expected = loss_from_all_logits(*given)
+        for method, compute in list(METHODS.items())[:-1]:
+            try:
+                reason = why_not(method, model, arguments)
+                actual = expected if reason else within_forward(model, compute, *given)
+            except PROBE_ERRORS as error:
+                reason = named(error)
+            if not reason and relative_difference(actual, expected) > tolerance(
+                compute_dtype(model)
+            ):
+                reason = phrase(
+                    "models.loss_differs", actual=float(actual), expected=float(expected)
+                )
+            if not reason:
+                return method, "; ".join(reasons)
+            reasons.append(f"not from {method} ({reason})")
+    return "all logits", "; ".join(reasons)
+
+
+@torch.no_grad()
+def adds_balancing_loss(model: torch.nn.Module) -> bool:
+    """Return whether the model adds a loss of its own that is a mean over all its tokens."""
+    ids = torch.arange(NUM_PROBE_TOKENS, device=next(model.parameters()).device).unsqueeze(0)
+    with probing(model):
+        return getattr(call_model(model, {"input_ids": ids}), "aux_loss", None) is not None
+
+
+def may_narrow_last_mlp(model: torch.nn.Module) -> bool:
+    """Return whether the last MLP may be computed at some positions only.
+
+    To decide, the loss and gradients at every other position of a short row are computed both ways
+    and compared.
+    """
+    mlp = last_mlp(model)
+    if mlp is None:
+        return False
+    device = next(model.parameters()).device
+    arguments = {"input_ids": torch.arange(NUM_PROBE_TOKENS, device=device).unsqueeze(0)}
+    positions, targets = (some[::2] for some in supervised_targets(arguments["input_ids"]))
+    given = (model, arguments, positions, targets, SizeGrid.EXACT)
+    results = []
+    with probing(model):
+        for narrowed in (None, mlp):
+            with mlp_at(narrowed, positions, NUM_PROBE_TOKENS, SizeGrid.EXACT):
+                try:
+                    results.append(loss_and_gradient(model, given))
+                except PROBE_ERRORS:
+                    return False
+    limit = tolerance(compute_dtype(model))
+    return all(relative_difference(*pair) <= limit for pair in zip(*results, strict=True))
+
+
+def loss_and_gradient(
+    model: torch.nn.Module, given: tuple[Any, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss from hidden states, and its gradient at the token embeddings, (B, L, H).
+
+    No parameter's `.grad` is changed.
+    """
+    with embeddings_cut(model) as embedded, torch.enable_grad():
+        loss = loss_from_hidden_states(*given)
+        (gradient,) = torch.autograd.grad(loss, embedded[-1:])
+    return loss.detach(), gradient
+
+
+def why_not(method: str, model: torch.nn.Module, arguments: Mapping[str, Any]) -> str:
+    """Return the reason why a method does not suit the model's structure. Empty if it does."""
+    output = call_model(model, arguments)
+    if getattr(output, "aux_loss", None) is not None:
+        return phrase("models.adds_balancing_loss")
+    if method == "kept logits":
+        last = arguments["input_ids"].new_tensor([arguments["input_ids"].shape[1] - 1])
+        kept = logits_of(call_model(model, {**arguments, "logits_to_keep": last}))
+        return "" if kept.shape[1] == 1 else phrase("models.forward_keeps_all_logits")
+    if backbone(model) is None or output_head(model) is None:
+        return phrase("models.head_not_separable")
+    return why_not_head(model, arguments)
+
+
+def why_not_head(model: torch.nn.Module, arguments: Mapping[str, object]) -> str:
+    """Return the reason why the head's output is not the logits. Empty if it is.
+
+    The head's output is replaced by large numbers, which must come out unchanged. Comparing losses
+    would miss a cap, which has no effect on the small logits of a new model.
+    """
+    inputs: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
+
+    def replace(
+        _head: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor
+    ) -> torch.Tensor:
+        inputs.append(args[0])
+        outputs.append(torch.linspace(-1e3, 1e3, output.numel()).to(output).view_as(output))
+        return outputs[-1]
+
+    head = output_head(model)
+    assert head is not None
+    handle = head.register_forward_hook(replace)
+    try:
+        logits = logits_of(call_model(model, arguments))
+    finally:
+        handle.remove()
+    if len(outputs) != 1:
+        return phrase("models.head_called_repeatedly", count=len(outputs))
+    if not torch.equal(logits.float(), outputs[0].float()):
+        return phrase("models.head_output_changed")
+    hidden = within_forward(model, last_hidden_state, model, arguments)
+    if relative_difference(inputs[0], hidden) > tolerance(compute_dtype(model)):
+        return phrase("models.hidden_states_changed")
+    return ""

@@ -1,0 +1,357 @@
+"""A text model with an added vision encoder: transformers' own Llava, assembled from its parts.
+
+Method: Liu et al. 2023, arXiv 2304.08485, with the projector of Llava 1.5 (two layers). The vision
+encoder's features of an image (its hidden states, the second to last) are projected to the width of
+the text model's embeddings, and replace the embeddings of the image's tokens.
+
+Why no custom hooks: the result is an ordinary `LlavaForConditionalGeneration`. It is saved, loaded,
+used for generation and exported like any other, here and wherever transformers runs.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from infrastructure.config.sections.multimodal_config import MultimodalConfig
+from infrastructure.core.checksums import text_hash
+from infrastructure.core.errors import InputError
+from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
+from infrastructure.core.optional import require
+from infrastructure.models.mask_token import add_row
+from infrastructure.models.model_inputs import (
+    PROBE_ERRORS,
+    language_model,
+    logits_of,
+    probing,
+    relative_difference,
+    tolerance,
+)
+from infrastructure.models.saved_model import (
+    ModelSource,
+    SourceKind,
+    weight_files,
+    weights_sha256,
+)
+from infrastructure.models.source import find_source
+from infrastructure.models.tower_folder import SUCH_AS, TOWER, check_tower
+from infrastructure.models.transformers_backend import (
+    SEEING,
+    LoadOptions,
+    class_names,
+    hub_arguments,
+    load_any_config,
+    load_weights,
+    shortened,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+# Encoder weights that its hidden states do not depend on. They may be missing.
+BEHIND_THE_FEATURES = ("pooler", "head")
+PROBED_SIZES = ((40, 30), (30, 50))  # width and height of test images for the processor
+NUM_PROBED = 8  # number of tokens in the comparison of the models
+# Text models' chat templates read a message's text. Users of the finished model pass messages in
+# parts, and these lines convert them to texts.
+PARTS_AS_TEXT = (
+    "{%%- set seen = namespace(messages=[]) -%%}{%%- for message in messages -%%}"
+    "{%%- if message.content is not string and message.content is iterable -%%}"
+    "{%%- set spelled = namespace(text='') -%%}{%%- for part in message.content -%%}"
+    "{%%- set spelled.text = spelled.text + ('%s' if part.type == 'image' else part.text) -%%}"
+    "{%%- endfor -%%}"
+    "{%%- set seen.messages = seen.messages + [dict(message, content=spelled.text)] -%%}"
+    "{%%- else -%%}{%%- set seen.messages = seen.messages + [message] -%%}{%%- endif -%%}"
+    "{%%- endfor -%%}{%%- set messages = seen.messages -%%}"
+)
+
+
+@dataclass(frozen=True)
+class VisionTower:
+    """A vision encoder that is known but not loaded.
+
+    Attributes:
+        source: its location.
+        config: the configuration of the vision part.
+        image_processor: converts images to pixels, all of one size.
+        num_features: vectors per image, before any is left out.
+        num_patches: how many of them are of image patches.
+        patch_size: width of a patch, in pixels.
+        layer: index of the hidden state that gives the features.
+    """
+
+    source: ModelSource
+    config: "PreTrainedConfig"
+    image_processor: Any
+    num_features: int
+    num_patches: int
+    patch_size: int
+    layer: int
+
+    @property
+    def strategy(self) -> str:
+        """Llava's feature selection, which drops the first vector if not all are of patches."""
+        return "default" if self.num_features > self.num_patches else "full"
+
+
+def find_tower(vision: MultimodalConfig, options: LoadOptions) -> VisionTower:
+    """Find the vision encoder that a configuration names, and try it without its weights.
+
+    Raises:
+        ValueError: it is missing, is not a vision model, or has no image processor.
+    """
+    source = tower_source(vision)
+    config = load_any_config(source, options)
+    config = getattr(config, "vision_config", config)
+    if not hasattr(config, "patch_size") or not hasattr(config, "image_size"):
+        raise InputError(
+            "models.vision_encoder_without_patches",
+            key=TOWER,
+            location=source.location,
+            model_type=config.model_type,
+        )
+    image_processor = load_image_processor(source, options)
+    pixels = _pixels(source, image_processor)
+    states = _hidden_states(source, config, pixels)
+    layer = -2 if len(states) > 2 else -1
+    size = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
+    num_patches = (pixels.shape[-2] // size) * (pixels.shape[-1] // size)
+    features = states[layer]
+    if features.ndim != 3 or features.shape[1] < num_patches or num_patches == 0:
+        raise InputError(
+            "models.vision_features_shape",
+            key=TOWER,
+            location=source.location,
+            shape=list(features.shape),
+            num_patches=num_patches,
+            remedy=phrase(SUCH_AS),
+        )
+    return VisionTower(source, config, image_processor, features.shape[1], num_patches, size, layer)
+
+
+def tower_source(vision: MultimodalConfig) -> ModelSource:
+    """Return the location of the vision encoder, without reading its weights.
+
+    Raises:
+        ValueError: it is not found, or is not a folder of a transformers model.
+    """
+    name = vision.vision_tower
+    if name is None:
+        raise ValueError(phrase("config.vision_encoder_not_set"))
+    check_tower(name)
+    # model.revision is that of the text model, which is another repository
+    return replace(find_source(name), revision="main")
+
+
+def load_image_processor(source: ModelSource, options: LoadOptions) -> Any:
+    """Load the image processor of a vision encoder.
+
+    Raises:
+        ValueError: there is none, or it cannot be loaded.
+    """
+    require("PIL", "data.decode_images")
+    # not by the name that the package exports, which needs torchvision
+    auto = require("transformers.models.auto.image_processing_auto", "models.load_image_processor")
+    # of the two kinds the one without torchvision, so that all machines see the same pixels
+    try:
+        return auto.AutoImageProcessor.from_pretrained(
+            source.location, backend="pil", **hub_arguments(source, options)
+        )
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        reason = shortened(" ".join(str(error).split()))
+        raise InputError(
+            "models.image_processor_not_loaded",
+            key=TOWER,
+            location=source.location,
+            reason=reason,
+        ) from error
+
+
+def _pixels(source: ModelSource, image_processor: Any) -> torch.Tensor:
+    """Return the vision encoder's input for an image, (1, channels, height, width).
+
+    Raises:
+        ValueError: the input's shape depends on the size of the image.
+    """
+    images = require("PIL.Image", "data.decode_images")
+    made = [
+        image_processor([images.new("RGB", size)], return_tensors="pt")["pixel_values"]
+        for size in PROBED_SIZES
+    ]
+    if len({tuple(pixels.shape) for pixels in made}) > 1 or made[0].ndim != 4:
+        raise InputError("models.image_size_varies", key=TOWER, location=source.location)
+    return made[0]
+
+
+def _hidden_states(
+    source: ModelSource, config: "PreTrainedConfig", pixels: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Return hidden states of a vision encoder on the meta device: only their shapes."""
+    transformers = require("transformers", "models.load_model")
+    try:
+        with torch.device("meta"):
+            tower = transformers.AutoModel.from_config(config)
+        output = tower(pixels.to("meta"), output_hidden_states=True, return_dict=True)
+        return tuple(output.hidden_states)
+    except (*PROBE_ERRORS, ImportError) as error:
+        reason = shortened(" ".join(str(error).split()))
+        raise InputError(
+            "models.vision_encoder_probe_failed",
+            key=TOWER,
+            location=source.location,
+            reason=reason,
+            remedy=phrase(SUCH_AS),
+        ) from error
+
+
+def check_text_only(config: "PreTrainedConfig", name: str) -> None:
+    """Refuse a model that already reads images.
+
+    Raises:
+        ValueError: the model reads images.
+    """
+    saved_as = (getattr(config, "architectures", None) or [""])[0]
+    if hasattr(config, "vision_config") or saved_as in class_names(SEEING):
+        raise InputError(
+            "models.model_already_reads_images",
+            name=name,
+            model_class=saved_as or config.model_type,
+        )
+
+
+def make_processor(
+    tokenizer: "PreTrainedTokenizerBase", tower: VisionTower, vision: MultimodalConfig
+) -> Any:
+    """Create Llava's processor from a text model's tokenizer and an encoder's image processor.
+
+    Raises:
+        ValueError: the image token is not read as one token.
+    """
+    transformers = require("transformers", "models.load_processor")
+    mark = vision.image_token
+    if mark not in tokenizer.get_vocab():
+        added = transformers.AddedToken(mark, special=True, normalized=False)
+        tokenizer.add_tokens([added], special_tokens=True)
+    ids = tokenizer(f"a{mark}b", add_special_tokens=False)["input_ids"]
+    if ids.count(tokenizer.convert_tokens_to_ids(mark)) != 1:
+        raise InputError("models.image_token_is_split", token=mark)
+    return transformers.LlavaProcessor(
+        image_processor=tower.image_processor,
+        tokenizer=tokenizer,
+        patch_size=tower.patch_size,
+        vision_feature_select_strategy=tower.strategy,
+        num_additional_image_tokens=tower.num_features - tower.num_patches,
+        image_token=mark,
+        chat_template=tokenizer.chat_template,
+    )
+
+
+def template_for_parts(template: str | None, mark: str) -> str | None:
+    """Return a text model's chat template that takes messages in parts, including images."""
+    if template is None:
+        return None
+    lines = PARTS_AS_TEXT % mark.replace("\\", "\\\\").replace("'", "\\'")
+    return template if template.startswith(lines) else lines + template
+
+
+def put_together(
+    text: torch.nn.Module, tower: VisionTower, processor: Any, options: LoadOptions
+) -> torch.nn.Module:
+    """Assemble a Llava from a loaded text model, whose weights it shares, and the vision encoder.
+
+    The new projector comes from torch's global generator. Seed it before the call.
+
+    Raises:
+        ValueError: Llava would compute other logits from a text than the text model.
+    """
+    transformers = require("transformers", "models.load_model")
+    modeling = require("transformers.models.llava.modeling_llava", "models.load_model")
+    mark_id = int(processor.image_token_id)
+    name = str(language_model(text).config.name_or_path)
+    add_row(text, mark_id)
+    base, head = cast(Any, text).base_model, language_model(text).get_output_embeddings()
+    _untie_where_llava_cannot(text, base)
+    config = transformers.LlavaConfig(
+        vision_config=tower.config,
+        text_config=cast(Any, text).config,
+        image_token_index=mark_id,
+        image_seq_length=tower.num_features - (tower.strategy == "default"),
+        vision_feature_layer=tower.layer,
+        vision_feature_select_strategy=tower.strategy,
+    )
+    with torch.device("meta"):
+        model = transformers.LlavaForConditionalGeneration(config)
+    kind = type(model.model.language_model)
+    is_plain = isinstance(head, torch.nn.Linear) and head.bias is None
+    if type(base) is not kind or not is_plain:
+        raise InputError(
+            "models.text_model_not_llava_like", name=name, model_class=type(text).__name__
+        )
+    with torch.device(options.device):
+        projector = modeling.LlavaMultiModalProjector(config)
+    model.model.language_model = base
+    model.model.vision_tower = _load_tower(tower, options)
+    model.model.multi_modal_projector = projector.to(options.dtype)
+    model.lm_head = head
+    model.generation_config = cast(Any, text).generation_config
+    config.dtype = options.dtype
+    _check_same_text(text, model, name)
+    return cast(torch.nn.Module, model)
+
+
+def _untie_where_llava_cannot(text: torch.nn.Module, base: Any) -> None:
+    """Give the model its own output layer if Llava cannot tie it.
+
+    Llava only ties its output layer to an embedding called `embed_tokens`. With another name
+    (GPT-2's) the output layer gets its own weight with the same values.
+    """
+    table = base.get_input_embeddings()
+    head: Any = language_model(text).get_output_embeddings()
+    is_tied = head is not None and head.weight is table.weight
+    if is_tied and getattr(base, "embed_tokens", None) is not table:
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+        cast(Any, text).config.tie_word_embeddings = False
+
+
+def _load_tower(tower: VisionTower, options: LoadOptions) -> torch.nn.Module:
+    if tower.source.kind is SourceKind.FOLDER:
+        weight_files(tower.source.folder)
+    model, info = load_weights("AutoModel", tower.source, tower.config, options)
+    missing = {
+        name
+        for name in info["missing_keys"]
+        if not any(part in BEHIND_THE_FEATURES for part in name.split("."))
+    }
+    if missing:
+        raise InputError(
+            "models.vision_weights_lack_tensors",
+            key=TOWER,
+            location=tower.source.location,
+            count=len(missing),
+            name=min(missing),
+        )
+    return model
+
+
+def _check_same_text(text: torch.nn.Module, model: torch.nn.Module, name: str) -> None:
+    table = language_model(text).get_input_embeddings().weight
+    ids = torch.arange(NUM_PROBED, device=table.device)[None] % table.shape[0]
+    with torch.no_grad(), probing(text), probing(model):
+        before, after = logits_of(text(input_ids=ids)), logits_of(model(input_ids=ids))
+    difference = relative_difference(after, before)
+    if difference > tolerance(before.dtype):
+        raise InputError(
+            "models.text_logits_differ_in_llava",
+            name=name,
+            difference=difference,
+            model_class=type(text).__name__,
+        )
+
+
+def tower_facts(tower: VisionTower) -> JsonObject:
+    """Return which vision encoder weights and which image processor the run started with."""
+    facts: JsonObject = {"image_processor": text_hash(tower.image_processor.to_dict())}
+    if tower.source.kind is SourceKind.FOLDER:
+        return {**facts, "sha256": weights_sha256(weight_files(tower.source.folder))}
+    return {**facts, "revision": getattr(tower.config, "_commit_hash", None)}

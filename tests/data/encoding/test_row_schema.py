@@ -1,0 +1,453 @@
+"""Every shape becomes the same kind of conversation; rows that do not fit say why."""
+
+import json
+from typing import Any
+
+import pytest
+
+from infrastructure.data.encoding.row_schema import RowSchema, ShapeError, are_tools
+from infrastructure.data.encoding.schema_detection import ShapeRequest, recognise_shape
+from infrastructure.data.readers import rows as reasons
+from infrastructure.data.readers.rows import BadRow, Conversation, Label, Row, Turn
+
+PAIR = RowSchema("qa", {"prompt": "question", "answer": "answer"}, "")
+CHAT = RowSchema("messages", {"chat": "messages"}, "")
+
+
+def row(**values: Any) -> Row:
+    return Row(values, "a.jsonl", 7)
+
+
+def turns(shape: RowSchema, **values: Any) -> list[tuple[str, str]]:
+    conversation = shape.convert(row(**values))
+    assert isinstance(conversation, Conversation)
+    return [(turn.role, turn.text) for turn in conversation.turns]
+
+
+def recognised(**values: Any) -> list[tuple[str, str]]:
+    return turns(recognise_shape([row(**values)], ShapeRequest()), **values)
+
+
+TURNS = [("user", "Q"), ("assistant", "A")]
+
+
+def test_pairs_become_two_turns() -> None:
+    assert recognised(prompt="Q", completion="A") == TURNS
+    assert recognised(question="Q", answer="A") == TURNS
+    assert recognised(Question="Q", Answer="A") == TURNS
+    assert recognised(input="Q", output="A") == TURNS
+    assert recognised(instruction="Q", output="A") == TURNS
+    assert recognised(instruction="Q", input="", output="A") == TURNS
+
+
+def test_alpaca_joins_instruction_and_input() -> None:
+    assert recognised(instruction="Q", input="C", output="A") == [
+        ("user", "Q\n\nC"),
+        ("assistant", "A"),
+    ]
+    assert recognised(instruction="Q", context="C", response="A", category="x")[0][1] == "Q\n\nC"
+
+
+def test_the_context_stands_below_the_question_once() -> None:
+    pair = recognised(question="Q", context="C", answer="A")
+    assert pair == [("user", "Q\n\nC"), ("assistant", "A")]
+    assert recognised(question="Q", context=["C", "D"], answer="A")[0][1] == "Q\n\nC\n\nD"
+    assert recognised(question="Q", context="", answer="A") == TURNS
+    held = "Read this: C. Q"
+    prompt = recognised(question=held, context="C", answer="A")[0][1]
+    assert prompt == f"{held}\n\nC"  # by chance or not: it is always written
+    request = ShapeRequest(context_column="passage")
+    values = {"question": "Q", "passage": "C", "answer": "A"}
+    assert turns(recognise_shape([row(**values)], request), **values)[0] == ("user", "Q\n\nC")
+
+
+def test_a_system_column_is_the_first_turn() -> None:
+    assert recognised(system_prompt="S", question="Q", response="A") == [("system", "S"), *TURNS]
+    assert recognised(system_prompt="", question="Q", response="A") == TURNS
+
+
+def test_messages_and_sharegpt() -> None:
+    messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+    assert recognised(messages=messages) == TURNS
+    assert recognised(messages=json.dumps(messages)) == TURNS  # as CSV and HDF5 hold it
+    shared = [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]
+    assert recognised(conversations=shared, id="1") == TURNS
+
+
+def test_what_follows_the_last_answer_is_kept_and_teaches_nothing() -> None:
+    messages = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": [{"type": "text", "text": "Q"}]},
+        {"role": "assistant", "content": "A"},
+        {"role": "user", "content": "unanswered"},
+    ]
+    found = CHAT.convert(row(messages=messages))
+    assert isinstance(found, Conversation)
+    assert [(turn.role, turn.text) for turn in found.taught] == [("system", "S"), *TURNS]
+    assert found.turns[-1].text == "unanswered"
+    assert (found.answer.text, found.prompt[-1].text) == ("A", "Q")
+    cut = CHAT.convert(row(messages=messages[:-1]))
+    assert isinstance(cut, Conversation)
+    assert found.pairs() == cut.pairs()  # they teach the same
+
+
+def test_a_message_that_is_not_to_be_trained_on() -> None:
+    for mark in ({"weight": 0}, {"train": False}):
+        messages = [USER, {"role": "assistant", "content": "A", **mark}, USER]
+        found = CHAT.convert(row(messages=[*messages, {"role": "assistant", "content": "B"}]))
+        assert isinstance(found, Conversation)
+        assert [found.is_learnt(n) for n in range(4)] == [True, False, True, True]
+        assert Conversation.from_json(found.to_json()) == found
+        plain = CHAT.convert(
+            row(messages=[USER, {"role": "assistant", "content": "A"}, USER, messages[1]])
+        )
+        assert isinstance(plain, Conversation)
+        assert plain.last_answer == 1  # the one that is trained on
+        assert plain.pairs() != found.pairs()
+
+
+def test_what_else_a_row_holds_goes_to_the_template() -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call], "name": None}
+    answer = {"role": "assistant", "content": "1", "reasoning_content": "easy"}
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    messages = [USER, message, {"role": "tool", "content": "1"}, answer]
+    for given in (tools, json.dumps(tools)):
+        values = {"messages": messages, "tools": given, "system": "Be exact."}
+        values["chat_template_kwargs"] = {"enable_thinking": False}
+        shape = recognise_shape([row(**values)], ShapeRequest())
+        found = shape.convert(row(**values))
+        assert isinstance(found, Conversation)
+        assert found.messages() == [
+            {"role": "system", "content": "Be exact."},
+            USER,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "1"},
+            answer,
+        ]
+        options = {"tools": tools, "chat_template_kwargs": {"enable_thinking": False}}
+        assert json.loads(found.inputs) == options
+        assert Conversation.from_json(found.to_json()) == found
+        assert shape.used >= values.keys()
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+
+
+def calls_of(message: dict[str, Any]) -> list[Any]:
+    """The tool calls of the row's second message, as a chat template is given them."""
+    answer = {"role": "assistant", "content": "1"}
+    tool = {"role": "tool", "content": "1"}
+    key = "messages" if "role" in message else "conversations"
+    rest = [USER, message, tool, answer]
+    if key == "conversations":
+        rest = [{"from": m.get("role", m.get("from")), "value": m.get("content")} for m in rest]
+        rest[1] = message
+    shape = recognise_shape([row(**{key: rest})], ShapeRequest())
+    found = shape.convert(row(**{key: rest}))
+    assert isinstance(found, Conversation), found
+    assert found.turns[1].role == "assistant"
+    assert found.turns[1].message()["content"] is None
+    calls: list[Any] = found.turns[1].message()["tool_calls"]
+    return calls
+
+
+def test_arguments_of_calls_are_objects_however_they_are_written() -> None:
+    """A template would quote JSON text once more; OpenAI and ShareGPT write it so."""
+    message = {"role": "assistant", "content": None}
+    bare = CALL["function"]
+    text = {**CALL, "function": {"name": "add", "arguments": '{"a": 1}'}}
+    assert calls_of({**message, "tool_calls": [CALL]}) == [CALL]
+    assert calls_of({**message, "tool_calls": [text]}) == [CALL]
+    assert calls_of({**message, "tool_calls": [bare]}) == [bare]
+    nothing = {"name": "now", "arguments": ""}
+    assert calls_of({**message, "tool_calls": [nothing]}) == [{"name": "now", "arguments": {}}]
+    assert calls_of({"from": "function_call", "value": json.dumps(bare)}) == [bare]
+    assert calls_of({"from": "function_call", "value": json.dumps([bare, bare])}) == [bare, bare]
+
+
+def test_tools_are_objects_each_perhaps_as_json_text() -> None:
+    tool = {"type": "function", "function": {"name": "add"}}
+    for given in ([tool], json.dumps([tool]), [json.dumps(tool)]):
+        values = {"messages": [USER, {"role": "assistant", "content": "A"}], "tools": given}
+        found = recognise_shape([row(**values)], ShapeRequest()).convert(row(**values))
+        assert isinstance(found, Conversation)
+        assert json.loads(found.inputs) == {"tools": [tool]}
+    values["tools"] = [{"description": "no name"}]
+    bad = recognise_shape([row(**values)], ShapeRequest()).convert(row(**values))
+    assert isinstance(bad, BadRow)
+    assert bad.detail == "data.tools_without_names(column=tools)"
+
+
+def test_the_last_answer_alone() -> None:
+    turns = (Turn("user", "Q"), Turn("assistant", "A", is_learnt=False), Turn("user", "R"))
+    found = Conversation((*turns, Turn("assistant", "B"), Turn("user", "S"))).with_last_answer
+    assert [found.is_learnt(number) for number in range(4)] == [False, False, False, True]
+    assert found.last_answer == 3
+    assert len(found.turns) == 5
+
+
+def test_a_prompt_of_messages_is_given() -> None:
+    prompt = [USER, {"role": "assistant", "content": "given"}, USER]
+    completion = [{"role": "assistant", "content": "A"}]
+    shape = recognise_shape([row(prompt=prompt, completion=completion)], ShapeRequest())
+    found = shape.convert(row(prompt=prompt, completion=completion))
+    assert isinstance(found, Conversation)
+    assert [found.is_learnt(n) for n in range(4)] == [False, False, False, True]
+
+
+def test_conversational_prompts_and_completions() -> None:
+    prompt, completion = [{"role": "user", "content": "Q"}], [{"role": "assistant", "content": "A"}]
+    assert recognised(prompt=prompt, completion=completion) == TURNS
+    assert recognised(prompt=prompt, completion="A") == TURNS
+
+
+def test_plain_text_and_whole_numbers() -> None:
+    assert recognised(text="T") == [("text", "T")]
+    assert turns(PAIR, question="Q", answer=72) == [("user", "Q"), ("assistant", "72")]
+
+
+def test_a_conversation_keeps_place_task_and_group() -> None:
+    shape = RowSchema("qa", PAIR.columns, "", task_column="kind", group_column="level")
+    found = shape.convert(row(question="Q", answer="A", kind="sum", level=3))
+    assert found == Conversation(
+        (Turn("user", "Q"), Turn("assistant", "A")), "sum", "3", "a.jsonl", 7
+    )
+    assert Conversation.from_json(found.to_json()) == found
+    missing = shape.convert(row(question="Q", answer="A"))
+    assert isinstance(missing, Conversation)
+    assert (missing.task, missing.group) == ("", "")
+
+
+EMPTY = "data.value_empty(where=data.place_column(column={}))"
+SECOND = "where=data.place_message(number=2, column=messages)"
+BAD_PAIRS: list[tuple[dict[str, Any], str, str]] = [
+    ({"question": "Q"}, reasons.MISSING_COLUMN, "data.column_missing(column=answer)"),
+    ({"question": "Q", "answer": ""}, reasons.EMPTY, EMPTY.format("answer")),
+    ({"question": " \n", "answer": "A"}, reasons.EMPTY, EMPTY.format("question")),
+    ({"question": "Q", "answer": None}, reasons.EMPTY, EMPTY.format("answer")),
+    (
+        {"question": "Q", "answer": 0.5},
+        reasons.WRONG_TYPE,
+        "kind=a number, advice=data.quote_number()",
+    ),
+    ({"question": "Q", "answer": True}, reasons.WRONG_TYPE, "a truth value"),
+    ({"question": {"a": 1}, "answer": "A"}, reasons.WRONG_TYPE, "an object"),
+    ({"question": "Q", "answer": ["A"]}, reasons.WRONG_TYPE, "a list"),
+    ({"question": "Q", "answer": "\ud800"}, reasons.HALF_CHARACTER, "answer"),
+]
+USER = {"role": "user", "content": "Q"}
+BAD_CHATS: list[tuple[Any, str, str]] = [
+    ([], reasons.EMPTY, "data.column_without_messages(column=messages)"),
+    ("Q", reasons.WRONG_TYPE, "data.column_not_list(column=messages, kind=text)"),
+    ("[1", reasons.BROKEN_JSON, "messages"),
+    ([USER], reasons.NOT_SUPERVISED, "data.no_assistant_message()"),
+    ([USER, "A"], reasons.WRONG_TYPE, f"data.message_not_object({SECOND}, kind=text)"),
+    ([USER, {"content": "A"}], reasons.MISSING_COLUMN, f"data.message_without_role({SECOND})"),
+    (
+        [USER, {"role": "wizard", "content": "A"}],
+        reasons.WRONG_TYPE,
+        f"data.message_role_unknown({SECOND}, role=wizard)",
+    ),
+    ([USER, {"role": "assistant", "content": ""}], reasons.EMPTY, f"data.value_empty({SECOND})"),
+    ([USER, {"role": "assistant", "content": None}], reasons.EMPTY, f"data.value_empty({SECOND})"),
+    (
+        [USER, {"role": "assistant", "content": None, "tool_calls": [{}]}],
+        reasons.WRONG_TYPE,
+        f"data.calls_without_names({SECOND})",
+    ),
+    (
+        [USER, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{a"}]}],
+        reasons.BROKEN_JSON,
+        f"data.tool_arguments_not_json(name=f, {SECOND},",
+    ),
+    (
+        [USER, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": [1]}]}],
+        reasons.WRONG_TYPE,
+        f"data.tool_arguments_not_object(name=f, {SECOND}, kind=a list)",
+    ),
+    (
+        [USER, {"role": "function_call", "content": "f(1)"}],
+        reasons.WRONG_TYPE,
+        f"data.calls_without_names({SECOND})",
+    ),
+    (
+        [USER, {"role": "assistant", "content": "A", "function_call": {"name": "f"}}],
+        reasons.WRONG_TYPE,
+        f"data.function_call_replaced({SECOND})",
+    ),
+    (
+        [USER, {"role": "assistant", "content": "A", "weight": 0.5}],
+        reasons.WRONG_TYPE,
+        f"data.weight_not_0_or_1(key=weight, {SECOND}, value=0.5)",
+    ),
+    (
+        [{"role": "user", "content": [{"type": "audio"}]}],
+        reasons.WRONG_TYPE,
+        "data.message_not_only_text(where=data.place_message(number=1, column=messages))",
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "reason", "detail"), BAD_PAIRS)
+def test_a_pair_that_does_not_fit(values: dict[str, Any], reason: str, detail: str) -> None:
+    found = PAIR.convert(row(**values))
+    assert isinstance(found, BadRow)
+    assert (found.place, found.reason) == ("a.jsonl:7", reason)
+    assert detail in found.detail
+    assert found.excerpt.startswith('{"question"')
+
+
+@pytest.mark.parametrize(("messages", "reason", "detail"), BAD_CHATS)
+def test_a_chat_that_does_not_fit(messages: Any, reason: str, detail: str) -> None:
+    found = CHAT.convert(row(messages=messages))
+    assert isinstance(found, BadRow)
+    assert found.reason == reason
+    assert detail in found.detail
+
+
+def prompt_of(shape: RowSchema, **values: Any) -> Any:
+    """What a row asks with, as messages; of one that asks nothing the reason."""
+    try:
+        return [turn.message() for turn in shape.prompt_turns(values)]
+    except ShapeError as error:
+        return error.reason
+
+
+CHOOSING = RowSchema("qa", {"prompt": "question", "answer": "answer", "choices": "options"}, "")
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        (["two", "three"], ["A. two", "B. three"]),
+        ({"text": ["two", "three"], "label": ["x", 7]}, ["x. two", "7. three"]),
+        ({"text": ["two", "three"], "label": ["x"]}, ["A. two", "B. three"]),
+        ({"text": ["two", "three"]}, ["A. two", "B. three"]),
+        ({"P": "two", "Q": "three"}, ["P. two", "Q. three"]),
+    ],
+)
+def test_the_choices_stand_below_the_question_and_the_right_one_answers(
+    options: Any, lines: list[str]
+) -> None:
+    prompt_given = f"Q\n\n{lines[0]}\n{lines[1]}"
+    labels = [line.partition(".")[0] for line in lines]
+    for number, line in enumerate(lines):
+        for answer in (number, labels[number], Label("name", number), Label(labels[number], 9)):
+            found = turns(CHOOSING, question="Q", options=options, answer=answer)
+            assert found == [("user", prompt_given), ("assistant", line)]
+    for wrong in (2, -1, True, None, "Z", Label("name", 2), ["A"]):
+        bad = CHOOSING.convert(row(question="Q", options=options, answer=wrong))
+        assert isinstance(bad, BadRow)
+        assert bad.reason == reasons.WRONG_TYPE
+
+
+@pytest.mark.parametrize("options", ["two", [], [1, 2], {}, None, {"text": "two"}])
+def test_without_choices_a_row_that_needs_them_is_set_aside(options: Any) -> None:
+    for answer in (0, "A"):
+        bad = CHOOSING.convert(row(question="Q", options=options, answer=answer))
+        assert isinstance(bad, BadRow)
+        assert bad.reason == reasons.WRONG_TYPE
+    missing = CHOOSING.convert(row(question="Q", answer=0))
+    assert isinstance(missing, BadRow)
+    assert missing.reason == reasons.MISSING_COLUMN
+
+
+def test_what_belongs_to_the_prompt_is_put_to_its_last_question() -> None:
+    columns = {"prompt": "p", "answer": "a", "context": "c", "history": "h", "system": "s"}
+    shape = RowSchema("prompt", columns, "")
+    system, user, prompt_given = (
+        {"role": r, "content": t} for r, t in (("system", "S"), ("user", "Q"), ("user", "R"))
+    )
+    answer = {"role": "assistant", "content": "A"}
+    assert prompt_of(shape, p="Q") == [user]
+    assert prompt_of(shape, p="Q", c=" \n", s=" ") == [user]
+    with_context = {"role": "user", "content": "R\n\nC"}
+    expected = [system, user, answer, with_context]
+    assert prompt_of(shape, p="R", h=[["Q", "A"]], c="C", s="S") == expected
+    assert prompt_of(shape, p=[user, answer, prompt_given], c="C", s="S") == expected
+    assert prompt_of(shape, p=[system, user, answer, prompt_given], c="C", s="other") == expected
+    assert prompt_of(shape, p=[user, answer], c="C") == [
+        {"role": "user", "content": "Q\n\nC"},
+        answer,
+    ]
+    assert prompt_of(shape, p=[system, answer]) == [system, answer]
+    assert prompt_of(shape, p=[system, answer], c="C") == reasons.EMPTY
+    parts = [{"type": "text", "text": "Q"}, {"type": "image"}]
+    shown = prompt_of(shape, p=[{"role": "user", "content": parts}], c="C")
+    assert shown == [{"role": "user", "content": [*parts, {"type": "text", "text": "\n\nC"}]}]
+    assert prompt_of(shape, p=[user], h=[["Q"]]) == reasons.WRONG_TYPE
+    other = shape.prompt_turns({"c": "C", "h": [["Q", "A"]]}, [Turn("user", "R")])
+    assert [turn.message() for turn in other] == [user, answer, with_context]
+
+
+def test_a_prompt_of_messages_may_be_answered_by_a_text_or_by_messages() -> None:
+    shape = RowSchema("prompt", {"prompt": "p", "answer": "a"}, "")
+    answer = {"role": "assistant", "content": "A"}
+    tool = {"role": "tool", "content": "1"}
+    for given in ("A", answer, [answer], {"text": "A"}, {"value": ["A", "B"]}):
+        for prompt_given in ("Q", [USER]):
+            found = shape.convert(row(p=prompt_given, a=given))
+            assert isinstance(found, Conversation)
+            assert [(turn.role, turn.text) for turn in found.turns] == TURNS
+            assert found.num_given == (prompt_given != "Q")
+    for wrong, prompt_given in (
+        ([tool, answer], "Q"),
+        ([USER], [USER]),
+        (["A"], "Q"),
+        ([1, answer], "Q"),
+    ):
+        bad = shape.convert(row(p=prompt_given, a=wrong))
+        assert isinstance(bad, BadRow), wrong
+    both = shape.convert(row(p=[USER], a=[tool, answer]))
+    assert isinstance(both, Conversation)
+    assert both.num_given == 1
+
+
+def test_a_text_that_begins_like_a_list_is_a_text_beside_pictures() -> None:
+    shape = RowSchema("qa", {"prompt": "p", "answer": "a", "pictures": "image"}, "")
+    for texts in (("[1 apple", "A"), ("Q", "{no object")):
+        found = shape.convert(row(p=texts[0], a=texts[1], image=None))
+        assert isinstance(found, Conversation)
+        assert [turn.text for turn in found.turns] == [*texts]
+    seen = shape.convert(
+        row(
+            p=[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Q"}]}],
+            a="A",
+            image="a.png",
+        )
+    )
+    assert isinstance(seen, Conversation)
+    assert (seen.num_pictures, len(seen.pictures)) == (1, 1)
+    assert seen.turns[0].parts == [{"type": "image"}, {"type": "text", "text": "Q"}]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ([{"name": "f"}], True),
+        ({"name": "f"}, True),
+        ('[{"name": "f"}]', True),
+        (['{"name": "f"}'], True),
+        (["hammer", '{"name": "f"}'], True),
+        ("[broken", True),
+        (["{broken"], True),
+        ("hammer", False),
+        (["hammer", "saw"], False),
+        ('["hammer"]', False),
+        (5, False),
+        ([], False),
+    ],
+)
+def test_tools_are_objects_and_words_are_not(value: Any, expected: bool) -> None:
+    assert are_tools(value) is expected
+    shape = recognise_shape([row(question="Q", answer="A", tools=value)], ShapeRequest())
+    assert ("tools" in shape.columns) is expected
+
+
+def test_lists_that_python_prints_are_read() -> None:
+    printed = repr([USER, {"role": "assistant", "content": "it's"}])
+    assert turns(CHAT, messages=printed) == [("user", "Q"), ("assistant", "it's")]
+    bad = CHAT.convert(row(messages="[{'role': 'user' 'content'}]"))
+    assert isinstance(bad, BadRow)
+    assert bad.reason == reasons.BROKEN_JSON

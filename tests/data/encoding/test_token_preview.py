@@ -1,0 +1,95 @@
+"""The preview shows what is trained, masked, and ends an answer; it escapes all of it."""
+
+import numpy as np
+
+from infrastructure.data.encoding.token_preview import (
+    MOST_TOKENS,
+    Kind,
+    counts_line,
+    kinds_of,
+    token_preview,
+    token_preview_html,
+)
+from infrastructure.data.encoding.tokenization import ConversationEncoder, Encoded
+from infrastructure.data.readers.rows import Conversation, Turn
+from infrastructure.data.store.examples import TokenizedExample
+from tests.data.builders import CHATML, byte_level_tokenizer
+
+TALK = Conversation((Turn("user", "<b>"), Turn("assistant", "a"), Turn("user", "b")))
+
+
+def preview_example(tokenizer: object) -> TokenizedExample:
+    ids = tokenizer("<b> The")["input_ids"] + [tokenizer.eos_token_id]  # type: ignore[operator]
+    return TokenizedExample(np.array(ids, dtype=np.int32), np.arange(len(ids)) >= len(ids) - 2)
+
+
+def test_text() -> None:
+    tokenizer = byte_level_tokenizer()
+    shown = token_preview(preview_example(tokenizer), tokenizer)
+    assert shown == "<|b|>⟦ The|<|endoftext|>■⟧"
+    ids = np.array(tokenizer("b\n\nb")["input_ids"], dtype=np.int32)
+    lines = TokenizedExample(ids, np.ones(len(ids), dtype=bool))
+    shown = token_preview(lines, tokenizer)
+    assert shown.count("⏎") == 2
+    assert "\n" not in shown
+
+
+def test_letters_of_several_tokens_are_whole() -> None:
+    tokenizer = byte_level_tokenizer()
+    ids = np.array(tokenizer("für 日")["input_ids"], dtype=np.int32)
+    example = TokenizedExample(ids, np.ones(len(ids), dtype=bool))
+    shown = token_preview(example, tokenizer)
+    assert {"ü", "日"} <= set(shown.replace("⟦", "|").replace("⟧", "|").split("|"))
+    assert "\ufffd" not in shown + token_preview_html(example, tokenizer)
+    half = TokenizedExample(ids[:2], np.ones(2, dtype=bool))  # where the row was cut
+    assert token_preview(half, tokenizer) == "⟦f|\ufffd⟧"
+
+
+def test_colours() -> None:
+    tokenizer = byte_level_tokenizer()
+    shown = token_preview(preview_example(tokenizer), tokenizer, has_colour=True)
+    assert "\033[2mb\033[0m" in shown
+    assert "\033[32m The\033[0m" in shown
+    assert "\033[7;32m<|endoftext|>■\033[0m" in shown
+
+
+def test_html() -> None:
+    tokenizer = byte_level_tokenizer()
+    shown = token_preview_html(preview_example(tokenizer), tokenizer)
+    key, _, tokens = shown.partition("<pre>")
+    assert tokens.count('title="trained"') == 1
+    assert tokens.count('<mark class="stop" title="stop">&lt;|endoftext|&gt;</mark>') == 1
+    assert tokens.count('title="masked"') == 3
+    assert "data.token_counts(total=5, trained=2, num_ends=1, verb=ends, masked=3)" in key
+    assert all(kind.value in key for kind in Kind)
+    assert "<b>" not in shown
+
+
+def test_each_answer_has_its_stop_and_white_space_behind_it_is_none() -> None:
+    marked = CHATML.replace(
+        "{{ m['content'] }}<|im_end|>\n",
+        "{% generation %}{{ m['content'] }}<|im_end|>\n{% endgeneration %}",
+    )
+    tokenizer = byte_level_tokenizer(marked)
+    turns = Conversation((*TALK.turns, Turn("assistant", "c")))
+    for template in (marked, CHATML):
+        tokenizer.chat_template = template
+        (encoded,) = ConversationEncoder(tokenizer, max_length=99).encode([turns])
+        assert isinstance(encoded, Encoded)
+        kinds = kinds_of(encoded.example, tokenizer)
+        stops = [n for n, kind in enumerate(kinds) if kind is Kind.STOP]
+        ends = encoded.example.input_ids == tokenizer.convert_tokens_to_ids("<|im_end|>")
+        wanted = ends & encoded.example.supervised
+        assert stops == np.flatnonzero(wanted).tolist()
+        assert f"num_ends={len(stops)}," in counts_line(kinds)
+
+
+def test_an_answer_that_was_cut_has_no_stop_and_a_long_one_is_cut_here() -> None:
+    tokenizer = byte_level_tokenizer()
+    example = preview_example(tokenizer)
+    cut = TokenizedExample(example.input_ids[:-1], example.supervised[:-1])
+    assert Kind.STOP not in kinds_of(cut, tokenizer)
+    ids = np.full(MOST_TOKENS + 7, example.input_ids[1], dtype=np.int32)
+    long = TokenizedExample(ids, np.arange(len(ids)) > 3)
+    assert token_preview(long, tokenizer).endswith("data.more_tokens(count=7)")
+    assert token_preview_html(long, tokenizer).count("<mark") < MOST_TOKENS

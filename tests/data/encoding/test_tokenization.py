@@ -1,0 +1,403 @@
+"""Which tokens carry loss, token by token, with real tokenizers with and without chat templates."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infrastructure.data.encoding.tokenization import (
+    ConversationEncoder,
+    Encoded,
+    answer_end_ids,
+    truncate,
+)
+from infrastructure.data.readers import rows as reasons
+from infrastructure.data.readers.rows import BadRow, Conversation, Turn
+from tests.data.builders import (
+    CHATML,
+    MARKED,
+    byte_level_tokenizer,
+    metaspace_tokenizer,
+    slow_tokenizer,
+)
+
+TOKENIZERS = [byte_level_tokenizer, metaspace_tokenizer, slow_tokenizer]
+TEMPLATES = [CHATML, MARKED]
+
+
+def talk(*turns: tuple[str, str]) -> Conversation:
+    return Conversation(tuple(Turn(*turn) for turn in turns), "", "", "a.jsonl", 3)
+
+
+ONE = talk(("user", "What is the sum?"), ("assistant", "The sum is 42."))
+TWO = talk(
+    ("system", "Be brief."),
+    ("user", "How many apples?"),
+    ("assistant", "3 apples."),
+    ("user", "And you?"),
+    ("assistant", "Ich heiße Jörg."),
+)
+
+
+def encode(tokenizer: Any, conversation: Conversation, **settings: Any) -> Encoded:
+    encoder = ConversationEncoder(tokenizer, **{"max_length": 500, **settings})
+    (result,) = encoder.encode([conversation])
+    assert isinstance(result, Encoded), result
+    return result
+
+
+def refusal(tokenizer: Any, conversation: Conversation, **settings: Any) -> BadRow:
+    encoder = ConversationEncoder(tokenizer, **{"max_length": 500, **settings})
+    (result,) = encoder.encode([conversation])
+    assert isinstance(result, BadRow), result
+    return result
+
+
+def learnt_texts(tokenizer: Any, encoded: Encoded) -> list[str]:
+    """The runs of learnt tokens as text."""
+    example, texts, previous = encoded.example, [], -2
+    for index in np.flatnonzero(example.supervised):
+        texts += [[]] if index != previous + 1 else []
+        texts[-1].append(int(example.input_ids[index]))
+        previous = index
+    return [tokenizer.decode(ids).strip() for ids in texts]
+
+
+def test_token_by_token_with_a_chat_template() -> None:
+    tokenizer = byte_level_tokenizer(CHATML)
+    example = encode(tokenizer, ONE).example
+    tokens = tokenizer.convert_ids_to_tokens(example.input_ids.tolist())
+    learnt = example.supervised.tolist()
+    start = tokens.index("<|im_start|>", 1) + len(tokenizer.tokenize("assistant\n")) + 1
+    assert tokens[0] == "<|im_start|>"
+    assert tokens[-2:] == ["<|im_end|>", "Ċ"]
+    assert learnt == [False] * start + [True] * (len(tokens) - start - 1) + [False]
+    assert tokens[start:-1] == [*tokenizer.tokenize("The sum is 42."), "<|im_end|>"]
+
+
+def test_token_by_token_without_a_template() -> None:
+    tokenizer = byte_level_tokenizer()
+    example = encode(tokenizer, ONE).example
+    prompt = tokenizer("What is the sum?\n")["input_ids"]
+    answer = [*tokenizer("The sum is 42.")["input_ids"], tokenizer.eos_token_id]
+    assert example.input_ids.tolist() == prompt + answer
+    assert example.supervised.tolist() == [False] * len(prompt) + [True] * len(answer)
+    assert example.input_ids.dtype == np.int32
+    assert example.supervised.dtype == np.bool_
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_every_answer_is_learnt_with_its_end(template: str) -> None:
+    tokenizer = byte_level_tokenizer(template)
+    texts = learnt_texts(tokenizer, encode(tokenizer, TWO))
+    assert texts == ["3 apples.<|im_end|>", "Ich heiße Jörg.<|im_end|>"]
+
+
+@pytest.mark.parametrize("build", TOKENIZERS)
+def test_every_answer_is_learnt_with_eos_without_a_template(build: Any) -> None:
+    tokenizer = build()
+    eos = tokenizer.eos_token
+    texts = learnt_texts(tokenizer, encode(tokenizer, TWO))
+    assert texts == [f"3 apples.{eos}", f"Ich heiße Jörg.{eos}"]
+
+
+@pytest.mark.parametrize("template", [None, *TEMPLATES])
+def test_an_answer_that_the_data_leaves_out_is_not_learnt(template: str | None) -> None:
+    tokenizer = byte_level_tokenizer(template)
+    first = Turn("assistant", "3 apples.", is_learnt=False)
+    turns = Turn("user", "How many apples?"), first, Turn("user", "And you?")
+    encoded = encode(tokenizer, Conversation((*turns, Turn("assistant", "Ich heiße Jörg."))))
+    [learnt] = learnt_texts(tokenizer, encoded)
+    assert learnt.startswith("Ich heiße Jörg.")
+
+
+@pytest.mark.parametrize("build", TOKENIZERS)
+@pytest.mark.parametrize("template", [None, *TEMPLATES])
+@pytest.mark.parametrize("conversation", [ONE, TWO], ids=["one", "two"])
+def test_prompts_are_tokenised_as_at_generation(
+    build: Any, template: str | None, conversation: Conversation
+) -> None:
+    tokenizer = build(template)
+    encoder = ConversationEncoder(tokenizer, max_length=500)
+    example = encode(tokenizer, conversation).example
+    for index, turn in enumerate(conversation.turns):
+        if turn.role == "assistant":
+            prompt = encoder.prompt_ids(conversation.turns[:index])
+            assert example.input_ids[: len(prompt)].tolist() == prompt
+            assert not example.supervised[len(prompt) - 1]
+            assert example.supervised[len(prompt)]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_whole_is_what_the_template_writes(template: str) -> None:
+    tokenizer = byte_level_tokenizer(template)
+    whole = tokenizer.apply_chat_template(TWO.messages())["input_ids"]
+    assert encode(tokenizer, TWO).example.input_ids.tolist() == whole
+
+
+def test_a_prompt_for_people_has_roles_and_no_marks_of_a_template() -> None:
+    system, question = Turn("system", "You are brief."), Turn("user", "Reverse abc")
+    encoder = ConversationEncoder(byte_level_tokenizer(), max_length=9)
+    assert encoder.prompt_text([question]) == "Reverse abc"
+    assert encoder.prompt_text([system, question]) == ("system: You are brief.\nuser: Reverse abc")
+
+
+def test_the_prompt_alone_decides_about_its_last_token() -> None:
+    """Two line breaks are one token at the end of a prompt and two before an answer."""
+    template = CHATML.replace("'] }}\n{{", "'] }}\n\n{{").replace(
+        "assistant\n{%", "assistant\n\n{%"
+    )
+    tokenizer = byte_level_tokenizer(template)
+    whole = tokenizer.apply_chat_template(ONE.messages())["input_ids"]
+    prompt = tokenizer.apply_chat_template(ONE.messages()[:1], add_generation_prompt=True)
+    ids = prompt["input_ids"]
+    assert whole[: len(ids)] != ids  # the trap is there
+    example = encode(tokenizer, ONE).example
+    assert example.input_ids[: len(ids)].tolist() == ids
+    assert learnt_texts(tokenizer, encode(tokenizer, ONE)) == ["The sum is 42.<|im_end|>"]
+
+
+def test_tokens_that_reach_across_a_boundary_are_split() -> None:
+    template = (
+        "{{ messages[0].content }} ap{% if messages[1:] %}{{ messages[1].content }}{% endif %}"
+    )
+    tokenizer = metaspace_tokenizer(template)
+    conversation = talk(("user", "Anna has"), ("assistant", "ples."))
+    encoder = ConversationEncoder(tokenizer, max_length=99)
+    prompt = encoder.prompt_ids(conversation.turns[:1])
+    whole = tokenizer("Anna has apples.", add_special_tokens=False)["input_ids"]
+    assert whole[: len(prompt)] != prompt  # the trap is there
+    example = encode(tokenizer, conversation).example
+    assert example.input_ids[: len(prompt)].tolist() == prompt
+    assert tokenizer.decode(example.input_ids) == "Anna has apples.</s>"  # no space comes between
+    assert not example.supervised[: len(prompt)].any()
+    assert example.supervised[len(prompt) :].all()
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        None,
+        "<s>{{ messages[0]['content'] }}\n"
+        "{% if messages[1:] %}{{ messages[1]['content'] }}{{ eos_token }}{% endif %}",
+    ],
+)
+def test_bos_stands_there_once(template: str | None) -> None:
+    tokenizer = metaspace_tokenizer(template)
+    ids = encode(tokenizer, ONE).example.input_ids.tolist()
+    assert ids[0] == tokenizer.bos_token_id
+    assert ids.count(tokenizer.bos_token_id) == 1
+    assert ids.count(tokenizer.eos_token_id) == 1
+
+
+def test_a_template_that_writes_no_end_gets_eos() -> None:
+    bare = CHATML.replace("<|im_end|>", "")
+    marked = MARKED.replace("<|im_end|>", "")
+    for template in (bare, marked):
+        tokenizer = byte_level_tokenizer(template)
+        example = encode(tokenizer, ONE).example
+        assert example.input_ids[-1] == tokenizer.eos_token_id
+        assert example.supervised[-1]
+    assert learnt_texts(tokenizer, encode(tokenizer, ONE)) == ["The sum is 42.<|endoftext|>"]
+
+
+def test_an_end_that_is_no_special_token_is_an_end() -> None:
+    tokenizer = byte_level_tokenizer(
+        MARKED.replace("{% endgeneration %}", "<eot>{% endgeneration %}")
+    )
+    tokenizer.add_tokens(["<eot>"])
+    assert learnt_texts(tokenizer, encode(tokenizer, ONE)) == ["The sum is 42.<eot>"]
+    bare = byte_level_tokenizer(MARKED.replace("<|im_end|>", ""))
+    assert learnt_texts(bare, encode(bare, ONE)) == ["The sum is 42.<|endoftext|>"]
+
+
+def test_reasoning_is_written_in_a_form_that_the_template_does_not_refuse() -> None:
+    template = CHATML.replace(
+        "{% for m in messages %}",
+        "{% for m in messages %}{% if m.reasoning %}{{ raise_exception('no') }}{% endif %}",
+    ).replace("{{ m['content'] }}", "{{ m.thinking }} {{ m['content'].split('</think>')[-1] }}")
+    thought = talk(("user", "What is the sum?"), ("assistant", "<think>so</think>42."))
+    tokenizer = byte_level_tokenizer(template)
+    encoded = encode(tokenizer, thought)
+    assert encoded.is_rewritten
+    assert learnt_texts(tokenizer, encoded) == ["so 42.<|im_end|>"]
+
+
+@pytest.mark.parametrize("build", TOKENIZERS)
+def test_plain_text_is_learnt_as_a_whole(build: Any) -> None:
+    tokenizer = build(CHATML)  # a template does not matter to documents
+    example = encode(tokenizer, talk(("text", "The capital is Paris."))).example
+    assert example.input_ids[-1] == tokenizer.eos_token_id
+    assert example.supervised.tolist() == [False] + [True] * (len(example.input_ids) - 1)
+
+
+def test_all_tokens_but_the_first_can_be_learnt() -> None:
+    for template in (None, CHATML, MARKED):
+        example = encode(byte_level_tokenizer(template), TWO, train_on="all").example
+        assert example.supervised.tolist() == [False] + [True] * (len(example.input_ids) - 1)
+
+
+def test_long_rows_are_refused_or_cut_as_configured() -> None:
+    tokenizer = byte_level_tokenizer(CHATML)
+    length = len(encode(tokenizer, TWO).example.input_ids)
+    assert not encode(tokenizer, TWO, max_length=length).is_truncated
+    bad = refusal(tokenizer, TWO, max_length=length - 1)
+    assert (bad.place, bad.reason) == ("a.jsonl:3", reasons.OVER_LONG)
+    assert f"data.example_too_long(num_tokens={length}, max_length={length - 1})" == bad.detail
+    cut = encode(tokenizer, TWO, max_length=length - 1, over_length="truncate")
+    assert cut.is_truncated
+    assert len(cut.example.input_ids) == length - 1
+    assert learnt_texts(tokenizer, cut)[-1] == "Ich heiße Jörg.<|im_end|>"
+
+
+@pytest.mark.parametrize("build", TOKENIZERS)
+@pytest.mark.parametrize("template", [None, CHATML, MARKED])
+def test_a_cut_row_is_the_beginning_of_the_whole_one(build: Any, template: str | None) -> None:
+    """Tokens and mask of each length are those of the whole row, as TRL's `keep_start` has them; a
+    row of which nothing is left to learn is refused."""
+    tokenizer = build(template)
+    whole = encode(tokenizer, TWO).example
+    first_learnt = int(np.flatnonzero(whole.supervised)[0])
+    for length in range(2, len(whole.input_ids)):
+        given = {"max_length": length, "over_length": "keep_start"}
+        if length <= first_learnt:
+            bad = refusal(tokenizer, TWO, **given)
+            about = f"num_tokens={len(whole.input_ids)}, max_length={length}"
+            assert bad.reason == reasons.OVER_LONG
+            assert bad.detail == f"data.no_trained_token_in_limit({about})"
+            continue
+        cut = encode(tokenizer, TWO, **given)
+        assert cut.is_truncated
+        assert cut.example.input_ids.tolist() == whole.input_ids[:length].tolist()
+        assert cut.example.supervised.tolist() == whole.supervised[:length].tolist()
+    assert not encode(
+        tokenizer, TWO, max_length=len(whole.input_ids), over_length="keep_start"
+    ).is_truncated
+
+
+def mask(text: str) -> Any:
+    return np.array([character == "1" for character in text])
+
+
+def test_truncation_keeps_the_last_answer() -> None:
+    tokens = np.arange(100, 110, dtype=np.int32)
+    ids, learnt = truncate(tokens, mask("0000110111"), 6)
+    assert ids.tolist() == [104, 105, 106, 107, 108, 109]
+    assert learnt.tolist() == mask("010111").tolist()
+    ids, learnt = truncate(tokens, mask("0000001111"), 6, bos_id=100)
+    assert ids.tolist() == [100, 105, 106, 107, 108, 109]
+    ids, learnt = truncate(tokens, mask("0001111111"), 4)  # the answer loses its end
+    assert (ids.tolist(), learnt.tolist()) == ([102, 103, 104, 105], mask("0111").tolist())
+    ids, learnt = truncate(tokens, mask("0111111111"), 4)  # a document keeps its beginning
+    assert (ids.tolist(), learnt.tolist()) == ([100, 101, 102, 103], mask("0111").tolist())
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
+    forgetful = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if loop.last and "
+        "m['role'] == 'assistant' %}<think>{% endif %}{{ m['content'] }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer = byte_level_tokenizer(forgetful)
+    bad = refusal(tokenizer, TWO)
+    assert bad.reason == reasons.CHAT_TEMPLATE
+    assert bad.detail == "data.template_rewrites_earlier(what=data.earlier_messages())"
+    assert learnt_texts(tokenizer, encode(tokenizer, ONE)) == ["<think>The sum is 42.<|im_end|>"]
+    thinking = CHATML.replace("assistant\n{% endif", "assistant\n<think>{% endif")
+    bad = refusal(byte_level_tokenizer(thinking), ONE)
+    assert bad.detail == "data.template_rewrites_earlier(what=data.text_before_answer())"
+
+
+def test_a_template_that_refuses_a_row_gives_the_reason() -> None:
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    strict = refuses + CHATML
+    tokenizer = byte_level_tokenizer(strict)
+    assert "data.template_refuses(error=no system)" in refusal(tokenizer, TWO).detail
+    assert encode(tokenizer, ONE)
+    starts_with_answer = talk(("assistant", "Hello"))
+    refused = refusal(tokenizer, starts_with_answer).detail
+    assert refused == "data.conversation_begins_with_answer()"
+
+
+def test_a_template_with_a_date_writes_the_same_every_day() -> None:
+    tokenizer = byte_level_tokenizer("{{ strftime_now('%d %b %Y') }}\n" + CHATML)
+    assert tokenizer.decode(encode(tokenizer, ONE).example.input_ids).startswith("26 Jul 2024\n")
+
+
+def test_a_tokenizer_without_eos_is_refused() -> None:
+    tokenizer = byte_level_tokenizer(eos_token=None)
+    with pytest.raises(ValueError, match=r"data\.tokenizer_without_eos"):
+        ConversationEncoder(tokenizer, max_length=10)
+    tokenizer.chat_template = CHATML  # the template has an end of its own
+    assert learnt_texts(tokenizer, encode(tokenizer, ONE)) == ["The sum is 42.<|im_end|>"]
+
+
+def test_a_marked_template_that_marks_nothing_leaves_no_token() -> None:
+    tokenizer = byte_level_tokenizer("{% generation %}{% endgeneration %}" + CHATML)
+    assert refusal(tokenizer, ONE).reason == reasons.NOT_SUPERVISED
+
+
+def random_conversation(rng: np.random.RandomState) -> Conversation:
+    alphabet = list("ab 12.\n\nßä你é'#-  ")
+    turns = [("system", "Be.")] if rng.randint(2) else []
+    for _ in range(rng.randint(1, 4)):
+        for role in ("user", "assistant"):
+            text = "".join(rng.choice(alphabet, size=rng.randint(1, 12)))
+            turns.append((role, text if text.strip() else "x"))
+    return talk(*turns)
+
+
+@pytest.mark.parametrize("build", TOKENIZERS)
+@pytest.mark.parametrize("template", [None, *TEMPLATES])
+def test_random_conversations(build: Any, template: str | None) -> None:
+    """What is learnt is what was answered, and prompts are those of generation.
+
+    Where a template marks its answers, a line break before an answer that begins with one may be
+    one token with it: so TRL trains.
+    """
+    rng = np.random.RandomState(7)
+    tokenizer = build(template)
+    encoder = ConversationEncoder(tokenizer, max_length=10_000)
+    conversations = [random_conversation(rng) for _ in range(40)]
+    for conversation, result in zip(conversations, encoder.encode(conversations), strict=True):
+        assert isinstance(result, Encoded)
+        example = result.example
+        assert not example.supervised[0]
+        assert len(example.input_ids) == len(example.supervised)
+        runs = np.flatnonzero(np.diff(np.concatenate([[0], example.supervised, [0]])))
+        answers = _answers(conversation)
+        prompt = encoder.prompt_ids(conversation.turns[: answers[0]])
+        given = example.input_ids[: runs[0]].tolist()
+        if template is MARKED and tokenizer.is_fast:  # as transformers: one token may hold both
+            prompt = prompt[: len(given)]
+            assert tokenizer.decode(example.input_ids).startswith(tokenizer.decode(prompt))
+        assert given == prompt
+        for start, end, index in zip(runs[::2], runs[1::2], answers, strict=True):
+            assert int(example.input_ids[end - 1]) in encoder.special_tokens
+            text = tokenizer.decode(example.input_ids[start:end], skip_special_tokens=True)
+            assert text.split() == _readable(tokenizer, conversation.turns[index].text)
+
+
+def _answers(conversation: Conversation) -> list[int]:
+    return [i for i, turn in enumerate(conversation.turns) if turn.role == "assistant"]
+
+
+def _readable(tokenizer: Any, text: str) -> list[str]:
+    """A text as the tokenizer gives it back (an unknown letter is lost)."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return str(tokenizer.decode(ids, skip_special_tokens=True)).split()
+
+
+@pytest.mark.parametrize(
+    ("template", "eos", "expected"),
+    [
+        (CHATML, "<|endoftext|>", ["<|endoftext|>", "<|im_end|>"]),
+        (CHATML, "<|im_end|>", ["<|im_end|>"]),
+        (None, "<|endoftext|>", ["<|endoftext|>"]),
+    ],
+)
+def test_an_answer_ends_where_the_template_ends_it(
+    template: str | None, eos: str, expected: list[str]
+) -> None:
+    tokenizer = byte_level_tokenizer(template, eos_token=eos)
+    assert {*tokenizer.convert_ids_to_tokens(answer_end_ids(tokenizer))} == {*expected}

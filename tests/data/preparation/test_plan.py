@@ -1,0 +1,188 @@
+"""A plan is what the configuration asks for, and its key names all that decides its result."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.data.preparation import plan as module
+from infrastructure.data.preparation.plan import (
+    look_at_rows,
+    num_processes,
+    plan_key,
+    plan_preparation,
+    training_texts,
+)
+from infrastructure.data.preparation.preparation import EVALUATION, TRAIN, PreparationPlan
+from infrastructure.data.readers.sources import discover
+from tests.data.builders import CHATML, MARKED, byte_level_tokenizer, pairs, write_jsonl
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> DataConfig:
+    """Files to train on and one that is held out, whose columns have other names."""
+    for number in range(2):
+        write_jsonl(tmp_path / "train" / f"{number}.jsonl", pairs(20, start=20 * number))
+    other = [{"instruction": row["question"], "output": row["answer"]} for row in pairs(5, 90)]
+    held_out = write_jsonl(tmp_path / "held_out.jsonl", other)
+    return DataConfig(path=str(tmp_path / "train"), eval_path=str(held_out), num_workers=0)
+
+
+def planned(config: DataConfig, **settings: Any) -> PreparationPlan:
+    return plan_preparation(config.copy_with(**settings), byte_level_tokenizer(CHATML))
+
+
+def with_first(side: int, **facts: Any) -> Callable[[PreparationPlan], PreparationPlan]:
+    """A plan whose first file of a side is another."""
+
+    def changed(plan: PreparationPlan) -> PreparationPlan:
+        train, held_out = (list(files) for files in plan.files)
+        (train, held_out)[side][0] = replace(plan.files[side][0], **facts)
+        return replace(plan, files=(train, held_out))
+
+    return changed
+
+
+def with_shape(side: int, **facts: Any) -> Callable[[PreparationPlan], PreparationPlan]:
+    def changed(plan: PreparationPlan) -> PreparationPlan:
+        train, held_out = plan.shapes
+        shape = replace(plan.shapes[side], **facts)
+        return replace(plan, shapes=(shape, held_out) if side == TRAIN else (train, shape))
+
+    return changed
+
+
+def with_encoder(**facts: Any) -> Callable[[PreparationPlan], PreparationPlan]:
+    def changed(plan: PreparationPlan) -> PreparationPlan:
+        for name, value in facts.items():
+            setattr(plan.encoder, name, value)
+        return plan
+
+    return changed
+
+
+SEEING = SimpleNamespace(settings=lambda: ["a processor"])
+WIDER = SimpleNamespace(settings=lambda: ["another processor"])
+CHANGES: dict[str, Callable[[PreparationPlan], PreparationPlan]] = {
+    "a file's name": with_first(TRAIN, name="another.jsonl"),
+    "a file's format": with_first(TRAIN, format="json"),
+    "a file's note": with_first(TRAIN, note="half of it is read"),
+    "a file's encoding": with_first(TRAIN, encoding="cp1252"),
+    "a file's split": with_first(TRAIN, split="train"),
+    "the held-out file": with_first(EVALUATION, name="another.jsonl"),
+    "no held-out file": lambda plan: replace(plan, files=(plan.files[TRAIN], [])),
+    "the columns": with_shape(TRAIN, columns={"prompt": "answer", "answer": "question"}),
+    "the held-out columns": with_shape(EVALUATION, columns={"prompt": "a", "answer": "b"}),
+    "the task": with_shape(TRAIN, task_column="task"),
+    "the group": with_shape(TRAIN, group_column="task"),
+    "the tokenizer": with_encoder(tokenizer=byte_level_tokenizer(CHATML, eos_token="</s>")),
+    "the training template": with_encoder(template=SimpleNamespace(template=MARKED)),
+    "the tool template": with_encoder(tool_template=SimpleNamespace(template=MARKED)),
+    "the length": with_encoder(max_length=77),
+    "what is over-long": with_encoder(over_length="truncate"),
+    "what is learned": with_encoder(train_on="all"),
+    "pictures": with_encoder(pictures=SEEING),
+    "other pictures": with_encoder(pictures=WIDER),
+    "the split": lambda plan: replace(plan, validation_split=0.25),
+    "windows": lambda plan: replace(plan, window_limits=(10, None)),
+    "more rows in windows": lambda plan: replace(plan, window_limits=(11, None)),
+    "more bytes in windows": lambda plan: replace(plan, window_limits=(10, 5000)),
+    "texts": lambda plan: replace(plan, keep_conversations=True),
+}
+
+
+def test_a_key_changes_with_all_that_decides_the_result(
+    config: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {"nothing": plan_key(planned(config))}
+    keys |= {what: plan_key(change(planned(config))) for what, change in CHANGES.items()}
+    versions = ("FORMAT", "LABELS", "ROWS", "ACCOUNTING", "SURVIVAL")
+    for name in (f"{version}_VERSION" for version in versions):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, -1)
+            keys[name] = plan_key(planned(config))
+    assert len({*keys.values()}) == len(keys), sorted(keys, key=keys.__getitem__)
+
+
+def test_a_key_stays_with_what_decides_nothing(config: DataConfig, tmp_path: Path) -> None:
+    key = plan_key(planned(config))
+    harmless = replace(planned(config), num_processes=7, worker_bytes=10**9, notes=("a note",))
+    assert plan_key(harmless) == key
+    shutil.copytree(tmp_path / "train", tmp_path / "elsewhere" / "train")
+    moved = {"path": str(tmp_path / "elsewhere" / "train")}
+    assert plan_key(planned(config, **moved)) == key
+
+
+def test_where_files_lie_counts_where_paths_of_pictures_do(
+    config: DataConfig, tmp_path: Path
+) -> None:
+    shutil.copytree(tmp_path / "train", tmp_path / "elsewhere" / "train")
+    moved = {"path": str(tmp_path / "elsewhere" / "train")}
+    see = with_encoder(pictures=SEEING)
+    assert plan_key(see(planned(config, **moved))) != plan_key(see(planned(config)))
+
+
+def test_a_plan_follows_the_settings(config: DataConfig) -> None:
+    plan = planned(config, validation_split=0.0, max_length=99)
+    assert [[file.name for file in files] for files in plan.files] == [
+        ["0.jsonl", "1.jsonl"],
+        ["held_out.jsonl"],
+    ]
+    assert [shape.columns["prompt"] for shape in plan.shapes] == ["question", "instruction"]
+    encoder = plan.encoder
+    assert (encoder.max_length, encoder.over_length, encoder.train_on) == (
+        99,
+        config.over_length,
+        config.train_on,
+    )
+    assert (plan.validation_split, plan.window_limits, plan.keep_conversations) == (0, None, False)
+    alone = planned(config, eval_path=None, validation_split=0.25)
+    assert (alone.files[EVALUATION], alone.validation_split) == ([], 0.25)
+    assert alone.shapes[EVALUATION] == alone.shapes[TRAIN]
+    stream = planned(config, streaming=True, buffer_size=7, memory_limit="3MB")
+    assert stream.window_limits == (7, 3_000_000)
+    for over_length, train_on in (("truncate", "all"), ("quarantine", "last_answer")):
+        encoder = planned(config, over_length=over_length, train_on=train_on).encoder
+        assert (encoder.over_length, encoder.train_on) == (over_length, train_on)
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "cores", "setting", "processes"),
+    [
+        *((1, 64, "auto", 0), (300, 64, "auto", 8), (300, 4, "auto", 3), (300, 2, "auto", 0)),
+        *((1, 2, 5, 5), (300, 64, 0, 0)),
+    ],
+)
+def test_processes_are_started_where_they_pay(
+    monkeypatch: pytest.MonkeyPatch, megabytes: int, cores: int, setting: Any, processes: int
+) -> None:
+    monkeypatch.setattr(module, "processor", lambda: SimpleNamespace(num_cores=cores))
+    halves: Any = [SimpleNamespace(stamp=lambda: (megabytes * 500_000, 0))] * 2
+    config = DataConfig(num_workers=setting)
+    assert num_processes(config, halves, byte_level_tokenizer()) == processes
+
+
+def test_texts_to_train_a_tokenizer_on_are_those_that_are_trained_on(
+    config: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [text for row in pairs(40) for text in (row["question"], row["answer"])]
+    assert list(training_texts(config)) == texts  # all, where others are held out
+    shared = config.copy_with(eval_path=None, validation_split=0.5)
+    assert 10 < len(list(training_texts(shared))) < 70
+    monkeypatch.setattr(module, "MAX_TOKENIZER_ROWS", 30)
+    assert list(training_texts(config)) == texts[:60]
+
+
+def test_bad_rows_of_any_file_are_refused_before_anything_is_loaded(
+    config: DataConfig, tmp_path: Path
+) -> None:
+    files = discover(str(tmp_path / "train"))
+    assert look_at_rows(files, config).columns == {"prompt": "question", "answer": "answer"}
+    write_jsonl(tmp_path / "train" / "2.jsonl", ["{broken"] * 10)
+    with pytest.raises(ValueError, match=r"data\.too_many_bad_rows.*num_bad=10.*num_rows=50"):
+        look_at_rows(discover(str(tmp_path / "train")), config)

@@ -1,0 +1,24 @@
+"""The prepared data of a plan: made once, and found by whoever has the same plan."""
+
+from pathlib import Path
+
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.data.preparation.plan import plan_preparation
+from infrastructure.data.preparation.prepared import open_prepared
+from tests.data.builders import byte_level_tokenizer
+
+
+def test_equal_plans_share_an_entry_and_others_do_not(data: Path, cache: Path) -> None:
+    def opened(**settings: object) -> tuple[bool, Path]:
+        config = DataConfig(path=str(data), **settings)
+        plan = plan_preparation(config, byte_level_tokenizer())
+        entry = open_prepared(plan, config, CacheConfig(directory=str(cache)))
+        entry.close()
+        return entry.was_there, entry.store.folder
+
+    was_there, folder = opened()
+    assert not was_there
+    assert opened() == (True, folder)
+    was_there, other = opened(max_length=8)
+    assert (was_there, other == folder) == (False, False)

@@ -1,0 +1,134 @@
+"""Bad rows are counted whole, kept up to a bound, written down, and too many refuse the start."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from infrastructure.data.preparation import quarantine as module
+from infrastructure.data.preparation.quarantine import Quarantine, about_template
+from infrastructure.data.readers.rows import (
+    EMPTY,
+    LEFT_OUT,
+    NOT_IN_TOKENS,
+    OVER_LONG,
+    WRONG_TYPE,
+    BadRow,
+)
+
+
+def bad(line: int, reason: str = EMPTY) -> BadRow:
+    return BadRow("a.jsonl", line, reason, f"detail {line}", "be\u2028gin", 100 * line)
+
+
+def test_examples_show_each_reason_once() -> None:
+    quarantine = Quarantine()
+    quarantine.add([bad(1), bad(2), bad(3), bad(4, WRONG_TYPE)])
+    assert [row.line for row in quarantine.examples] == [1, 4]
+    assert quarantine.counts == {EMPTY: 3, WRONG_TYPE: 1}
+    assert quarantine.total == 4
+
+
+def test_written_and_read_again(tmp_path: Path) -> None:
+    quarantine = Quarantine()
+    quarantine.add([bad(1), bad(2)])
+    quarantine.write(tmp_path / "q.jsonl")
+    first = json.loads((tmp_path / "q.jsonl").read_text("utf-8").split("\n")[0])
+    assert first == {
+        "source": "a.jsonl",
+        "line": 1,
+        "reason": "empty",
+        "detail": "detail 1",
+        "excerpt": "be\u2028gin",
+    }
+    again = Quarantine.read(tmp_path / "q.jsonl", dict(quarantine.counts))
+    assert [str(row) for row in again.bad_rows] == [str(row) for row in quarantine.bad_rows]
+    assert again.counts == quarantine.counts
+
+
+def test_memory_is_bounded_and_counts_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT", 5)
+    quarantine = Quarantine()
+    quarantine.add(bad(line) for line in range(12))
+    assert (len(quarantine.bad_rows), quarantine.total) == (5, 12)
+    quarantine.write(tmp_path / "q.jsonl")
+    last = json.loads((tmp_path / "q.jsonl").read_text().split("\n")[-2])
+    assert last == {"left_out": 7, "counts": {"empty": 12}}
+    assert Quarantine.read(tmp_path / "q.jsonl", {"empty": 12}).total == 12
+
+
+def test_where_all_rows_are_bad_nothing_is_left_to_train_on() -> None:
+    quarantine = Quarantine()
+    quarantine.add([bad(line, OVER_LONG) for line in range(3)])
+    with pytest.raises(ValueError, match=r"data\.too_many_bad_rows") as refused:
+        quarantine.check(3, 5.0)
+    assert "data.skip_bad_rows" not in str(refused.value)
+    with pytest.raises(ValueError, match=r"data\.skip_bad_rows"):
+        quarantine.check(4, 5.0)
+
+
+def test_a_reason_is_shown_to_its_end() -> None:
+    """There it may say what to do."""
+    refusal = "the template refuses the conversation: messages must begin with user, then alternate"
+    quarantine = Quarantine()
+    quarantine.add([BadRow("a.jsonl", 1, WRONG_TYPE, refusal, "", 0)])
+    with pytest.raises(ValueError, match=f"a.jsonl:1, {refusal}\\)"):
+        quarantine.check(2, 5.0)
+
+
+def test_too_large_a_share_is_refused_with_examples_and_remedy() -> None:
+    quarantine = Quarantine()
+    quarantine.add([bad(3), bad(9)])
+    quarantine.check(40, 5.0, Path("q.jsonl"))  # exactly the limit
+    about = r"num_bad=2, num_rows=39, percent=5\.1.*, reasons=2 empty \(a\.jsonl:3, detail 3\),"
+    sentence = rf"data\.too_many_bad_rows\({about}.*now=5.*q\.jsonl"
+    with pytest.raises(ValueError, match=sentence):
+        quarantine.check(39, 5.0, Path("q.jsonl"))
+    quarantine.add([bad(number, f"reason {number}") for number in range(9)])
+    with pytest.raises(ValueError) as caught:
+        quarantine.check(39, 5.0, Path("q.jsonl"))
+    assert "data.more_reasons" in str(caught.value)
+    assert ", count=8)" in str(caught.value)
+    assert len(str(caught.value)) <= 300
+    quarantine.add([bad(1, OVER_LONG)] * 3)
+    with pytest.raises(ValueError, match=r"data\.too_many_bad_rows"):
+        quarantine.check(39, 5.0, Path("q.jsonl"))
+
+
+def test_rows_that_would_not_be_learned_have_a_limit_of_their_own() -> None:
+    quarantine = Quarantine()
+    quarantine.add([bad(1), bad(2, LEFT_OUT), bad(3, NOT_IN_TOKENS)])
+    quarantine.check(40, 50.0, max_unlearnable_percent=5.0)  # exactly the limit
+    for limit, most in ((4.9, 50.0), (None, 7.4), (9.0, 7.4), (2.0, 7.4)):
+        with pytest.raises(
+            ValueError, match=r"data\.too_many_bad_rows.*num_bad=3.*num_rows=40"
+        ) as caught:
+            quarantine.check(40, most, max_unlearnable_percent=limit)
+        now = most if limit is None else min(limit, most)
+        assert f"data.skip_bad_rows(now={now})" in str(caught.value)
+    quarantine.check(40, 7.5)
+    quarantine.add([bad(4)] * 3)
+    with pytest.raises(ValueError, match=r"data\.too_many_bad_rows") as caught:
+        quarantine.check(6, 5.0, max_unlearnable_percent=5.0)
+    assert "data.max_bad_rows_percent" not in str(caught.value)  # nothing would be left
+
+
+def test_a_template_that_makes_rows_long_is_named() -> None:
+    about = about_template(96, 128)
+    assert about == "data.template_takes_much(num_tokens=96, max_length=128)"
+    assert not about_template(31, 128)
+    assert about_template(6, 2) == "data.template_exceeds_limit(num_tokens=6, max_length=2)"
+    quarantine = Quarantine()
+    quarantine.add([bad(1, OVER_LONG)])
+    with pytest.raises(ValueError, match=re.escape(about)):
+        quarantine.check(1, 5.0, about_length=about)
+
+
+def test_the_advice_of_a_row_is_that_of_all_like_it() -> None:
+    quarantine = Quarantine()
+    quarantine.add([BadRow("a.jsonl", 1, "chat template", "no", advice="give one")])
+    with pytest.raises(ValueError, match=r"data\.too_many_bad_rows"):
+        quarantine.check(2, 5.0, None)

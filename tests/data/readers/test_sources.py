@@ -1,0 +1,658 @@
+"""Every format is read with places, broken rows are told apart, and wrong files are named."""
+
+import bz2
+import gzip
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import datasets
+import h5py
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.data.readers import compressed, excel_format, json_format, row_limits
+from infrastructure.data.readers import rows as reasons
+from infrastructure.data.readers.json_format import lists_of
+from infrastructure.data.readers.line_reader import MAX_LINE_BYTES, Start
+from infrastructure.data.readers.row_limits import (
+    MAX_ROW_BYTES,
+    too_large_words,
+)
+from infrastructure.data.readers.rows import BadRow, Row
+from infrastructure.data.readers.sources import (
+    FORMATS,
+    READERS,
+    DataFile,
+    data_files_hash,
+    discover,
+    register_format,
+    unregister_format,
+)
+from infrastructure.data.readers.table_formats import load_huggingface
+from tests.data.file_shapes import sheet, zipped
+
+ROWS = [
+    {"prompt": "one", "answer": "1"},
+    {"prompt": 'two "quoted", with comma', "answer": "line\nbreak"},
+    {"prompt": "drei ä 你好\u2028", "answer": "3"},
+]
+COLUMNS = ("prompt", "answer")
+
+
+def write_csv(path: Path, delimiter: str = ",") -> None:
+    def quoted(text: str) -> str:
+        return '"' + text.replace('"', '""') + '"'
+
+    lines = [delimiter.join(COLUMNS)]
+    lines += [delimiter.join(quoted(row[column]) for column in COLUMNS) for row in ROWS]
+    path.write_bytes(("\n".join(lines) + "\n").encode())
+
+
+def write_parquet(path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path, row_group_size=2)
+
+
+def write_hdf5(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        for column in COLUMNS:
+            file.create_dataset(column, data=[row[column] for row in ROWS])
+
+
+def write_jsonl(path: Path) -> None:
+    path.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS), "utf-8")
+
+
+def as_lines() -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+
+
+def write_gz(path: Path) -> None:
+    path.write_bytes(gzip.compress(as_lines()))
+
+
+WRITERS = {
+    "data.jsonl": write_jsonl,
+    "data.ndjson": write_jsonl,
+    "data.jsonl.gz": write_gz,
+    "array.json": lambda path: path.write_text(json.dumps(ROWS, indent=1), "utf-8"),
+    "object.json": lambda path: path.write_text(
+        json.dumps({"version": [1, {"a": 2}], "data": ROWS, "end": None}), "utf-8"
+    ),
+    "lines.json": write_jsonl,
+    "array.jsonl": lambda path: path.write_text(json.dumps(ROWS, ensure_ascii=False), "utf-8"),
+    "marked.jsonl": lambda path: path.write_bytes(
+        b"\xef\xbb\xbf" + "\r\n".join(json.dumps(row) for row in ROWS).encode()
+    ),
+    "data.jsonl.bz2": lambda path: path.write_bytes(bz2.compress(as_lines())),
+    "data.jsonl.zst": lambda path: path.write_bytes(zstandard.compress(as_lines())),
+    "data.zip": lambda path: path.write_bytes(zipped({"inside/rows.jsonl": as_lines()})),
+    "objects.jsonl": lambda path: path.write_text(
+        "\n".join(json.dumps(row, indent=2) for row in ROWS)
+    ),
+    "side_by_side.json": lambda path: path.write_text("".join(map(json.dumps, ROWS))),
+    "records.json": lambda path: path.write_text(json.dumps(dict(enumerate(ROWS)))),
+    "columns.json": lambda path: path.write_text(
+        json.dumps({column: [row[column] for row in ROWS] for column in COLUMNS})
+    ),
+    "split.json": lambda path: path.write_text(
+        json.dumps({"columns": COLUMNS, "data": [[*row.values()] for row in ROWS]})
+    ),
+    "data.xlsx": lambda path: path.write_bytes(
+        sheet([[*COLUMNS], *([*row.values()] for row in ROWS)])
+    ),
+    "data.csv": write_csv,
+    "semicolon.csv": lambda path: write_csv(path, ";"),
+    "data.tsv": lambda path: write_csv(path, "\t"),
+    "data.parquet": write_parquet,
+    "data.h5": write_hdf5,
+    "saved": lambda path: datasets.Dataset.from_list(ROWS).save_to_disk(str(path)),
+}
+
+
+def written(folder: Path, name: str) -> Path:
+    """A file of `ROWS`."""
+    if name.endswith(".xlsx"):
+        pytest.importorskip("openpyxl")
+    WRITERS[name](folder / name)
+    return folder / name
+
+
+def one_file(path: Path) -> DataFile:
+    (file,) = discover(str(path))
+    return file
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_format_gives_the_same_rows(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path, name)
+    found = list(one_file(path).rows())
+    assert [row.values for row in found if isinstance(row, Row)] == ROWS
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_reading_can_start_at_any_row(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path, name)
+    file = one_file(path)
+    found = list(file.rows())
+    assert [row.source for row in found] == [name] * len(ROWS)
+    for index, row in enumerate(found):
+        assert list(file.rows(Start(row.offset, row.line))) == found[index:]
+
+
+def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl")  # a blank line between rows
+    assert [row.line for row in one_file(tmp_path / "a.jsonl").rows()] == [1, 3, 5]
+    write_csv(tmp_path / "a.csv")  # the second row holds a line break
+    assert [row.line for row in one_file(tmp_path / "a.csv").rows()] == [2, 3, 5]
+    (tmp_path / "a.json").write_text("[\n{},\n\n{}]")
+    assert [row.line for row in one_file(tmp_path / "a.json").rows()] == [2, 4]
+    (tmp_path / "a.json").write_text("[{}, {}, 3]\n")  # one line: rows are numbered
+    assert [row.line for row in one_file(tmp_path / "a.json").rows()] == [1, 2, 3]
+
+
+def test_an_archive_is_bounded_before_it_is_listed(tmp_path: Path, monkeypatch: Any) -> None:
+    path = written(tmp_path, "data.zip")
+    monkeypatch.setattr(compressed, "MAX_LISTING_BYTES", 50)
+    with pytest.raises(ValueError, match=r"data\.zip_too_large"):
+        one_file(path)
+
+
+def test_the_size_of_a_workbook_is_counted_not_believed(tmp_path: Path, monkeypatch: Any) -> None:
+    path = written(tmp_path, "data.xlsx")
+    whole = path.read_bytes()
+    assert compressed.inflated_bytes(path, 1 << 20) > 1500
+    with zipfile.ZipFile(path) as archive:
+        sizes = [info.file_size for info in archive.infolist()]
+    lied = whole
+    for size in sizes:
+        lied = lied.replace(size.to_bytes(4, "little"), (1).to_bytes(4, "little"))
+    path.write_bytes(lied)
+    assert compressed.inflated_bytes(path, 1 << 20) > 1500
+    path.write_bytes(whole)
+    monkeypatch.setattr(excel_format, "MAX_WORKBOOK_BYTES", 1000)
+    with pytest.raises(ValueError, match=r"data\.workbook_too_large.*max_mib=0"):
+        one_file(path)
+
+
+@pytest.mark.parametrize("ending", ["jsonl.gz", "jsonl.bz2", "jsonl.zst", "zip", "xlsx"])
+def test_a_file_that_is_cut_off_is_never_read_as_a_shorter_one(tmp_path: Path, ending: str) -> None:
+    path = written(tmp_path, f"data.{ending}")
+    whole = path.read_bytes()
+    for length in range(12, len(whole) - 1, max(1, len(whole) // 20)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match=r"data\."):
+            list(one_file(path).rows())
+
+
+def test_json_elements_may_be_cut_by_chunks(tmp_path: Path, monkeypatch: Any) -> None:
+    values = [{"a": "x" * n + '\\" \u00e9 😀', "n": -1.5e-3, "b": [True, None]} for n in range(40)]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(values), "utf-8")
+    monkeypatch.setattr("infrastructure.data.readers.json_format.READ_BYTES", 7)
+    assert [row.values for row in one_file(path).rows() if isinstance(row, Row)] == values
+
+
+def test_text_is_read_by_paragraphs_or_by_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("\nfirst\nstill first\n\n\nsecond\n")
+    found = [(row.values, row.line) for row in one_file(path).rows() if isinstance(row, Row)]
+    assert found == [({"text": "first\nstill first"}, 2), ({"text": "second"}, 6)]
+    path.write_text("one\ntwo\nthree\n\n")
+    found = [(row.values, row.line) for row in one_file(path).rows() if isinstance(row, Row)]
+    assert found == [({"text": "one"}, 1), ({"text": "two"}, 2), ({"text": "three"}, 3)]
+
+
+BAD_LINES = {
+    b'{"a": 1': (reasons.BROKEN_JSON, "column=8"),
+    b"{'a': 1}": (reasons.BROKEN_JSON, "column=2"),
+    b'{"a": "x': (reasons.BROKEN_JSON, "starting, column=7"),
+    b"[" * 100_000: (reasons.BROKEN_JSON, ""),
+    b'{"a": "\xff"}': (reasons.INVALID_UTF8, "data.byte_of_line(position=8)"),
+    b"[1, 2]": (reasons.WRONG_TYPE, "data.line_not_object(kind=a list)"),
+    b"42": (reasons.WRONG_TYPE, "a number"),
+    b"x" * (MAX_LINE_BYTES + 5): (reasons.LINE_TOO_LONG, "data.row_too_long(max_mib=16)"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_LINES, ids=range(len(BAD_LINES)))
+def test_a_bad_line_is_set_aside_with_its_place(tmp_path: Path, bad: bytes) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + bad + b'\n{"a": 3}\n')
+    first, wrong, last = one_file(path).rows()
+    assert isinstance(first, Row)
+    assert isinstance(last, Row)
+    assert (last.values, last.line) == ({"a": 3}, 3)
+    assert isinstance(wrong, BadRow)
+    reason, detail = BAD_LINES[bad]
+    assert (wrong.place, wrong.reason) == ("a.jsonl:2", reason)
+    assert detail in wrong.detail
+    assert len(wrong.excerpt) <= 120
+
+
+def test_bad_table_rows_are_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'a,b\n1,2\n1,2,3\n\n\xff,2\n"x"y,2\n"ok",2\n')
+    found = list(one_file(path).rows())
+    assert [(row.line, getattr(row, "reason", "")) for row in found] == [
+        (2, ""),
+        (3, reasons.WRONG_COLUMNS),
+        (5, reasons.INVALID_UTF8),
+        (6, reasons.BROKEN_CSV),
+        (7, ""),
+    ]
+
+
+def test_bad_text_and_elements_are_set_aside(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\n\n\xff\xfeoops\n\nthree\n")
+    found = list(one_file(tmp_path / "a.txt").rows())
+    assert [(row.line, getattr(row, "reason", "")) for row in found] == [
+        (1, ""),
+        (3, reasons.INVALID_UTF8),
+        (5, ""),
+    ]
+    (tmp_path / "a.json").write_bytes(b'[{"a": "x"}, 5,\n{"a": "\xff"}, {"a": "y"}]')
+    found = list(one_file(tmp_path / "a.json").rows())
+    assert [(row.line, getattr(row, "reason", "")) for row in found] == [
+        (1, ""),
+        (1, reasons.WRONG_TYPE),
+        (2, reasons.INVALID_UTF8),
+        (2, ""),
+    ]
+
+
+def test_invalid_utf8_in_binary_tables_is_set_aside(tmp_path: Path) -> None:
+    texts = pyarrow.array([b"good", b"\xff", b"fine"]).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("text", data=np.array([b"good", b"\xff", b"fine"]))
+    for name in ("a.parquet", "a.h5"):
+        found = list(one_file(tmp_path / name).rows())
+        assert [(row.line, getattr(row, "reason", "")) for row in found] == [
+            (1, ""),
+            (2, reasons.INVALID_UTF8),
+            (3, ""),
+        ]
+
+
+PARQUET: dict[str, dict[str, Any]] = {
+    "dictionary": {"compression": "zstd"},
+    "plain": {"compression": "none", "use_dictionary": False},
+    "one dictionary": {"use_dictionary": ["text"], "data_page_version": "2.0"},
+    "falls back": {"dictionary_pagesize_limit": 100, "data_page_size": 200},
+    "delta": {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"},
+    "lengths": {"use_dictionary": False, "column_encoding": "DELTA_LENGTH_BYTE_ARRAY"},
+    "row groups": {"row_group_size": 70, "data_page_size": 100},
+}
+
+
+@pytest.mark.parametrize("how", PARQUET)
+def test_parquet_is_read_alike_however_it_was_written(tmp_path: Path, how: str) -> None:
+    rows = [
+        {
+            "text": None if n % 11 == 0 else f"text {n % 5}" * (n % 3),
+            "binary": b"\xe2\x82\xac %d" % n,
+            "messages": [{"role": "user", "content": f"{n % 4}"}] * (n % 3) if n % 7 else None,
+            "tags": [["a", f"{n}"], [], None] if n % 2 else [],
+        }
+        for n in range(300)
+    ]
+    path, arguments = tmp_path / "a.parquet", PARQUET[how]
+    if "column_encoding" in arguments:
+        leaves = ["messages.list.element.role", "messages.list.element.content"]
+        leaves += ["text", "binary", "tags.list.element.list.element"]
+        arguments = {
+            **arguments,
+            "column_encoding": dict.fromkeys(leaves, arguments["column_encoding"]),
+        }
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, **arguments)
+    found = list(one_file(path).rows())
+    assert [row.values for row in found if isinstance(row, Row)] == rows
+    assert [row.line for row in found] == list(range(1, 301))
+    for start in (1, 69, 70, 71, 299):
+        rest = [row.values for row in one_file(path).rows(Start(start, start + 1))]  # type: ignore[union-attr]
+        assert rest == rows[start:]
+
+
+def test_keys_that_a_table_adds_to_messages_are_left_out(tmp_path: Path) -> None:
+    """A column has one type: each call has the arguments of all of them, most of them null."""
+    calls = [{"name": "add", "arguments": {"a": 1}}, {"name": "find", "arguments": {"text": "x"}}]
+    rows = [
+        {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": calls}]}
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (row,) = one_file(tmp_path / "a.parquet").rows()
+    assert isinstance(row, Row)
+    assert row.values == rows[0]
+
+
+def test_a_row_that_is_too_large_is_set_aside_and_its_neighbours_stay(tmp_path: Path) -> None:
+    texts = [f"{n}" for n in range(300)]
+    texts[123] = "a" * (MAX_ROW_BYTES + 1)
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
+    found = list(one_file(tmp_path / "a.parquet").rows())
+    assert [row.offset for row in found] == list(range(300))
+    [bad] = [row for row in found if isinstance(row, BadRow)]
+    assert (bad.line, bad.reason, bad.detail) == (124, reasons.LINE_TOO_LONG, too_large_words())
+
+
+def test_many_values_in_a_line_are_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_limits, "MAX_ROW_VALUES", 1000)
+    lists = b'{"a": [' + b"[]," * 1000 + b"[]]}"
+    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n' + lists + b'\n{"a": 3}\n')
+    kinds = [type(row) for row in one_file(tmp_path / "a.jsonl").rows()]
+    assert kinds == [Row, BadRow, Row]
+    monkeypatch.setattr(json_format, "READ_BYTES", 100)
+    (tmp_path / "a.json").write_bytes(b"[" + lists + b"]")
+    with pytest.raises(ValueError, match=r"data\.json_broken.*line=1"):
+        list(one_file(tmp_path / "a.json").rows())
+
+
+def test_a_record_or_a_passage_without_end_is_not_held(tmp_path: Path) -> None:
+    lines = (b"a" * 9999 + b"\n") * (MAX_ROW_BYTES // 10_000 + 1)
+    (tmp_path / "a.csv").write_bytes(b'a,b\n1,2\n"' + lines + b'","' + lines)
+    with pytest.raises(ValueError, match=r"data\.quote_never_closed.*file=a\.csv.*line=3"):
+        list(one_file(tmp_path / "a.csv").rows())
+    (tmp_path / "a.txt").write_bytes(b"first\n\n" + lines + b"\nlast\n")
+    first, bad, last = one_file(tmp_path / "a.txt").rows()
+    assert isinstance(first, Row)
+    assert isinstance(bad, BadRow)
+    assert (bad.reason, bad.line) == (reasons.LINE_TOO_LONG, 3)
+    assert isinstance(last, Row)
+    assert last.values == {"text": "last"}
+
+
+def test_hdf5_that_lies_elsewhere_or_is_too_wide_is_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "wide.h5", "w") as file:
+        file.create_dataset("text", (5,), f"S{MAX_ROW_BYTES + 1}")
+    with pytest.raises(ValueError, match=r"data\.hdf5_field_too_large.*column=text"):
+        list(one_file(tmp_path / "wide.h5").rows())
+    with h5py.File(tmp_path / "away.h5", "w") as file:
+        file.create_dataset("text", (5,), "S2", external=[("secret", 0, 10)])
+    with pytest.raises(ValueError, match=r"data\.hdf5_column_external.*column=text"):
+        list(one_file(tmp_path / "away.h5").rows())
+    with h5py.File(tmp_path / "link.h5", "w") as file:
+        file["text"] = h5py.SoftLink("/nowhere")
+    with pytest.raises(ValueError, match=r"data\.hdf5_without_columns"):
+        list(one_file(tmp_path / "link.h5").rows())
+
+
+def test_numbers_of_binary_tables_are_plain(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["n"] = np.arange(600)
+    found = [row.values["n"] for row in one_file(tmp_path / "a.h5").rows() if isinstance(row, Row)]
+    assert found == list(range(600))
+    assert type(found[0]) is int
+
+
+WRONG_FILES = {
+    "empty.jsonl": (
+        b" \n",
+        r"data\.file_not_text.*kind=data\.kind_empty.*data\.give_nonempty_file",
+    ),
+    "zipped.jsonl": (gzip.compress(b"{}"), r"kind=data\.kind_gzip.*data\.add_gz_extension"),
+    "excel.csv": (b"PK\x03\x04" + bytes(9), r"kind=data\.kind_zip\(\)"),
+    "nothing.jsonl": (b"PK\x05\x06" + bytes(18), r"kind=data\.kind_empty_zip"),
+    "archive.txt": (b"a".ljust(257, b"\0") + b"ustar\x0000", r"kind=data\.kind_tar"),
+    "zipped.parquet": (
+        b"PK\x03\x04" + bytes(9),
+        r"data\.file_not_of_format.*format=Parquet.*kind=data\.kind_zip\(\)",
+    ),
+    "page.jsonl": (b"\n<!DOCTYPE html><html>", r"kind=data\.kind_web_page"),
+    "pointer.jsonl": (
+        b"version https://git-lfs.github.com/spec/v1\noid",
+        r"kind=data\.kind_lfs_pointer.*data\.fetch_lfs_file",
+    ),
+    "wide.csv": (
+        "a,b\n".encode("utf-16-be"),
+        r"data\.utf16_without_bom.*data\.set_encoding\(encoding=utf-16-be\)",
+    ),
+    "noise.txt": (b"abc\x00def", r"kind=data\.kind_binary"),
+    "table.jsonl": (b"PAR1xxxx", r"kind=data\.kind_parquet.*data\.rename_parquet"),
+    "model.txt": (b"\x80\x04\x95", r"kind=data\.kind_pickle"),
+    "not.parquet": (
+        b"a,b\n1,2\n",
+        r"data\.file_not_of_format.*format=Parquet, what=data\.but_text",
+    ),
+    "page.parquet": (
+        b"<html>",
+        r"data\.file_not_of_format.*format=Parquet.*kind=data\.kind_web_page",
+    ),
+    "cut.parquet": (b"PAR1" + bytes(20), r"data\.parquet_damaged\(file=cut\.parquet"),
+    "not.h5": (b"a,b\n1,2\n", r"data\.file_not_of_format.*format=HDF5"),
+    "cut.h5": (b"\x89HDF\r\n\x1a\n" + bytes(20), r"data\.hdf5_damaged\(file=cut\.h5"),
+    "plain.jsonl.gz": (b'{"a": 1}\n', r"data\.compressed_file_damaged.*kind=gzip"),
+    "cut.json": (b'[{"a": 1}, {"a": ', r"data\.json_broken\(file=cut\.json, line=1,"),
+    "wrong.json": (
+        b'[{"a": 1}\n, {"a" 2}, {"a": 3}]' + b" " * 99,
+        r"data\.json_broken\(file=wrong\.json, line=2,",
+    ),
+    "after.json": (b'[{"a": 1}] {}', r"reason=data\.json_text_after_end"),
+    "open.json": (
+        b'[{"a": "x',
+        r"data\.json_broken\(file=open\.json, line=1, reason=data\.json_error_on_line\("
+        r"error=Unterminated string starting, line=1",
+    ),
+    "scalar.json": (b'{\n"a" 1}', r"data\.json_broken\(file=scalar\.json, line=2,"),
+    "open.csv": (b'a,b\n1,2\n"x,2\n1,2\n', r"data\.quote_never_closed\(file=open\.csv, line=3\)"),
+    "twice.csv": (b"a,b,a\n1,2,3\n", r"data\.table_column_twice\(file=twice\.csv, column=a\)"),
+    "nothing.csv": (b",,\n1,2,3\n", r"data\.table_without_header\(file=nothing\.csv\)"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_FILES)
+def test_a_wrong_file_is_named_with_the_remedy(tmp_path: Path, name: str) -> None:
+    content, sentence = WRONG_FILES[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"(?s){sentence}"):
+        list(one_file(tmp_path / name).rows())
+
+
+def test_a_cut_gzip_file_is_noticed(tmp_path: Path) -> None:
+    rng = np.random.RandomState(0)
+    text = "".join(json.dumps({"a": rng.bytes(50).hex()}) + "\n" for _ in range(3000))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text.encode())[:-1000])
+    with pytest.raises(ValueError, match=r"data\.compressed_data_truncated"):
+        list(one_file(tmp_path / "a.jsonl.gz").rows())
+
+
+def test_wrong_hdf5_layouts_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_group("inner")
+    with pytest.raises(ValueError, match=r"data\.hdf5_without_columns"):
+        list(one_file(path).rows())
+    with h5py.File(path, "w") as file:
+        file["a"], file["b"] = np.zeros(2), np.zeros(3)
+    with pytest.raises(ValueError, match=r"data\.hdf5_column_lengths_differ"):
+        list(one_file(path).rows())
+    with h5py.File(path, "w") as file:
+        file["a"] = np.zeros((2, 2))
+    with pytest.raises(ValueError, match=r"data\.hdf5_column_not_flat.*column=a.*num_dimensions=2"):
+        list(one_file(path).rows())
+
+
+def test_a_folder_is_read_in_order_and_tables_come_before_loose_texts(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.csv", "sub/c.jsonl", "README.txt", "x.bin", ".hidden/d.jsonl"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("a,b\n1,2\n" if name.endswith("csv") else '{"a": "1"}\n')
+    files = discover(str(tmp_path))
+    assert [file.name for file in files] == ["a.csv", "b.jsonl", "sub/c.jsonl"]
+    assert files[0].note == "data.files_skipped(files_are=data.files_is(files=x.bin))"
+    assert [file.name for file in discover(str(tmp_path), "text")] == ["README.txt"]
+
+
+def test_a_folder_of_texts_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("hello")
+    assert [file.format for file in discover(str(tmp_path))] == ["text"]
+
+
+def test_a_folder_without_data_is_named_with_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    with pytest.raises(ValueError, match=r"data\.folder_without_data_files.*names=picture\.png"):
+        discover(str(tmp_path))
+
+
+def test_what_may_not_be_read_is_neither_missing_nor_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = tmp_path / "more"
+    inside.mkdir()
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    monkeypatch.setattr(os, "access", lambda path, mode: path != inside)
+    with pytest.raises(
+        ValueError, match=rf"data\.no_read_permission\(what=training data, file={inside},"
+    ):
+        discover(str(tmp_path))
+
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    refusal = r"data\.no_read_permission\(what=held-out data, file=.*a\.jsonl,"
+    with pytest.raises(ValueError, match=refusal):
+        discover(str(tmp_path / "a.jsonl"), what="held-out data")
+
+
+def test_what_is_not_there_gets_the_nearest_name(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("{}\n")
+    with pytest.raises(ValueError, match=r"data\.path_not_found.*meant=.*train\.jsonl"):
+        discover(str(tmp_path / "trian.jsonl"))
+    with pytest.raises(ValueError, match=r"data\.give_file_folder_or_dataset"):
+        discover("nowhere")
+
+
+def test_format_overrides_the_name_and_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "data.log").write_text('{"a": "1"}\n')
+    with pytest.raises(ValueError, match=r"data\.unknown_file_extension"):
+        discover(str(tmp_path / "data.log"))
+    assert discover(str(tmp_path / "data.log"), "jsonl")[0].format == "jsonl"
+    with pytest.raises(ValueError, match=r"data\.unknown_format.*name=jsnl,.*\(meant=jsonl\)"):
+        discover(str(tmp_path / "data.log"), "jsnl")
+
+
+def test_json_under_the_wrong_name_is_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"a": 1}\n{"a": 2}\n')
+    assert one_file(tmp_path / "a.json").format == "jsonl"
+    (tmp_path / "b.jsonl").write_text('[{"a": 1}]')
+    assert one_file(tmp_path / "b.jsonl").format == "json"
+    (tmp_path / "c.jsonl").write_text('[1, 2]\n{"a": 1}\n')  # a bad row, not a document
+    assert one_file(tmp_path / "c.jsonl").format == "jsonl"
+
+
+def test_a_plugin_format_is_used_by_its_ending(tmp_path: Path) -> None:
+    def read_pairs(path: Path) -> Any:
+        for line in path.read_text().splitlines():
+            question, _, answer = line.partition(" -> ")
+            yield {"question": question, "answer": answer} if answer else "not a row"
+
+    (tmp_path / "a.arrows").write_text("1+1 -> 2\noops\n2+2 -> 4\n")
+    register_format("arrows", read_pairs)
+    try:
+        found = list(one_file(tmp_path / "a.arrows").rows())
+        assert isinstance(found[2], Row)
+        assert found[2].values == {"question": "2+2", "answer": "4"}
+        assert isinstance(found[1], BadRow)
+        assert (found[1].line, found[1].reason) == (2, reasons.WRONG_TYPE)
+        assert list(one_file(tmp_path / "a.arrows").rows(Start(1, 2))) == found[1:]
+        with pytest.raises(ValueError, match=r"core\.plugin_name_taken"):
+            register_format("arrows", lambda path: [])
+    finally:
+        unregister_format("arrows")
+    with pytest.raises(ValueError, match=r"data\.format_name_taken"):
+        register_format("csv", read_pairs)
+    with pytest.raises(ValueError, match=r"data\.unknown_file_extension"):
+        discover(str(tmp_path / "a.arrows"))
+
+
+def test_splits_of_saved_data_sets(tmp_path: Path) -> None:
+    train, test = datasets.Dataset.from_list(ROWS), datasets.Dataset.from_list(ROWS[:1])
+    datasets.DatasetDict({"train": train, "test": test}).save_to_disk(str(tmp_path / "both"))
+    assert len(list(discover(str(tmp_path / "both"))[0].rows())) == 3
+    assert len(list(discover(f"{tmp_path / 'both'}@test")[0].rows())) == 1
+    with pytest.raises(ValueError, match=r"data\.unknown_split.*split=dev"):
+        list(discover(f"{tmp_path / 'both'}@dev")[0].rows())
+    train.save_to_disk(str(tmp_path / "one"))
+    with pytest.raises(ValueError, match=r"data\.dataset_without_splits"):
+        list(discover(f"{tmp_path / 'one'}@test")[0].rows())
+
+
+def test_the_hub_loader_reads_what_load_dataset_reads(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "owner" / "name"
+    folder.mkdir(parents=True)
+    write_jsonl(folder / "train.jsonl")
+    loaded = load_huggingface("owner/name@train[:2]")
+    assert [dict(row) for row in loaded] == ROWS[:2]
+
+
+def test_a_name_that_the_hub_does_not_have_is_refused(monkeypatch: Any) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"data\.hub_dataset_not_found"):
+        discover("no-such-owner/nothing")
+
+
+def test_content_hash_does_not_depend_on_the_place(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        write_jsonl(tmp_path / name)
+    first, second = one_file(tmp_path / "a.jsonl"), one_file(tmp_path / "b.jsonl")
+    assert first.sha256() == second.sha256()
+    with second.path.open("a") as file:
+        file.write(" ")
+    assert first.sha256() != second.sha256()
+    dataset = datasets.Dataset.from_list(ROWS)
+    dataset.save_to_disk(str(tmp_path / "x"))
+    datasets.Dataset.from_list(ROWS[:2]).save_to_disk(str(tmp_path / "y"))
+    assert one_file(tmp_path / "x").sha256() == one_file(tmp_path / "x").sha256()
+    assert one_file(tmp_path / "x").sha256() != one_file(tmp_path / "y").sha256()
+
+
+def test_the_configuration_knows_the_formats_that_there_are() -> None:
+    assert sorted(FORMATS.built_in) == sorted(READERS)
+
+
+def test_held_out_files_that_lie_beside_the_data_are_part_of_its_hash(tmp_path: Path) -> None:
+    """A finished run is the result of both."""
+    for name in ("train", "validation"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    of_folder, of_file = (
+        DataConfig(path=str(path)) for path in (tmp_path, tmp_path / "train.jsonl")
+    )
+    before = data_files_hash(of_folder), data_files_hash(of_file)
+    assert None not in before
+    assert (data_files_hash(of_folder), data_files_hash(of_file)) == before
+    (tmp_path / "validation.jsonl").write_text(json.dumps(ROWS[0]))
+    assert data_files_hash(of_folder) != before[0]
+    (tmp_path / "train.jsonl").write_text(json.dumps(ROWS[1]))
+    assert data_files_hash(of_file) != before[1]
+
+
+@pytest.mark.parametrize(
+    ("lists", "held_out", "unread"),
+    [
+        (("train", "test"), "test", ()),
+        (("train", "notes", "validation"), "validation", ("notes",)),
+        (("test", "train"), "test", ()),
+        (("data", "test"), "", ("test",)),
+        (("items", "eval"), "", ("eval",)),
+        (("data",), "", ()),
+    ],
+)
+def test_a_list_is_held_out_beside_one_of_rows_to_train_on_alone(
+    lists: tuple[str, ...], held_out: str, unread: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(dict.fromkeys(lists, ROWS)))
+    found = lists_of(path)
+    assert (found.held_out, found.unread) == (held_out, unread)

@@ -1,0 +1,183 @@
+"""Records of delimited text: which are rows, which are set aside, and as how many."""
+
+from pathlib import Path
+
+import pytest
+
+from infrastructure.data.readers import text_formats
+from infrastructure.data.readers.line_reader import BEGIN, Start, read_lines
+from infrastructure.data.readers.rows import INVALID_UTF8, BadRow, Row
+from infrastructure.data.readers.text_encoding import likely_encoding
+from infrastructure.data.readers.text_formats import read_csv, read_text, read_tsv
+
+HEADER = "q,a\n"
+
+
+def read(folder: Path, content: str, *, is_tsv: bool = False) -> list[tuple[int, object]]:
+    """(line, fields of a row or the reason and detail of a bad one)."""
+    path = folder / "rows.txt"
+    path.write_text(content, newline="")
+    rows = (read_tsv if is_tsv else read_csv)(path, "rows.txt")
+    return [
+        (row.line, [*row.values.values()] if isinstance(row, Row) else (row.reason, row.detail))
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "num_joined"),
+    [
+        (HEADER + 'p,"One\ntwo,three"\n', 2),
+        (HEADER + 'p,"One\r\ntwo,three"\r\n', 2),
+        (HEADER + 'p,"One\ntwo, three"\n', 0),  # a sentence
+        (HEADER + ' p,"One\n two,three"\n', 2),  # where the first field begins says nothing
+        ("q, a\n" + 'p, "One\ntwo, three"\n', 0),  # no quote that opens a field
+        ("q, a\n" + '"p, One\ntwo, three", x\n', 0),  # its lines have three fields
+        ("q, a,b\n" + 'p, o,"1\nt, u,v"\n', 2),  # such names are separated so themselves
+        (HEADER + 'p,"One\n,two"\n', 0),
+        (HEADER + '"One,\ntwo",x\n', 0),
+        (HEADER + 'p,"One\ntwo"\n', 0),
+        (HEADER + 'p,"One\ntwo,three\nfour"\n', 0),
+        ('q\n"One\ntwo"\n', 0),
+        ('q;a\np;"One\ntwo;three"\n', 2),
+        ('q;a\np;"One\ntwo;three"\np;"Roses\nare"\np;"Roses\nare"\n', 2),
+        (HEADER + 'p,"One\ntwo,three"\np,"Roses\nare"\n', 2),  # one of each decides nothing
+        (HEADER + 'p,"One\ntwo,three"\np,"Roses\nare"\np,"Roses\nare"\n', 0),
+        (HEADER + 'p,"Roses\nare"\np,"Roses\nare"\np,"One\ntwo,three"\n', 0),
+    ],
+)
+def test_lines_that_would_be_rows_are_joined_by_a_stray_quote(
+    tmp_path: Path, content: str, num_joined: int
+) -> None:
+    found = read(tmp_path, content)
+    joined = [one for one in found if isinstance(one[1], tuple)]
+    assert len(joined) == num_joined
+    if joined:
+        assert {line for line, _ in joined} == {2}
+        assert "data.quote_spans_rows" in str(joined[0][1])
+
+
+def test_the_first_records_decide_whether_fields_span_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poems = 'p,"Roses\nare"\n' * 2
+    content = HEADER + 'p,"One\ntwo,three"\n' + "x,y\n" * 60 + poems
+    for sniffed, num_bad in ((1 << 20, 0), (100, 2)):
+        monkeypatch.setattr(text_formats, "SNIFF_BYTES", sniffed)
+        found = read(tmp_path, content)
+        assert sum(isinstance(one[1], tuple) for one in found) == num_bad
+
+
+UP_TO_3 = "data.record_ends_on_line(line=3)"
+
+
+def fields(number: int, extent: str = "") -> str:
+    """The detail of a row with this number of fields in a table of two columns."""
+    counts = f"num_fields={number}, num_columns=2, extent={extent}"
+    return f"data.field_count_differs({counts})"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("1,2,3\n4,5\n", [(2, fields(3)), (3, ["4", "5"])]),
+        ('1,"2\nx y",3,4\n5,6\n', [(2, fields(4, UP_TO_3)), (4, ["5", "6"])]),
+        ('1\n\n4,5\n"6"\n', [(2, fields(1)), (4, ["4", "5"]), (5, fields(1))]),
+        ('1,"2" x\n4,5\n', [(2, "expected after"), (3, ["4", "5"])]),
+        ('1,"2\n3,4" x\n5,6\n', [(2, UP_TO_3), (2, UP_TO_3), (4, ["5", "6"])]),
+        ("q,a\n1,2\n", [(2, "data.header_repeated()"), (3, ["1", "2"])]),
+        ("\ufeffq,a\n1,2\n", [(2, "data.header_repeated()"), (3, ["1", "2"])]),
+        ("q,b\nx,a\n", [(2, ["q", "b"]), (3, ["x", "a"])]),
+        ("é,ü\n1,2\n", [(2, ["é", "ü"]), (3, ["1", "2"])]),
+        ("é\0,2\n1,2\n", [(2, "data.nul_byte()"), (3, ["1", "2"])]),
+    ],
+)
+def test_a_record_that_does_not_fit_is_set_aside_with_its_lines(
+    tmp_path: Path, content: str, expected: list[tuple[int, object]]
+) -> None:
+    found = read(tmp_path, HEADER + content)
+    assert [line for line, _ in found] == [line for line, _ in expected]
+    for (_, one), (_, wanted) in zip(found, expected, strict=True):
+        if isinstance(wanted, list):
+            assert one == wanted
+        else:
+            assert isinstance(one, tuple)
+            assert str(wanted) in one[1]
+            assert (UP_TO_3 in one[1]) == (UP_TO_3 in str(wanted))
+
+
+def test_a_header_over_two_lines_is_one_and_a_broken_one_is_refused(tmp_path: Path) -> None:
+    assert read(tmp_path, '"q\nx",a\n1,2\n') == [(3, ["1", "2"])]
+    with pytest.raises(ValueError, match=r"data\.header_line_broken.*file=rows\.txt"):
+        read(tmp_path, 'q,"a" x\n1,2\n')
+    with pytest.raises(ValueError, match=r"data\.quote_never_closed.*file=rows\.txt.*line=2"):
+        read(tmp_path, HEADER + '1,"2\n3,4\n')
+
+
+def test_a_row_of_which_one_field_is_no_text_is_set_aside_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    for row in (b"x,\xff", b"\xfcber,so", b"\xfc,\xff"):
+        path.write_bytes(b"q,a\n\xc3\xa9,1\n" + row + b"\n2,3\n")
+        first, bad, last = read_csv(path, "rows.csv")
+        assert isinstance(first, Row)
+        assert isinstance(last, Row)
+        assert (first.values["q"], last.line) == ("é", 4)
+        assert isinstance(bad, BadRow)
+        assert (bad.source, bad.line, bad.reason) == ("rows.csv", 3, INVALID_UTF8)
+        assert bad.offset == len(b"q,a\n\xc3\xa9,1\n")
+        assert bad.encoding == likely_encoding(row.replace(b",", b" "))
+
+
+TABBED = [f"q{n}\ta{n}" for n in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "are_text"),
+    [
+        (['"5 inches\tx'], True),
+        (['x\t"so" he said'], True),
+        (['x\t"so"'], False),
+        (['"x"\tso'], False),
+        (['x\t"so" he said', 'y\t"so"'], False),  # as many of each
+        (['x\t"so" he said', 'y\t"so" she', 'z\t"so"'], True),
+        (['x\tsay "so"'], False),  # means the same either way
+        (['x\t"so" he said', "", ""], True),
+        # of 42 lines and the header two may be uneven
+        (['x\t"so" he said', "1\t2\t3", "y"], True),
+        (['x\t"so" he said', "1\t2\t3", "y", "z"], False),
+        (['x\t"one', 'two"', 'y\t"one', 'two"', 'z\t"so" he said'], False),
+    ],
+)
+def test_quotes_of_a_tabbed_file_are_text_where_they_break_more_than_they_quote(
+    tmp_path: Path, lines: list[str], are_text: bool
+) -> None:
+    content = "\n".join(["q\ta", *TABBED, *lines]) + "\n"
+    written = [line.split("\t") for line in lines if line]
+    try:
+        found = [one for line, one in read(tmp_path, content, is_tsv=True) if line > 41]
+    except ValueError:
+        found = []
+    as_they_stand = [
+        one if isinstance(one, list) else written[number] for number, one in enumerate(found)
+    ]
+    quotes = sum(str(one).count('"') for one in as_they_stand)
+    is_same = len(found) == len(written) and quotes == "".join(lines).count('"')
+    has_broken = any(isinstance(one, tuple) and "broken" in one[0] for one in found)
+    assert (is_same and not has_broken) == (are_text or 'x\tsay "so"' in lines)
+
+
+@pytest.mark.parametrize("begins_at", [0, 1, 2, 3])
+def test_a_line_that_is_too_long_is_a_row_by_itself_and_parts_what_is_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins_at: int
+) -> None:
+    """From any row on."""
+    monkeypatch.setattr(
+        text_formats, "read_lines", lambda file, start=BEGIN: read_lines(file, start, 20)
+    )
+    path = tmp_path / "rows.txt"
+    path.write_text("one\ntwo\n" + "x" * 30 + "\nthree\n\nfour\nfive\n")
+    rows = list(read_text(path, "rows.txt"))
+    found = [(row.line, row.values["text"] if isinstance(row, Row) else None) for row in rows]
+    assert found == [(1, "one\ntwo"), (3, None), (4, "three"), (6, "four\nfive")]
+    start = Start(rows[begins_at].offset, rows[begins_at].line)
+    assert list(read_text(path, "rows.txt", start)) == rows[begins_at:]

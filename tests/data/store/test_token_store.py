@@ -1,0 +1,245 @@
+"""Examples come back as they were written; any flipped bit or cut file is noticed."""
+
+import zlib
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infrastructure.core.errors import DataError
+from infrastructure.data.store import token_store as module
+from infrastructure.data.store.examples import Picture, TokenizedExample
+from infrastructure.data.store.token_store import (
+    CHUNK_BYTES,
+    META,
+    PICTURE_BYTES,
+    DamagedEntryError,
+    StoreWriter,
+    TokenStore,
+)
+
+IN_MEMORY, MAPPED = 10**9, 0
+
+
+def random_examples(count: int, vocabulary_size: int = 50_000) -> list[TokenizedExample]:
+    rng = np.random.RandomState(count)
+    return [
+        TokenizedExample(
+            rng.randint(0, vocabulary_size, size=length).astype(np.int32),
+            rng.randint(0, 2, size=length).astype(bool),
+            f"task {rng.randint(3)}",
+        )
+        for length in rng.randint(1, 40, size=count)
+    ]
+
+
+def write(folder: Path, examples: list[TokenizedExample], vocabulary_size: int = 50_000) -> None:
+    folder.mkdir()
+    with StoreWriter(folder, vocabulary_size) as writer:
+        for start in range(0, len(examples), 7):
+            writer.append(examples[start : start + 7])
+        writer.append([])
+        (folder / "notes.jsonl").write_text('{"a": "\u2028"}\n')
+        writer.finish({"about": "ä"})
+
+
+def same(left: TokenizedExample, right: TokenizedExample) -> bool:
+    return (
+        np.array_equal(left.input_ids, right.input_ids)
+        and np.array_equal(left.supervised, right.supervised)
+        and (left.task, left.input_ids.dtype, left.supervised.dtype)
+        == (right.task, right.input_ids.dtype, right.supervised.dtype)
+    )
+
+
+@pytest.mark.parametrize("memory_bytes", [IN_MEMORY, MAPPED])
+@pytest.mark.parametrize("vocabulary_size", [50_000, 200_000])
+def test_examples_come_back(tmp_path: Path, memory_bytes: int, vocabulary_size: int) -> None:
+    examples = random_examples(100, vocabulary_size)
+    write(tmp_path / "entry", examples, vocabulary_size)
+    store = TokenStore(tmp_path / "entry", memory_bytes)
+    assert len(store) == 100
+    assert store.is_in_memory == (memory_bytes == IN_MEMORY)
+    assert all(same(store.example(i), example) for i, example in enumerate(examples))
+    assert store.lines("notes.jsonl") == ['{"a": "\u2028"}']
+    assert store.meta["about"] == "ä"
+    ids = np.load(tmp_path / "entry" / "input_ids.npy", allow_pickle=False)
+    assert ids.dtype == (np.uint16 if vocabulary_size <= 1 << 16 else np.uint32)
+    assert len(ids) == sum(len(example.input_ids) for example in examples)
+
+
+@pytest.mark.parametrize("memory_bytes", [IN_MEMORY, MAPPED])
+def test_an_empty_store_can_be_opened(tmp_path: Path, memory_bytes: int) -> None:
+    write(tmp_path / "entry", [])
+    assert len(TokenStore(tmp_path / "entry", memory_bytes)) == 0
+
+
+def flip_bit(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 4
+    path.write_bytes(data)
+
+
+FILES = ["input_ids.npy", "supervised.npy", "offsets.npy", "tasks.npy", META]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("position", [20, 140, -2])
+def test_a_flipped_bit_is_noticed_at_opening(tmp_path: Path, name: str, position: int) -> None:
+    write(tmp_path / "entry", random_examples(200))
+    flip_bit(tmp_path / "entry" / name, position)
+    with pytest.raises(DamagedEntryError):
+        TokenStore(tmp_path / "entry", IN_MEMORY)
+
+
+@pytest.mark.parametrize("name", [*FILES, "notes.jsonl"])
+def test_a_cut_or_missing_file_is_noticed_at_opening(tmp_path: Path, name: str) -> None:
+    for remaining in (-2, 0):
+        folder = tmp_path / f"entry{remaining}"
+        write(folder, random_examples(20))
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[:remaining])
+        with pytest.raises(DamagedEntryError):
+            TokenStore(folder, MAPPED)
+        (folder / name).unlink()
+        with pytest.raises(DamagedEntryError):
+            TokenStore(folder, MAPPED)
+
+
+@pytest.mark.parametrize("memory_bytes", [IN_MEMORY, MAPPED])
+def test_a_damaged_line_file_is_noticed_at_opening(tmp_path: Path, memory_bytes: int) -> None:
+    write(tmp_path / "entry", random_examples(20))
+    flip_bit(tmp_path / "entry" / "notes.jsonl", 3)
+    with pytest.raises(DamagedEntryError, match=r"data\.cache_chunk_damaged.*file=notes\.jsonl"):
+        TokenStore(tmp_path / "entry", memory_bytes)
+
+
+def test_damage_after_opening_is_reported_with_the_remedy(tmp_path: Path) -> None:
+    write(tmp_path / "entry", random_examples(20))
+    store = TokenStore(tmp_path / "entry", MAPPED)
+    flip_bit(tmp_path / "entry" / "notes.jsonl", 3)
+    with pytest.raises(DataError, match=r"data\.prepared_data_damaged"):
+        store.lines("notes.jsonl")
+    (tmp_path / "entry" / "tasks.npy").unlink()
+    with pytest.raises(DataError, match=r"data\.prepared_data_damaged"):
+        store.array("tasks.npy")
+
+
+def test_a_mapped_file_is_checked_where_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_BYTES", 256)
+    examples = random_examples(200)
+    write(tmp_path / "entry", examples)
+    flip_bit(tmp_path / "entry" / "input_ids.npy", -1)
+    store = TokenStore(tmp_path / "entry", MAPPED)
+    assert same(store.example(0), examples[0])
+    with pytest.raises(DataError, match=r"data\.prepared_data_damaged"):
+        store.example(199)
+
+
+def test_an_unfinished_entry_cannot_be_opened(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path, 100) as writer:
+        writer.append(random_examples(3))
+    with pytest.raises(
+        DamagedEntryError, match=r"data\.cache_metadata_unreadable.*file=meta\.json"
+    ):
+        TokenStore(tmp_path, IN_MEMORY)
+
+
+def test_a_store_of_several_chunks(tmp_path: Path) -> None:
+    long = TokenizedExample(
+        np.arange(CHUNK_BYTES, dtype=np.int32) % 60_000, np.ones(CHUNK_BYTES, dtype=bool)
+    )
+    write(tmp_path / "entry", [*random_examples(5), long, *random_examples(5)])
+    store = TokenStore(tmp_path / "entry", MAPPED)
+    assert same(store.example(5), long)
+    assert len(store.meta["files"]["input_ids.npy"]["crc32"]) == 3
+
+
+def test_memory_that_is_released_is_read_from_the_files_from_then_on(tmp_path: Path) -> None:
+    examples = random_examples(100)
+    write(tmp_path / "entry", examples)
+    store = TokenStore(tmp_path / "entry", IN_MEMORY)
+    assert store.release_memory(unused_seconds=60.0) == 0
+    num_tokens = sum(len(example.input_ids) for example in examples)
+    assert store.release_memory() == 2 * num_tokens + -(-num_tokens // 8)
+    assert store.release_memory() == 0
+    assert all(same(store.example(i), example) for i, example in enumerate(examples))
+
+
+def test_pictures_come_back_from_their_files_and_from_the_entry(tmp_path: Path) -> None:
+    """Some rows name files, in the middle of which a picture may begin, and some hold pictures."""
+    (tmp_path / "pictures").write_bytes(b"--one-and-two--")
+    shown = {b"one": 2, b"two": 10, b"three": None, b"fourth": None}
+    pictures = [
+        Picture(sha256(content).hexdigest(), len(content), content=content)
+        if start is None
+        else Picture(sha256(content).hexdigest(), len(content), str(tmp_path / "pictures"), start)
+        for content, start in shown.items()
+    ]
+    order = [(0,), (), (2, 1), (), (3, 0), (2,), ()]
+    examples = [
+        replace(example, pictures=tuple(pictures[n] for n in numbers))
+        for example, numbers in zip(random_examples(len(order)), order, strict=True)
+    ]
+    (tmp_path / "entry").mkdir()
+    with StoreWriter(tmp_path / "entry", 50_000) as writer:
+        writer.append(examples[:2])
+        writer.append(examples[2:])
+        writer.finish({})
+    in_entry = (tmp_path / "entry" / PICTURE_BYTES).stat().st_size
+    assert in_entry == 2 * len("three") + len("fourth")
+    whole = sum(path.stat().st_size for path in (tmp_path / "entry").iterdir())
+    fits = whole - in_entry - (tmp_path / "entry" / META).stat().st_size
+    for memory_bytes, is_in_memory in ((fits, True), (fits - 1, False)):
+        store = TokenStore(tmp_path / "entry", memory_bytes)
+        assert store.is_in_memory == is_in_memory  # pictures are never held there
+        read = [[picture.read() for picture in store.example(n).pictures] for n in range(7)]
+        assert read == [[list(shown)[n] for n in numbers] for numbers in order]
+    (tmp_path / "pictures").write_bytes(b"--ONE-and-two--")
+    with pytest.raises(DataError):
+        store.example(0).pictures[0].read()
+    assert store.example(2).pictures[1].read() == b"two"
+    (tmp_path / "pictures").unlink()
+    with pytest.raises(DataError):
+        store.example(2).pictures[1].read()
+    with (tmp_path / "entry" / PICTURE_BYTES).open("ab") as file:
+        file.truncate(in_entry - 1)
+    with pytest.raises(DamagedEntryError):
+        TokenStore(tmp_path / "entry", MAPPED)
+
+
+def test_an_entry_of_another_version_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "entry", random_examples(3))
+    monkeypatch.setattr(module, "FORMAT_VERSION", module.FORMAT_VERSION + 1)
+    with pytest.raises(DamagedEntryError):
+        TokenStore(tmp_path / "entry", MAPPED)
+
+
+def test_memory_is_held_while_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    write(tmp_path / "entry", examples := random_examples(10))
+    store = TokenStore(tmp_path / "entry", IN_MEMORY)
+    now[0] += 50.0
+    store.example(3)
+    now[0] += 50.0
+    assert store.release_memory(unused_seconds=60.0) == 0
+    now[0] += 10.0
+    assert store.release_memory(unused_seconds=60.0) > sum(len(e.input_ids) for e in examples)
+
+
+def test_a_mapped_file_is_read_once_for_its_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_BYTES", 256)
+    write(tmp_path / "entry", random_examples(200))
+    store = TokenStore(tmp_path / "entry", MAPPED)
+    first = [store.example(n).input_ids.tolist() for n in range(200)]
+    monkeypatch.setattr(zlib, "crc32", lambda data: pytest.fail("a chunk is checked twice"))
+    assert [store.example(n).input_ids.tolist() for n in range(200)] == first

@@ -1,0 +1,485 @@
+"""DataPipeline on real files with real tokenizers: order, starts, cache, modes, refusals."""
+
+import gc
+import json
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.data.data_pipeline import first_examples, training_texts
+from infrastructure.data.encoding.augmentation import (
+    register_augmentation,
+    unregister_augmentation,
+)
+from infrastructure.data.readers.rows import Conversation, Turn
+from infrastructure.data.serving.collate import pack
+from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.data.store.token_cache import TokenCache
+from tests.data.builders import (
+    CHATML,
+    byte_level_tokenizer,
+    epoch,
+    held_out,
+    metaspace_tokenizer,
+    pairs,
+    pipeline,
+    slow_tokenizer,
+    write_jsonl,
+)
+
+
+def same(left: TokenizedExample, right: TokenizedExample) -> bool:
+    return (
+        np.array_equal(left.input_ids, right.input_ids)
+        and np.array_equal(left.supervised, right.supervised)
+        and left.task == right.task
+    )
+
+
+def test_an_epoch_holds_each_training_example_once(data: Path, cache: Path) -> None:
+    prepared = pipeline(data, cache)
+    train, evaluation = epoch(prepared), held_out(prepared)
+    assert len(train) == prepared.num_examples
+    assert len({*train, *evaluation}) == 100
+    assert epoch(prepared, 1) != train
+    assert sorted(epoch(prepared, 1)) == sorted(train)
+    sizes = [len(batch) for batch in prepared.train_batches(0, 0, 8)]
+    assert sizes == [8] * (len(train) // 8) + [len(train) % 8] * (len(train) % 8 > 0)
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "stored": {},
+    "streaming": {"streaming": True, "buffer_size": 7},
+    "small memory": {"memory_size": 0},
+    "balanced": {"balance_by": "task"},
+    "augmented": {"augmentation": "shout"},
+    "streaming augmented": {"streaming": True, "buffer_size": 7, "augmentation": "shout"},
+}
+
+
+def shout(conversation: Conversation, rng: np.random.RandomState) -> Conversation:
+    """Raise the voice by a random number of marks."""
+    question, *rest = conversation.turns
+    louder = Turn(question.role, question.text + "!" * rng.randint(1, 20))
+    return Conversation((louder, *rest), conversation.task, conversation.group)
+
+
+@pytest.fixture
+def shouting() -> Any:
+    register_augmentation("shout", shout)
+    yield
+    unregister_augmentation("shout")
+
+
+@pytest.mark.usefixtures("shouting")
+@pytest.mark.parametrize("mode", MODES)
+def test_any_start_gives_the_rest_of_the_epoch(data: Path, cache: Path, mode: str) -> None:
+    whole = epoch(pipeline(data, cache, **MODES[mode]), 1)
+    again = pipeline(data, cache, **MODES[mode])
+    assert len(whole) == again.num_examples
+    for start in (0, 1, 7, 8, 40, len(whole) - 1, len(whole)):
+        assert epoch(again, 1, start, size=3) == whole[start:]
+    assert epoch(again, 0) != whole
+
+
+@pytest.mark.usefixtures("shouting")
+@pytest.mark.parametrize("mode", MODES)
+def test_order_is_fixed_by_the_seed(data: Path, cache: Path, mode: str) -> None:
+    orders = [epoch(pipeline(data, cache, seed=s, **MODES[mode])) for s in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_streaming_gives_the_same_examples(data: Path, cache: Path) -> None:
+    stored = pipeline(data, cache, task_column="task")
+    streamed = pipeline(data, cache, task_column="task", streaming=True, buffer_size=9)
+    assert sorted(epoch(stored)) == sorted(epoch(streamed))
+    assert held_out(stored) == held_out(streamed)
+    assert streamed.evaluation_rows() == stored.evaluation_rows()
+    left, right = stored.report.to_dict(), streamed.report.to_dict()
+    assert left.pop("fingerprint") != right.pop("fingerprint")  # the order differs
+    for report in (left, right):
+        del report["seconds"]
+    assert left == right
+
+
+def test_mapped_files_give_the_same_examples(data: Path, cache: Path) -> None:
+    assert epoch(pipeline(data, cache)) == epoch(pipeline(data, cache, memory_size=0))
+
+
+def test_memory_limit_decides_what_is_held_in_memory(tmp_path: Path, cache: Path) -> None:
+    row = {"prompt": "Say it", "completion": "a b " * 150_000}
+    data = write_jsonl(tmp_path / "a.jsonl", [row])
+    for limit, in_memory in (("1MB", False), ("100MB", True)):
+        prepared = pipeline(data, cache, max_length=1 << 20, memory_limit=limit)
+        assert prepared.store.is_in_memory == in_memory
+
+
+def test_prefetching_does_not_change_the_order(data: Path, cache: Path) -> None:
+    orders = [epoch(pipeline(data, cache, prefetch_factor=factor)) for factor in (1, 2, 50)]
+    assert orders[0] == orders[1] == orders[2]
+
+
+def test_packing_concerns_batches_alone(data: Path, cache: Path) -> None:
+    packing = [epoch(pipeline(data, cache, packing=packing)) for packing in (True, False)]
+    assert packing[0] == packing[1]
+    batch = next(pipeline(data, cache).train_batches(0, 0, 4))
+    assert pack(batch)["cu_seq_lens"][-1] == sum(len(e.input_ids) for e in batch)
+
+
+@pytest.mark.parametrize("build", [byte_level_tokenizer, metaspace_tokenizer, slow_tokenizer])
+def test_every_kind_of_tokenizer(data: Path, cache: Path, build: Any) -> None:
+    for template in (None, CHATML):
+        prepared = pipeline(data, cache, build(template))
+        assert prepared.num_examples > 50
+        assert prepared.report.notes == []
+        assert prepared.report.unused_columns == "task"
+        (question, *_) = prepared.questions(1)
+        assert prepared.tokenizer.decode(question.prompt_ids).find(question.prompt[-4:]) > 0
+
+
+def test_the_cache_is_found_and_depends_on_what_matters(data: Path, cache: Path) -> None:
+    first = pipeline(data, cache)
+    assert not first.report.from_cache
+    assert pipeline(data, cache).report.from_cache
+    harmless = {"packing": False, "prefetch_factor": 5, "num_workers": 1, "pin_memory": False}
+    for name, value in harmless.items():
+        assert pipeline(data, cache, **{name: value}).report.from_cache, name
+    matters = {
+        "max_length": 100,
+        "over_length": "quarantine",
+        "train_on": "all",
+        "validation_split": 0.2,
+        "task_column": "task",
+        "chat_template": CHATML,
+        "streaming": True,
+        "shape": "prompt",
+        "answer_column": "task",
+    }
+    matters["prompt_column"] = "question"
+    del matters["shape"]
+    for name, value in matters.items():
+        found = pipeline(data, cache, **{name: value})
+        assert not found.report.from_cache or name == "prompt_column", name
+    assert not pipeline(data, cache, metaspace_tokenizer()).report.from_cache
+
+
+def test_a_changed_file_is_read_again_whatever_its_time(data: Path, cache: Path) -> None:
+    before = pipeline(data, cache)
+    stamp = data.stat()
+    before.prepare()
+    data.write_text(data.read_text().replace("What is 5 ", "What is 8 "))
+    os.utime(data, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    after = pipeline(data, cache)
+    assert not after.report.from_cache
+    assert after.fingerprint != before.fingerprint
+
+
+def test_the_fingerprint_is_that_of_the_examples(data: Path, tmp_path: Path, cache: Path) -> None:
+    moved = tmp_path / "elsewhere" / "other-name.jsonl"
+    write_jsonl(moved, pairs(100))
+    same_data = pipeline(moved, cache)
+    assert same_data.fingerprint == pipeline(data, cache).fingerprint
+    assert same_data.fingerprint == pipeline(data, cache, max_length=500).fingerprint
+    different = [
+        pipeline(data, cache, seed=0, train_on="all"),
+        pipeline(data, cache, validation_split=0.3),
+        pipeline(data, cache, balance_by="task"),
+        pipeline(data, cache, metaspace_tokenizer()),
+        pipeline(data, cache, streaming=True),
+        pipeline(data, cache, streaming=True, buffer_size=3),
+    ]
+    assert len({same_data.fingerprint, *(p.fingerprint for p in different)}) == 7
+
+
+def test_a_damaged_entry_is_prepared_again(data: Path, cache: Path) -> None:
+    first = epoch(pipeline(data, cache))
+    (entry,) = (p for p in (cache / "tokens").iterdir() if not p.name.startswith("."))
+    content = bytearray((entry / "input_ids.npy").read_bytes())
+    content[-3] ^= 1
+    (entry / "input_ids.npy").write_bytes(content)
+    again = pipeline(data, cache)
+    assert not again.report.from_cache
+    assert epoch(again) == first
+
+
+def test_prompts_are_made_as_in_training(data: Path, cache: Path) -> None:
+    prepared = pipeline(data, cache, byte_level_tokenizer(CHATML), task_column="task")
+    questions, rows = prepared.questions(), prepared.evaluation_rows()
+    batches = list(prepared.evaluation_batches(3))
+    examples = [example for batch in batches for example in batch]
+    for question, row, example in zip(questions, rows, examples, strict=True):
+        start = int(np.flatnonzero(example.supervised)[0])
+        assert question.prompt_ids == example.input_ids[:start].tolist()
+        assert row.messages == [{"role": "user", "content": question.prompt}]
+        assert row.answer == question.expected
+        assert question.expected_length == example.supervised.sum() - 1
+        assert question.task == row.task == example.task
+    few = prepared.questions(3)
+    assert [few[0], few[-1]] == [questions[0], questions[-1]]
+    assert len(few) == 3
+
+
+def test_questions_are_put_with_the_tools_and_options_of_their_rows(
+    tmp_path: Path, cache: Path
+) -> None:
+    template = (
+        "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+        "{{ mood }}" + CHATML
+    )
+    tools = [{"type": "function", "function": {"name": "add", "description": "Adds."}}]
+    more = ({"tools": tools}, {"chat_template_kwargs": {"mood": "calm"}}, {})
+    rows = [{**row, **more[n % 3]} for n, row in enumerate(pairs(30))]
+    data = write_jsonl(tmp_path / "rows.jsonl", rows)
+    prepared = pipeline(data, cache, byte_level_tokenizer(template), validation_split=0.4)
+    shown = []
+    [examples] = prepared.evaluation_batches(30)
+    for question, example in zip(prepared.questions(), examples, strict=True):
+        start = int(np.flatnonzero(example.supervised)[0])
+        assert question.prompt_ids == example.input_ids[:start].tolist()
+        text = prepared.tokenizer.decode(question.prompt_ids)
+        shown.append(("Adds." in text, text.startswith("calm")))
+    assert {*shown} == {(True, False), (False, True), (False, False)}
+
+
+def test_a_file_that_is_read_in_another_encoding_is_prepared_anew(
+    tmp_path: Path, cache: Path
+) -> None:
+    data = tmp_path / "rows.jsonl"
+    rows = [
+        json.dumps({**row, "answer": f"Grüße {n}"}, ensure_ascii=False)
+        for n, row in enumerate(pairs(20))
+    ]
+    data.write_bytes("\n".join(rows).encode("cp1252"))
+    wrong, right, again = (
+        " ".join(epoch(pipeline(data, cache, encoding=encoding, validation_split=0)))
+        for encoding in ("cp1251", "cp1252", "cp1251")
+    )
+    assert "Grüße" not in wrong
+    assert right.count("Grüße") == 20
+    assert again == wrong
+
+
+def test_groups_are_balanced(tmp_path: Path, cache: Path) -> None:
+    rows = [{**row, "task": "rare" if i % 10 == 0 else "common"} for i, row in enumerate(pairs(90))]
+    data = write_jsonl(tmp_path / "a.jsonl", rows)
+    for settings in ({"task_column": "task"}, {}):
+        prepared = pipeline(data, cache, balance_by="task", validation_split=0, **settings)
+        shares = Counter("rare" if _number(t) % 10 == 0 else "common" for t in epoch(prepared))
+        assert shares == {"rare": 45, "common": 45}
+    beside = write_jsonl(tmp_path / "beside.jsonl", pairs(13, start=200))
+    for held in ({"validation_split": 0.3}, {"eval_path": str(beside)}):
+        prepared = pipeline(data, cache, balance_by="task", **held)
+        shares = Counter("rare" if _number(t) % 10 == 0 else "common" for t in epoch(prepared))
+        assert shares["rare"] + shares["common"] == prepared.num_examples
+        assert abs(shares["rare"] - shares["common"]) <= 1
+    with pytest.raises(ValueError, match=r"data\.balance_with_streaming"):
+        pipeline(data, cache, balance_by="task", streaming=True).prepare()
+    with pytest.raises(
+        ValueError,
+        match=r"setting=data\.balance_by, reason=.*what=column, name=tusk,.*\(meant=task\)",
+    ):
+        pipeline(data, cache, balance_by="tusk").prepare()
+
+
+def _number(text: str) -> int:
+    return int(text.split()[2])
+
+
+@pytest.mark.usefixtures("shouting")
+@pytest.mark.parametrize("streaming", [False, True])
+def test_augmentation_changes_what_is_seen(data: Path, cache: Path, streaming: bool) -> None:
+    plain = pipeline(data, cache, streaming=streaming)
+    changed = pipeline(data, cache, streaming=streaming, augmentation="shout")
+    first, second = epoch(changed, 0), epoch(changed, 1)
+    assert sorted(text.replace("!", "") for text in first) == sorted(epoch(plain))
+    assert all("!" in text for text in first)
+    assert sorted(first) != sorted(second)
+    assert held_out(changed) == held_out(plain)
+    assert changed.fingerprint != plain.fingerprint
+
+
+def test_an_augmentation_that_cannot_be_used_leaves_the_row(data: Path, cache: Path) -> None:
+    def blow_up(conversation: Conversation, rng: np.random.RandomState) -> Conversation:
+        return Conversation((Turn("user", "word " * 999), conversation.turns[1]))
+
+    register_augmentation("blow_up", blow_up)
+    try:
+        blown = pipeline(data, cache, augmentation="blow_up")
+        assert epoch(blown) == epoch(pipeline(data, cache))
+    finally:
+        unregister_augmentation("blow_up")
+    with pytest.raises(ValueError, match=r"data\.unknown_augmentation"):
+        pipeline(data, cache, augmentation="blow_up").prepare()
+
+
+def test_chat_templates_come_from_text_or_file(data: Path, tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "chat.jinja").write_text(CHATML)
+    for setting in (CHATML, str(tmp_path / "chat.jinja")):
+        prepared = pipeline(data, cache, chat_template=setting)
+        assert prepared.tokenizer.chat_template == CHATML  # saved with the model
+        assert epoch(prepared)[0].startswith("<|im_start|>user")
+    assert prepared.report.end_tokens == {"<|im_end|>": 100}
+    eos, end = (
+        prepared.tokenizer.convert_tokens_to_ids(t) for t in ("<|endoftext|>", "<|im_end|>")
+    )
+    assert prepared.stop_token_ids == sorted([eos, end])
+    with pytest.raises(ValueError, match=r"data\.invalid_chat_template.*value=chat"):
+        pipeline(data, cache, chat_template="chat")
+
+
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (
+        "{broken\n{broken\n",
+        {},
+        r"data\.no_readable_row\(file=a\.jsonl, reason=a\.jsonl:1: broken JSON",
+    ),
+    ('{"foo": "1"}\n', {}, r"\(file=a\.jsonl, .*data\.in_no_known_shape\(\), columns=foo,"),
+    ('{"question": "Q", "answer": ""}\n', {}, r"data\.too_many_bad_rows\(num_bad=1, num_rows=1,"),
+    (
+        '{"question": "Q", "answer": ""}\n',
+        {"max_bad_rows_percent": 100},
+        r"data\.no_rows_left\(.*a\.jsonl",
+    ),
+    ('{"question": "Q", "answer": "A"}\n', {"path": None}, r"data\.no_training_data"),
+    (
+        '{"question": "Q", "answer": "A"}\n',
+        {"format": "jason"},
+        r"data\.unknown_format.*\(meant=json\)",
+    ),
+    (
+        '{"question": "Q", "answer": "A"}\n',
+        {"eval_path": "gone.jsonl"},
+        r"data\.path_not_found\(what=held-out data",
+    ),
+    (
+        '{"question": "Q", "answer": "A"}\n',
+        {"augmentation": "none such"},
+        r"data\.unknown_augmentation.*name=none such",
+    ),
+]
+
+
+@pytest.mark.parametrize(("content", "settings", "sentence"), REFUSED)
+def test_what_cannot_be_used_is_refused(
+    tmp_path: Path, cache: Path, content: str, settings: dict[str, Any], sentence: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text(content)
+    prepared = pipeline(tmp_path / "a.jsonl", cache)
+    prepared.config = prepared.config.copy_with(**settings)
+    with pytest.raises(ValueError, match=sentence):
+        prepared.prepare()
+
+
+def test_a_folder_of_mixed_shapes_is_refused_with_the_files(tmp_path: Path, cache: Path) -> None:
+    write_jsonl(tmp_path / "data" / "a.jsonl", pairs(10))
+    write_jsonl(
+        tmp_path / "data" / "b.jsonl", [{"instruction": "a", "output": str(n)} for n in range(10)]
+    )
+    sentence = "data.unrecognized_file"
+    with pytest.raises(ValueError, match=sentence):
+        pipeline(tmp_path / "data", cache).prepare()
+
+
+def test_batches_end_their_threads(data: Path, cache: Path) -> None:
+    prepared = pipeline(data, cache)
+    batches = prepared.train_batches(0, 0, 2)
+    next(batches)
+    batches.close()
+    list(prepared.evaluation_batches(2))
+    assert not [t for t in threading.enumerate() if "prefetch" in t.name]
+
+
+def test_an_entry_in_use_is_kept_until_closed(data: Path, cache: Path) -> None:
+    prepared = pipeline(data, cache)
+    prepared.prepare()
+    full = TokenCache(CacheConfig(directory=str(cache), disk_size=0))
+    full.sweep()
+    assert len(epoch(prepared)) == prepared.num_examples
+    prepared.close()
+    full.sweep()
+    assert [p for p in (cache / "tokens").iterdir() if not p.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("part", ["train", "evaluation"])
+def test_an_entry_is_kept_while_its_batches_are_read(data: Path, cache: Path, part: str) -> None:
+    expected = epoch(pipeline(data, cache)) if part == "train" else held_out(pipeline(data, cache))
+    gc.collect()  # lets the entry go
+    prepared = pipeline(data, cache, memory_size=0)
+    batches = prepared.train_batches(0, 0, 2) if part == "train" else prepared.evaluation_batches(2)
+    found = [next(batches)]
+    tokenizer, folder = prepared.tokenizer, prepared.store.folder
+    del prepared
+    gc.collect()
+    full = TokenCache(CacheConfig(directory=str(cache), disk_size=0))
+    full.sweep()
+    assert folder.is_dir()
+    found += batches
+    assert [tokenizer.decode(e.input_ids) for batch in found for e in batch] == expected
+    del batches
+    gc.collect()
+    full.sweep()
+    assert not folder.exists()
+
+
+def test_training_texts_leave_out_what_is_held_out(data: Path, cache: Path) -> None:
+    found = set(training_texts(DataConfig(path=str(data))))
+    prepared = pipeline(data, cache)
+    prompts = {row.messages[0]["content"] for row in prepared.evaluation_rows()}
+    assert len(prompts) >= 1
+    assert not prompts & found
+    assert len(found) == 2 * prepared.num_examples
+
+
+SOURCES: list[dict[str, Any]] = [{}, {"streaming": True, "buffer_size": 9}, {"balance_by": "task"}]
+
+
+@pytest.mark.parametrize("settings", SOURCES)
+@pytest.mark.parametrize("augmented", [False, True])
+def test_every_example_is_named_by_its_file_and_line(
+    tmp_path: Path, cache: Path, settings: dict[str, Any], augmented: bool
+) -> None:
+    """Two files, a bad row and held-out rows between, at any place of any epoch."""
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    rows = pairs(40)
+    rows[3] = {"question": "no answer", "answer": "", "task": "odd"}
+    write_jsonl(folder / "a.jsonl", rows[:25])
+    write_jsonl(folder / "b.jsonl", rows[25:])
+    lines = {row["question"]: f"a.jsonl:{n + 1}" for n, row in enumerate(rows[:25])}
+    lines |= {row["question"]: f"b.jsonl:{n + 1}" for n, row in enumerate(rows[25:])}
+    if augmented:
+        settings = {**settings, "augmentation": "same"}
+    prepared = pipeline(folder, cache, max_bad_rows_percent=50, **settings)
+    register_augmentation("same", lambda conversation, generator: conversation)
+    try:
+        for number, start, count in ((0, 0, 40), (1, 7, 5), (2, 20, 12)):
+            shown = epoch(prepared, number, start)[:count]
+            expected = [next(lines[q] for q in lines if q in text) for text in shown]
+            assert prepared.places(number, start, count) == expected
+    finally:
+        unregister_augmentation("same")
+
+
+@pytest.mark.parametrize("mode", ["stored", "streaming"])
+def test_the_first_examples_are_trained_on_and_differ(
+    tmp_path: Path, cache: Path, mode: str
+) -> None:
+    rows = pairs(40)
+    data = write_jsonl(tmp_path / "rows.jsonl", [rows[0], *rows])  # the first one twice
+    prepared = pipeline(data, cache, **MODES[mode])
+    shown = [tuple(one.example.input_ids) for one in first_examples(prepared, 3)]
+    assert len({*shown}) == 3
+    trained = [tuple(e.input_ids) for batch in prepared.train_batches(0, 0, 8) for e in batch]
+    assert {*shown} <= {*trained}
+    if mode == "stored":
+        in_the_files = [tuple(e.input_ids) for e in prepared.examples(range(6))]
+        assert shown == [*dict.fromkeys(in_the_files)][:3]
+        lines = [int(place.rpartition(":")[2]) for place in prepared.places_of(range(6))]
+        assert lines == sorted(lines)

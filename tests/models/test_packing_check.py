@@ -1,0 +1,161 @@
+"""Packing is measured: models that isolate packed rows are told from those that leak."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.models.model_inputs import attention_implementation
+from infrastructure.models.packed_attention import (
+    ATTENTION_NAME,
+    model_arguments,
+    use_packed_attention,
+    use_plain_attention,
+)
+from infrastructure.models.packing_check import (
+    check_packing,
+    pack_rows,
+    packing_difference,
+    prepare_packing,
+)
+from tests.models.architectures import CHUNK, VOCAB_SIZE, gradients, tiny_model
+
+ISOLATED = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gpt2", "phi", "qwen3_moe"]
+LEAKY = ["bloom", "lfm2"]  # no position ids; a convolution over the row
+
+
+@pytest.mark.parametrize("architecture", ISOLATED)
+def test_packed_attention_isolates(architecture: str) -> None:
+    model = tiny_model(architecture)
+    check = prepare_packing(model)
+    assert check.isolated, check.reason
+    assert check.difference < 1e-6
+    assert check.leak == 0.0
+    assert attention_implementation(model) == check.attention == ATTENTION_NAME
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "qwen3_moe_balanced"])
+def test_otherwise_the_models_own_attention_reads_position_ids(architecture: str) -> None:
+    """Gemma 2 caps its scores; the balancing loss reads the attention mask."""
+    model = tiny_model(architecture)
+    check = prepare_packing(model)
+    assert check.isolated, check.reason
+    assert attention_implementation(model) == check.attention == "sdpa"
+
+
+def test_the_users_attention_is_kept() -> None:
+    check = prepare_packing(tiny_model("llama", attention="eager"))
+    assert check.isolated
+    assert check.attention == "eager"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("architecture", LEAKY)
+def test_a_leak_is_found(architecture: str, dtype: torch.dtype) -> None:
+    model = tiny_model(architecture, dtype)
+    before = attention_implementation(model)
+    check = prepare_packing(model)
+    assert not check.isolated
+    assert check.leak > 5e-3
+    assert "models.padded_not_packed" in check.reason
+    assert "models.packed_rows_not_isolated" in check.reason
+    assert attention_implementation(model) == before
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_bf16_is_not_mistaken_for_a_leak(architecture: str) -> None:
+    check = prepare_packing(tiny_model(architecture, torch.bfloat16))
+    assert check.isolated, check.reason
+
+
+def test_the_trap_of_an_all_ones_mask_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers isolates by position ids only if it is given no mask at all."""
+    model = tiny_model("llama")
+    assert check_packing(model).isolated
+    plain_forward = model.forward
+
+    def forward_with_mask(input_ids: torch.Tensor, **kwargs: Any) -> Any:
+        return plain_forward(input_ids, attention_mask=torch.ones_like(input_ids), **kwargs)
+
+    monkeypatch.setattr(model, "forward", forward_with_mask)
+    assert not check_packing(model).isolated
+
+
+def test_lora_models_are_measured_through_their_wrapper() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(tiny_model("llama"), LoraConfig(target_modules=["q_proj"]))
+    check = prepare_packing(model)
+    assert check.isolated, check.reason
+    assert attention_implementation(model) == ATTENTION_NAME
+
+
+def test_examples_that_cross_chunks_are_padded() -> None:
+    model = tiny_model("llama4")
+    check = prepare_packing(model, CHUNK + 1)
+    assert not check.isolated
+    assert check.reason == (
+        "models.attends_in_chunks(prefix=models.padded_not_packed(), name=Llama4ForCausalLM,"
+        " reason=models.examples_cross_chunks(max_length=21, chunk=20))"
+    )
+    assert attention_implementation(model) == check.attention == "sdpa"
+
+
+def test_examples_within_a_chunk_are_packed_however_many_there_are() -> None:
+    model = tiny_model("llama4").eval()
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(3, VOCAB_SIZE, (n,), generator=generator) for n in (12, 15, CHUNK)]
+    with torch.no_grad():
+        alone = [model(row[None]).logits[0] for row in rows]
+        check = prepare_packing(model, CHUNK)
+        assert check.isolated, check.reason
+        packed = model(**model_arguments(model, pack_rows(rows))).logits[0]
+    torch.testing.assert_close(packed, torch.cat(alone), rtol=1e-4, atol=1e-5)
+
+
+def test_a_chunked_model_is_not_packed_by_its_own_attention() -> None:
+    check = prepare_packing(tiny_model("llama4", attention="eager"), CHUNK)
+    assert not check.isolated
+    assert "models.attends_in_chunks" in check.reason
+
+
+def test_a_window_that_no_layer_names_is_found_before_the_training() -> None:
+    """No probe is that long, so the longest example is told to the attention."""
+    model = tiny_model("llama")
+    model.config.sliding_window = 100
+    assert prepare_packing(model, 100).attention == ATTENTION_NAME
+    use_plain_attention(model)
+    check = check_packing(model, 101)
+    assert check.isolated, check.reason
+    assert use_packed_attention(model)
+    check = check_packing(model, 101)
+    assert not check.isolated
+    assert "models.example_exceeds_window" in check.reason
+
+
+class Bag(torch.nn.Module):
+    """Takes no position ids, so it cannot know where an example ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(VOCAB_SIZE, 4)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.embed(input_ids).cumsum(dim=1)
+
+
+def test_a_model_that_cannot_read_packed_rows_is_named() -> None:
+    check = prepare_packing(Bag())
+    assert not check.isolated
+    assert check.difference == float("inf")
+    assert "models.no_position_ids" in check.reason
+
+
+def test_the_probe_leaves_no_trace() -> None:
+    model = tiny_model("llama")
+    random_state = torch.get_rng_state()
+    packing_difference(model)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert model.training
+    assert not gradients(model)
+    assert not model.get_input_embeddings()._forward_hooks

@@ -1,0 +1,66 @@
+"""The processor of a model that sees: loaded with it, refused where it is not whole."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from infrastructure.core.errors import MissingPackageError
+from infrastructure.models import processor as module
+from infrastructure.models.processor import has_processor, load_processor
+from infrastructure.models.source import find_source
+from infrastructure.models.transformers_backend import LoadOptions, load_config
+from tests.training.seeing_models import save_llava
+
+OPTIONS = LoadOptions(torch.device("cpu"), torch.float32, sees=True)
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_llava(tmp_path_factory.mktemp("models") / "llava")
+
+
+def test_template_and_end_are_in_both(llava: Path) -> None:
+    loaded = load_processor(find_source(str(llava)), OPTIONS)
+    assert loaded.tokenizer.chat_template == loaded.chat_template
+    assert loaded.tokenizer.eos_token == "<|end|>"
+    assert has_processor(llava)
+
+
+def test_a_folder_without_a_processor_is_refused(llava: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(llava, tmp_path / "llava")
+    (folder / "processor_config.json").unlink()
+    with pytest.raises(ValueError, match=r"models\.processor_missing"):
+        load_processor(find_source(str(folder)), OPTIONS)
+
+
+def test_a_damaged_one_is_named(llava: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(llava, tmp_path / "llava")
+    (folder / "processor_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"models\.processor_not_loaded"):
+        load_processor(find_source(str(folder)), OPTIONS)
+
+
+def test_a_package_that_a_processor_needs_is_named(
+    llava: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoProcessor
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise ImportError("Qwen2VLVideoProcessor requires the Torchvision library")
+
+    monkeypatch.setattr(AutoProcessor, "from_pretrained", refuse)
+    monkeypatch.setattr(module, "is_installed", lambda package: False)
+    with pytest.raises(MissingPackageError, match=r"models\.processor_needs_torchvision"):
+        load_processor(find_source(str(llava)), OPTIONS)
+
+
+def test_a_model_of_text_is_refused_by_its_name(saved_llama: Path, llava: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"models\.text_model_for_images.*model_class=LlamaForCausalLM"
+    ):
+        load_config(find_source(str(saved_llama)), OPTIONS)
+    text = LoadOptions(torch.device("cpu"), torch.float32)
+    with pytest.raises(ValueError, match=r"models\.not_a_causal_model"):
+        load_config(find_source(str(llava)), text)

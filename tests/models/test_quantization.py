@@ -1,0 +1,130 @@
+"""Four and eight bits train for real, on a CPU, also when an evaluation comes in between."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.models.flops import arithmetic_of
+from infrastructure.models.model_manager import LoadedModel, ModelManager, load_saved
+from infrastructure.models.quantization import layers_not_in_blocks, quantized_layers
+from infrastructure.models.saving import save_model
+
+CPU = torch.device("cpu")
+
+
+def frozen_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    named = model.named_parameters()
+    return {name: p.detach().clone() for name, p in named if not p.requires_grad}
+
+
+def load(folder: Path, kind: str, **settings: object) -> LoadedModel:
+    lora = LoraConfig(r=8, alpha=16)
+    config = ModelConfig(name=str(folder), quantization=kind, lora_config=lora, **settings)
+    return ModelManager(config, device=CPU, seed=0, gradient_checkpointing=True).load()
+
+
+def train(model: torch.nn.Module, input_ids: torch.Tensor, evaluate: bool) -> list[float]:
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(8):
+        if evaluate:
+            model.eval()
+            with torch.no_grad():
+                model(input_ids)
+        model.train()
+        loss = model(input_ids, labels=input_ids, use_cache=False).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("kind", ["4bit", "8bit"])
+def test_qlora_learns_and_the_base_stays(
+    llama_folder: Path, input_ids: torch.Tensor, kind: str
+) -> None:
+    loaded = load(llama_folder, kind)
+    # seven linear layers in each of two blocks; the head keeps its precision
+    assert len(quantized_layers(loaded.model)) == 14
+    # the inference layout of some CPUs, which cannot be trained; no effect on others
+    assert not any(
+        getattr(layer, "support_avx512bf16_for_cpu", False)
+        for layer in quantized_layers(loaded.model)
+    )
+    layer: Any = quantized_layers(loaded.model)[0]
+    if kind == "4bit":  # as QLoRA has it
+        state = layer.weight.quant_state
+        assert (state.quant_type, state.nested, layer.compute_dtype) == ("nf4", True, torch.float32)
+    assert loaded.description["quantization"] == kind
+    assert loaded.description["num_parameters"] > loaded.description["num_trainable"] * 4
+    base = frozen_weights(loaded.model)
+    losses = train(loaded.model, input_ids, evaluate=False)
+    assert losses[-1] < losses[0] - 0.5
+    after = frozen_weights(loaded.model)
+    assert base
+    assert all(torch.equal(base[name], after[name]) for name in base)
+
+
+@pytest.mark.parametrize("kind", ["4bit", "8bit"])
+def test_evaluation_in_between_changes_nothing(
+    llama_folder: Path, input_ids: torch.Tensor, kind: str
+) -> None:
+    without = train(load(llama_folder, kind).model, input_ids, evaluate=False)
+    with_evaluation = train(load(llama_folder, kind).model, input_ids, evaluate=True)
+    assert with_evaluation == without
+
+
+def test_a_four_bit_weight_counts_as_one(llama_folder: Path) -> None:
+    quantized = load(llama_folder, "4bit")
+    config = ModelConfig(name=str(llama_folder), lora_config=LoraConfig(r=8, alpha=16))
+    loaded = ModelManager(config, device=CPU, seed=0).load()
+    plain = loaded.description
+    assert quantized.description["num_parameters"] == plain["num_parameters"]
+    assert quantized.description["num_trainable"] == plain["num_trainable"]
+    assert arithmetic_of(quantized.model) == arithmetic_of(loaded.model)
+
+
+def test_a_saved_qlora_gives_the_same_logits(
+    llama_folder: Path, input_ids: torch.Tensor, tmp_path: Path
+) -> None:
+    loaded = load(llama_folder, "4bit")
+    train(loaded.model, input_ids, evaluate=False)
+    save_model(loaded.model, loaded.tokenizer, tmp_path / "lora")
+    again = load_saved(tmp_path / "lora", device=CPU, model_config=ModelConfig(quantization="4bit"))
+    assert quantized_layers(again.model)
+    assert torch.equal(again.model(input_ids).logits, loaded.model.eval()(input_ids).logits)
+
+
+def test_a_model_too_narrow_for_four_bits_on_a_cpu(llama_folder: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    narrow = LlamaForCausalLM(LlamaConfig(vocab_size=300, intermediate_size=64, **sizes))
+    narrow.save_pretrained(llama_folder)
+    with pytest.raises(ValueError, match=r"models\.width_for_4bit_on_cpu.*multiple=64.*width=32"):
+        load(llama_folder, "4bit")
+
+
+def test_products_have_the_format_of_the_other_weights(llama_folder: Path) -> None:
+    layers: Any = quantized_layers(load(llama_folder, "4bit", dtype="bf16").model)
+    assert {layer.compute_dtype for layer in layers} == {torch.bfloat16}
+
+
+def test_weights_that_are_quantised_in_another_way(llama_folder: Path) -> None:
+    path = llama_folder / "config.json"
+    stored = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": stored}))
+    with pytest.raises(ValueError, match=r"models\.already_quantized"):
+        load(llama_folder, "4bit")
+
+
+def test_layers_that_a_cpu_cannot_take_in_four_bits_are_named() -> None:
+    sizes = {"both": (64, 32), "rows": (64, 336), "width": (336, 64), "head": (64, 33)}
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(*size) for name, size in sizes.items()})
+    model.get_output_embeddings = lambda: model["head"]  # type: ignore[assignment]
+    assert layers_not_in_blocks(model) == ["rows", "width"]

@@ -1,0 +1,246 @@
+"""Every model gets its own loss, by the fastest method that a probe finds right."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from infrastructure.models import token_loss
+from infrastructure.models.token_loss import TokenLoss, backbone, supervised_targets
+from tests.models.architectures import ARCHITECTURES, VOCAB_SIZE, gradients, tiny_model
+
+METHODS = {
+    "llama4": "kept logits",
+    "gemma2": "kept logits",  # caps its logits
+    "granite": "kept logits",  # scales them
+    "cohere": "kept logits",
+    "qwen3_moe_balanced": "all logits",  # adds a balancing loss
+}
+
+
+def padded_batch() -> dict[str, torch.Tensor]:
+    """Two rows of 12 and 8 tokens; a few of them supervised."""
+    ids = torch.randint(3, VOCAB_SIZE, (2, 12), generator=torch.Generator().manual_seed(0))
+    labels = ids.clone()
+    labels[0, :5] = labels[1, :3] = labels[1, 8:] = -100
+    mask = torch.ones_like(ids)
+    mask[1, 8:] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def test_targets_are_predicted_from_the_token_before() -> None:
+    labels = torch.tensor([[7, -100, 5, 6], [-100, 8, -100, 9]])
+    before = labels.clone()
+    positions, targets = supervised_targets(labels)
+    assert positions.tolist() == [1, 2, 4, 6]
+    assert targets.tolist() == [5, 6, 8, 9]
+    assert torch.equal(labels, before)
+
+
+def test_no_example_of_a_packed_row_continues_the_one_before() -> None:
+    labels = torch.tensor([[1, 2, 3, 4, 5]])
+    positions, targets = supervised_targets(labels, torch.tensor([0, 2, 5], dtype=torch.int32))
+    assert positions.tolist() == [0, 2, 3]
+    assert targets.tolist() == [2, 4, 5]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_loss_and_gradients_are_those_of_transformers(architecture: str) -> None:
+    model, batch, token_loss = tiny_model(architecture), padded_batch(), TokenLoss()
+    loss_sum, num_items = token_loss(model, batch)
+    loss_sum.backward()
+    actual = gradients(model)
+    (model(**batch, use_cache=False).loss * num_items).backward()
+    expected = gradients(model)
+    assert token_loss.method == METHODS.get(architecture, "hidden states"), token_loss.reason
+    assert num_items == 12
+    for name, gradient in expected.items():
+        scale = gradient.abs().max().clamp_min(1e-3)
+        assert (actual[name] - gradient).abs().max() <= 2e-6 * scale, name
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "qwen3_moe_balanced"])
+def test_targets_may_have_weights(architecture: str) -> None:
+    """By each of the three methods, value and gradients are those of the model's own logits."""
+    model, batch, token_loss = tiny_model(architecture), padded_batch(), TokenLoss()
+    labels = batch.pop("labels")
+    positions, targets = supervised_targets(labels)
+    weights = torch.linspace(0.0, 6.0, len(targets))
+    given = {"target_positions": positions, "targets": targets, "target_weights": weights}
+    loss_sum, num_items = token_loss(model, batch | given)
+    loss_sum.backward()
+    actual = gradients(model)
+    output = model(**batch, use_cache=False)
+    losses = F.cross_entropy(output.logits.flatten(0, 1)[positions], targets, reduction="none")
+    expected = (weights * losses).sum()
+    if getattr(output, "aux_loss", None) is not None:
+        expected = expected + model.config.router_aux_loss_coef * output.aux_loss * weights.sum()
+    expected.backward()
+    assert token_loss.method == METHODS.get(architecture, "hidden states")
+    assert num_items == 12
+    torch.testing.assert_close(loss_sum, expected, rtol=1e-6, atol=0)
+    for name, gradient in gradients(model).items():
+        scale = gradient.abs().max().clamp_min(1e-3)
+        assert (actual[name] - gradient).abs().max() <= 2e-6 * scale, name
+
+
+def test_a_batch_may_be_split_and_carry_its_targets() -> None:
+    model, batch, token_loss = tiny_model("llama"), padded_batch(), TokenLoss()
+    whole, num_items = token_loss(model, batch)
+    rows = [{name: value[row : row + 1] for name, value in batch.items()} for row in (0, 1)]
+    parts = []
+    for row in rows:
+        row["target_positions"], row["targets"] = supervised_targets(row.pop("labels"))
+        parts.append(token_loss(model, row))
+    assert sum(n for _, n in parts) == num_items
+    torch.testing.assert_close(sum(loss for loss, _ in parts), whole, rtol=1e-6, atol=0)
+
+
+def test_nothing_supervised_is_zero() -> None:
+    model, batch = tiny_model("llama"), padded_batch()
+    batch["labels"].fill_(-100)
+    loss_sum, num_items = TokenLoss()(model, batch)
+    loss_sum.backward()
+    assert (loss_sum.item(), num_items) == (0.0, 0)
+    assert not model.lm_head.weight.grad.any()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_under_autocast_the_sum_is_fp32(architecture: str) -> None:
+    model, batch = tiny_model(architecture), padded_batch()
+    expected, _ = TokenLoss()(model, batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss_sum, _ = TokenLoss()(model, batch)
+    loss_sum.backward()
+    assert loss_sum.dtype == model.lm_head.weight.grad.dtype == torch.float32
+    torch.testing.assert_close(loss_sum, expected, rtol=3e-2, atol=0)
+
+
+def test_a_cap_is_found_before_it_does_anything() -> None:
+    """At such weights the capped and the plain loss agree to the last digit."""
+    model, batch, token_loss = tiny_model("gemma2", torch.bfloat16), padded_batch(), TokenLoss()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1e-3)
+    token_loss(model, batch)
+    assert token_loss.method == "kept logits"
+    assert "models.head_output_changed" in token_loss.reason
+
+
+def test_a_method_whose_loss_is_another_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where nothing in the structure of the model forbids it."""
+
+    def doubled(*given: Any) -> torch.Tensor:
+        return 2 * token_loss.loss_from_all_logits(*given)
+
+    monkeypatch.setitem(token_loss.METHODS, "hidden states", doubled)
+    method, reason = token_loss.choose_method(tiny_model("llama"))
+    assert method == "kept logits"
+    assert reason.startswith("not from hidden states (models.loss_differs(actual=")
+
+
+def test_the_probe_leaves_no_trace() -> None:
+    model, batch = tiny_model("gpt2"), padded_batch()
+    model.transformer.h[0].eval()
+    modes = [module.training for module in model.modules()]
+    random_state = torch.get_rng_state()
+    with torch.no_grad():
+        TokenLoss()(model, batch)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert [module.training for module in model.modules()] == modes
+    assert not gradients(model)
+    assert not model.lm_head._forward_hooks
+
+
+def test_the_method_can_be_known_before_any_batch() -> None:
+    model, token_loss = tiny_model("granite"), TokenLoss()
+    token_loss.prepare(model)
+    assert token_loss.method == "kept logits"
+    assert token_loss.reason.startswith("not from hidden states")
+
+
+class BigramModel(torch.nn.Module):
+    """A model of one's own: no keyword arguments but the ids, any form of output."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.table = torch.nn.Parameter(torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=generator))
+        self.form = form
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        logits = self.table[ids]
+        forms: dict[str, Any] = {
+            "tensor": logits,
+            "tuple": (logits, None),
+            "dict": {"logits": logits},
+            "loss": {"loss": logits.sum()},
+            "cut": logits[:, 1:],
+        }
+        return forms[self.form]
+
+
+@pytest.mark.parametrize("form", ["tensor", "tuple", "dict"])
+def test_any_module_that_gives_logits_will_do(form: str) -> None:
+    model, batch, token_loss = BigramModel(form), padded_batch(), TokenLoss()
+    loss_sum, _ = token_loss(model, batch)
+    logits = model.table[batch["input_ids"]][:, :-1].flatten(0, 1)
+    expected = F.cross_entropy(logits, batch["labels"][:, 1:].flatten(), reduction="sum")
+    torch.testing.assert_close(loss_sum, expected, rtol=1e-6, atol=0)
+    assert token_loss.method == "all logits"
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [("loss", "models.forward_returns_no_logits"), ("cut", "models.logits_shape_mismatch")],
+)
+def test_a_model_whose_logits_are_unknown_is_refused(form: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TokenLoss()(BigramModel(form), padded_batch())
+
+
+@pytest.mark.parametrize("target_modules", [["q_proj", "down_proj"], ["q_proj", "lm_head"]])
+def test_lora(target_modules: list[str]) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(target_modules=target_modules, r=4, init_lora_weights=False)
+    model, batch, token_loss = (
+        get_peft_model(tiny_model("llama"), config),
+        padded_batch(),
+        TokenLoss(),
+    )
+    loss_sum, num_items = token_loss(model, batch)
+    loss_sum.backward()
+    actual = gradients(model)
+    (model(**batch).loss * num_items).backward()
+    expected = gradients(model)
+    assert token_loss.method == "hidden states"
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_a_compiled_model_is_seen_through() -> None:
+    model, batch, token_loss = tiny_model("llama"), padded_batch(), TokenLoss()
+    expected, _ = TokenLoss()(model, batch)
+    loss_sum, _ = token_loss(torch.compile(model, backend="eager"), batch)
+    assert token_loss.method == "hidden states"
+    torch.testing.assert_close(loss_sum, expected)
+
+
+def test_the_part_below_the_head_is_a_module_of_its_own() -> None:
+    model: Any = tiny_model("llama")
+    assert backbone(model) is model.model
+    assert backbone(model.model) is None, "a bare decoder is its own base"
+    other: Any = torch.nn.Linear(2, 2)
+    other.base_model = "a name"
+    assert backbone(other) is None
+
+
+def test_a_method_whose_loss_is_the_models_own_is_taken_whatever_is_tolerated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(token_loss, "tolerance", lambda dtype: 0.0)
+    monkeypatch.setitem(token_loss.METHODS, "hidden states", token_loss.loss_from_all_logits)
+    assert token_loss.choose_method(tiny_model("llama")) == ("hidden states", "")

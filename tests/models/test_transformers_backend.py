@@ -1,0 +1,39 @@
+"""What is wrong with a model's configuration is told in one sentence, whatever raised it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.models.source import (
+    find_source,
+)
+from infrastructure.models.transformers_backend import LoadOptions, load_causal_lm
+
+WRONG_VALUES: list[tuple[dict[str, Any], str]] = [
+    (
+        {"hidden_size": "big"},
+        r"models\.config_value_invalid\(.*'hidden_size' expected int, got str",
+    ),
+    ({"hidden_size": None}, r"models\.config_value_invalid\(.*'hidden_size' expected int"),
+    (
+        {"num_attention_heads": 3},
+        r"models\.config_value_invalid\(.*not a multiple of the number of attention",
+    ),
+    ({"num_attention_heads": 0}, r"models\.config_value_invalid\(.*error=ZeroDivisionError: "),
+    ({"dtype": "nope"}, r"models\.config_value_invalid\(.*error=AttributeError: .*'nope'"),
+    ({"hidden_act": "nope"}, r"models\.model_not_loaded\(.*reason=KeyError: 'nope'"),
+]
+
+
+@pytest.mark.parametrize(("values", "sentence"), WRONG_VALUES)
+def test_a_wrong_value_is_named(llama_folder: Path, values: dict[str, Any], sentence: str) -> None:
+    path = llama_folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    options = LoadOptions(torch.device("cpu"), torch.float32)
+    with pytest.raises(ValueError, match=sentence) as raised:
+        load_causal_lm(find_source(str(llama_folder)), options)
+    assert f"(location={llama_folder}, " in str(raised.value)
+    assert "\n" not in str(raised.value)

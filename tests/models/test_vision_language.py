@@ -1,0 +1,190 @@
+"""A Llava is put together of a model of text and a vision tower, or refused by name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    GPT2Config,
+    LlavaForConditionalGeneration,
+    PhiConfig,
+)
+
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.config.sections.multimodal_config import MultimodalConfig
+from infrastructure.models.model_inputs import vision_tower
+from infrastructure.models.model_manager import LoadedModel, ModelManager
+from infrastructure.models.saving import save_model
+from infrastructure.models.transformers_backend import LoadOptions
+from infrastructure.models.vision_language import (
+    find_tower,
+    template_for_parts,
+    tower_facts,
+)
+from tests.training.seeing_models import (
+    TEXT,
+    picture,
+    save_llava,
+    save_text_model,
+    save_tower,
+    tiny_tokenizer,
+)
+
+CPU = torch.device("cpu")
+OPTIONS = LoadOptions(CPU, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_text_model(tmp_path_factory.mktemp("models") / "text")
+
+
+@pytest.fixture(scope="module")
+def tower(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tower(tmp_path_factory.mktemp("models") / "tower")
+
+
+def manager_of(text: Path, tower: Path | None, **settings: Any) -> ModelManager:
+    manager = ModelManager(ModelConfig(name=str(text), **settings), device=CPU, seed=0)
+    manager.sees = True
+    manager.vision = MultimodalConfig(vision_tower=None if tower is None else str(tower))
+    return manager
+
+
+def saved_and_loaded(manager: ModelManager, made: LoadedModel, folder: Path) -> None:
+    """What transformers loads gives the logits of the model in memory."""
+    processor = manager.processor
+    mark = processor.image_token
+    given = processor(text=[f"user: {mark}red"], images=[picture("red")], return_tensors="pt")
+    save_model(made.model, made.tokenizer, folder, processor=processor)
+    again = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(made.model.eval()(**given).logits, again(**given).logits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"), [("clip", 1), ("clip of both", 1), ("siglip", 0), ("vit", 1), ("dinov2", 5)]
+)
+def test_what_towers_give_for_a_picture(kind: str, extra: int, text: Path, tmp_path: Path) -> None:
+    folder = save_tower(tmp_path / "tower", kind)
+    tower = find_tower(MultimodalConfig(vision_tower=str(folder)), OPTIONS)
+    assert (tower.num_patches, tower.num_features) == (4, 4 + extra)
+    assert tower.strategy == ("default" if extra else "full")
+    assert type(tower.image_processor).__name__.endswith("Pil")
+    manager = manager_of(text, folder)
+    made = manager.load()
+    saved_and_loaded(manager, made, tmp_path / "final")
+    assert {p.requires_grad for p in vision_tower(made.model).parameters()} == {False}  # type: ignore[union-attr]
+    assert made.model.config.vision_feature_layer == tower.layer == -2  # type: ignore[union-attr]
+    facts = tower_facts(tower)
+    folder.joinpath("preprocessor_config.json").write_text(
+        folder.joinpath("preprocessor_config.json").read_text().replace("0.", "0.9", 1)
+    )
+    other = tower_facts(find_tower(MultimodalConfig(vision_tower=str(folder)), OPTIONS))
+    assert facts.keys() == other.keys() == {"image_processor", "sha256"}
+    assert facts["sha256"] == other["sha256"]
+    assert facts["image_processor"] != other["image_processor"]
+
+
+def test_the_text_model_stays_what_it_was_and_its_vocabulary_grows_by_the_mark(
+    text: Path, tower: Path
+) -> None:
+    manager = manager_of(text, tower)
+    before = AutoModelForCausalLM.from_pretrained(text, dtype=torch.float32)
+    made = manager.load()
+    assert isinstance(made.model, LlavaForConditionalGeneration)
+    assert made.model.generation_config.to_dict() == before.generation_config.to_dict()
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(made.model.eval()(ids).logits, before.eval()(ids).logits)
+    assert made.description["vision_tower"]["sha256"]  # type: ignore[index,call-overload]
+    again = manager_of(text, tower).load().model
+    same = zip(made.model.parameters(), again.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in same)
+
+    full = manager_of(save_text_model(text.parent / "full", vocab_size=294), tower)
+    grown = full.load()
+    mark = full.processor.image_token_id
+    assert grown.model.get_input_embeddings().weight.shape[0] == mark + 1 == 295  # type: ignore[operator]
+
+
+def test_a_lora_is_beside_the_text_model_and_the_projector_trains_in_full(
+    text: Path, tower: Path, tmp_path: Path
+) -> None:
+    for train_vision in (False, True):
+        manager = manager_of(text, tower, lora_config=LoraConfig(r=2), train_vision=train_vision)
+        made = manager.load()
+        trained = [n for n, p in made.model.named_parameters() if p.requires_grad]
+        projector = [n for n in trained if "multi_modal_projector" in n]
+        assert len(projector) == 4
+        assert not any("lora_" in name for name in projector)
+        assert any("vision_tower" in name for name in trained) == train_vision
+    save_model(made.model, made.tokenizer, tmp_path / "final", processor=manager.processor)
+    loaded = ModelManager(ModelConfig(name=str(tmp_path / "final")), device=CPU, seed=1)
+    loaded.sees = True
+    again = dict(loaded.load().model.named_parameters())
+    mine = dict(made.model.named_parameters())
+    assert set(again) == set(mine)
+    assert all(torch.equal(again[name], mine[name]) for name in trained)
+
+
+def saved_as(folder: Path, config: Any) -> Path:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_gpt2_gets_an_output_layer_of_its_own(tower: Path, tmp_path: Path) -> None:
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 400, "n_positions": 128}
+    folder = saved_as(tmp_path / "gpt2", GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    manager = manager_of(folder, tower)
+    saved_and_loaded(manager, manager.load(), tmp_path / "final")
+
+
+def test_what_cannot_be_put_together_is_refused_by_name(
+    text: Path, tower: Path, tmp_path: Path
+) -> None:
+    sizes = {**TEXT, "pad_token_id": 0}
+    phi = saved_as(tmp_path / "phi", PhiConfig(**sizes))
+    llava = save_llava(tmp_path / "llava")
+    torn = save_tower(tmp_path / "torn")
+    (torn / "preprocessor_config.json").unlink()
+    free = save_tower(tmp_path / "free")
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    CLIPImageProcessorPil(size={"shortest_edge": 16}, do_center_crop=False).save_pretrained(free)
+    large = save_tower(tmp_path / "large")
+    CLIPImageProcessorPil(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+    ).save_pretrained(large)
+    as_tower = save_text_model(tmp_path / "as_tower")
+    CLIPImageProcessorPil().save_pretrained(as_tower)
+    for model, seeing, sentence in (
+        (text, None, "config.vision_encoder_not_set"),
+        (text, tmp_path / "nowhere", "models.vision_encoder_unusable"),
+        (text, as_tower, "models.vision_encoder_without_patches"),
+        (text, torn, "models.image_processor_missing"),
+        (text, free, "models.image_size_varies"),
+        (text, large, "models.vision_encoder_probe_failed"),
+        (phi, tower, "models.text_model_not_llava_like"),
+        (llava, tower, "models.model_already_reads_images"),
+        (Path("embedded"), tower, "models.vision_needs_text_model"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            manager_of(model, seeing).load()
+
+
+def test_a_template_of_texts_takes_parts(text: Path) -> None:
+    tokenizer = tiny_tokenizer("<image>")
+    own = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}|{% endfor %}"
+    template = template_for_parts(own, "<image>")
+    assert template_for_parts(template, "<image>") == template
+    assert template_for_parts(None, "<image>") is None
+    parts = [{"type": "image"}, {"type": "text", "text": "what?"}]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "red"}]
+    written = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
+    assert written == "user: <image>what?|assistant: red|"

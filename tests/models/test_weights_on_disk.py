@@ -1,0 +1,149 @@
+"""A model whose weights stay on the disk: it takes no memory, and its rows are read one by one."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Gemma2Config
+
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.models import weights_on_disk
+from infrastructure.models.model_manager import ModelManager
+from infrastructure.models.transformers_backend import LoadOptions
+from infrastructure.models.weights_on_disk import (
+    few_blocks,
+    lies_in,
+    put_back,
+    taken_out,
+)
+
+
+def manager_of(folder: Path, **settings: object) -> ModelManager:
+    config = ModelConfig(name=str(folder), **settings)  # type: ignore[arg-type]
+    return ModelManager(config, device=torch.device("cpu"), seed=0)
+
+
+def on_disk(folder: Path, **settings: object) -> torch.nn.Module:
+    manager = manager_of(folder, **settings)
+    manager.on_disk = True
+    return manager.load().model
+
+
+def test_rows_are_those_of_the_file_and_the_model_takes_no_memory(saved_llama: Path) -> None:
+    model, loaded = on_disk(saved_llama), manager_of(saved_llama).load().model
+    whole = dict(loaded.named_parameters())
+    assert {name for name, _ in model.named_parameters()} == set(whole)
+    for name, parameter in model.named_parameters():
+        stored = lies_in(parameter)
+        assert stored is not None
+        assert parameter.untyped_storage().nbytes() == 4
+        assert torch.equal(stored.rows(1, 3), whole[name][1:4])
+        assert stored.rows(0, 0).shape[0] == 0
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, loaded.get_buffer(name))
+    logits = model(torch.tensor([[1, 2]])).logits
+    assert bool(logits.isnan().all()), "nobody takes it for a model"
+
+
+def test_a_lora_is_there_and_its_base_is_not(saved_llama: Path) -> None:
+    model = on_disk(saved_llama, lora_config=LoraConfig(r=4))
+    loaded = manager_of(saved_llama, lora_config=LoraConfig(r=4)).load().model
+    for name, parameter in model.named_parameters():
+        assert (lies_in(parameter) is None) == ("lora_" in name)
+        if "lora_" in name:
+            assert torch.equal(parameter, loaded.get_parameter(name))
+    trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    sources = taken_out(model)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == trains
+    assert set(sources) == {name for name, _ in loaded.named_parameters()}
+
+
+def test_what_was_trained_is_put_back_into_files(saved_llama: Path, tmp_path: Path) -> None:
+    model = on_disk(saved_llama)
+    name = next(name for name, _ in model.named_parameters())
+    trained = torch.randn(model.get_parameter(name).shape)
+    put_back(model, [(name, trained)], tmp_path)
+    assert torch.equal(model.get_parameter(name), trained)
+    assert model.get_parameter(name).requires_grad
+    others = [p for n, p in model.named_parameters() if n != name]
+    assert all(parameter.is_meta for parameter in others)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["lack", r"models\.stored_in_other_shape\(\)", "repeat"])
+def test_files_of_other_weights_are_refused(saved_llama: Path, tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(saved_llama, folder)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    if what == "lack":
+        del weights["model.norm.weight"]
+    elif what == "repeat":
+        config = folder / "config.json"
+        config.write_text(config.read_text().replace('embeddings": false', 'embeddings": true'))
+    else:
+        weights["model.norm.weight"] = torch.ones(3)
+    save_file(weights, file, {"format": "pt"})
+    refusal = rf"models\.layers_not_readable_singly\(location={folder}, problem={what}, name="
+    with pytest.raises(ValueError, match=refusal):
+        on_disk(folder)
+
+
+def test_what_weights_are_computed_with_first_stays_in_memory(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    assert manager_of(saved_llama).weight_bytes() == sum(
+        4 * p.numel() for p in manager_of(saved_llama).load().model.parameters()
+    )
+    assert manager_of(saved_llama, lora_config=LoraConfig(r=4)).weight_bytes() is not None
+    for lora in (LoraConfig(r=4, init_lora_weights="pissa"), LoraConfig(r=4, use_dora=True)):
+        assert manager_of(saved_llama, lora_config=lora).weight_bytes() is None
+    for need in ("needs_mask_token", "sees"):
+        manager = manager_of(saved_llama)
+        setattr(manager, need, True)
+        assert manager.weight_bytes() is None
+    extended = shutil.copytree(saved_llama, tmp_path / "extended")
+    (extended / "extensions.json").write_text("{}")
+    assert manager_of(extended).weight_bytes() is None
+    assert ModelManager(ModelConfig(), device=torch.device("cpu"), seed=0).weight_bytes() is None
+
+
+def test_a_small_model_of_the_same_kind_has_one_block_of_each_kind(saved_llama: Path) -> None:
+    few = manager_of(saved_llama).load_few_blocks()
+    assert few.config.num_hidden_layers == 1  # type: ignore[union-attr]
+    assert not any(bool(p.isnan().any()) for p in few.parameters())
+    kinds = ["sliding_attention", "sliding_attention", "full_attention", "full_attention"]
+    config = Gemma2Config(
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=16,
+        head_dim=8,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        layer_types=kinds,
+    )
+    small: Any = few_blocks(config, LoadOptions(torch.device("cpu"), torch.float32))
+    assert small.config.layer_types == kinds[:3]
+    assert len(small.model.layers) == 3
+    assert config.num_hidden_layers == 4
+
+
+def test_large_blocks_go_back_at_once_before_the_first_weight_is_made(
+    monkeypatch: pytest.MonkeyPatch, saved_llama: Path
+) -> None:
+    events: list[str] = []
+    layers = weights_on_disk._layers
+
+    def noted(*arguments: Any) -> torch.nn.Module:
+        events.append("layers")
+        return layers(*arguments)
+
+    monkeypatch.setattr(weights_on_disk, "give_back_large_blocks", lambda: events.append("set"))
+    monkeypatch.setattr(weights_on_disk, "_layers", noted)
+    on_disk(saved_llama)
+    assert events == ["set", "layers"]
