@@ -18,14 +18,14 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.features.stackwise.training.rack import Rack
+from infrastructure.features.stackwise.training.stack_phases import STACKWISE, StackPhase, StackPlan
 from infrastructure.models.lora import layer_of
 from infrastructure.training.core.precision import choose_device
 from infrastructure.training.core.state import Phase
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.model_adapters.base_adapter import DataSource
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
-from infrastructure.training.stackwise.rack import Rack
-from infrastructure.training.stackwise.stack_phases import STACKWISE, StackPhase, StackPlan
 from infrastructure.training.strategies.standard_strategy import StandardTrainingStrategy
 
 BATCH_SIZE, MAX_LENGTH = 8, 64

@@ -34,15 +34,15 @@ from benchmarks.stackwise_model import PUBLISHED, Shape, save_model, trainer_of
 from benchmarks.tensor_peak import TensorPeak
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.process_memory import resident_bytes, trim_heap
-from infrastructure.optimization.peak_memory import PeakMemory
-from infrastructure.training.core.state import TrainingState
-from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.stackwise.quantized_trunk import (
+from infrastructure.features.stackwise.training.quantized_trunk import (
     dequantize_layers,
     quantize_layers,
     stored_bytes,
 )
-from infrastructure.training.stackwise.rack import Rack
+from infrastructure.features.stackwise.training.rack import Rack
+from infrastructure.optimization.peak_memory import PeakMemory
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.trainer_factory import TrainerFactory
 
 NUM_LAYERS = PUBLISHED["Qwen2.5-0.5B"]["num_hidden_layers"]

@@ -47,7 +47,6 @@ _PLACES: dict[str, str] = {
     "show_dashboard": "colab.dashboard",
     "show_data": "colab.results",
     "show_form": "colab.form",
-    "show_stacks": "colab.results",
     "show_report": "colab.results",
     "stop": "colab.training",
     "train": "colab.training",

@@ -2,7 +2,7 @@
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
-from infrastructure.config.sections.stackwise_config import StackwiseFields
+from infrastructure.core.features import headings
 
 FIELDS = schema_of(DeploymentConfig).fields
 # The settings that most users set, in the order in which they think of them.
@@ -49,8 +49,8 @@ def _title(key: str) -> str:
         return "training: evaluation"
     if section == "training" and name.startswith(_EXTENSIONS):
         return "training: extensions"
-    if section == "training" and name in StackwiseFields.model_fields:
-        return "training: block-wise"
+    if key in headings():
+        return f"{section}: {headings()[key]}"
     if FIELDS[key].is_switch:
         return key
     return section or RUN

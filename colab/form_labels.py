@@ -1,6 +1,6 @@
 """Labels of settings and of their groups in a form: plain words, shown next to the keys."""
 
-from infrastructure.config.sections.stackwise_config import StackwiseFields
+from infrastructure.core.features import headings
 
 LABELS = {
     "backup.allow_missing_place": "Train without a backup destination",
@@ -45,7 +45,6 @@ LABELS = {
     "training.max_grad_norm": "Gradient clipping",
     "training.max_steps": "Maximum steps",
     "training.num_epochs": "Epochs",
-    "training.qlora_lr": "Block-wise: QLoRA learning rate",
     "training.scheduler_type": "Learning rate schedule",
     "training.validation_frequency": "Evaluate every … steps",
     "training.validation_interval": "Evaluate every … epochs",
@@ -56,7 +55,6 @@ TITLES = {
     "model.lora_config": "LoRA",
     "model.embedded": "The built-in small model",
     "training.recovery": "Recovery from errors",
-    "training.progressive": "Progressive training",
     "memory": "Memory",
     "monitor": "Monitoring",
     "monitor.thresholds": "Alerts",
@@ -69,16 +67,15 @@ def label_of(key: str) -> str:
     """Return the label of a setting: `Warmup steps` for `training.warmup_steps`."""
     if key in LABELS:
         return LABELS[key]
-    section, _, name = key.rpartition(".")
-    if section == "training" and name in StackwiseFields.model_fields:
-        # Some are named like settings of other training: `quantization_enabled`, `qlora_rank`.
-        return f"Block-wise: {_as_written(name)}"
+    name = key.rpartition(".")[2]
+    if key in headings():  # some are named like settings of other parts: `qlora_rank`
+        return f"{headings()[key].capitalize()}: {_as_written(name)}"
     return _in_words(name)
 
 
 def title_of(group: str) -> str:
     """Return the title of a group of settings."""
-    return TITLES.get(group) or _in_words(group)
+    return TITLES.get(group) or _in_words(group.replace(".", ": "))
 
 
 def _in_words(name: str) -> str:

@@ -36,11 +36,8 @@ from infrastructure.evaluation.prompting import answer_questions
 from infrastructure.evaluation.request import Request
 from infrastructure.models.saved_model import notes_of_rounded
 from infrastructure.monitoring.drawing.formatting import blank
-from infrastructure.monitoring.drawing.html_page import page
 from infrastructure.monitoring.records.run_list import find_run_path, naming_runs
-from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.monitoring.report.report import REPORT_FILE
-from infrastructure.monitoring.report.stack_section import stack_section, stacks_of
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import find_run
 from infrastructure.run.repair import repair_records_of
@@ -107,37 +104,6 @@ def show_report(
         print(f"The report: {path}")
         return
     display_page("report", path.read_text(encoding="utf-8"), height_pixels)
-
-
-@speaking(as_cell)
-def show_stacks(run: str | Path) -> list[dict[str, object]]:
-    """Show the trained layers and the loss of each phase of a block-wise training run.
-
-    This is the section of the report. Without a notebook, a line is printed for each phase.
-
-    Returns:
-        For each phase its name, first and last step, and the last loss, or None if there is none.
-
-    Raises:
-        ValueError: if the run's training is not block-wise.
-    """
-    view = read_view(Path(run))
-    _, phases = stacks_of(view)
-    if not phases:
-        raise InputError("notebook.no_stacks", run=run)
-    if in_notebook_kernel():
-        display_page("stacks", page("Block-wise training", stack_section(view)))
-    else:
-        print(*[bar.title for _, bar in phases], sep="\n")
-    return [
-        {
-            "name": phase.get("name"),
-            "first_step": bar.first_step + 1,
-            "last_step": bar.last_step,
-            "loss": bar.losses[-1][1] if bar.losses else None,
-        }
-        for phase, bar in phases
-    ]
 
 
 @speaking(as_cell)

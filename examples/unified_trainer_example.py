@@ -17,10 +17,14 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from infrastructure.training import ProgressiveConfig, TrainingConfig, UnifiedTrainer
+from infrastructure.training import (
+    ProgressiveConfig,
+    TrainingConfig,
+    UnifiedTrainer,
+    generate_masked,
+)
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Hook
-from infrastructure.training.stackwise.diffusion_sampler import generate_masked
 
 # Tokens: padding, beginning of a row, the ten digits, and one that stands for a hidden token.
 PAD, BEGIN, ZERO, MASK, VOCABULARY = 0, 1, 2, 12, 13

@@ -35,7 +35,6 @@ LAYERS: list[set[str]] = [
 # The same rule one level down. What stands alone at the root of a folder is a door of it.
 TRAINING_LAYERS: list[set[str]] = [
     {"core", "metrics", "other_names"},
-    {"stackwise"},
     {"model_adapters", "strategies", "extensions", "checkpoints"},
     {"forward"},
     {"distributed"},

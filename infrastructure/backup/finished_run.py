@@ -35,7 +35,6 @@ LAST_FILES = (
     "report.html",
     "metrics.jsonl",
     "forecast.json",
-    "stackwise.json",
     "trained_rows.json",
 )
 

@@ -16,11 +16,9 @@ PREFIXES = {
     "optimization.": "training.",
     "processing.": "training.",
     "resource.": "resources.",
-    "training.qlora.": "training.qlora_",
-    "qlora.": "training.qlora_",
 }
-
-QLORA = "training.qlora_"  # fields that can also be given as a section
+# Beginnings of fields that can also be given as a section, or as one object.
+VIEWS = {meant for meant in PREFIXES.values() if meant.endswith("_")}
 
 KEYS = {
     "model_name": "model.name",
@@ -51,7 +49,7 @@ def canonical(key: str) -> str:
 
 
 def canonical_section(path: str) -> str:
-    """Return the canonical form of a section's path, and `QLORA` for the nested section `qlora`."""
+    """Return the canonical form of a section's path, or the beginning of the fields of a view."""
     return canonical(path + ".").removesuffix(".")
 
 
@@ -65,12 +63,12 @@ def spellings(keys: Collection[str]) -> dict[str, str]:
 
 
 def spelt_in_section(section: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str, object]]:
-    """Yield (given name, canonical key, value) of a section's keywords, with `qlora` flattened."""
+    """Yield (given name, canonical key, value) of a section's keywords, views flattened."""
     for name, value in values.items():
         path = f"{section}.{name}"
-        if canonical_section(path) == QLORA and value is not None:
+        if canonical_section(path) in VIEWS and value is not None:
             inner = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
             for sub, sub_value in inner.items():
                 yield f"{name}.{sub}", canonical(f"{path}.{sub}"), sub_value
-        elif (meant := canonical_section(path)) != QLORA:
+        elif (meant := canonical_section(path)) not in VIEWS:
             yield name, canonical(path) if meant == path else meant, value

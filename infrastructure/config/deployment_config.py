@@ -23,9 +23,7 @@ from infrastructure.config.merging.cross_checks import (
     lora_beside_new_weights,
     lora_in_passing,
     place_among_runs,
-    qlora_of_stacks,
     several_processes,
-    stackwise_costs,
 )
 from infrastructure.config.merging.effect import (
     has_effect,
@@ -77,7 +75,7 @@ from infrastructure.config.types import (
     PriceText,
 )
 from infrastructure.core.errors import InputError
-from infrastructure.core.features import feature_sections
+from infrastructure.core.features import all_of, feature_sections
 from infrastructure.core.launcher import launched_process
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact, redact_mapping
@@ -399,8 +397,7 @@ class DeploymentConfig(FieldsOfFeatures):
             of_settings = [
                 *noted_without_effect(self, self.source),
                 *lora_beside_new_weights(self.model, is_model_named),
-                *stackwise_costs(self.model, self.training),
-                *qlora_of_stacks(self.training, self._is_given),
+                *(note for advice in all_of("advice") for note in advice(self, self._is_given)),
             ]
         kept = [*self._preset_notes, *self._plugin_notes, *self._environment_notes]
         return [*of_settings, *kept, *self._further_notes]

@@ -14,35 +14,34 @@ from infrastructure.core.registry import Registry
 STRATEGIES: Registry[Any] = Registry(
     "training strategy",
     "temper.strategies",
-    ("standard", "finetune", "progressive", "end_to_end", "curriculum"),
+    ("standard", "finetune", "curriculum"),
+    decides=True,
 )
-# training.stackwise.masking
-CORRUPTIONS: Registry[Any] = Registry("corruption", "temper.corruptions", ("mask", "uniform"))
-# training.stackwise.quantized_trunk
-QUANTIZATIONS: Registry[Any] = Registry(
-    "quantization", "temper.quantizations", ("nf_fp8", "nf4", "fp16", "fp32")
-)
-# training.stackwise.activation_cache
-CACHES: Registry[Any] = Registry("activation cache", "temper.activation_caches", ("disk",))
 # models.registry, which adds the names that `register_model` is given
 REGISTERED_MODELS: set[str] = {"tactical_mappo"}
 # training.model_adapters
 ADAPTERS: Registry[Any] = Registry(
-    "model adapter", "temper.adapters", ("standard", "dialogue", "multimodal", "tactical_mappo")
+    "model adapter",
+    "temper.adapters",
+    ("standard", "dialogue", "multimodal", "tactical_mappo"),
+    decides=True,
 )
 # models.token_functions
-LOSSES: Registry[Any] = Registry("loss", "temper.losses", ("cross_entropy",))
+LOSSES: Registry[Any] = Registry("loss", "temper.losses", ("cross_entropy",), decides=True)
 METRICS: Registry[Any] = Registry("metric", "temper.metrics")
 # training.extensions.extension_manager
-EXTENSIONS: Registry[Any] = Registry("extension", "temper.extensions", ("memory", "multimodal"))
+EXTENSIONS: Registry[Any] = Registry(
+    "extension", "temper.extensions", ("memory", "multimodal"), decides=True
+)
 # data.readers.sources
 FORMATS: Registry[Any] = Registry(
     "data format",
     "temper.formats",
     ("json", "jsonl", "csv", "tsv", "text", "parquet", "hdf5", "excel", "huggingface"),
+    decides=True,
 )
 # data.encoding.augmentation
-AUGMENTATIONS: Registry[Any] = Registry("augmentation", "temper.augmentations")
+AUGMENTATIONS: Registry[Any] = Registry("augmentation", "temper.augmentations", decides=True)
 # training.metrics.sinks
 SINKS: Registry[Any] = Registry(
     "metrics sink", "temper.sinks", ("console", "jsonl", "csv", "tensorboard", "trackio", "wandb")

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from infrastructure.config.aliases import KEYS, PREFIXES, QLORA, spellings
+from infrastructure.config.aliases import KEYS, PREFIXES, VIEWS, spellings
 from infrastructure.config.base import ConfigSection, kinds
 from infrastructure.config.elsewhere import SAME, as_settings, known_elsewhere, plain_name
 from infrastructure.core.lookup import nearest
@@ -48,8 +48,8 @@ class Schema:
 
     Attributes:
         spellings: every accepted spelling of a key → the canonical key.
-        section_spellings: the same for paths of sections, and for `qlora`, which is nested like a
-            section.
+        section_spellings: the same for paths of sections, and for views, which are nested like
+            sections.
     """
 
     fields: dict[str, FieldSpec]
@@ -89,7 +89,7 @@ def schema_of(root: type[ConfigSection]) -> Schema:
             sections[spec.key] = section
         if section is None or spec.is_switch:
             fields[spec.key] = spec
-    paths = spellings([*(f"{path}." for path in sections), QLORA])
+    paths = spellings([*(f"{path}." for path in sections), *VIEWS])
     return Schema(
         fields,
         sections,

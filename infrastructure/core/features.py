@@ -46,19 +46,29 @@ class Feature:
         fields: section of the configuration ("" is the root) → address of the `ConfigSection` class
             whose fields that section gets.
         flags: canonical key → its flags, where the rule in `config.sources.flags` gives others.
-        aliases: other beginnings of keys → the canonical beginning.
+        heading: what help and forms list the fields under that it adds to sections of the core.
+        aliases: other beginnings of keys → the canonical beginning; if this one ends with "_", the
+            fields can also be given as a section.
         enables: extension → the name of the training setting that enables it.
         needs_own_loop: whether its extensions work only in Temper's own training loop.
         adds_weights: whether its extensions add weights to the model.
         plugins: entry point group of a registry ("temper.strategies") → name → address.
         commands: by name.
         contradictions: address of a table as in `config.merging.contradictions`.
+        added_weights: address of such a table, whose facts contradict weights that an extension
+            adds to the model.
         facts: names that such tables use → address of a function of the configuration.
         checks: address of a function that yields a message for each setting that cannot be applied.
+        advice: address of a function of a configuration, and of a function that returns whether a
+            key was given, that yields a note for each setting that costs more than it seems to.
+        objective: address of a function of the section `training`, a tokenizer and the number of its
+            tokens that returns an objective that hides tokens, or None.
         report: addresses of report sections, functions of a `RunView`.
+        live: addresses of those that the live page shows, too.
         own_code: address of a function that yields the entry point group and the address of each
             part of a user that a configuration names in the feature's own settings.
         run_files: files that it writes into a run directory, which travel with the run.
+        outputs: what it leaves in a run directory, by name → code of the words for it.
         quantities: what it measures while a run trains → label.
         notebook: names that `import colab` offers → module.
         on_samples: address of a function of a configuration and a source (text), called when a run
@@ -69,6 +79,7 @@ class Feature:
     name: str
     fields: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    heading: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
     enables: Mapping[str, str] = field(default_factory=dict)
     needs_own_loop: bool = False
@@ -76,11 +87,16 @@ class Feature:
     plugins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     commands: Mapping[str, Command] = field(default_factory=dict)
     contradictions: str | None = None
+    added_weights: str | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     checks: str | None = None
+    advice: str | None = None
+    objective: str | None = None
     report: tuple[str, ...] = ()
+    live: tuple[str, ...] = ()
     own_code: str | None = None
     run_files: tuple[str, ...] = ()
+    outputs: Mapping[str, str] = field(default_factory=dict)
     quantities: Mapping[str, str] = field(default_factory=dict)
     notebook: Mapping[str, str] = field(default_factory=dict)
     on_samples: str | None = None
@@ -148,6 +164,17 @@ def plugins_of(group: str) -> dict[str, str]:
 def fields_for(section: str) -> tuple[type, ...]:
     """Return the classes whose fields features add to a section of the configuration."""
     return tuple(loaded(f.fields[section]) for f in features() if section in f.fields)
+
+
+@cache
+def headings() -> Mapping[str, str]:
+    """Return key → heading of the fields that features list under headings of their own."""
+    return {
+        f"{section}.{name}": feature.heading
+        for feature in features()
+        for section, address in feature.fields.items()
+        for name in (loaded(address).model_fields if feature.heading else ())
+    }
 
 
 def feature_sections() -> frozenset[str]:

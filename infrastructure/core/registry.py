@@ -66,11 +66,15 @@ class Registry(Generic[Plugin]):
         group: the entry point group of installed packages, such as "temper.formats".
         built_in: the names that the implementing module will pass to `provide`. They are known
             before that module is imported.
+        decides: whether these plug-ins decide the result. Others only watch, write or copy it.
     """
 
-    def __init__(self, what: str, group: str, built_in: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, what: str, group: str, built_in: tuple[str, ...] = (), *, decides: bool = False
+    ) -> None:
         self.what = what
         self.group = group
+        self.decides = decides
         self._built_in = built_in
         self.contract: type | None = None
         self._makes = True

@@ -109,10 +109,8 @@ from infrastructure.training.observers.run_observers import (
     ReportObserver,
 )
 from infrastructure.training.setup.compute_choice import choose_by_product, choose_by_trial
-from infrastructure.training.setup.stack_outputs import stack_observers
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 from infrastructure.training.strategies.curriculum_strategy import CurriculumStrategy
-from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 from infrastructure.training.trainer_factory import TrainerFactory
 
 MOST_NAMED = 4  # settings named in one line
@@ -558,11 +556,10 @@ class TrainingDeployment:
             self.report(trainer.backend_sentence)
         with self._stage("data", phrase("deployment.preparing_data")):
             data = trainer.initialize_data()
-        if isinstance(trainer.strategy, StackwiseStrategy | CurriculumStrategy):
+        if trainer.strategy.has_forms or isinstance(trainer.strategy, CurriculumStrategy):
             trainer.check_length()
-        if isinstance(trainer.strategy, StackwiseStrategy):
-            for note in trainer.strategy.notes():
-                self.report(f"note: {note}")
+        for note in trainer.strategy.notes():
+            self.report(f"note: {note}")
         self.report(describe_model(trainer))
         data_report = getattr(data, "report", None)
         positions = num_positions(config, may_fetch=False)
@@ -657,7 +654,7 @@ class TrainingDeployment:
         watching = monitoring_hooks(self.config, run.path, *watched, self.report, probes)
         recorded = [hook for one in extensions for hook in one.recorders(run.path, self.report)]
         trainer.add_hooks([*recorded, *watching, *self._observers(run, copies)])
-        trainer.add_hooks(stack_observers(trainer, run.path))
+        trainer.add_hooks(trainer.strategy.run_parts(trainer).observers(run.path))
         compiling = [h for h in trainer.hooks.hooks if isinstance(h, CompileBenchmark)]
         trainer.add_hooks(CompilingObserver(run, benchmark) for benchmark in compiling)
         if copies.has_place:

@@ -59,7 +59,7 @@ def _saves_time() -> bool:
 
 def _tokenizer_of(config: DeploymentConfig) -> Path | None:
     """Return the file of the tokenizer that encodes the rows, or None if it is not known yet."""
-    is_usual = config.training.method == SFT and not config.training.time_step_masking
+    is_usual = config.training.method == SFT and not config.training.hides_tokens
     if not is_usual or not trains_from_scratch(config.model):
         return None
     return known_tokenizer(config.data, config.model.embedded.vocab_size)

@@ -11,7 +11,6 @@ import torch
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
-from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import write_sums
@@ -59,7 +58,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
 )
 from infrastructure.training.hf_bridge.trainer_run import without_reference
 from infrastructure.training.resume.fingerprint import base_facts
-from infrastructure.training.strategies import get_training_strategy
+from infrastructure.training.strategies import get_training_strategy, has_forms
 from infrastructure.training.strategies.base_strategy import NOT_ENTERED
 
 EXPORT_FILE = "export.json"
@@ -323,13 +322,13 @@ def _saved_template(folder: Path) -> str | dict[str, str] | None:
 def _form_of_phase(
     config: DeploymentConfig, model: torch.nn.Module, values: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Give the model the form that it had in block-wise training when the checkpoint was saved.
+    """Give the model the form that it had when the checkpoint was saved, if it had another one.
 
-    This form has quantized layers and low-rank matrices. After the block, the model is a plain one
-    again.
+    A form may have quantized layers and low-rank matrices. After the block, the model is a plain
+    one again.
     """
     name = config.training.strategy_for(config.model)
-    if name not in STACKWISE:
+    if not has_forms(name):
         yield
         return
     strategy = get_training_strategy(name, config.training)
@@ -360,7 +359,7 @@ def _manager_of(
         device=torch.device("cpu"),
         seed=config.training.seed,
         tokenizer_directory=run.tokenizer if run.tokenizer.is_dir() else None,
-        needs_mask_token=config.training.time_step_masking,
+        needs_mask_token=config.training.hides_tokens,
     )
     manager.dequantizes = is_merged
     manager.sees = bool(recorded_model(run).get("sees"))

@@ -39,12 +39,6 @@ from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.recovery.recovery_log import record_recovery
-from infrastructure.training.setup.stack_outputs import (
-    disk_bytes,
-    known_plan,
-    measured_phase,
-    plan_lines,
-)
 from infrastructure.training.sizing.cost_measurement import StepCosts
 from infrastructure.training.sizing.spread_costs import spread_costs
 
@@ -216,6 +210,7 @@ class RunForecast:
             DoesNotFitError: if not even one example fits in memory, and
                 `enable_memory_optimization` is on; otherwise a line reports this.
         """
+        parts = trainer.strategy.run_parts(trainer)
         first_step = trainer.state.step if trainer.state is not None else 0
         try:
             others = OtherPrograms()
@@ -227,13 +222,13 @@ class RunForecast:
             if self.config.enable_memory_optimization:
                 raise
             self.report(phrase("deployment.starts_despite_memory", reason=error))
-            self._report_plan(plan_lines(trainer))
+            self._report_plan(parts.lines())
             return
         except Exception as error:
             log_without_forecast(error)
-            self._report_plan(plan_lines(trainer))
+            self._report_plan(parts.lines())
             return
-        self._report_plan(plan_lines(trainer, costs.step_seconds))
+        self._report_plan(parts.lines(costs.step_seconds))
         for extension in trainer.hooks.extensions:
             extension.forecast_known(costs.step_seconds)
         self.keep(forecast, first_step)
@@ -379,12 +374,10 @@ def made_of(
     left = loop.total_steps - state.step
     evaluations = evaluations_left(loop, state.step)
     held_out = getattr(getattr(loop.data, "report", None), "num_evaluation", 0)
-    training_seconds, peak_bytes = left * costs.step_seconds, costs.peak_bytes
-    if plan := known_plan(trainer):  # other phases take other times than the measured one
-        measured = measured_phase(trainer)
-        training_seconds = plan.seconds_left(state.step, measured, costs.step_seconds)
-        value_bytes = 4 if trainer.strategy.precision.name == "fp32" else 2
-        peak_bytes += plan.growth_bytes(state.step, measured, costs.heaviest_units, value_bytes)
+    parts = trainer.strategy.run_parts(trainer)
+    training_seconds = parts.seconds_left(state.step, left, costs.step_seconds)
+    value_bytes = 4 if trainer.strategy.precision.name == "fp32" else 2
+    growth_bytes = parts.growth_bytes(state.step, costs.heaviest_units, value_bytes)
     seconds = training_seconds + measure_seconds
     seconds += evaluations * held_out * costs.evaluation_seconds
     if trainer.curriculum is not None:
@@ -395,12 +388,12 @@ def made_of(
     saved_already = num_saves * state.step // max(1, loop.total_steps)
     seconds += (num_saves - saved_already) * (SAVE_SECONDS + version * SAVE_SECONDS_PER_BYTE)
     final = bytes_of_model(state.model, is_lora=bool(trainer.adapter.describe().get("lora")))
-    stacks, cached = disk_bytes(trainer)
+    other_bytes, passing_bytes = parts.disk_bytes()
     return Forecast(
         num_steps=left,
         step_seconds=training_seconds / max(1, left),
         seconds=seconds,
-        peak_memory_bytes=peak_bytes,
+        peak_memory_bytes=costs.peak_bytes + growth_bytes,
         memory_bytes=costs.limit_bytes,
         **space_of(
             config,
@@ -409,8 +402,8 @@ def made_of(
             num_saves=num_saves,
             version_bytes=version,
             final_bytes=final,
-            other_bytes=stacks,
-            passing_bytes=cached,
+            other_bytes=other_bytes,
+            passing_bytes=passing_bytes,
         ),
         session_seconds=config.training.deadline,
         measure_seconds=measure_seconds,

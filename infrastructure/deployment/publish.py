@@ -21,7 +21,6 @@ from infrastructure.config.auto import learning_rate_for
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
-from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.checksums import SUMS, damaged_files, files_in, read_record
 from infrastructure.core.errors import DamagedFileError, InputError, NoAnswerError, StorageError
@@ -44,6 +43,7 @@ from infrastructure.run.history import (
 from infrastructure.run.record_types import RunRecord
 from infrastructure.training.methods.method_table import METHODS
 from infrastructure.training.methods.settings_table import setting_names
+from infrastructure.training.strategies import has_forms
 
 CARD = "README.md"
 BEGIN, END = "<!-- written by Temper: begin -->", "<!-- written by Temper: end -->"
@@ -360,7 +360,7 @@ def _settings(record: RunRecord, config: DeploymentConfig, total: object) -> Jso
     batch_size = record.get("decided", {}).get("training.batch_size")
     strategy = training.strategy_for(config.model)
     # each phase with its own schedule shortens the warmup for itself
-    has_phases = strategy in STACKWISE or training.enables(MULTIMODAL)
+    has_phases = has_forms(strategy) or training.enables(MULTIMODAL)
     warmup = training.warmup_steps
     if isinstance(total, int) and not has_phases:
         warmup = training.warmup_within(total)

@@ -30,7 +30,6 @@ from infrastructure.run.timings import Stages
 from infrastructure.training.checkpoints.best_weights import take_best
 from infrastructure.training.core.state import StopReason
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.setup.stack_outputs import save_stacks_and_rack
 
 
 @dataclass
@@ -70,7 +69,7 @@ class RunFinalizer:
             self._final_step = self._take_best()
             self.trainer.adapter.save(self.run.final)
             self._read_back()
-            for problem in save_stacks_and_rack(self.trainer, self.run.path):
+            for problem in self.trainer.strategy.run_parts(self.trainer).save(self.run.path):
                 self.report(f"note: {problem}")
         self.report(phrase("deployment.evaluating_trained_model"))
         count = Count(phrase("deployment.evaluating_trained_model_bar"), "answers")

@@ -7,7 +7,6 @@ from typing import Any, cast
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.files import whole_directory
 from infrastructure.core.messages import phrase
@@ -212,23 +211,12 @@ def describe_model(trainer: EnhancedTrainer) -> str:
         "deployment.model_line",
         model=model_words(str(described["name"])),
         millions=total / 1e6,
-        trained=_of_stacks(trainer) or phrase(how, millions=trained / 1e6),
+        trained=trainer.strategy.run_parts(trainer).trained()
+        or phrase(how, millions=trained / 1e6),
         precision=trainer.precision.name,
         device=trainer.device,
         processes=f", {count} processes" if count > 1 else "",
     )
-
-
-def _of_stacks(trainer: EnhancedTrainer) -> str:
-    """Return what block-wise training trains; "" for full fine-tuning or if it is not used."""
-    training = trainer.training_config
-    if training.strategy_for(trainer.model_config) not in STACKWISE:
-        return ""
-    if not training.trains_units_in_turn:
-        return phrase("deployment.trains_stacks_low_rank") if training.qlora_enabled else ""
-    if training.trunk_is_adapted or training.progressive.new_stack_precision == "nf_fp8":
-        return phrase("deployment.trains_stacks_in_turn_low_rank")
-    return phrase("deployment.trains_stacks_in_turn")
 
 
 def unused_gpus(trainer: EnhancedTrainer) -> list[str]:

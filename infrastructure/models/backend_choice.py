@@ -91,7 +91,7 @@ def _not_supported(
     strategy = training.strategy_for(model_config)
     if strategy not in STRATEGIES:
         return phrase("models.unsloth_strategy_unsupported", strategy=strategy)
-    if training.time_step_masking:
+    if training.hides_tokens:
         return phrase("models.unsloth_no_masked_diffusion")
     if num_processes > 1:
         return phrase("models.several_processes")

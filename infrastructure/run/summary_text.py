@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.features import merged
 from infrastructure.core.messages import counted, phrase
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.monitoring.drawing.formatting import blank, format_duration, printable
@@ -55,8 +56,7 @@ def paths_of(run_path: Path) -> Paths:
         "run": run_path,
         "model": run_path / "final",
         "rounded": next(filter(Path.exists, rounded), rounded[0]),
-        "stacks": run_path / "stacks",
-        "rack": run_path / "rack",
+        **{name: run_path / name for name in merged("outputs")},
         "checkpoints": run_path / "checkpoints",
         "metrics": run_path / "metrics.jsonl",
         "report": run_path / "report.html",

@@ -30,7 +30,7 @@ from infrastructure.models.source import (
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.forward.gradient_accumulation import accumulate_gradients
 from infrastructure.training.model_adapters.base_adapter import Batch
-from infrastructure.training.stackwise.masking import MaskedExample, MaskedObjective
+from infrastructure.training.model_adapters.objective import HiddenTokens, Objective
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.strategies.trial import first_step
 
@@ -96,12 +96,12 @@ class Subject:
         return self.adapter.tokenizer
 
     @property
-    def objective(self) -> MaskedObjective | None:
+    def objective(self) -> Objective | None:
         """The objective that hides tokens in this training; None for next-token prediction."""
         return getattr(self.adapter, "objective", None)
 
-    def masked(self, example: TokenizedExample) -> MaskedExample:
-        """Return an example as a masked objective passes it to the model in this step."""
+    def masked(self, example: TokenizedExample) -> HiddenTokens:
+        """Return an example as the objective passes it to the model in this step."""
         assert self.objective is not None
         return self.objective.mask(example, held_out=not self.model.training)
 

@@ -140,12 +140,10 @@ from infrastructure.training.resume.overrides import (
 from infrastructure.training.sizing.batch_plan import BatchPlan
 from infrastructure.training.sizing.batch_planner import BatchPlanner
 from infrastructure.training.sizing.cost_measurement import CostMeasurement
-from infrastructure.training.stackwise.stack_phases import caches_trunk
-from infrastructure.training.stackwise.trunk_output import CacheSource
 from infrastructure.training.strategies import STRATEGIES, get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.strategies.curriculum_strategy import CurriculumStrategy
-from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
+from infrastructure.training.strategies.run_parts import ExampleSource
 
 Poll = Callable[[], None]
 # Measures further held-out metrics of the model's outputs; the configuration says which.
@@ -705,10 +703,9 @@ class EnhancedTrainer:
         from_scratch = starts_from_scratch(self.model_config)
         num_epochs = num_epochs_for(config, from_scratch, steps_per_epoch, num_phases)
         self.strategy.steps_per_epoch = steps_per_epoch
-        keeps = caches_trunk(config, num_epochs) and not self.data_config.streaming
-        keeps = keeps and self.group.is_first  # the others compute what their share needs
-        if isinstance(self.strategy, StackwiseStrategy) and keeps:
-            self.strategy.cache_source = self._cache_source(data)
+        can_keep = config.names_examples and not self.data_config.streaming
+        if can_keep and self.group.is_first:  # the others compute what their share needs
+            self.strategy.source = self._example_source(data)
         first = self.multimodal.first_phases(model) if self.multimodal is not None else []
         phases = [*first, *self.strategy.phases(model, num_epochs)]
         all_epochs = sum(phase.num_epochs for phase in phases)
@@ -728,11 +725,9 @@ class EnhancedTrainer:
         peak = added_learning_rate_for(self.training_config, self._learning_rate())
         return self.multimodal.scheduler(optimizer, peak, first, scheduler)
 
-    def _cache_source(self, data: DataSource) -> CacheSource:
-        """Return the cache of a frozen trunk's activations, by default in the run's folder."""
-        folder = self.training_config.cache_dir
+    def _example_source(self, data: DataSource) -> ExampleSource:
+        """Return the source of all examples, for a strategy that keeps something for each."""
         run = self.checkpoints.store.root.parent if self.checkpoints is not None else None
-        root = Path(folder).expanduser() if folder else (run or self.planner.cache_directory)
         facts: JsonObject = {
             "labels": LABELS_VERSION,
             "precision": self.precision.name,
@@ -740,7 +735,8 @@ class EnhancedTrainer:
             "size_grid": self.adapter.size_grid.value,
             "device": self.device.type,
         }
-        return CacheSource(data, self.adapter.prepare_batch, root / "activations", facts)
+        folder = run or self.planner.cache_directory
+        return ExampleSource(data, self.adapter.prepare_batch, folder, facts)
 
     def train(self) -> TrainingState:
         """Train from the current state to the end.

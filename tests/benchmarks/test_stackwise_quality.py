@@ -18,9 +18,9 @@ from benchmarks.stackwise_quality import (
     tables,
     verdicts,
 )
+from infrastructure.features.stackwise.training.rack import Rack
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.stackwise.rack import Rack
 from tests.slow import slow
 
 ROWS = [Row(f"what is {i} and {i + 1}", f"it is {2 * i + 1} as you know") for i in range(40)]

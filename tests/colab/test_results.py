@@ -12,7 +12,6 @@ from colab import results
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from tests.deployment.runs import small_settings
-from tests.monitoring.report.test_stack_section import STACKWISE
 
 
 @pytest.fixture(scope="module")
@@ -112,28 +111,6 @@ def test_a_run_without_quantum_steps_is_reported(tmp_path: Path, content: str | 
         (tmp_path / "quantum.json").write_text(content)
     with pytest.raises(ValueError, match=r"quantum\.no_quantum_step\("):
         colab.show_quantum_steps(tmp_path)
-
-
-def test_stacks_are_shown_and_returned(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ValueError, match=r"notebook\.no_stacks\("):
-        colab.show_stacks(tmp_path)
-    (tmp_path / "stackwise.json").write_text(json.dumps(STACKWISE))
-    (tmp_path / "metrics.jsonl").write_text('{"step": 4, "loss": 2.5}\n')
-    expected = [
-        {"name": "layer 1 of 2", "first_step": 1, "last_step": 4, "loss": 2.5},
-        {"name": "layer 2 of 2", "first_step": 5, "last_step": 8, "loss": None},
-    ]
-    assert colab.show_stacks(tmp_path) == expected
-    phase = "phase_steps(number=1, name=layer 1 of 2, first=1, last=4), loss 2.5"
-    assert phase in capsys.readouterr().out
-    shown: list[Any] = []
-    monkeypatch.setattr(results, "in_notebook_kernel", lambda: True)
-    monkeypatch.setattr(IPython.display, "display", shown.append)
-    assert colab.show_stacks(str(tmp_path)) == expected
-    (frame,) = shown
-    assert "Block-wise training" in frame.data
 
 
 def test_the_data_is_shown_with_what_is_learnt(

@@ -296,11 +296,11 @@ CONFIGURATION = [
         "train --qlora",
         ["commands.unknown_argument", "config.called_here", "'--qlora'", "--quantization 4bit"],
     ),
-    Wrong("two LoRAs", "train --stack-qlora --lora", ["config.stacks_with_lora"]),
+    Wrong("two LoRAs", "train --stack-qlora --lora", ["stackwise.stacks_with_lora"]),
     Wrong(
         "weights that cannot train",
         "train --stack-quantization",
-        ["config.quantization_freezes_everything"],
+        ["stackwise.quantization_freezes_everything"],
     ),
     Wrong(
         "what there is not",
@@ -492,7 +492,7 @@ CONFIGURATION = [
     Wrong(
         "rounded weights stack by stack",
         "train d.jsonl --quantization-aware int4 --strategy progressive",
-        ["config.qat_with_stacks", "quantization_aware=int4"],
+        ["stackwise.qat_with_stacks", "quantization_aware=int4"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
@@ -804,7 +804,7 @@ MODEL = [
         "a memory of a stack at a time",
         "train data.jsonl --enabled-extensions memory --strategy progressive",
         [
-            "config.added_weights_with_stacks",
+            "stackwise.added_weights_with_stacks",
             "key=training.enabled_extensions=memory",
             "strategy=progressive",
         ],
@@ -825,7 +825,7 @@ MODEL = [
     Wrong(
         "a memory among hidden tokens",
         "train data.jsonl --enabled-extensions memory --time-step-masking",
-        ["config.added_weights_with_masking", "key=training.enabled_extensions=memory"],
+        ["stackwise.added_weights_with_masking", "key=training.enabled_extensions=memory"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
@@ -1432,30 +1432,32 @@ FURTHER = [
     Wrong(
         "stackwise quant",
         "train --strategy progressive --quantization 4bit",
-        ["config.stacks_with_quantized_model"],
+        ["stackwise.stacks_with_quantized_model"],
     ),
     Wrong(
         "stackwise compile",
         "train --mode layerwise --compile-mode default",
-        ["config.stacks_with_compile"],
+        ["stackwise.stacks_with_compile"],
     ),
     Wrong(
         "stackwise streaming",
         "train --mode layerwise --stack-cache-activations --streaming",
-        ["config.cache_with_streaming"],
+        ["stackwise.cache_with_streaming"],
     ),
     Wrong(
         "reconstruct rack",
         "train --strategy end_to_end --end-to-end-scope rackwise --local-loss reconstruct",
-        ["config.reconstruct_with_one_loss"],
+        ["stackwise.reconstruct_with_one_loss"],
     ),
     Wrong(
         "reconstruct top",
         "train --mode layerwise --local-loss reconstruct --with-top 1",
-        ["config.reconstruct_with_top"],
+        ["stackwise.reconstruct_with_top"],
     ),
-    Wrong("with top", "train --strategy progressive --with-top 1", ["config.top_with_progressive"]),
-    Wrong("cache nothing", "train --stack-cache-activations", ["config.cache_with_all_layers"]),
+    Wrong(
+        "with top", "train --strategy progressive --with-top 1", ["stackwise.top_with_progressive"]
+    ),
+    Wrong("cache nothing", "train --stack-cache-activations", ["stackwise.cache_with_all_layers"]),
     Wrong(
         "plugin no module",
         "train --loss nowhere_module:loss",

@@ -12,7 +12,7 @@ from infrastructure.config.types import RegisteredName
 
 def memory_cache(*arguments: Any, **options: Any) -> Any:
     """A cache in memory; loaded when one is made, because these values are used without PyTorch."""
-    from tests.training.stackwise.memory_cache import MemoryCache
+    from tests.features.stackwise.training.memory_cache import MemoryCache
 
     return MemoryCache(*arguments, **options)
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.sections.stackwise_config import ProgressiveConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.config.sources.load import load_config
+from infrastructure.features.stackwise.config import ProgressiveConfig
 
 SAMPLES = Path(__file__).parent / "samples"
 

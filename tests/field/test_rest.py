@@ -15,12 +15,12 @@ from infrastructure.config.elsewhere import SAME
 from infrastructure.config.field_help import plain
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.sections.model_config import LoraConfig
-from infrastructure.config.sections.stackwise_config import ProgressiveConfig, StackwiseFields
 from infrastructure.config.sources.load import load_config
 from infrastructure.config.sources.spelling import as_flag
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.one_call import resume_run
 from infrastructure.deployment.resuming import find_to_resume
+from infrastructure.features.stackwise.config import ProgressiveConfig, StackwiseFields
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import deploy, losses, small_config, small_settings
@@ -194,12 +194,12 @@ def test_f19_a_choice_changes_what_is_trained(name: str, tmp_path: Path) -> None
     [
         (
             "backbone_quantized",
-            "config.backbone_both_quantized_and_not",
+            "stackwise.backbone_both_quantized_and_not",
             {"quantization_enabled": True},
         ),
         (
             "qlora_progressive_enabled",
-            "config.progressive_qlora_disabled",
+            "stackwise.progressive_qlora_disabled",
             {"qlora_enabled": True, "qlora_strategy": "progressive"},
         ),
     ],

@@ -25,7 +25,6 @@ from infrastructure.commands.main import create_parser, main, with_full_names
 from infrastructure.commands.parser import parse
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.resource_config import AlertThresholds
-from infrastructure.config.sections.stackwise_config import ProgressiveConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.config.sources.flags import flags_given
 from infrastructure.config.sources.load import load_config
@@ -34,6 +33,7 @@ from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.tuning import find_fastest
 from infrastructure.features.quantum.config import config_of
 from infrastructure.features.quantum.solving.quantum_step import quantum_solve
+from infrastructure.features.stackwise.config import ProgressiveConfig
 from infrastructure.models.added_modules import added_modules
 from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
 from infrastructure.optimization.device_errors import is_device_fault, is_out_of_memory
@@ -902,7 +902,7 @@ def test_the_parts_of_004() -> None:
     folders = re.findall(r"── (masking|quantization|caching)/", tree)
     assert folders == ["masking", "quantization", "caching"]
     for module in ("masking", "quantized_trunk", "activation_cache"):
-        importlib.import_module(f"infrastructure.training.stackwise.{module}")
+        importlib.import_module(f"infrastructure.features.stackwise.training.{module}")
     exec("from infrastructure.training import BlockTrainer", {})
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from infrastructure.config.merging.contradictions import (
     ADDED_WEIGHTS,
     ADDING_EXTENSION,
+    added_weights_contradictions,
     contradictions_in,
 )
 from infrastructure.config.sections.model_config import ModelConfig
@@ -24,7 +25,9 @@ def added_weights_refusals(
     if names:
         key = Setting("training.enabled_extensions", ",".join(names))
         sections = SimpleNamespace(model=model, training=training)
-        yield from contradictions_in(ADDING_EXTENSION, sections, key=key)
+        yield from contradictions_in(
+            added_weights_contradictions(ADDING_EXTENSION), sections, key=key
+        )
 
 
 def saved_weights_refusals(
@@ -38,7 +41,7 @@ def saved_weights_refusals(
     if names:
         key = f"{', '.join(names)} in model {model.name}"
         sections = SimpleNamespace(model=model, training=training)
-        yield from contradictions_in(ADDED_WEIGHTS, sections, key=key)
+        yield from contradictions_in(added_weights_contradictions(ADDED_WEIGHTS), sections, key=key)
 
 
 def on_several_processes(names: Collection[str], num_processes: object) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 from infrastructure.config.field_help import as_typed
 from infrastructure.config.sections.model_config import variants_of
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
-from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.core.features import all_of, loaded, merged
 from infrastructure.core.messages import Setting, phrase
 
@@ -23,12 +22,6 @@ Table = tuple[tuple[str, ...], ...]
 
 def _strategy(config: Any) -> str:
     return str(config.training.strategy_for(config.model))
-
-
-def _by_stacks(config: Any) -> bool:
-    """Return whether stacks of layers train one by one, with settings that agree on it."""
-    is_other = config.training.mode is not None and _strategy(config) != "progressive"
-    return _strategy(config) in STACKWISE and not is_other
 
 
 def _lora_variant(config: Any) -> Setting | None:
@@ -40,14 +33,12 @@ def _lora_variant(config: Any) -> Setting | None:
 _OWN_FACTS: Mapping[str, Callable[[Any], object]] = MappingProxyType(
     {
         "strategy": _strategy,
-        "by_stacks": _by_stacks,
         "lora_variant": _lora_variant,
         "vision_encoder": lambda c: c.training.enables(MULTIMODAL),
         "several_tasks": lambda c: len(c.training.curriculum_order) > 1,
     }
 )
 
-_STACKWISE = f"strategy={'|'.join(STACKWISE)}"
 _INIT = "model.lora_config.init_lora_weights"
 
 CONTRADICTIONS: Table = (
@@ -75,7 +66,6 @@ CONTRADICTIONS: Table = (
     ("config.qat_with_lora", "model.quantization_aware", "model.lora_config"),
     ("config.qat_with_quantized_model", "model.quantization_aware", "model.quantization"),
     ("config.qat_with_unsloth", "model.quantization_aware", "model.backend=unsloth"),
-    ("config.qat_with_stacks", "model.quantization_aware", "by_stacks"),
     # A curriculum.
     ("config.curriculum_with_streaming", "training.strategy=curriculum", "data.streaming"),
     (
@@ -103,116 +93,11 @@ CONTRADICTIONS: Table = (
         "training.train_extensions_only",
     ),
     ("config.strategy_with_projector_phase", "vision_encoder", "not strategy=standard|finetune"),
-    # Block-wise training.
-    ("config.mode_with_strategy", "training.mode", "not strategy=progressive"),
-    (
-        "config.cache_with_all_layers",
-        "training.cache_activations",
-        "not strategy=" + "|".join(STACKWISE),
-    ),
-    ("config.stacks_with_lora", "by_stacks", "model.lora_config"),
-    ("config.stacks_with_quantized_model", "by_stacks", "model.quantization"),
-    ("config.stacks_with_compile", "by_stacks", "training.compile_mode"),
-    ("config.stacks_with_lr_decay", "by_stacks", "not training.layerwise_lr_decay=1.0"),
-    ("config.stacks_with_unfreezing", "by_stacks", "training.unfreeze_interval"),
-    ("config.stacks_with_early_stopping", "by_stacks", "training.early_stopping_patience"),
-    (
-        "config.half_weights_with_fp32",
-        "by_stacks",
-        "training.holds_half_weights",
-        "training.progressive.new_stack_precision",
-        "training.mixed_precision=false|fp32",
-    ),
-    (
-        "config.cache_with_qlora",
-        "by_stacks",
-        "training.cache_activations",
-        "training.trunk_is_adapted",
-    ),
-    (
-        "config.cache_with_changing_layers",
-        "by_stacks",
-        "training.cache_activations",
-        "training.trains_units_in_turn",
-        "training.trunk_trains",
-        "not training.trunk_is_adapted",
-    ),
-    (
-        "config.cache_with_all_units",
-        "by_stacks",
-        "training.cache_activations",
-        "not training.trains_units_in_turn",
-    ),
-    ("config.cache_with_streaming", "by_stacks", "training.cache_activations", "data.streaming"),
-    (
-        "config.backbone_both_quantized_and_not",
-        "by_stacks",
-        "training.quantization_enabled",
-        "training.backbone_quantized=false",
-    ),
-    (
-        "config.progressive_qlora_disabled",
-        "by_stacks",
-        "training.qlora_strategy=progressive",
-        "training.qlora_progressive_enabled=false",
-    ),
-    (
-        "config.quantization_freezes_everything",
-        "by_stacks",
-        "training.trunk_is_quantized",
-        "not training.trains_units_in_turn",
-        "not training.qlora_enabled",
-    ),
-    (
-        "config.quantized_layers_keep_training",
-        "by_stacks",
-        "training.trunk_is_quantized",
-        "training.trunk_trains",
-    ),
-    (
-        "config.qlora_layers_keep_training",
-        "by_stacks",
-        "training.trunk_is_adapted",
-        "training.trunk_trains",
-    ),
-    (
-        "config.reconstruct_with_one_loss",
-        "by_stacks",
-        "training.local_loss=reconstruct",
-        "not training.trains_units_in_turn",
-        "training.end_to_end_scope=rackwise",
-    ),
-    (
-        "config.reconstruct_with_top",
-        "by_stacks",
-        "training.local_loss=reconstruct",
-        "training.with_top",
-    ),
-    (
-        "config.reconstruct_with_trained_layers",
-        "by_stacks",
-        "training.local_loss=reconstruct",
-        "training.trunk_trains",
-    ),
-    (
-        "config.reconstruct_with_qlora",
-        "by_stacks",
-        "training.local_loss=reconstruct",
-        "training.trunk_is_adapted",
-    ),
-    (
-        "config.top_with_progressive",
-        "by_stacks",
-        "training.with_top",
-        "training.strategy=progressive",
-    ),
 )
 
 # Weights that an extension adds to the model. The caller gives `key`: where they come from.
 ADDED_WEIGHTS: Table = (
     ("config.added_weights_with_unsloth", "model.backend=unsloth"),
-    ("config.added_weights_with_stacks", _STACKWISE),
-    ("config.added_weights_with_masking", "training.time_step_masking"),
     ("config.added_weights_with_qat", "model.quantization_aware"),
     ("config.added_weights_with_fp8", "training.mixed_precision=fp8"),
 )
@@ -266,6 +151,11 @@ def named_facts() -> Mapping[str, Callable[[Any], object]]:
 def all_contradictions() -> Table:
     """Return the rows of the core and of all features."""
     return (*CONTRADICTIONS, *(row for table in all_of("contradictions") for row in table))
+
+
+def added_weights_contradictions(table: Table) -> Table:
+    """Return the rows of a table on added weights, with those of all features."""
+    return (*table, *(row for rows in all_of("added_weights") for row in rows))
 
 
 def key_of(fact: str) -> str:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
@@ -19,7 +19,6 @@ from infrastructure.config.merging.contradictions import all_contradictions, con
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.memory_settings import MEMORY
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.config.sections.training_config import (
     TrainingConfig,
 )
@@ -51,24 +50,6 @@ def contradictions(config: HasSections) -> Iterator[str]:
         yield from problems(config)
     enabled = [MEMORY] if config.training.enables(MEMORY) else []
     yield from added_weights_refusals(enabled, config.model, config.training)
-
-
-def stackwise_costs(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
-    """Yield a message for each setting that works, but costs more than it may seem to."""
-    is_reconstructed = training.local_loss == "reconstruct" and training.trains_units_in_turn
-    if training.strategy_for(model) in STACKWISE and is_reconstructed:
-        yield phrase("config.reconstruct_costs_accuracy")
-
-
-def qlora_of_stacks(training: TrainingConfig, is_given: Callable[[str], bool]) -> Iterator[str]:
-    """Yield a message if only a setting named QLoRA makes the training block-wise.
-
-    Args:
-        is_given: whether a canonical key was given.
-    """
-    is_chosen = is_given("training.mode") or is_given("training.strategy")
-    if training.qlora_enabled and not is_chosen:
-        yield phrase("config.qlora_of_block_wise_training")
 
 
 def several_processes(

@@ -14,17 +14,7 @@ from infrastructure.config.base import ConfigSection
 from infrastructure.config.field_help import metadata_of
 from infrastructure.config.merging.own_imports import own_imports
 from infrastructure.config.merging.precedence import Source, where
-from infrastructure.config.registries import (
-    ADAPTERS,
-    AUGMENTATIONS,
-    BACKENDS,
-    CORRUPTIONS,
-    EXTENSIONS,
-    FORMATS,
-    LOSSES,
-    QUANTIZATIONS,
-    STRATEGIES,
-)
+from infrastructure.config.registries import BACKENDS
 from infrastructure.config.schema import schema_of, value_at
 from infrastructure.config.types import RegisteredName, names_in
 from infrastructure.core.errors import InputError
@@ -42,12 +32,6 @@ from infrastructure.core.registry import Origin, Registry, package_of
 Origins = Mapping[str, Mapping[str, Origin]]  # group → name → origin
 
 PLACE = "backup.place"
-# User-defined parts of these kinds decide the result; parts of other kinds only watch, write or
-# copy it.
-DECIDING = (
-    *(STRATEGIES, ADAPTERS, LOSSES, EXTENSIONS, FORMATS, AUGMENTATIONS),
-    *(CORRUPTIONS, QUANTIZATIONS),
-)
 OUR_PACKAGES = ("infrastructure", "temper")
 
 
@@ -141,7 +125,7 @@ def code_of(config: ConfigSection) -> CodeOfParts:
     """
     by_group: CodeOfParts = {}
     for _, registry, name in plugins_in(config):
-        origin = registry.origin(name) if registry in DECIDING else None
+        origin = registry.origin(name) if registry.decides else None
         if origin is None or origin.address is None or origin.package is not None:
             continue
         if (code := code_at(origin.address)) is not None:

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -20,7 +20,6 @@ from infrastructure.config.elsewhere import SAME, known_elsewhere, plain_name
 from infrastructure.config.field_help import format_value
 from infrastructure.config.merging.presets import NO_PRESET, PRESET, PRESETS
 from infrastructure.config.schema import Schema
-from infrastructure.config.sections.stackwise_config import QLoRA
 from infrastructure.config.sections.training_config import EPOCHS_OR_STEPS
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import unknown_name
@@ -156,7 +155,7 @@ def _open(
     """Return the contents of a section's value and, for an optional section, its switch."""
     if isinstance(value, ConfigSection):
         value = {name: getattr(value, name) for name in value.model_fields_set}
-    elif isinstance(value, QLoRA):
+    elif is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if section in schema.fields and (isinstance(value, bool | str) or value is None):
         return {}, Setting(section, _truth_of(section, value, source), source)

@@ -18,7 +18,7 @@ from infrastructure.config.sections.memory_settings import MemorySettings
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.multimodal_config import MultimodalConfig
 from infrastructure.config.sections.recovery_config import RecoveryConfig
-from infrastructure.config.sections.stackwise_config import STACKWISE, StackwiseFields
+from infrastructure.config.sections.training_fields import TrainingFields
 from infrastructure.config.types import (
     LARGEST,
     SAME_RESULT,
@@ -40,7 +40,7 @@ from infrastructure.config.types import (
     TimeLimit,
     UsedWhen,
 )
-from infrastructure.core.features import merged, weightless_extensions
+from infrastructure.core.features import merged, plugins_of, weightless_extensions
 from infrastructure.core.messages import Setting, phrase
 
 SFT = "sft"  # the method of Temper's own loop; every other one is a trainer of TRL
@@ -108,7 +108,8 @@ _FINETUNES = UsedWhen(
 
 def _is_curriculum(config: Any) -> bool:
     """Return whether the strategy may be a curriculum. Any user-defined one may be."""
-    return config.training.strategy not in ("auto", "standard", "finetune", *STACKWISE)
+    of_features = plugins_of("temper.strategies")
+    return config.training.strategy not in ("auto", "standard", "finetune", *of_features)
 
 
 _IN_STAGES = UsedWhen(_is_curriculum, "config.unused_not_curriculum")
@@ -124,11 +125,11 @@ _BY_TASK = UsedWhen(
 
 
 if TYPE_CHECKING:  # the core reads no field of a feature
-    FieldsOfFeatures = StackwiseFields
+    FieldsOfFeatures = TrainingFields
 else:
 
-    class FieldsOfFeatures(StackwiseFields, with_fields_of_features("training")):
-        """The fields of block-wise training and of all features."""
+    class FieldsOfFeatures(with_fields_of_features("training"), TrainingFields):
+        """The fields of all features, with the answers of a run without them."""
 
 
 class TrainingConfig(FieldsOfFeatures):
@@ -490,55 +491,10 @@ class TrainingConfig(FieldsOfFeatures):
         """Return the strategy's name. "auto" becomes the strategy that the other settings need."""
         if self.strategy != "auto":
             return self.strategy
-        if self.mode is not None:  # one unit after another
-            return "progressive"
-        if self.qlora_enabled or self.trunk_is_quantized:
-            return "end_to_end"
+        if self.needed_strategy is not None:
+            return self.needed_strategy
         finetunes = model.lora_config or self.layerwise_lr_decay < 1 or self.unfreeze_interval
         return "finetune" if finetunes else "standard"
-
-    @property
-    def trains_units_in_turn(self) -> bool:
-        """True if block-wise training trains one unit of layers after another."""
-        return self.strategy == "progressive" or (self.strategy == "auto" and self.mode is not None)
-
-    @property
-    def holds_half_weights(self) -> bool:
-        """True if the layers of the unit that trains are held in 16 bits."""
-        is_half = self.progressive.new_stack_precision in ("bf16", "fp16")
-        return self.trains_units_in_turn and is_half
-
-    @property
-    def grows_once(self) -> bool:
-        """True if the model grows from its first stack to all stacks in one step."""
-        return self.strategy == "progressive" and self.progressive.growth == "once"
-
-    @property
-    def trunk_trains(self) -> bool:
-        """True if every weight of the layers below a unit trains with it."""
-        return self.grows_once or self.mode == "fused"
-
-    @property
-    def trunk_is_quantized(self) -> bool:
-        """True if finished layers are stored in another format than the one in which they train."""
-        return self.quantization_enabled or self.backbone_quantized is True
-
-    @property
-    def trunk_is_adapted_again(self) -> bool:
-        """True if the trunk gets additional low-rank matrices with each new unit."""
-        return self.qlora_progressive_enabled is True or self.qlora_strategy == "progressive"
-
-    @property
-    def trunk_is_adapted(self) -> bool:
-        """True if low-rank matrices train next to the frozen weights below a unit."""
-        adapts = self.qlora_enabled or self.progressive.trunk_strategy == "qlora"
-        return self.trains_units_in_turn and adapts
-
-    @property
-    def trunk_can_be_cached(self) -> bool:
-        """True if the output below a unit never changes, and needs no gradients."""
-        changes = self.trunk_trains or self.trunk_is_adapted
-        return self.trains_units_in_turn and not changes
 
     def enables(self, name: str) -> bool:
         """Return whether Temper's own extension of that name is enabled, not a user-defined one."""

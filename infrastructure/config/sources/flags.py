@@ -21,9 +21,8 @@ from infrastructure.config.field_help import allowed_values, choices, leaves, pl
 from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten, parse_truth
 from infrastructure.config.merging.presets import NO_PRESET, PRESET, PRESETS
 from infrastructure.config.schema import FieldSpec, Schema, schema_of
-from infrastructure.config.sections.stackwise_config import StackwiseFields
 from infrastructure.config.types import split_commas
-from infrastructure.core.features import merged
+from infrastructure.core.features import headings, merged
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.messages import phrase
 
@@ -70,8 +69,6 @@ def flag_names(key: str) -> tuple[str, ...]:
     if (names := _names().get(key)) is not None:
         return names
     section, _, name = key.rpartition(".")
-    if section == "training" and name in StackwiseFields.model_fields:
-        return _of_stacks(name)
     inner = section.rpartition(".")[2].removesuffix("_config")
     own = name.removeprefix("enable_") if section in _OWN_NAME else f"{inner}_{name}"
     return ("--" + own.replace("_", "-"),)
@@ -80,16 +77,6 @@ def flag_names(key: str) -> tuple[str, ...]:
 @cache
 def _names() -> Mapping[str, tuple[str, ...]]:
     return NAMES | merged("flags")
-
-
-def _of_stacks(name: str) -> tuple[str, ...]:
-    """Return the flags of a setting of block-wise training, which all begin with `--stack-`."""
-    own = name.removesuffix("_enabled").removeprefix("stack_").replace("_", "-")
-    flag = f"--stack-{own}".replace("--stack-save-", "--save-")
-    plain = f"--{name.replace('_', '-')}"
-    # `--qlora-…` would be taken for the training of LoRA on a quantized model.
-    is_clear = not name.startswith(("qlora", "quantization", "cache")) and flag != plain
-    return (flag, plain) if is_clear else (flag,)
 
 
 def key_of_keyword(name: str) -> str:
@@ -188,8 +175,8 @@ def add_config_flags(
         if keys is not None and key not in keys:
             continue
         section = spec.key.rpartition(".")[0] or "run"
-        if spec.name in StackwiseFields.model_fields:
-            section = "training, block-wise"
+        if key in headings():
+            section = f"{section}, {headings()[key]}"
         if section not in groups:
             groups[section] = parser.add_argument_group(section)
         _add_flag(groups[section], spec, default_of_inherited if key in inherited else "")

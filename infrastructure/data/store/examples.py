@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from infrastructure.core.errors import DataError
 
+EXAMPLES = "examples"  # of a batch that names its examples: those that it was made of
+
 
 @dataclass(frozen=True, slots=True)
 class Picture:

@@ -34,7 +34,7 @@ SECTIONS = (
         "alerts",
         "result",
         "curves",
-        "stacks",
+        "features",
     ),
     *("machine", "errors", "safety", "next", "configuration"),
 )

@@ -7,6 +7,7 @@ script updates. So the text of a part changes only if the run changes.
 from collections.abc import Sequence
 from pathlib import Path
 
+from infrastructure.core.features import all_of
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.monitoring.drawing.html import Markup, element, joined, raw_markup, table
@@ -30,7 +31,6 @@ from infrastructure.monitoring.report.report_sections import (
     section,
     tiles,
 )
-from infrastructure.monitoring.report.stack_section import stack_section
 
 MAX_RUNS = 60
 MAX_OPEN_RUNS = 5
@@ -49,7 +49,7 @@ def sections_of(view: RunView, runs: Sequence[RunRow]) -> dict[str, Markup]:
         "alerts": alerts(view),
         "result": joined([before_after(view), example(view)]),
         "curves": curve_section(view, NUM_SMALL_BUCKETS),
-        "stacks": stack_section(view),
+        "features": joined([make(view) for make in all_of("live")]),
         "machine": section("Machine", meters(view), machine_figures(view, NUM_SMALL_BUCKETS)),
         "errors": errors(view),
         "safety": safety(view),

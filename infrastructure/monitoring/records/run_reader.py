@@ -20,7 +20,6 @@ from infrastructure.monitoring.records.run_list import FINAL
 
 METRICS_FILE = "metrics.jsonl"
 ERRORS_FILE = "logs/errors/errors.jsonl"
-STACKWISE_FILE = "stackwise.json"
 CHECKS_FILE = "checks.json"
 PROFILE_FILE = "logs/performance/profile.json"
 HEAD_FILES = ("run.json", "summary.json")  # which run it is, and its state
@@ -28,7 +27,7 @@ SMALL_FILES = (
     *HEAD_FILES,
     "data_report.json",
     "checkpoints/backup.json",
-    *(STACKWISE_FILE, CHECKS_FILE, PROFILE_FILE),
+    *(CHECKS_FILE, PROFILE_FILE),
     *run_files_of_features(),
 )
 

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from infrastructure.core.features import run_files_of_features
+from infrastructure.core.features import merged, run_files_of_features
 from infrastructure.core.json_text import JsonObject, JsonValue
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.curves import PointsByKey
@@ -35,7 +35,6 @@ from infrastructure.monitoring.records.run_reader import (
     CHECKS_FILE,
     FINISHED,
     PROFILE_FILE,
-    STACKWISE_FILE,
     RunFacts,
     config_of,
     continuations,
@@ -63,8 +62,7 @@ SEES = "processor_config.json"  # in the folder of a vision-language model
 WHAT_LIES_WHERE = {
     "final": "monitoring.path_final",
     **dict.fromkeys(ROUNDED, "monitoring.path_rounded"),
-    "stacks": "monitoring.path_stacks",
-    "rack": "monitoring.path_rack",
+    **merged("outputs"),
     "checkpoints": "monitoring.path_checkpoints",
     "metrics.jsonl": "monitoring.path_metrics",
     "metrics.csv": "monitoring.path_metrics_csv",
@@ -208,7 +206,6 @@ class RunView(TypedDict):
     earlier_data: list[tuple[object, dict[str, object]]]
     history: list[JsonObject]
     of_features: dict[str, JsonObject]
-    stackwise: JsonObject
     checks: list[JsonObject]
     forecast: list[JsonObject]
     decided: JsonObject
@@ -289,7 +286,6 @@ def view_of(run: LiveRun) -> RunView:
         ],
         "history": history,
         "of_features": {name: facts.object_in(name) for name in run_files_of_features()},
-        "stackwise": facts.object_in(STACKWISE_FILE),
         "checks": objects_in(facts.files.get(CHECKS_FILE)),
         "forecast": objects_in(summary.get("forecast")),
         "decided": json_object(record.get("decided")),

@@ -34,14 +34,13 @@ from infrastructure.monitoring.report.report_sections import (
     software,
     tiles,
 )
-from infrastructure.monitoring.report.stack_section import stack_section
 from infrastructure.monitoring.report.stage_section import stages
 
 REPORT_FILE = "report.html"
 RESULT = (before_after, example, curve_section)
 TROUBLE = (alerts, errors)
 REST = (
-    *(stack_section, machine_use, checks, changed_under_way, data, next_steps),
+    *(machine_use, checks, changed_under_way, data, next_steps),
     *(safety, places, forecast, configuration, software, stages),
 )
 

@@ -45,7 +45,7 @@ class MultimodalModelAdapter(StandardModelAdapter):
     processor: Any = None
 
     def _manager(self) -> ModelManager:
-        if self.training_config.time_step_masking:
+        if self.training_config.hides_tokens:
             raise ConfigurationError("models.masked_diffusion_with_images")
         manager = super()._manager()
         manager.sees = True

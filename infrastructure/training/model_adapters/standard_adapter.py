@@ -1,9 +1,9 @@
 """Adapter for causal language models: token batches, packed or padded, and loss per token.
 
-With a `MaskedObjective` the same models are trained on hidden tokens, in both directions.
+With an `Objective` the same models are trained on hidden tokens, in both directions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,13 +14,14 @@ import torch
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.features import all_of
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
 from infrastructure.data.data_pipeline import DataPipeline, training_texts
 from infrastructure.data.encoding.picture_tokens import PictureTokens
 from infrastructure.data.samples import known_tokenizer
 from infrastructure.data.serving.collate import pack, pad, padded_length
-from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.data.store.examples import EXAMPLES, TokenizedExample
 from infrastructure.models.bidirectional import check_bidirectional
 from infrastructure.models.fitting import describe_added
 from infrastructure.models.model_inputs import attention_implementation, inner_model
@@ -45,8 +46,7 @@ from infrastructure.training.model_adapters.base_adapter import (
     LossOutput,
     ModelAdapter,
 )
-from infrastructure.training.stackwise.masking import MaskedObjective, masked_objective
-from infrastructure.training.stackwise.trunk_output import IDS, LENGTHS, identity_of
+from infrastructure.training.model_adapters.objective import Objective
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,7 +56,6 @@ class StandardModelAdapter(ModelAdapter):
     """An adapter for any causal language model that `ModelManager` loads.
 
     Attributes:
-        names_examples: True if a batch names its examples; see `stackwise.trunk_output`.
         packs: True if batches are packed rows. False if padding was requested, or if a measurement
             shows that packed examples see each other in this model.
         objective: hides the tokens that the model is to predict. None: the model predicts the next
@@ -73,8 +72,7 @@ class StandardModelAdapter(ModelAdapter):
         self.token_loss = TokenLoss(own_loss(training_config.loss))
         self.metrics = metrics_by_key(training_config.token_metrics)
         self.packs = False
-        self.names_examples = training_config.trunk_can_be_cached
-        self.objective: MaskedObjective | None = None
+        self.objective: Objective | None = None
         self.description: JsonObject = {"name": model_config.name}
         self._notes: list[str] = []
 
@@ -89,7 +87,7 @@ class StandardModelAdapter(ModelAdapter):
             max_length=self.data_config.max_length,
             tokenizer_texts=lambda: training_texts(self.data_config),
             tokenizer_directory=self.saved_tokenizer,
-            needs_mask_token=self.training_config.time_step_masking,
+            needs_mask_token=self.training_config.hides_tokens,
         )
         manager.on_disk = self.on_disk
         vocab_size = self.model_config.embedded.vocab_size
@@ -160,12 +158,14 @@ class StandardModelAdapter(ModelAdapter):
         if not check.isolated:
             self._notes.append(check.reason)
 
-    def _masks(self, model: torch.nn.Module) -> MaskedObjective | None:
+    def _masks(self, model: torch.nn.Module) -> Objective | None:
         known = 1 + max(self.tokenizer.get_vocab().values())
         vocab_size = min(known, token_embeddings(model).num_embeddings)
-        return masked_objective(self.training_config, self.tokenizer, vocab_size)
+        given = self.training_config, self.tokenizer, vocab_size
+        made: Iterator[Objective | None] = (make(*given) for make in all_of("objective"))
+        return next(filter(None, made), None)
 
-    def set_objective(self, objective: MaskedObjective) -> None:
+    def set_objective(self, objective: Objective) -> None:
         """Train on hidden tokens from now on, in padded rows.
 
         Raises:
@@ -188,9 +188,8 @@ class StandardModelAdapter(ModelAdapter):
             labels = batch.pop("labels")
             positions, targets = supervised_targets(labels, batch.get("cu_seq_lens"))
             batch |= {"target_positions": positions, "targets": targets}
-        if self.names_examples:
-            batch[IDS] = [identity_of(example) for example in examples]
-            batch[LENGTHS] = [len(example.input_ids) for example in examples]
+        if self.training_config.names_examples:
+            batch[EXAMPLES] = list(examples)
         return {name: self._to_device(value) for name, value in batch.items()}
 
     def _rows(self, examples: Sequence[TokenizedExample]) -> Batch:
@@ -203,9 +202,7 @@ class StandardModelAdapter(ModelAdapter):
         """The token that pads rows. It is never trained on, and no token attends to it."""
         return int(self.tokenizer.pad_token_id)
 
-    def _masked_rows(
-        self, examples: Sequence[TokenizedExample], objective: MaskedObjective
-    ) -> Batch:
+    def _masked_rows(self, examples: Sequence[TokenizedExample], objective: Objective) -> Batch:
         """Return padded rows with hidden tokens, which are the targets at their own positions."""
         masked = [objective.mask(example, held_out=self._is_held_out) for example in examples]
         pairs = zip(examples, masked, strict=True)

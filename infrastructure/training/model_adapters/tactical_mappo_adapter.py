@@ -63,7 +63,7 @@ class TacticalMappoAdapter(ModelAdapter):
             seed=self.training_config.seed,
             gradient_checkpointing=self.training_config.gradient_checkpointing,
             checkpointing_mode=self.training_config.gradient_checkpointing_mode,
-            needs_mask_token=self.training_config.time_step_masking,
+            needs_mask_token=self.training_config.hides_tokens,
         ).load()
         self.model, self.description = loaded.model, loaded.description
         return loaded.model

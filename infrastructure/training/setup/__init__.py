@@ -1,1 +1,1 @@
-"""Preparation of a trainer before it runs: limits of the machine, and stacks with their plan."""
+"""Preparation of a trainer before it runs: what fits the machine."""

@@ -29,7 +29,6 @@ from infrastructure.training.core.product_choice import (
 )
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.sizing.batch_plan import USUAL_STEP
-from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 from infrastructure.training.strategies.trial import is_own
 
 LEAST_GAIN = 0.1  # a smaller gain may be chance, and then similar runs compute alike
@@ -176,7 +175,7 @@ def _is_alone(trainer: EnhancedTrainer) -> bool:
         trainer.device.type == "cpu"
         and trainer.training_config.compile_mode is None
         and trainer.num_processes == 1
-        and not isinstance(trainer.strategy, StackwiseStrategy)
+        and not trainer.strategy.has_forms
         and not is_own(trainer.strategy)
     )
 

@@ -10,9 +10,9 @@ import torch
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
-from infrastructure.config.sections.stackwise_config import StackwiseFields
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.cache_folder import cache_directory
+from infrastructure.core.features import fields_for
 from infrastructure.core.json_text import JsonObject
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
@@ -118,8 +118,10 @@ class BatchPlanner:
             "trained": sum(p.numel() for p in parameters if p.requires_grad),
             "optimizer": self.config.optimizer,
             "strategy": self.config.strategy_for(self.model_config),
-            "stackwise": self.config.model_dump(
-                mode="json", include=set(StackwiseFields.model_fields), exclude_defaults=True
+            "features": self.config.model_dump(
+                mode="json",
+                include={name for kind in fields_for("training") for name in kind.model_fields},
+                exclude_defaults=True,
             ),
             "compile_mode": self.config.compile_mode,
             "packs": bool(getattr(self.adapter, "packs", False)),

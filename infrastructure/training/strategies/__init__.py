@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from infrastructure.config import registries
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.features import plugins_of
 from infrastructure.core.registry import Registry
 from infrastructure.training.strategies.base_strategy import TrainingStrategy as TrainingStrategy
 from infrastructure.training.strategies.curriculum_strategy import (
@@ -16,9 +17,6 @@ from infrastructure.training.strategies.curriculum_strategy import (
 )
 from infrastructure.training.strategies.finetune_strategy import (
     FinetuningStrategy as FinetuningStrategy,
-)
-from infrastructure.training.strategies.stackwise_strategy import (
-    StackwiseStrategy as StackwiseStrategy,
 )
 from infrastructure.training.strategies.standard_strategy import (
     StandardTrainingStrategy as StandardTrainingStrategy,
@@ -29,8 +27,6 @@ STRATEGIES.provide(
     {
         "standard": StandardTrainingStrategy,
         "finetune": FinetuningStrategy,
-        "progressive": StackwiseStrategy,
-        "end_to_end": StackwiseStrategy,
         "curriculum": CurriculumStrategy,
     },
     TrainingStrategy,
@@ -59,3 +55,9 @@ def get_training_strategy(
     """
     made: TrainingStrategy = STRATEGIES.make(name, training_config, logger)
     return made
+
+
+def has_forms(name: str) -> bool:
+    """Return whether the model has another form in each phase of a strategy of a feature."""
+    is_of_feature = name in plugins_of(STRATEGIES.group)
+    return is_of_feature and getattr(STRATEGIES.get(name), "has_forms", False)

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -23,6 +23,7 @@ from infrastructure.models.trainable_state import whole
 from infrastructure.optimization.offloaded_adamw import OffloadedAdamW
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import Phase, StepOutput
+from infrastructure.training.strategies.run_parts import ExampleSource, RunParts
 
 
 class HasLossSum(Protocol):
@@ -36,7 +37,7 @@ NOT_ENTERED = -1  # no phase yet
 
 
 class HasDraw(Protocol):
-    """The time step and the draw of a masked objective; see `stackwise.masking.MaskedObjective`."""
+    """The time step and the draw of an objective that hides tokens; see `objective.Objective`."""
 
     time_step: int | None
     draw: int
@@ -58,7 +59,13 @@ class TrainingStrategy(ABC):
         added_rate: peak learning rate of weights that extensions have added. None: the general one.
             Given by the trainer.
         objective: masks tokens of the examples. None: nothing is masked. Given by the trainer.
+        source: the examples, if batches name them. None: nothing is kept for each example. Given by
+            the trainer.
+        has_forms: True if the model has another form in each phase (number formats, added weights),
+            which takes a run to enter.
     """
+
+    has_forms: ClassVar[bool] = False
 
     config: TrainingConfig
     logger: logging.Logger
@@ -68,6 +75,7 @@ class TrainingStrategy(ABC):
     steps_per_epoch: int
     added_rate: float | None
     objective: HasDraw | None
+    source: ExampleSource | None
 
     def __init__(self, config: TrainingConfig, logger: logging.Logger | None = None) -> None:
         self.config = config
@@ -78,6 +86,7 @@ class TrainingStrategy(ABC):
         self.steps_per_epoch = 0
         self.added_rate = None
         self.objective = None
+        self.source = None
 
     @abstractmethod
     def train_step(
@@ -113,6 +122,14 @@ class TrainingStrategy(ABC):
     ) -> None:
         """Begin phase `index`, or resume in it; called before its PHASE_START."""
         self.take_form(model, optimizer, index)
+
+    def notes(self) -> list[str]:
+        """Return notes on the loaded model, for the start of a run."""
+        return []
+
+    def run_parts(self, trainer: Any) -> RunParts:
+        """Return what the strategy adds to the run of an `EnhancedTrainer`."""
+        return RunParts()
 
     def check_length(self, total_steps: int) -> None:  # noqa: B027 (most can end at any step)
         """Check the number of optimizer steps, once the phases are known.

@@ -12,16 +12,15 @@ import torch
 from infrastructure.config.merging.plugin_names import OUR_PACKAGES
 from infrastructure.models.preserve import preserve
 from infrastructure.training.strategies.base_strategy import NOT_ENTERED, TrainingStrategy
-from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 
 
 def is_own(strategy: TrainingStrategy) -> bool:
     """Return whether the strategy is user-defined.
 
-    A block-wise strategy does not count, because its forms take a run to enter.
+    One that gives the model forms does not count, because they take a run to enter.
     """
     is_ours = type(strategy).__module__.partition(".")[0] in OUR_PACKAGES
-    return not (is_ours or isinstance(strategy, StackwiseStrategy))
+    return not (is_ours or strategy.has_forms)
 
 
 @contextmanager

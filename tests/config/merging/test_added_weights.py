@@ -15,10 +15,10 @@ MEMORY = {"training.enabled_extensions": ["memory"]}
     [
         ({"training.method": "dpo"}, "config.added_weights_with_trl"),
         ({"model.backend": "unsloth"}, "config.added_weights_with_unsloth"),
-        ({"training.strategy": "progressive"}, "config.added_weights_with_stacks"),
-        ({"training.mode": "blockwise"}, "config.added_weights_with_stacks"),
+        ({"training.strategy": "progressive"}, "stackwise.added_weights_with_stacks"),
+        ({"training.mode": "blockwise"}, "stackwise.added_weights_with_stacks"),
         ({"training.compile_mode": "default"}, "config.added_weights_with_compile"),
-        ({"training.time_step_masking": True}, "config.added_weights_with_masking"),
+        ({"training.time_step_masking": True}, "stackwise.added_weights_with_masking"),
         ({"model.quantization_aware": "int4"}, "config.added_weights_with_qat"),
         ({"training.mixed_precision": "fp8"}, "config.added_weights_with_fp8"),
     ],

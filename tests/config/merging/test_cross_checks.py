@@ -11,8 +11,8 @@ from infrastructure.config.merging.effect import conditions_of
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
-from infrastructure.config.sections.stackwise_config import ProgressiveConfig, StackwiseFields
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.features.stackwise.config import ProgressiveConfig, StackwiseFields
 from tests.config.field_values import other_value
 
 FIELDS = schema_of(DeploymentConfig).fields
@@ -320,10 +320,10 @@ def test_stacks_in_16_bits_are_not_computed_in_32(precision: object) -> None:
     stacks = {"training.progressive.new_stack_precision": "bf16"}
     given = {"training.strategy": "progressive", "training.mixed_precision": precision, **stacks}
     problems = DeploymentConfig(**given).problems()
-    assert [one for one in problems if "config.half_weights_with_fp32" in one]
+    assert [one for one in problems if "stackwise.half_weights_with_fp32" in one]
     for other in ({"training.mixed_precision": True}, {"training.strategy": "auto"}):
         problems = DeploymentConfig(**{**given, **other}).problems()
-        assert not [one for one in problems if "config.half_weights_with_fp32" in one]
+        assert not [one for one in problems if "stackwise.half_weights_with_fp32" in one]
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def test_what_fits_is_left_alone(keywords: dict[str, Any]) -> None:
 def test_units_that_only_keep_features_are_reported_with_what_they_cost() -> None:
     settings: dict[str, Any] = {"training.local_loss": "reconstruct"}
     (note,) = DeploymentConfig(**settings, **{"training.mode": "blockwise"}).notes()
-    assert note == "config.reconstruct_costs_accuracy()"
+    assert note == "stackwise.reconstruct_costs_accuracy()"
     lopt = {"training.strategy": "end_to_end", "training.end_to_end_scope": "stackwise"}
     assert DeploymentConfig(**settings, **lopt).notes() == []
     assert DeploymentConfig(**{"training.mode": "blockwise"}).notes() == []
@@ -442,7 +442,7 @@ def test_lora_beside_a_new_model_that_nobody_named_is_noted() -> None:
 
 def test_qlora_of_block_wise_training_is_another_thing() -> None:
     keys = {"training.qlora_enabled": True}
-    noted = "config.qlora_of_block_wise_training"
+    noted = "stackwise.qlora_of_block_wise_training"
     assert any(noted in note for note in DeploymentConfig(**keys).notes())
     chosen = DeploymentConfig(**keys, **{"training.mode": "blockwise"})
     assert not any(noted in note for note in [*chosen.notes(), *DeploymentConfig().notes()])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from infrastructure.deployment.forecast import PeakObserver
+from infrastructure.features.stackwise.training.observers import PhaseRecords
 from infrastructure.monitoring.training_monitor import TrainingMonitor
 from infrastructure.testing.suites.hook import HookSuite
 from infrastructure.training.core.precision import Precision
@@ -26,7 +27,6 @@ from infrastructure.training.observers.run_observers import (
     ProgressObserver,
     ReportObserver,
 )
-from infrastructure.training.observers.stack_observers import PhaseRecords
 from infrastructure.training.sizing.memory_extension import MemoryExtension, MemorySettings
 from tests.testing.suites.planted import failure, without_defect
 

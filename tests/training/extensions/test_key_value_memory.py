@@ -237,8 +237,8 @@ def test_the_next_training_goes_on_with_it(saved_llama: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("training", "code"),
     [
-        ({"strategy": "progressive"}, "config.added_weights_with_stacks"),
-        ({"time_step_masking": True}, "config.added_weights_with_masking"),
+        ({"strategy": "progressive"}, "stackwise.added_weights_with_stacks"),
+        ({"time_step_masking": True}, "stackwise.added_weights_with_masking"),
     ],
 )
 def test_a_saved_one_is_refused_where_a_new_one_would_be(

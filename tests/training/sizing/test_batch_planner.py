@@ -143,7 +143,7 @@ def test_what_was_found_out_is_kept_for_trainings_that_are_alike_in_all_that_cou
     of_machine |= {"gradient_checkpointing"}
     assert set(machine) == of_machine
     of_training = {"what", "threads", "versions", "parameters", "trained", "optimizer"}
-    of_training |= {"compile_mode", "packs", "longest", "accumulation", "strategy", "stackwise"}
+    of_training |= {"compile_mode", "packs", "longest", "accumulation", "strategy", "features"}
     assert set(tuning) == of_machine | of_training
     assert planner.memory_limit().key == machine
     num_weights = sum(p.numel() for p in trainer.model.parameters())

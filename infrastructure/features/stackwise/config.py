@@ -1,0 +1,351 @@
+"""The settings of block-wise training: layers are grouped into blocks, stacks and the whole rack.
+
+The fields are flat in the training section; `QLoRA` is a read-only view of those named `qlora_*`.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge
+from pydantic import Field
+
+from infrastructure.config.base import ConfigSection
+from infrastructure.config.sections.training_fields import TrainingFields
+from infrastructure.config.types import (
+    SAME_RESULT,
+    Allowed,
+    Count,
+    CountOrZero,
+    FromJson,
+    Megabytes,
+    PathText,
+    Positive,
+    RegisteredName,
+    Share,
+    ShareBelowOne,
+    SplitCommas,
+    UsedWhen,
+)
+from infrastructure.features.stackwise.registries import CACHES, CORRUPTIONS, QUANTIZATIONS
+
+STRATEGIES = ("progressive", "end_to_end")
+
+
+def is_stackwise(config: Any) -> bool:
+    """Return whether the strategy of a configuration is block-wise."""
+    return config.training.strategy_for(config.model) in STRATEGIES
+
+
+_IN_BLOCKS = UsedWhen(
+    lambda config: config.training.mode in ("blockwise", "fused"),
+    "stackwise.unused_mode_has_no_blocks",
+)
+_TOGETHER = UsedWhen(
+    lambda config: is_stackwise(config) and not config.training.trains_units_in_turn,
+    "stackwise.unused_not_end_to_end",
+)
+_MAKES_STACKS = UsedWhen(
+    lambda config: is_stackwise(config) and config.training.mode is None,
+    "stackwise.unused_no_stacks",
+)
+_PROGRESSIVE = UsedWhen(
+    lambda config: config.training.strategy == "progressive",
+    "stackwise.unused_not_progressive",
+)
+_IN_TURN = UsedWhen(
+    lambda config: config.training.trains_units_in_turn, "stackwise.unused_nothing_trains_in_turn"
+)
+_STACKWISE = UsedWhen(
+    is_stackwise,
+    "stackwise.unused_not_stackwise",
+    "stackwise.unused_set_strategy_or_mode",
+)
+_RECONSTRUCTS = UsedWhen(
+    lambda config: config.training.local_loss == "reconstruct",
+    "stackwise.unused_not_reconstruct",
+)
+_MASKED = UsedWhen(
+    lambda config: config.training.time_step_masking, "stackwise.unused_masking_is_off"
+)
+_CACHED = UsedWhen(
+    lambda config: (
+        config.training.trunk_can_be_cached and config.training.cache_activations is not False
+    ),
+    "stackwise.unused_no_trunk_is_cached",
+)
+_CACHED_STEPS = UsedWhen(
+    lambda config: config.training.time_step_masking and config.training.trunk_can_be_cached,
+    "stackwise.unused_no_steps_are_cached",
+)
+_QUANTIZED = UsedWhen(
+    lambda config: config.training.trunk_is_quantized,
+    "stackwise.unused_stack_quantization_is_off",
+)
+_QLORA_TRUNK = UsedWhen(
+    lambda config: config.training.qlora_enabled or config.training.trunk_is_adapted,
+    "stackwise.unused_stack_qlora_is_off",
+)
+_QLORA = UsedWhen(
+    lambda config: (
+        _QLORA_TRUNK.holds(config) or config.training.progressive.new_stack_precision == "nf_fp8"
+    ),
+    "stackwise.unused_stack_qlora_is_off",
+)
+_VARIABLE = UsedWhen(
+    lambda config: config.training.qlora_strategy == "variable",
+    "stackwise.unused_qlora_not_variable",
+)
+
+
+@dataclass(frozen=True)
+class QLoRA:
+    """A view of the `qlora_*` fields of a training configuration as one object."""
+
+    enabled: bool
+    rank: int
+    alpha: float
+    dropout: float
+    lr: float | None
+    progressive_enabled: bool | None
+    strategy: str
+
+
+class ProgressiveConfig(ConfigSection):
+    """The settings of progressive training: stacks are built and trained one by one."""
+
+    prefix: ClassVar[str] = "training.progressive"
+
+    target_stacks: Annotated[Count, _MAKES_STACKS] = Field(
+        default=4, description="Number of stacks of the finished model."
+    )
+    trunk_strategy: Annotated[Literal["frozen", "qlora"], _IN_TURN] = Field(
+        default="frozen", description="How finished stacks are treated while the next one trains."
+    )
+    new_stack_precision: Annotated[Literal["full", "bf16", "fp16", "nf_fp8"], _IN_TURN] = Field(
+        default="full", description="Precision in which a new stack trains."
+    )
+    growth: Annotated[Literal["stages", "once"], _PROGRESSIVE] = Field(
+        default="stages",
+        description="Add one stack after another, or grow from the first stack to all of them"
+        " in one step.",
+    )
+    init: Annotated[Literal["keep", "zero", "copy", "middle"], _PROGRESSIVE] = Field(
+        default="keep",
+        description="Weights of a new stack: unchanged, silenced, or copied from the one below"
+        " or the middle.",
+    )
+
+
+class StackwiseFields(TrainingFields):
+    """The fields of block-wise training; `TrainingConfig` holds them flat."""
+
+    if TYPE_CHECKING:
+        strategy: str  # of the section
+
+    mode: Literal["layerwise", "blockwise", "fused"] | None = Field(
+        default=None,
+        description="Unit that trains at a time: a layer, a block, or a block and all below it"
+        " (fused).",
+    )
+    block_size: Annotated[Count, _IN_BLOCKS] = Field(
+        default=4, description="Number of layers in a block."
+    )
+    train_head: Annotated[Literal["first", "always"], _IN_TURN] = Field(
+        default="first",
+        description="Train the final norm and an untied head with the first unit, or with every"
+        " unit.",
+    )
+    with_top: Annotated[CountOrZero, _IN_TURN] = Field(
+        default=0,
+        description="Number of last units that train in every phase, through the whole model.",
+    )
+    local_loss: Annotated[Literal["head", "reconstruct"], _STACKWISE] = Field(
+        default="head",
+        description="Loss of a unit below the top: the model's own loss, or feature"
+        " reconstruction.",
+    )
+    reconstruct_weight: Annotated[Positive, _RECONSTRUCTS] = Field(
+        default=10.0, description="Weight of the feature reconstruction in addition to the loss."
+    )
+    cache_activations: bool | None = Field(
+        default=None,
+        description="Cache what a frozen trunk computes for each example; none: if it pays off.",
+    )
+    cache_dtype: Annotated[Literal["fp32", "bf16"], _CACHED] = Field(
+        default="bf16", description="Number format of cached activations."
+    )
+    cache_size: Annotated[Megabytes, SAME_RESULT, _CACHED] = Field(
+        default=10000, description="Disk limit for cached activations, in MB."
+    )
+    end_to_end_scope: Annotated[Literal["stackwise", "rackwise"], _TOGETHER] = Field(
+        default="rackwise",
+        description="Scope of end-to-end training: each stack by itself, or the whole rack.",
+    )
+    progressive: ProgressiveConfig = Field(
+        default=ProgressiveConfig(), description="Progressive training."
+    )
+    time_step_masking: bool = Field(
+        default=False, description="Mask a share of the tokens that grows with the time step."
+    )
+    num_time_steps: Annotated[Count, _MASKED] = Field(
+        default=10, description="Number of time steps for masking."
+    )
+    time_step_bins: Annotated[
+        list[Annotated[int, Ge(0)]] | None,
+        SplitCommas,
+        Allowed('a list of time steps such as "0,1,2"'),
+        _MASKED,
+    ] = Field(default=None, description="Time steps that are used for masking; none: all.")
+    time_step_mask_fractions: Annotated[
+        dict[Annotated[int, Ge(0)], Share] | None,
+        FromJson,
+        Allowed('a mapping from time step to a share from 0 to 1, such as {"0": 0.15}'),
+        _MASKED,
+    ] = Field(
+        default=None, description="Share of masked tokens at some time steps; linear in between."
+    )
+    time_interpretation: Annotated[Literal["depth", "input"], _MASKED] = Field(
+        default="depth",
+        description="Time steps belong to the depth (one per stack) or to the input (drawn at"
+        " random).",
+    )
+    corruption: Annotated[str, RegisteredName(CORRUPTIONS), _MASKED] = Field(
+        default="mask",
+        description="Replacement of masked tokens: mask, uniform (any other token) or a"
+        " registered name.",
+    )
+    mask_weighting: Annotated[Literal["inverse", "none"], _MASKED] = Field(
+        default="inverse",
+        description="Weight of a masked token: 1 / the masked share, as in MDLM, or 1.",
+    )
+    store_all_time_steps: Annotated[bool, _CACHED_STEPS] = Field(
+        default=False, description="Keep the cached activations of every time step."
+    )
+    time_step_cache_size: Annotated[Count, _CACHED_STEPS] = Field(
+        default=1, description="Number of time steps whose activations are cached at once."
+    )
+    quantization_enabled: bool = Field(
+        default=False, description="Store finished stacks quantized."
+    )
+    quantization_type: Annotated[str, RegisteredName(QUANTIZATIONS), _QUANTIZED] = Field(
+        default="nf_fp8",
+        description="Storage of finished stacks: nf_fp8, nf4, fp16, fp32 or a registered name.",
+    )
+    backbone_quantized: bool | None = Field(
+        default=None, description="Alias of quantization_enabled; none: use quantization_enabled."
+    )
+    adapters_full_precision: Annotated[bool, _QLORA] = Field(
+        default=True,
+        description="Keep the QLoRA matrices of block-wise training in full precision.",
+    )
+    qlora_enabled: bool = Field(
+        default=False, description="Block-wise training: train QLoRA matrices on finished stacks."
+    )
+    qlora_rank: Annotated[Count, _QLORA] = Field(
+        default=16, description="Rank of the QLoRA matrices of block-wise training."
+    )
+    qlora_alpha: Annotated[Positive, _QLORA] = Field(
+        default=32, description="Scaling of the QLoRA matrices of block-wise training."
+    )
+    qlora_dropout: Annotated[ShareBelowOne, _QLORA] = Field(
+        default=0.0, description="Dropout before the QLoRA matrices of block-wise training."
+    )
+    qlora_lr: Annotated[Positive | None, _QLORA] = Field(
+        default=None,
+        description="Learning rate of the QLoRA matrices; none: training.learning_rate.",
+    )
+    qlora_progressive_enabled: Annotated[bool | None, _QLORA_TRUNK] = Field(
+        default=None,
+        description="Add QLoRA matrices to the trunk with each new stack; none: as set by"
+        " qlora_strategy.",
+    )
+    qlora_strategy: Annotated[Literal["simplified", "progressive", "variable"], _QLORA] = Field(
+        default="simplified", description="How QLoRA ranks are chosen across stacks."
+    )
+    qlora_ranks: Annotated[
+        dict[Annotated[int, Ge(0)], Count] | None,
+        FromJson,
+        Allowed('a mapping from stack to rank, such as {"0": 4}'),
+        _QLORA,
+        _VARIABLE,
+    ] = Field(default=None, description="QLoRA ranks of some stacks, for qlora_strategy variable.")
+    cache_mode: Annotated[Literal["stack", "rack"], _CACHED] = Field(
+        default="stack",
+        description="Activations to cache: of the last frozen stack only, or of all frozen stacks.",
+    )
+    cache_storage: Annotated[str, RegisteredName(CACHES), SAME_RESULT, _CACHED] = Field(
+        default="disk",
+        description="Storage of cached activations: disk, or a registered name.",
+    )
+    cache_dir: Annotated[PathText | None, SAME_RESULT, _CACHED] = Field(
+        default=None, description="Folder for cached activations; none: in the run directory."
+    )
+    save_stacks: Annotated[bool, SAME_RESULT, _STACKWISE] = Field(
+        default=True, description="Save each finished stack."
+    )
+    save_rack: Annotated[bool, SAME_RESULT, _STACKWISE] = Field(
+        default=False, description="Save the whole rack in addition to its stacks."
+    )
+
+    @property
+    def qlora(self) -> QLoRA:
+        """The flat `qlora_*` fields as one frozen view."""
+        return QLoRA(
+            **{name: getattr(self, f"qlora_{name}") for name in QLoRA.__dataclass_fields__}
+        )
+
+    @property
+    def needed_strategy(self) -> str | None:
+        if self.mode is not None:  # one unit after another
+            return "progressive"
+        return "end_to_end" if self.qlora_enabled or self.trunk_is_quantized else None
+
+    @property
+    def hides_tokens(self) -> bool:
+        return self.time_step_masking
+
+    @property
+    def trains_units_in_turn(self) -> bool:
+        """True if one unit of layers trains after another."""
+        return self.strategy == "progressive" or (self.strategy == "auto" and self.mode is not None)
+
+    @property
+    def holds_half_weights(self) -> bool:
+        is_half = self.progressive.new_stack_precision in ("bf16", "fp16")
+        return self.trains_units_in_turn and is_half
+
+    @property
+    def grows_once(self) -> bool:
+        """True if the model grows from its first stack to all stacks in one step."""
+        return self.strategy == "progressive" and self.progressive.growth == "once"
+
+    @property
+    def trunk_trains(self) -> bool:
+        """True if every weight of the layers below a unit trains with it."""
+        return self.grows_once or self.mode == "fused"
+
+    @property
+    def trunk_is_quantized(self) -> bool:
+        """True if finished layers are stored in another format than the one in which they train."""
+        return self.quantization_enabled or self.backbone_quantized is True
+
+    @property
+    def trunk_is_adapted_again(self) -> bool:
+        """True if the trunk gets additional low-rank matrices with each new unit."""
+        return self.qlora_progressive_enabled is True or self.qlora_strategy == "progressive"
+
+    @property
+    def trunk_is_adapted(self) -> bool:
+        """True if low-rank matrices train next to the frozen weights below a unit."""
+        adapts = self.qlora_enabled or self.progressive.trunk_strategy == "qlora"
+        return self.trains_units_in_turn and adapts
+
+    @property
+    def trunk_can_be_cached(self) -> bool:
+        """True if the output below a unit never changes, and needs no gradients."""
+        changes = self.trunk_trains or self.trunk_is_adapted
+        return self.trains_units_in_turn and not changes
+
+    @property
+    def names_examples(self) -> bool:
+        return self.trunk_can_be_cached

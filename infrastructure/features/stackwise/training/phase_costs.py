@@ -1,0 +1,558 @@
+"""The costs of each phase of a block-wise run, known before the first step, also as a table.
+
+The costs are the trained layers, the time, and the memory of weights, gradients and optimizer.
+
+Memory is counted, not measured: the bytes of each weight in its form of the phase, the gradients of
+the trainable weights, and the optimizer state (from a sample optimizer). Activations are added to
+this; the forecast measures them. The time of a phase follows from a step measured in any phase:
+layers with only a forward pass count one matrix product, layers that pass on gradients two, and
+trainable layers three. Weights that train in fp32 while the others are in bf16 are their own master
+copies.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+import torch
+
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.messages import phrase
+from infrastructure.features.stackwise.training.layer_forms import AS_LOADED, LayerForm, forms_of
+from infrastructure.features.stackwise.training.plain_weights import plain_tensors
+from infrastructure.features.stackwise.training.quantized_trunk import (
+    BLOCK,
+    QuantizedWeight,
+    quantized_bytes,
+)
+from infrastructure.features.stackwise.training.rack import Rack
+from infrastructure.features.stackwise.training.stack_phases import (
+    ADAPTERS,
+    RACKWISE,
+    STACKWISE,
+    StackPhase,
+    StackPlan,
+    caches_trunk,
+)
+from infrastructure.models.model_inputs import LanguageModel, inner_model, language_model
+from infrastructure.models.saving import TRAINING_ONLY
+from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration, format_share
+from infrastructure.monitoring.drawing.tables import render_table
+from infrastructure.optimization.optimizer_memory import (
+    CreateOptimizer,
+    NamedParameters,
+    optimizer_state_bytes,
+)
+
+LAYERS, LOW_RANK, DECODER = "layers", "low-rank matrices", "feature decoder"
+WORDS_OF_FORMS = {
+    "nf_fp8": "8 bits (fp8)",
+    "nf4": "4 bits (nf4)",
+    "fp16": "16 bits",
+    "fp32": "32 bits",
+}
+TRAINING_PARTS = (LOW_RANK, DECODER)  # not part of the final model
+EMBEDDING, NORM, HEAD = "embedding", "final norm", "head"
+TIED_EMBEDDING = "embedding (tied: also the head)"
+
+MAX_TIME_STEPS = 6  # up to this many are listed one by one
+SAMPLE_ROWS = 64  # rows of a matrix that are quantized to measure their size
+
+Span = list[int]  # layers [first, end)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter of the model, as it was loaded.
+
+    Attributes:
+        part: the part of the model that it belongs to, one of the names above.
+        layer: number of its layer, from 0; None: outside the layers.
+    """
+
+    name: str
+    part: str
+    shape: torch.Size
+    dtype: torch.dtype
+    layer: int | None = None
+
+    @property
+    def count(self) -> int:
+        return self.shape.numel()
+
+
+@dataclass(frozen=True)
+class PhaseCosts:
+    """The costs of one phase.
+
+    Attributes:
+        trains: spans of layers whose weights train.
+        adapts: spans of layers with low-rank matrices that train.
+        start, depth: the first layer with gradients; the number of layers that run.
+        parameters: numbers of trainable parameters, by part of the model.
+        step_work: multiplications per token in a step, averaged over the phase.
+        kept_values: approximate number of values per token that the layers keep for the backward
+            pass.
+    """
+
+    name: str
+    num_epochs: int
+    num_steps: int
+    trains: list[Span]
+    adapts: list[Span]
+    start: int
+    depth: int
+    time_step: int | None
+    parameters: dict[str, int]
+    weights_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    step_work: float = 1.0
+    kept_values: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.gradient_bytes + self.optimizer_bytes
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(self.parameters.values())
+
+
+@dataclass(frozen=True)
+class PlanCosts:
+    """The costs of a block-wise run.
+
+    Attributes:
+        stacks: the spans of layers.
+        parameters: numbers of the model's parameters, by part.
+        cache_bytes: upper bound of cached activations on the disk; None: none are cached.
+        finished_as: the form in which finished layers are stored (`training.quantization_type`);
+            None: as they train.
+    """
+
+    kind: str
+    stacks: list[Span]
+    parameters: dict[str, int]
+    phases: list[PhaseCosts] = field(default_factory=list)
+    cache_bytes: int | None = None
+    finished_as: str | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return self.stacks[-1][1]
+
+    def index_at(self, step: int) -> int:
+        """Return the index of the phase that the next step belongs to."""
+        for index, phase in enumerate(self.phases):
+            if step < phase.num_steps:
+                return index
+            step -= phase.num_steps
+        return len(self.phases) - 1
+
+    def seconds_of_phases(self, measured: int, step_seconds: float) -> list[float]:
+        """Return the seconds of each phase if a step of phase `measured` takes `step_seconds`."""
+        of_work = step_seconds / self.phases[measured].step_work
+        return [of_work * phase.step_work * phase.num_steps for phase in self.phases]
+
+    def seconds_left(self, step: int, measured: int, step_seconds: float) -> float:
+        """Return the seconds from `step` to the end."""
+        index = self.index_at(step)
+        seconds = self.seconds_of_phases(measured, step_seconds)
+        done = step - sum(phase.num_steps for phase in self.phases[:index])
+        left_of_phase = 1 - done / max(1, self.phases[index].num_steps)
+        return seconds[index] * left_of_phase + sum(seconds[index + 1 :])
+
+    def growth_bytes(self, step: int, measured: int, num_tokens: int, value_bytes: int) -> int:
+        """Return how many more bytes the largest phase from `step` on needs than phase `measured`.
+
+        The result may be negative.
+
+        Args:
+            num_tokens: tokens of the largest micro-batch.
+            value_bytes: bytes of a value that is kept for backward passes.
+        """
+        size = num_tokens * value_bytes
+        taken = [p.total_bytes + size * p.kept_values for p in self.phases]
+        return max(taken[self.index_at(step) :]) - taken[measured]
+
+    def lines(self, seconds: Sequence[float] | None = None) -> list[str]:
+        """Return the plan as lines for the user, before the run starts.
+
+        Args:
+            seconds: time of each phase, see `seconds_of_phases`.
+        """
+        rows, headings = [], ["phase", "parameters that train", "steps", "memory"]
+        headings += ["time"] if seconds else []
+        for first, group in _groups(self.phases):
+            rows.append(_row(first, group))
+            if seconds:
+                times = seconds[first - 1 : first - 1 + len(group)]
+                rows[-1].append(f"about {_range(times, format_duration)}")
+        table = render_table(headings, rows, max_cell_width=100).splitlines()
+        return [self._heading(), *(f"  {line}" for line in table), *self._notes()]
+
+    def _heading(self) -> str:
+        sizes = sorted({end - first for first, end in self.stacks})
+        count = len(self.stacks)
+        stacks = phrase("stackwise.equal_stacks", num_stacks=count, num_layers=sizes[0])
+        if len(sizes) > 1:
+            stacks = phrase(
+                "stackwise.unequal_stacks",
+                num_stacks=count,
+                smallest=sizes[0],
+                largest=sizes[-1],
+            )
+        grows = self._grows()
+        in_turn = phrase(
+            "stackwise.order_growing" if grows else "stackwise.order_one_after_another"
+        )
+        how = {
+            STACKWISE: phrase("stackwise.order_each_on_its_own"),
+            RACKWISE: phrase("stackwise.order_one_common_loss"),
+        }.get(self.kind, in_turn if len(self.stacks) > 1 else phrase("stackwise.order_as_a_whole"))
+        steps = sum(phase.num_steps for phase in self.phases)
+        return phrase(
+            "stackwise.plan_heading",
+            stacks=stacks,
+            order=how,
+            num_steps=steps,
+            num_phases=len(self.phases),
+        )
+
+    def _grows(self) -> bool:
+        """Return whether the lower layers continue to train when others are added."""
+        return len(self.phases) > 1 and self.phases[-1].trains == [[0, self.num_layers]]
+
+    def _notes(self) -> list[str]:
+        total = sum(self.parameters.values())
+        outside = [
+            f"{part} {_count(count)} ({format_share(count / total)})"
+            for part, count in self.parameters.items()
+            if part not in (LAYERS, *TRAINING_PARTS)
+        ]
+        most = max(self.phases, key=lambda phase: phase.total_bytes)
+        description = phrase(
+            "stackwise.memory_parts",
+            weights=format_bytes(most.weights_bytes),
+            gradients=format_bytes(most.gradient_bytes),
+            optimizer=format_bytes(most.optimizer_bytes),
+        )
+        notes = [
+            phrase(
+                "stackwise.plan_parameters",
+                total=_count(total),
+                layers=_count(self.parameters.get(LAYERS, 0)),
+                others=", ".join(outside),
+            ),
+            phrase("stackwise.memory_without_activations", description=description),
+        ]
+        if self.finished_as is not None:
+            form = WORDS_OF_FORMS.get(self.finished_as, self.finished_as)
+            notes.append(phrase("stackwise.finished_layers_stored", form=form))
+        if self.cache_bytes is not None:
+            size = format_bytes(self.cache_bytes)
+            notes.append(phrase("stackwise.cached_activations_size", size=size))
+        return notes
+
+
+def plan_costs(
+    config: TrainingConfig,
+    rack: Rack,
+    plan: StackPlan,
+    *,
+    create_optimizer: CreateOptimizer,
+    steps_per_epoch: int,
+    total_steps: int,
+    loaded_dtype: torch.dtype,
+    cache_bytes: int | None = None,
+) -> PlanCosts:
+    """Compute the costs of a planned run; the model is not changed.
+
+    Args:
+        loaded_dtype: type of the layers' weights.
+    """
+    weights = list(weights_of(rack, loaded_dtype))
+    model_parts = (w for w in weights if w.part not in TRAINING_PARTS)
+    costs = PlanCosts(
+        plan.kind,
+        [[unit.first, unit.last] for unit in plan.units],
+        _sums(model_parts),
+        cache_bytes=cache_bytes,
+    )
+    buffers_bytes = _buffers_bytes(rack.model)
+    states = _OptimizerBytes(create_optimizer, next(rack.model.parameters()).device)
+    left, finished_as = total_steps, None
+    for phase in plan.phases:
+        forms = forms_of(config, plan, phase, len(rack))
+        trained = [w for w in weights if phase.parameters is None or w.name in phase.parameters]
+        num_steps = min(left, phase.num_epochs * steps_per_epoch)
+        left -= num_steps
+        if phase.unit is not None and phase.unit.first > 0:
+            finished_as = forms[0].stored_as
+        costs.phases.append(
+            PhaseCosts(
+                name=phase.name,
+                num_epochs=phase.num_epochs,
+                num_steps=num_steps,
+                trains=_spans({w.layer for w in trained if w.part == LAYERS}),
+                adapts=_spans({w.layer for w in trained if w.part == LOW_RANK}),
+                start=phase.start,
+                depth=phase.depth,
+                time_step=phase.time_step,
+                parameters=_sums(trained),
+                weights_bytes=buffers_bytes + sum(_stored_bytes(w, forms) for w in weights),
+                gradient_bytes=sum(w.count * _dtype_of(w, forms).itemsize for w in trained),
+                optimizer_bytes=states.of([(w, _dtype_of(w, forms)) for w in trained]),
+                step_work=_step_work(config, plan, phase, weights, trained),
+                kept_values=_kept_values(config, rack, phase, weights),
+            )
+        )
+    return replace(costs, finished_as=finished_as)
+
+
+def _step_work(
+    config: TrainingConfig,
+    plan: StackPlan,
+    phase: StackPhase,
+    weights: Iterable[Weight],
+    trained: Iterable[Weight],
+) -> float:
+    """Return the multiplications per token in a step.
+
+    If a frozen trunk's activations are cached, only its first pass over the data counts.
+    """
+    by_layer: Counter[int] = Counter()
+    head = 0
+    for weight in weights:
+        if weight.part == LAYERS and weight.layer is not None and len(weight.shape) > 1:
+            by_layer[weight.layer] += weight.count
+        head += weight.count if weight.part in (HEAD, TIED_EMBEDDING) else 0
+    training = {w.layer for w in trained if w.part == LAYERS}
+    passes = phase.num_epochs if caches_trunk(config, phase.num_epochs) else 1
+    work = 0.0
+    for layer in range(phase.depth):
+        times = 1 / passes if layer < phase.start else 3 if layer in training else 2
+        work += times * by_layer[layer]
+    num_heads = len(plan.units) if plan.kind == STACKWISE else 1
+    if config.local_loss == "reconstruct":  # only the top has the head's loss
+        num_heads = int(plan.kind == STACKWISE or phase.depth == len(by_layer))
+    return work + num_heads * head * (
+        3 if any(w.part in (HEAD, TIED_EMBEDDING) for w in trained) else 2
+    )
+
+
+def _kept_values(
+    config: TrainingConfig, rack: Rack, phase: StackPhase, weights: Iterable[Weight]
+) -> int:
+    """Return the number of values per token that are kept for the backward pass.
+
+    These are inputs and outputs of each matrix product; with gradient checkpointing, only the
+    inputs of the layers.
+    """
+    if config.gradient_checkpointing:
+        return (phase.depth - phase.start) * (rack.hidden_size or 0)
+    return sum(
+        sum(w.shape[-2:])
+        for w in weights
+        if w.part == LAYERS
+        and w.layer is not None
+        and phase.start <= w.layer < phase.depth
+        and len(w.shape) > 1
+    )
+
+
+def weights_of(rack: Rack, loaded_dtype: torch.dtype) -> Iterator[Weight]:
+    """Yield the parameters of a model by their names in it, whatever form it has now."""
+    inner = inner_model(rack.model)
+    path = next(name for name, module in rack.model.named_modules() if module is rack.layers)
+    prefix = next(name for name, module in rack.model.named_modules() if module is inner)
+    for index, layer in enumerate(rack.layers):
+        buffers = dict(layer.named_buffers())
+        for name, tensor in plain_tensors(layer):
+            if name not in buffers:
+                full = f"{path}.{index}.{name}"
+                yield Weight(full, LAYERS, tensor.shape, loaded_dtype, index)
+        for name, parameter in layer.named_parameters():
+            if ADAPTERS in name:
+                full = f"{path}.{index}.{name}"
+                yield Weight(full, LOW_RANK, parameter.shape, parameter.dtype, index)
+    head = _modules_with_matrices(rack)
+    embedding = TIED_EMBEDDING if _is_tied(language_model(inner)) else EMBEDDING
+    for name, tensor in plain_tensors(inner, f"{prefix}." if prefix else "", rack.layers):
+        if name in rack.below:
+            part = embedding if tensor.ndim >= 2 else NORM
+        elif name in rack.above:
+            part = HEAD if name.rpartition(".")[0] in head else NORM
+        else:  # a buffer, or another name of the same weight
+            continue
+        yield Weight(name, part, tensor.shape, tensor.dtype)
+    for name, parameter in rack.model.named_parameters():
+        if name.startswith(f"{TRAINING_ONLY}."):
+            yield Weight(name, DECODER, parameter.shape, parameter.dtype)
+
+
+def _modules_with_matrices(rack: Rack) -> set[str]:
+    """Return the modules above the layers that have a matrix, so their biases count as head,
+    too."""
+    named = dict(rack.model.named_parameters())
+    return {name.rpartition(".")[0] for name in rack.above if named[name].ndim >= 2}
+
+
+def _is_tied(model: LanguageModel) -> bool:
+    """Return whether the head shares the weights of the embedding."""
+    try:
+        head = model.get_output_embeddings()
+        return head is not None and head.weight is model.get_input_embeddings().weight
+    except (AttributeError, NotImplementedError):  # not a transformers language model
+        return False
+
+
+def _sums(weights: Iterable[Weight]) -> dict[str, int]:
+    """Return the numbers of parameters by part."""
+    sums: Counter[str] = Counter()
+    for weight in weights:
+        sums[weight.part] += weight.count
+    return dict(sums)
+
+
+def _form_of(weight: Weight, forms: Sequence[LayerForm]) -> LayerForm:
+    is_of_layer = weight.layer is not None and weight.part == LAYERS
+    return forms[weight.layer or 0] if is_of_layer else AS_LOADED
+
+
+def _dtype_of(weight: Weight, forms: Sequence[LayerForm]) -> torch.dtype:
+    return _form_of(weight, forms).dtype or weight.dtype
+
+
+def _stored_bytes(weight: Weight, forms: Sequence[LayerForm]) -> int:
+    kind = _form_of(weight, forms).stored_as
+    is_stack = len(weight.shape) == 3 and weight.shape[-1] >= BLOCK
+    if kind is None or not (len(weight.shape) == 2 or is_stack):
+        return weight.count * _dtype_of(weight, forms).itemsize
+    rows, width = weight.count // weight.shape[-1], weight.shape[-1]
+    sample_rows = min(rows, SAMPLE_ROWS)
+    return quantized_bytes(kind, sample_rows, width) * rows // sample_rows
+
+
+def _buffers_bytes(model: torch.nn.Module) -> int:
+    """Return the bytes of buffers, except those that hold quantized weights."""
+    return sum(
+        buffer.nbytes
+        for module in model.modules()
+        if not isinstance(module, QuantizedWeight)
+        for _, buffer in module.named_buffers(recurse=False)
+    )
+
+
+class _OptimizerBytes:
+    """The size of the optimizer state of a set of weights, measured once for each kind of set."""
+
+    def __init__(self, create_optimizer: CreateOptimizer, device: torch.device) -> None:
+        self._create_optimizer, self._device = create_optimizer, device
+        self._known: dict[object, int] = {}
+
+    def of(self, weights: Sequence[tuple[Weight, torch.dtype]]) -> int:
+        kinds = Counter((w.shape, dtype, w.part == LOW_RANK) for w, dtype in weights)
+        key = frozenset(kinds.items())
+        if key not in self._known:
+            empty = {
+                w.name: torch.empty(1, dtype=dtype, device=self._device).expand(w.shape)
+                for w, dtype in weights
+            }
+            module = NamedParameters({name: torch.nn.Parameter(t) for name, t in empty.items()})
+            self._known[key] = optimizer_state_bytes(
+                self._create_optimizer, module, self._device.type
+            )
+        return self._known[key]
+
+
+def _spans(layers: set[int | None]) -> list[Span]:
+    """Merge neighboring layers into spans [first, end)."""
+    spans: list[Span] = []
+    for layer in sorted(layer for layer in layers if layer is not None):
+        if spans and spans[-1][1] == layer:
+            spans[-1][1] += 1
+        else:
+            spans.append([layer, layer + 1])
+    return spans
+
+
+# The table
+
+
+def _groups(phases: Sequence[PhaseCosts]) -> Iterator[tuple[int, list[PhaseCosts]]]:
+    """Yield neighboring phases that differ only in their layers, with the number of the first.
+
+    Phases are numbered from 1.
+    """
+    first = 1
+    for _, group in groupby(phases, key=_kind):
+        members = list(group)
+        yield first, members
+        first += len(members)
+
+
+def _kind(phase: PhaseCosts) -> tuple[object, ...]:
+    sizes = tuple(end - first for first, end in phase.trains)
+    has_time_step = phase.time_step is not None
+    return tuple(phase.parameters), sizes, phase.num_epochs, phase.num_steps, has_time_step
+
+
+def _row(first: int, group: Sequence[PhaseCosts]) -> list[str]:
+    last = first + len(group) - 1
+    numbers = f"{first}" if last == first else f"{first} to {last}"
+    return [
+        f"{numbers}: {_what(group)}",
+        _range([phase.num_parameters for phase in group], _count),
+        f"{group[0].num_steps:,}" + (" each" if last > first else ""),
+        _range([phase.total_bytes for phase in group], format_bytes),
+    ]
+
+
+def _range(values: Sequence[float], shown: Callable[[float], str]) -> str:
+    low, high = shown(min(values)), shown(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _what(group: Sequence[PhaseCosts]) -> str:
+    """Describe the layers that train in a phase, or in each phase of a group."""
+    phase = group[0]
+    parts = [part.partition(" (")[0] for part in phase.parameters if part not in (LAYERS, LOW_RANK)]
+    if phase.trains:
+        of_units = {tuple(map(tuple, one.trains)) for one in group}
+        sizes = sum(end - first for first, end in phase.trains)
+        each = f"{_layers(sizes)} each"
+        parts.insert(0, each if len(of_units) > 1 else _named_layers(phase.trains))
+    if phase.adapts:
+        spans = {tuple(map(tuple, one.adapts)) for one in group}
+        of = f" of {_named_layers(phase.adapts)}" if len(spans) == 1 else ""
+        parts.append(f"{LOW_RANK}{of}")
+    steps = [one.time_step for one in group if one.time_step is not None]
+    if steps:
+        distinct = sorted(set(steps))
+        many = len(distinct) > MAX_TIME_STEPS
+        description = f"{distinct[0]} to {distinct[-1]}" if many else ", ".join(map(str, distinct))
+        parts.append(f"time step{'s' if len(distinct) > 1 else ''} {description}")
+    return ", ".join(parts)
+
+
+def _named_layers(spans: Sequence[Span]) -> str:
+    named = [
+        f"{first + 1}" if end == first + 1 else f"{first + 1} to {end}" for first, end in spans
+    ]
+    is_one = len(spans) == 1 and spans[0][1] == spans[0][0] + 1
+    return f"layer{'' if is_one else 's'} {' and '.join(named)}"
+
+
+def _layers(count: int) -> str:
+    return f"{count} layer{'' if count == 1 else 's'}"
+
+
+def _count(number: float) -> str:
+    """Format a number: 12,345; 1.23 M; 8.03 B."""
+    for size, unit in ((1e9, "B"), (1e6, "M")):
+        if number >= size:
+            return f"{number / size:.2f} {unit}"
+    return f"{number:,.0f}"

@@ -1,0 +1,95 @@
+"""The weights of a model as they are at the end of its training, whatever form they have now.
+
+They may now be quantized, or have low-rank matrices. The model is not changed. A weight that is
+plain already is yielded directly. All others are computed one at a time.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from infrastructure.features.stackwise.training.quantized_trunk import (
+    QuantizedLinear,
+    QuantizedWeight,
+    is_conv1d,
+    quantized_name,
+)
+from infrastructure.features.stackwise.training.stack_adapters import (
+    LayerAdapters,
+    LowRankPair,
+    linear_of,
+)
+from infrastructure.features.stackwise.training.stack_phases import ADAPTERS
+from infrastructure.models.saving import TRAINING_ONLY
+
+Named = Iterator[tuple[str, torch.Tensor]]
+LEFT_OUT = (TRAINING_ONLY, ADAPTERS)
+
+
+@torch.no_grad()
+def plain_tensors(
+    module: torch.nn.Module, prefix: str = "", leave_out: torch.nn.Module | None = None
+) -> Named:
+    """Yield parameters and persistent buffers of the plain model, by name.
+
+    Tensors that exist only for training are left out. A shared tensor is yielded under each of its
+    names.
+
+    Args:
+        prefix: prefix of the names.
+        leave_out: a module inside that is skipped.
+    """
+    yield from _tensors(module, prefix, leave_out, {})
+
+
+def _tensors(
+    module: torch.nn.Module,
+    prefix: str,
+    leave_out: torch.nn.Module | None,
+    adapters: Mapping[int, Mapping[str, LowRankPair]],
+) -> Named:
+    """Yield the tensors of `plain_tensors`.
+
+    Args:
+        adapters: low-rank pairs by the `id` of their linear layer.
+    """
+    if isinstance(beside := getattr(module, ADAPTERS, None), LayerAdapters):
+        adapters = {id(linear_of(module, key)): pairs for key, pairs in beside.named_pairs()}
+    pairs = adapters.get(id(module), {})
+    for name, weight in _own_weights(module):
+        yield f"{prefix}{name}", _adapted(module, weight, pairs) if name == "weight" else weight
+    for name, buffer in module.named_buffers(recurse=False):
+        if name not in module._non_persistent_buffers_set:
+            yield f"{prefix}{name}", buffer
+    for name, child in module.named_children():
+        if child is leave_out or name in LEFT_OUT or isinstance(child, QuantizedWeight):
+            continue
+        yield from _tensors(child, f"{prefix}{name}.", leave_out, adapters)
+
+
+def _own_weights(module: torch.nn.Module) -> Named:
+    """Yield the parameters directly in a module, in the form that computation uses."""
+    if isinstance(module, QuantizedLinear):
+        stored = module.quantized_weight
+        weight = stored.dequantized(stored.dtype)
+        yield "weight", weight.t() if module.is_conv1d else weight
+    for name, parameter in module.named_parameters(recurse=False):
+        yield name, parameter.detach()
+    for name in getattr(module, "quantized_names", ()):  # experts
+        stored = getattr(module, quantized_name(name))
+        yield name, stored.dequantized(stored.dtype)
+
+
+def _adapted(
+    module: torch.nn.Module, weight: torch.Tensor, pairs: Mapping[str, LowRankPair]
+) -> torch.Tensor:
+    """Return a weight with the updates of its pairs added, as `StackAdapters.merge` does."""
+    for pair in pairs.values():
+        update = pair.update().T if _is_transposed(module) else pair.update()
+        weight = weight + update.to(weight.dtype)
+    return weight
+
+
+def _is_transposed(module: torch.nn.Module) -> bool:
+    """Return whether the module stores its plain weight as (in, out)."""
+    return module.is_conv1d if isinstance(module, QuantizedLinear) else is_conv1d(module)

@@ -1,0 +1,537 @@
+"""Storage of finished layers' weights: quantized, and dequantized when they are used.
+
+| kind | stored | bits per weight |
+| --- | --- | --- |
+| nf_fp8 | blocks of 64 along the input dimension: float8 (e4m3fn) and a scale in fp16 | 8.25 |
+| nf4 | NF4 with double quantization by bitsandbytes (Dettmers 2023, arXiv 2305.14314) | 4.13 |
+| fp16, fp32 | plain casts | 16, 32 |
+
+nf_fp8 is not a public format; this is its definition. The scale of a block is absmax / 448, the
+largest float8, rounded up to fp16. So no weight of a block is ever clipped, and a block of tiny
+weights gets the smallest fp16 scale instead of 0. A block of zeros has the scale 0. A weight is its
+float8 times its scale, in fp32, and then rounded to the format of the activations.
+
+A quantized layer dequantizes its weight in the forward pass and again in the backward pass, and
+keeps no dequantized copy between them. The stored values are buffers: they pass through state_dict,
+safetensors and checkpoints bit for bit, move between devices, and no `.to(dtype)` rounds them.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from infrastructure.core.errors import InputError
+from infrastructure.core.optional import require
+from infrastructure.core.registry import Registry
+from infrastructure.features.stackwise import registries
+
+BLOCK = 64
+LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max  # 448
+_TUNED = ("lora_", "modules_to_save")  # PEFT's names of modules that train next to frozen layers
+# Integers of the same width: casts of floats leave them unchanged.
+_SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+Buffers = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """A method of storing a matrix.
+
+    Attributes:
+        store: (out, in) of any float type → buffers by name.
+        restore: these buffers, and the matrix's shape → (out, in) in fp32.
+    """
+
+    store: Callable[[torch.Tensor], Buffers]
+    restore: Callable[[Mapping[str, torch.Tensor], torch.Size], torch.Tensor]
+
+
+def _store_fp8(weight: torch.Tensor) -> Buffers:
+    width = weight.shape[-1]
+    blocks = F.pad(weight.float(), (0, -width % BLOCK)).unflatten(-1, (-1, BLOCK))
+    largest = blocks.abs().amax(dim=-1)
+    scales = _round_up_to_half(largest / LARGEST_FP8)
+    if not scales.isfinite().all():
+        raise InputError(
+            "stackwise.weights_exceed_fp8_range",
+            largest=largest.max(),
+            limit=torch.finfo(torch.float16).max * LARGEST_FP8,
+        )
+    divisors = scales.float().masked_fill(scales == 0, 1.0).unsqueeze(-1)
+    payload = (blocks / divisors).to(torch.float8_e4m3fn).flatten(-2)[..., :width]
+    return {"payload": payload.contiguous(), "scales": scales}
+
+
+def _round_up_to_half(values: torch.Tensor) -> torch.Tensor:
+    """Round fp32 values that are not negative up to the next fp16 value."""
+    nearest = values.to(torch.float16)
+    # for non-negative fp16, bits as an integer increase with the value
+    next_up = (nearest.view(torch.int16) + 1).view(torch.float16)
+    return torch.where(nearest.float() < values, next_up, nearest)
+
+
+def _restore_fp8(stored: Mapping[str, torch.Tensor], shape: torch.Size) -> torch.Tensor:
+    values = _widened(stored["payload"])
+    scales = stored["scales"].float()
+    if shape[-1] % BLOCK == 0:
+        return values.unflatten(-1, (-1, BLOCK)).mul_(scales.unsqueeze(-1)).flatten(-2)
+    return values.mul_(scales.repeat_interleave(BLOCK, dim=-1)[..., : shape[-1]])
+
+
+def _widened(payload: torch.Tensor) -> torch.Tensor:
+    """Convert finite values of float8 (e4m3fn) to fp32.
+
+    Torch's own cast takes seven times as long on a CPU. Sign, exponent and mantissa are in the same
+    order in fp16, whose exponent bias is larger by 8.
+    """
+    if payload.device.type != "cpu":
+        return payload.float()
+    bits = payload.view(torch.int8).to(torch.int16)  # the sign in bits 15 to 7
+    bits = bits.bitwise_left_shift_(7).bitwise_and_(~(1 << 14))
+    return bits.view(torch.float16).float().mul_(2.0**8)
+
+
+def _store_nf4(weight: torch.Tensor) -> Buffers:
+    functional = require("bitsandbytes.functional", "quantization nf4")
+    flat = weight.float().flatten()
+    flat = F.pad(flat, (0, -len(flat) % BLOCK))
+    payload, state = functional.quantize_4bit(
+        flat, blocksize=BLOCK, compress_statistics=True, quant_type="nf4"
+    )
+    return {
+        "payload": payload.flatten(),
+        "scales": state.absmax,
+        "scales_of_scales": state.state2.absmax,
+        "mean_scale": state.offset,
+    }
+
+
+def _restore_nf4(stored: Mapping[str, torch.Tensor], shape: torch.Size) -> torch.Tensor:
+    functional = require("bitsandbytes.functional", "quantization nf4")
+    payload = stored["payload"]
+    levels, scale_levels = _nf4_levels(payload.device)
+    state = functional.QuantState(
+        absmax=stored["scales"],
+        shape=torch.Size([2 * len(payload)]),
+        code=levels,
+        blocksize=BLOCK,
+        quant_type="nf4",
+        dtype=torch.float32,
+        offset=stored["mean_scale"],
+        state2=functional.QuantState(
+            absmax=stored["scales_of_scales"],
+            code=scale_levels,
+            blocksize=256,  # bitsandbytes' block size for scales
+            dtype=torch.float32,
+        ),
+    )
+    flat = functional.dequantize_4bit(payload.unsqueeze(-1), state).flatten()
+    return flat[: shape.numel()].view(shape)
+
+
+@cache
+def _nf4_levels(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    functional = require("bitsandbytes.functional", "quantization nf4")
+    levels = functional.get_4bit_type("nf4", device=device)
+    return levels, functional.create_dynamic_map().to(device)
+
+
+def _store_fp16(weight: torch.Tensor) -> Buffers:
+    payload = weight.to(torch.float16)
+    if not payload.isfinite().all():
+        raise InputError("stackwise.weights_exceed_fp16_range", largest=weight.abs().max())
+    return {"payload": payload}
+
+
+def _store_fp32(weight: torch.Tensor) -> Buffers:
+    return {"payload": weight.to(torch.float32, copy=True)}
+
+
+def _restore_float(stored: Mapping[str, torch.Tensor], shape: torch.Size) -> torch.Tensor:
+    return stored["payload"].float().view(shape)
+
+
+QUANTIZATIONS: Registry[Quantization] = registries.QUANTIZATIONS
+QUANTIZATIONS.provide(
+    {
+        "nf_fp8": Quantization(_store_fp8, _restore_fp8),
+        "nf4": Quantization(_store_nf4, _restore_nf4),
+        "fp16": Quantization(_store_fp16, _restore_float),
+        "fp32": Quantization(_store_fp32, _restore_float),
+    },
+    Quantization,
+    makes=False,
+)
+
+
+class QuantizedWeight(torch.nn.Module):
+    """A matrix (out, in), or a stack of them (experts, out, in), as buffers.
+
+    Args:
+        weight: the weight to store; the tensor itself is not kept.
+        kind: a name in `QUANTIZATIONS`.
+
+    Raises:
+        ValueError: the kind is unknown, or cannot hold these weights.
+        MissingPackageError: bitsandbytes is not installed.
+    """
+
+    def __init__(self, weight: torch.Tensor, kind: str) -> None:
+        super().__init__()
+        self._quantization = QUANTIZATIONS.get(kind)
+        self.kind = kind
+        self.shape = weight.shape
+        self.dtype = weight.dtype
+        own = weight.detach()
+        if not own.isfinite().all():
+            raise InputError("stackwise.weights_not_finite", kind=kind)
+        if own.ndim == 2:
+            buffers = self._quantization.store(own)
+        else:
+            matrices = [self._quantization.store(matrix) for matrix in own]
+            buffers = {name: torch.stack([m[name] for m in matrices]) for name in matrices[0]}
+        for name, buffer in buffers.items():
+            self.register_buffer(name, buffer)
+
+    def dequantized(self, dtype: torch.dtype, index: int | None = None) -> torch.Tensor:
+        """Return the dequantized weights; for a stack, all of them or matrix number `index`."""
+        buffers = dict(self.named_buffers(recurse=False))
+        if index is None and len(self.shape) == 3:
+            return torch.stack([self.dequantized(dtype, i) for i in range(self.shape[0])])
+        if index is not None:
+            buffers = {name: buffer[index] for name, buffer in buffers.items()}
+        return self._quantization.restore(buffers, self.shape[-2:]).to(dtype)
+
+    def num_bytes(self) -> int:
+        """Return the bytes of the buffers."""
+        return sum(buffer.nbytes for buffer in self.buffers())
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> object:
+        """Move the buffers between devices, but never cast them."""
+        for name, buffer in self._buffers.items():
+            assert buffer is not None
+            moved = fn(buffer.view(_SAME_WIDTH[buffer.itemsize]))
+            self._buffers[name] = moved.view(buffer.dtype)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{self.kind}, {tuple(self.shape)}"
+
+
+@cache
+def quantized_bytes(kind: str, rows: int, width: int) -> int:
+    """Return the bytes of a stored matrix of this shape.
+
+    Raises:
+        ValueError, MissingPackageError: as for `QuantizedWeight`.
+    """
+    return QuantizedWeight(torch.zeros(rows, width), kind).num_bytes()
+
+
+class _Product(torch.autograd.Function):
+    """The product x W' + b, whose W is dequantized in each pass and never kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, bias: torch.Tensor | None, weight: QuantizedWeight
+    ) -> torch.Tensor:
+        ctx.weight = weight
+        return F.linear(x, weight.dequantized(x.dtype), bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        wants_x, wants_bias, _ = ctx.needs_input_grad
+        of_x = gradient.matmul(ctx.weight.dequantized(gradient.dtype)) if wants_x else None
+        of_bias = gradient.flatten(0, -2).sum(dim=0) if wants_bias else None
+        return of_x, of_bias, None
+
+
+class QuantizedLinear(torch.nn.Linear):
+    """A linear layer whose weight is stored quantized.
+
+    It is a `Linear`, so PEFT adds LoRA to it.
+
+    Args:
+        weight: (out, in).
+        bias: kept unchanged.
+        is_conv1d: it replaces a `Conv1D` of transformers, whose weight is (in, out).
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.nn.Parameter | None,
+        kind: str,
+        is_conv1d: bool = False,
+    ) -> None:
+        torch.nn.Module.__init__(self)
+        self.out_features, self.in_features = weight.shape
+        self.is_conv1d = is_conv1d
+        self.quantized_weight = QuantizedWeight(weight, kind)
+        self.register_parameter("bias", bias)
+
+    @property
+    def weight(self) -> torch.Tensor:  # type: ignore[override]
+        """A placeholder with the weight's shape (out, in), type and device, without its memory.
+
+        All its entries are NaN, and it cannot be written. So code that computes with it, or merges
+        LoRA into it, fails instead of being silently wrong. Call `dequantize_layers` first.
+        """
+        stored = self.quantized_weight
+        device = next(stored.buffers()).device
+        return torch.full((1, 1), torch.nan, dtype=stored.dtype, device=device).expand(stored.shape)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        x = input.to(_compute_dtype(input))
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        product: torch.Tensor = _Product.apply(x, bias, self.quantized_weight)
+        return product
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features},"
+            f" bias={self.bias is not None}"
+        )
+
+
+def _compute_dtype(x: torch.Tensor) -> torch.dtype:
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
+
+
+class _QuantizedExperts:
+    """A mixin for the class of a module with stacks of matrices (experts).
+
+    While the module computes, the dequantized stacks are available under their own names. Autograd
+    saves only their locations. A copy that an operation makes itself is saved as it is.
+    """
+
+    quantized_names: tuple[str, ...]
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+        dtype = _compute_dtype(next(x for x in inputs if x.is_floating_point()))
+        stored = {name: getattr(self, quantized_name(name)) for name in self.quantized_names}
+        weights = {name: weight.dequantized(dtype) for name, weight in stored.items()}
+        with _saved_as_places(weights, stored):
+            self.__dict__.update(weights)
+            try:
+                return super().forward(*args, **kwargs)  # type: ignore[misc]
+            finally:
+                for name in weights:
+                    del self.__dict__[name]
+
+
+@contextmanager
+def _saved_as_places(
+    weights: Mapping[str, torch.Tensor], stored: Mapping[str, QuantizedWeight]
+) -> Iterator[None]:
+    names = {weight.untyped_storage().data_ptr(): name for name, weight in weights.items()}
+    strides = {name: weight.stride(0) for name, weight in weights.items()}
+
+    def pack(saved: torch.Tensor) -> object:
+        name = names.get(saved.untyped_storage().data_ptr())
+        if name is None:
+            return saved.detach()  # the tensor itself would be a reference cycle
+        place = saved.size(), saved.stride(), saved.storage_offset()
+        return name, saved.dtype, place
+
+    def unpack(packed: Any) -> torch.Tensor:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        name, dtype, (size, stride, offset) = packed
+        first, within = divmod(offset, strides[name])
+        reach = within + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        if reach < strides[name]:  # within one expert
+            return stored[name].dequantized(dtype, first).as_strided(size, stride, within)
+        return stored[name].dequantized(dtype).as_strided(size, stride, offset)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
+
+
+@cache
+def _with_quantized_experts(plain: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    return type(plain.__name__, (_QuantizedExperts, plain), {"plain_class": plain})
+
+
+def quantized_name(name: str) -> str:
+    """Return the name under which a module holds its quantized parameter `name`."""
+    return f"quantized_{name}"
+
+
+def quantize_layers(modules: Iterable[torch.nn.Module], kind: str) -> int:
+    """Store the weights of all linear layers inside `modules` as `kind`, in place.
+
+    `Conv1D` layers of transformers are included, and so are the stacked matrices of experts, one
+    matrix at a time. LoRA matrices, quantized layers, embeddings, norms and biases stay as they
+    are. A weight that is shared with a module outside is no longer shared.
+
+    Returns:
+        The number of weights that were quantized.
+
+    Raises:
+        ValueError: as for `QuantizedWeight`, with the layer's name; the layers before it are
+            quantized.
+        MissingPackageError: bitsandbytes is not installed.
+    """
+    QUANTIZATIONS.get(kind)
+    count = 0
+    for module in modules:
+        for name, parent in _frozen_modules(module):
+            for child_name, child in _linear_children(parent):
+                with _named(name, child_name):
+                    setattr(parent, child_name, _quantized(child, kind))
+                count += 1
+            for parameter_name in _stacks(parent):
+                with _named(name, parameter_name):
+                    _quantize_stack(parent, parameter_name, kind)
+                count += 1
+    return count
+
+
+def dequantize_layers(modules: Iterable[torch.nn.Module], dtype: torch.dtype | None = None) -> int:
+    """Replace quantized layers by layers of their original classes, with the dequantized weights.
+
+    The parameters have their original names again, and are frozen.
+
+    Args:
+        dtype: type of the weights; None: the one that each had before.
+
+    Returns:
+        The number of weights that were dequantized.
+    """
+    count = 0
+    for module in modules:
+        parents: list[Any] = list(module.modules())
+        for parent in parents:
+            for name, child in list(parent.named_children()):
+                if isinstance(child, QuantizedLinear):
+                    setattr(parent, name, _dequantized(child, dtype))
+                    if child.is_conv1d and hasattr(parent, "fan_in_fan_out"):
+                        parent.fan_in_fan_out = True  # PEFT reads this when it merges
+                    count += 1
+            if isinstance(parent, _QuantizedExperts):
+                count += _dequantize_stacks(parent, dtype)
+    return count
+
+
+def stored_bytes(module: torch.nn.Module) -> int:
+    """Return the bytes of the weights of linear layers and experts inside `module`, in any form.
+
+    Scales are included, biases are not.
+    """
+    total = sum(m.num_bytes() for m in module.modules() if isinstance(m, QuantizedWeight))
+    for _, parent in _frozen_modules(module):
+        weights = [child.weight for _, child in _linear_children(parent)]
+        stacks = [parent.get_parameter(name) for name in _stacks(parent)]
+        total += sum(weight.nbytes for weight in (*weights, *stacks))
+    return total
+
+
+def _frozen_modules(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """Return a module and those inside it, without the modules that PEFT trains."""
+    return [(name, part) for name, part in module.named_modules() if not _is_tuned(name)]
+
+
+def _is_tuned(name: str) -> bool:
+    return any(part in name for part in _TUNED)
+
+
+def _linear_children(module: torch.nn.Module) -> list[tuple[str, Any]]:
+    children = module.named_children()
+    return [(name, c) for name, c in children if _is_linear(c) and not _is_tuned(name)]
+
+
+def _is_linear(module: torch.nn.Module) -> bool:
+    """Return whether `module` is a `Linear` or `Conv1D`, but not a subclass.
+
+    A subclass may use its weight in its own way.
+    """
+    return type(module) is torch.nn.Linear or is_conv1d(module)
+
+
+def is_conv1d(module: torch.nn.Module) -> bool:
+    """Return whether `module` is the linear layer of GPT-2, whose weight is transposed."""
+    layers = sys.modules.get("transformers.pytorch_utils")  # not loaded: no such layer exists
+    return layers is not None and type(module) is layers.Conv1D
+
+
+def _stacks(module: torch.nn.Module) -> list[str]:
+    """Return the names of a module's parameters that are stacks of matrices."""
+    return [
+        name
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim == 3
+        and parameter.is_floating_point()
+        and parameter.shape[-1] >= BLOCK  # a convolution kernel is shorter
+        and not _is_tuned(name)
+    ]
+
+
+@contextmanager
+def _named(module_name: str, name: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise InputError(
+            "stackwise.weight_cannot_be_stored",
+            parameter=f"{module_name}.{name}".removeprefix("."),
+            error=error,
+        ) from error
+
+
+def _quantized(layer: Any, kind: str) -> QuantizedLinear:
+    is_transposed = is_conv1d(layer)
+    weight = layer.weight.t() if is_transposed else layer.weight
+    quantized = QuantizedLinear(weight, layer.bias, kind, is_transposed)
+    return quantized.train(layer.training)
+
+
+def _dequantized(layer: QuantizedLinear, dtype: torch.dtype | None) -> torch.nn.Linear:
+    stored = layer.quantized_weight
+    weight = stored.dequantized(dtype or stored.dtype)
+    plain: torch.nn.Linear
+    with torch.device("meta"):  # no memory, no random numbers
+        if layer.is_conv1d:
+            plain = require("transformers", "Conv1D").pytorch_utils.Conv1D(*weight.shape)
+        else:
+            plain = torch.nn.Linear(layer.in_features, layer.out_features, bias=False)
+    if layer.is_conv1d:
+        weight = weight.t().contiguous()
+    plain.weight = torch.nn.Parameter(weight, requires_grad=False)
+    plain.bias = layer.bias
+    plain.train(layer.training)
+    return plain
+
+
+def _quantize_stack(module: torch.nn.Module, name: str, kind: str) -> None:
+    quantized = QuantizedWeight(module.get_parameter(name), kind)
+    delattr(module, name)
+    module.add_module(quantized_name(name), quantized)
+    if not isinstance(module, _QuantizedExperts):
+        plain: object = module.__class__
+        module.__class__ = _with_quantized_experts(plain)
+        module.quantized_names = ()  # type: ignore[assignment]
+    module.quantized_names = (*module.quantized_names, name)  # type: ignore
+
+
+def _dequantize_stacks(module: Any, dtype: torch.dtype | None) -> int:
+    names = module.quantized_names
+    module.__class__ = module.plain_class
+    del module.quantized_names
+    for name in names:
+        stored = getattr(module, quantized_name(name))
+        delattr(module, quantized_name(name))
+        weight = stored.dequantized(dtype or stored.dtype)
+        module.register_parameter(name, torch.nn.Parameter(weight, requires_grad=False))
+    return len(names)

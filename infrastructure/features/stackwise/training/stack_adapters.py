@@ -1,0 +1,183 @@
+"""Low-rank matrices next to the frozen weights of layers, which train while the layers do not.
+
+Methods: LoRA, 2106.09685; with quantized weights QLoRA, 2305.14314. The matrices are inside the
+layer, under their own names, so the names of other parameters do not change, even if the weights
+are quantized. All matrices exist from the start. Each pair begins without effect and trains in the
+phases that name it.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.utils.hooks import RemovableHandle
+
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.features.stackwise.training.quantized_trunk import is_conv1d
+from infrastructure.features.stackwise.training.stack_phases import (
+    ADAPTERS,
+    StackPlan,
+    adapter_pairs,
+)
+
+SEPARATOR = "__"  # replaces the dots of a module's name, which a key must not contain
+ITSELF = "__self__"  # the key of a layer that is itself linear, whose name in it is empty
+
+
+class LowRankPair(torch.nn.Module):
+    """The product `scale * B A x`, with B zero at first.
+
+    Args:
+        num_in, num_out: sizes of the linear layer.
+        rank, alpha: the scale is alpha / rank.
+        dropout: share of the inputs that are dropped in training.
+    """
+
+    def __init__(self, num_in: int, num_out: int, rank: int, alpha: float, dropout: float) -> None:
+        super().__init__()
+        self.lora_A = torch.nn.Parameter(torch.empty(rank, num_in))
+        self.lora_B = torch.nn.Parameter(torch.zeros(num_out, rank))
+        torch.nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
+        self.scale, self.dropout = alpha / rank, dropout
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        dropped = F.dropout(inputs, self.dropout, self.training)
+        low = F.linear(dropped.to(self.lora_A.dtype), self.lora_A)
+        return F.linear(low, self.lora_B) * self.scale
+
+    def update(self) -> torch.Tensor:
+        """Return the pair's update of the weight (out, in)."""
+        return self.scale * self.lora_B @ self.lora_A
+
+
+ForwardHook = Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]
+
+
+class LayerAdapters(torch.nn.ModuleDict):
+    """The pairs of one layer: for each of its linear layers a `ModuleDict` by the pair's key."""
+
+    def named_pairs(self) -> Iterator[tuple[str, dict[str, LowRankPair]]]:
+        """Yield the key and the pairs of each linear layer."""
+        for key, module in self.items():
+            pairs = dict(module.named_children())
+            yield key, {name: pair for name, pair in pairs.items() if isinstance(pair, LowRankPair)}
+
+    def hook(self, layer: torch.nn.Module) -> Iterator[RemovableHandle]:
+        """Make the current linear layers add the output of their pairs."""
+        for key, pairs in self.named_pairs():
+            yield linear_of(layer, key).register_forward_hook(_adder(pairs))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the inputs, because a layer that is a `Sequential` calls every module inside
+        it."""
+        return inputs
+
+
+def linear_of(layer: torch.nn.Module, key: str) -> torch.nn.Module:
+    """Return the linear layer that belongs to a key of its `LayerAdapters`."""
+    return layer if key == ITSELF else layer.get_submodule(key.replace(SEPARATOR, "."))
+
+
+def _adder(pairs: Mapping[str, LowRankPair]) -> ForwardHook:
+    def add(
+        _module: torch.nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor
+    ) -> torch.Tensor:
+        for pair in pairs.values():
+            output = output + pair(given[0]).to(output.dtype)
+        return output
+
+    return add
+
+
+class StackAdapters:
+    """The low-rank matrices of a model's layers.
+
+    Args:
+        layers: the layers of the model; they get their matrices here.
+        seed: seed of the initial values.
+    """
+
+    def __init__(
+        self, config: TrainingConfig, plan: StackPlan, layers: Sequence[torch.nn.Module], seed: int
+    ) -> None:
+        self.layers = list(layers)
+        self._handles: list[RemovableHandle] = []
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for unit in plan.units:
+                keys = adapter_pairs(config, plan, unit)
+                rank, alpha = rank_of(config, unit.index)
+                for layer in self.layers[unit.first : unit.last] if keys else ():
+                    self._add(layer, keys, rank, alpha, config)
+        self.hook()
+
+    def _add(
+        self,
+        layer: torch.nn.Module,
+        keys: Sequence[str],
+        rank: int,
+        alpha: float,
+        config: TrainingConfig,
+    ) -> None:
+        adapters = LayerAdapters()
+        for name, module in list(layer.named_modules()):
+            shape = linear_shape(module)
+            # torch's attention reads the weight of such a layer directly and never calls it.
+            if shape is None or isinstance(module, NonDynamicallyQuantizableLinear):
+                continue
+            parameter = next(layer.parameters())
+            dtype = torch.float32 if config.adapters_full_precision else parameter.dtype
+            pairs = torch.nn.ModuleDict(
+                {key: LowRankPair(*shape, rank, alpha, config.qlora_dropout) for key in keys}
+            )
+            key = name.replace(".", SEPARATOR) or ITSELF
+            adapters[key] = pairs.to(parameter.device, dtype)
+        layer.add_module(ADAPTERS, adapters)
+
+    def hook(self) -> None:
+        """Attach the pairs to the current linear layers, which may have been replaced."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = [
+            handle
+            for layer in self.layers
+            if isinstance(adapters := getattr(layer, ADAPTERS, None), LayerAdapters)
+            for handle in adapters.hook(layer)
+        ]
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Add the pairs to the weights, which must not be quantized, and remove the pairs."""
+        for handle in self._handles:
+            handle.remove()
+        for layer in self.layers:
+            adapters = getattr(layer, ADAPTERS, None)
+            if not isinstance(adapters, LayerAdapters):
+                continue
+            for key, pairs in adapters.named_pairs():
+                linear = linear_of(layer, key)
+                weight = linear.get_parameter("weight")
+                for pair in pairs.values():
+                    update = pair.update().T if is_conv1d(linear) else pair.update()
+                    weight.add_(update.to(weight.dtype))
+            delattr(layer, ADAPTERS)
+
+
+def rank_of(config: TrainingConfig, stack: int) -> tuple[int, float]:
+    """Return rank and alpha of a stack; alpha stays proportional to a stack's own rank."""
+    rank = config.qlora_rank
+    if config.qlora_strategy == "variable":
+        rank = (config.qlora_ranks or {}).get(stack, rank)
+    return rank, config.qlora_alpha * rank / config.qlora_rank
+
+
+def linear_shape(module: torch.nn.Module) -> tuple[int, int] | None:
+    """Return the numbers of inputs and outputs of a linear layer; None for other modules."""
+    if isinstance(module, torch.nn.Linear):
+        return module.in_features, module.out_features
+    if is_conv1d(module):
+        num_in, num_out = module.get_parameter("weight").shape
+        return int(num_in), int(num_out)
+    return None

@@ -1,0 +1,341 @@
+"""Single files for the stacks of a model, and loading of a model from them.
+
+`stack_{s}.safetensors` holds the layers of unit s as a plain model has them, with their names
+there. The first file also holds the part below the layers (the embeddings, and a head that is tied
+to them), the last one the part above (the final norm, the head). A stack that trained together with
+the part above also holds that part, if no later stack changed it: with the stacks below it is a
+shallower model.
+
+`stack_{s}.json` describes the file: the stack's position in the model, its time steps, its loss at
+its end, the settings that decide the result, and a SHA-256 over the tensors. The description has
+its own checksum. It is removed before a new tensor file is written, and written again after it: a
+tensor file without a description does not count.
+
+These files are not copied to the backup destination: all of them can be made again from the newest
+checkpoint, and the whole model is in `final/`.
+"""
+
+import hashlib
+import json
+import mmap
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.backup.format.packs import TensorBytes, decode, encode
+from infrastructure.backup.format.tensor_bytes import from_bytes, to_bytes
+from infrastructure.core.checksums import read_record, write_record
+from infrastructure.core.errors import CheckpointError, DamagedFileError, InputError
+from infrastructure.core.files import atomic_write, remove_parts, sync_directory
+from infrastructure.core.json_text import JsonObject
+from infrastructure.core.messages import phrase
+from infrastructure.features.stackwise.training.plain_weights import plain_tensors
+from infrastructure.features.stackwise.training.rack import Rack
+from infrastructure.features.stackwise.training.stack_phases import Unit
+from infrastructure.models.model_inputs import inner_model
+
+FORMAT_VERSION = 1
+FOLDER = "stacks"
+LAYERS, BELOW, ABOVE = "layers", "below", "above"
+_FILE = re.compile(r"stack_(\d+)\.(?:safetensors|json)")
+_WRAPPED = re.compile(r"^(?:_orig_mod\.|base_model\.model\.)+")
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class StackRecord:
+    """The description of a stack's tensors.
+
+    Attributes:
+        stack, num_stacks: number of the stack, from 0; number of stacks in the model.
+        first_layer, end_layer, num_layers: layers [first_layer, end_layer), from 0; number of
+            layers in the model.
+        holds: a list of "layers", "below" and "above".
+        time_steps: time steps of its masks; empty: no masks, or each example draws its own.
+        step: optimizer steps of the run when the stack was finished; None: it was not.
+        loss: loss at that step, of the model that ends with this stack; None: it was not trained.
+        final_step: step at the end of the run, the same for all its stacks; None: before the end.
+        sha256: hash of the tensors' names, types, shapes and bytes.
+        model: the class of the model, and a hash of the shapes of all its tensors.
+        training: the settings that decide the result, and the data's fingerprint.
+    """
+
+    stack: int
+    num_stacks: int
+    first_layer: int
+    end_layer: int
+    num_layers: int
+    holds: list[str]
+    sha256: str
+    model: dict[str, str]
+    training: JsonObject
+    time_steps: list[int] = field(default_factory=list)
+    step: int | None = None
+    loss: float | None = None
+    final_step: int | None = None
+    num_parameters: int = 0
+    format: int = FORMAT_VERSION
+
+
+def stack_paths(folder: Path, stack: int) -> tuple[Path, Path]:
+    """Return the files of a stack: its tensors and its description."""
+    return folder / f"stack_{stack}.safetensors", folder / f"stack_{stack}.json"
+
+
+def stack_tensors(rack: Rack, unit: Unit, holds: Sequence[str]) -> Tensors:
+    """Return the current tensors of a unit by their names in the plain model.
+
+    Args:
+        holds: some of "layers", "below" and "above".
+    """
+    inner = inner_model(rack.model)
+    path = next(name for name, module in inner.named_modules() if module is rack.layers)
+    tensors: Tensors = {}
+    if LAYERS in holds:
+        for index in range(unit.first, unit.last):
+            tensors |= plain_tensors(rack.layers[index], f"{path}.{index}.")
+    if BELOW in holds or ABOVE in holds:
+        above = {plain_name(name) for name in rack.above}
+        for name, tensor in plain_tensors(inner, leave_out=rack.layers):
+            if (ABOVE if name in above else BELOW) in holds:
+                tensors[name] = tensor
+    return each_once(tensors)
+
+
+def each_once(tensors: Tensors) -> Tensors:
+    """Keep only the first name of a tensor with several names (a tied head)."""
+    seen: set[tuple[int, torch.Size, tuple[int, ...]]] = set()
+    kept = {}
+    for name, tensor in tensors.items():
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if place not in seen or not tensor.numel():
+            kept[name] = tensor
+        seen.add(place)
+    return kept
+
+
+def plain_name(name: str) -> str:
+    """Return a parameter's name without the wrappers around the model."""
+    return _WRAPPED.sub("", name)
+
+
+def shapes_hash(rack: Rack) -> str:
+    """Return a hash of the names and shapes of all tensors of the plain model, in any form."""
+    shapes = {name: list(t.shape) for name, t in plain_tensors(inner_model(rack.model))}
+    return hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
+
+
+def digest_of(tensors: Mapping[str, TensorBytes]) -> str:
+    """Return the SHA-256 over names, types, shapes and bytes, in the order of the names."""
+    digest = hashlib.sha256()
+    for name, stored in sorted(tensors.items()):
+        digest.update(json.dumps([name, stored.dtype, list(stored.shape)]).encode())
+        digest.update(stored.data)
+    return digest.hexdigest()
+
+
+def write_stack(folder: Path, tensors: Tensors, record: StackRecord) -> bool:
+    """Write a stack unless the same one is already there; return whether it was written.
+
+    Args:
+        record: its `sha256` and `num_parameters` are set here.
+
+    Raises:
+        OSError: the disk returned an error; the stack does not count then.
+    """
+    stored = {name: to_bytes(tensor) for name, tensor in tensors.items()}
+    record.sha256 = digest_of(stored)
+    record.num_parameters = sum(tensor.numel() for tensor in tensors.values())
+    tensor_file, record_file = stack_paths(folder, record.stack)
+    buffers = encode(stored)
+    known = _known_digest(record_file)
+    is_there = known == record.sha256 and _size_of(tensor_file) == sum(map(len, buffers))
+    if not is_there:
+        _forget(record_file)
+        with atomic_write(tensor_file) as file:
+            for buffer in buffers:
+                file.write(buffer)
+    if not is_there or _known(record_file) != asdict(record):
+        write_record(record_file, asdict(record))
+    return not is_there
+
+
+def remove_others(folder: Path, num_stacks: int) -> None:
+    """Remove unfinished files of killed processes, and stacks of an earlier division."""
+    remove_parts(folder)
+    for path in folder.glob("stack_*"):
+        match = _FILE.fullmatch(path.name)
+        if match is not None and int(match[1]) >= num_stacks:
+            path.unlink()
+
+
+def _known(path: Path) -> JsonObject | None:
+    try:
+        return read_record(path)
+    except (FileNotFoundError, DamagedFileError):
+        return None
+
+
+def _known_digest(path: Path) -> object:
+    return (_known(path) or {}).get("sha256")
+
+
+def _size_of(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else -1
+
+
+def _forget(path: Path) -> None:
+    if path.exists():
+        path.unlink()
+        sync_directory(path.parent)
+
+
+def read_stack(folder: Path, stack: int) -> tuple[StackRecord, Tensors]:
+    """Read one stack, with its tensors on the CPU, and verify its hash.
+
+    Raises:
+        ValueError: the stack is missing, or its record has another format version.
+        DamagedFileError: the file is damaged.
+    """
+    record = read_stack_record(folder, stack)
+    with _stored(folder, record) as stored:
+        return record, {name: from_bytes(tensor) for name, tensor in stored.items()}
+
+
+def read_stack_record(folder: Path, stack: int) -> StackRecord:
+    """Read the description of one stack.
+
+    Raises:
+        ValueError, DamagedFileError: as for `read_stack`.
+    """
+    tensor_file, record_file = stack_paths(folder, stack)
+    if not record_file.is_file() or not tensor_file.is_file():
+        there = sorted(
+            {int(m[1]) for p in folder.glob("stack_*.json") if (m := _FILE.fullmatch(p.name))}
+        )
+        raise InputError(
+            "stackwise.no_such_stack",
+            folder=folder,
+            stack=stack,
+            available=phrase("stackwise.stacks_available", stacks=", ".join(map(str, there)))
+            if there
+            else phrase("stackwise.no_stacks"),
+        )
+    record: dict[str, Any] = read_record(record_file)
+    if record.get("format") != FORMAT_VERSION:
+        raise InputError(
+            "stackwise.unsupported_stack_format",
+            record_file=record_file,
+            version=record.get("format"),
+            supported=FORMAT_VERSION,
+        )
+    try:
+        return StackRecord(**record)
+    except TypeError as error:
+        raise DamagedFileError(
+            "stackwise.malformed_stack_record", record_file=record_file, error=error
+        ) from error
+
+
+@contextmanager
+def _stored(folder: Path, record: StackRecord) -> Iterator[dict[str, TensorBytes]]:
+    """Yield the tensors of a stack, mapped from its file, after verification of the hash."""
+    tensor_file, _ = stack_paths(folder, record.stack)
+    try:
+        with tensor_file.open("rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        stored = decode(memoryview(data))
+    except (CheckpointError, ValueError) as error:  # an empty file cannot be mapped
+        raise DamagedFileError(
+            "stackwise.stack_file_unreadable", tensor_file=tensor_file, error=error
+        ) from error
+    if digest_of(stored) != record.sha256:
+        raise DamagedFileError("stackwise.stack_file_damaged", tensor_file=tensor_file)
+    yield stored
+
+
+def load_stacks(folder: str | Path, model: torch.nn.Module) -> list[StackRecord]:
+    """Load the weights of all stacks in `folder` into `model`, which is then the trained model.
+
+    Args:
+        model: a plain one of the same shape, as transformers builds it from its configuration; its
+            dtypes stay the same.
+
+    Returns:
+        The description of each stack.
+
+    Raises:
+        ValueError: a stack is missing, belongs to another run or model, or the run that wrote them
+            has not ended. The model is unchanged then.
+        DamagedFileError: a stack is damaged; the model is unchanged.
+    """
+    folder = Path(folder)
+    records = [read_stack_record(folder, 0)]
+    records += [read_stack_record(folder, s) for s in range(1, records[0].num_stacks)]
+    _refuse_mixed(folder, records)
+    own = each_once(dict(plain_tensors(inner_model(model))))
+    given: set[str] = set()
+    for record in records:  # check all of them before anything is changed
+        with _stored(folder, record) as stored:
+            for name, tensor in stored.items():
+                _refuse_other_model(record, name, tensor, own, model)
+            given |= stored.keys()
+    if missing := own.keys() - given:
+        raise InputError(
+            "stackwise.stacks_lack_tensor",
+            folder=folder,
+            model=records[0].model["class"],
+            tensor=min(missing),
+            target=type(inner_model(model)).__name__,
+        )
+    with torch.no_grad():
+        for record in records:
+            with _stored(folder, record) as stored:
+                for name, tensor in stored.items():
+                    own[name].copy_(from_bytes(tensor))
+    return records
+
+
+def _refuse_mixed(folder: Path, records: Sequence[StackRecord]) -> None:
+    first = records[0]
+    for record in records[1:]:
+        if record.model != first.model or record.num_stacks != first.num_stacks:
+            raise InputError("stackwise.mixed_models", stack=record.stack, folder=folder)
+        if record.training != first.training:
+            raise InputError("stackwise.mixed_runs", stack=record.stack, folder=folder)
+    unfinished = [r.stack for r in records if r.final_step is None]
+    if unfinished or len({r.final_step for r in records}) > 1:
+        raise InputError("stackwise.run_of_stacks_unfinished", folder=folder)
+
+
+def _refuse_other_model(
+    record: StackRecord,
+    name: str,
+    tensor: TensorBytes,
+    own: Mapping[str, torch.Tensor],
+    model: torch.nn.Module,
+) -> None:
+    shape = tuple(own[name].shape) if name in own else None
+    if shape == tuple(tensor.shape):
+        return
+    kind = type(inner_model(model)).__name__
+    has = (
+        phrase("stackwise.tensor_missing_in_model")
+        if shape is None
+        else phrase("stackwise.tensor_has_shape", shape=str(list(shape)))
+    )
+    raise InputError(
+        "stackwise.stack_of_other_model",
+        stack=record.stack,
+        model=record.model["class"],
+        tensor=name,
+        shape=list(tensor.shape),
+        kind=kind,
+        has=has,
+    )

@@ -1,0 +1,158 @@
+"""The report's section on stack-wise training, from whole, partial and damaged files."""
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.features.stackwise.report import stack_section, stacks_of
+from infrastructure.monitoring.drawing.curves import PointsByKey
+from infrastructure.monitoring.records.run_reader import STACKWISE_FILE
+from infrastructure.monitoring.records.run_view import RunView, read_view
+
+
+def phase(number: int, **more: Any) -> dict[str, Any]:
+    return {
+        **{"name": f"layer {number} of 2", "num_epochs": 1, "num_steps": 4, "time_step": None},
+        **{"trains": [[number - 1, number]], "adapts": [], "start": number - 1, "depth": number},
+        **{"parameters": {"layers": 100}, "weights_bytes": 3 << 20, "gradient_bytes": 1 << 20},
+        **{"optimizer_bytes": 2 << 20, **more},
+    }
+
+
+FIRST = {"layers": 100, "embedding": 40, "final norm": 4}
+STACKWISE: dict[str, Any] = {
+    "plan": {
+        "kind": "sequential",
+        "stacks": [[0, 1], [1, 2]],
+        "parameters": {"layers": 200, "embedding": 40, "final norm": 4},
+        "phases": [phase(1, parameters=FIRST), phase(2)],
+    },
+    "began": [{"phase": 0, "step": 0}],
+}
+POINTS: PointsByKey = {
+    "loss": [(step, 4.0 - step / 4) for step in range(1, 7)],
+    "eval_loss": [(4, 3.25)],
+}
+
+
+def shown(folder: Path, found: Any = STACKWISE, points: PointsByKey = POINTS) -> str:
+    (folder / STACKWISE_FILE).write_text(json.dumps(found))
+    return stack_section(viewed(folder, points))
+
+
+def viewed(folder: Path, points: PointsByKey = POINTS) -> RunView:
+    return {**read_view(folder), "curves": points}
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """Class and title of each rectangle of the first picture."""
+    picture = page.partition("</svg>")[0]
+    return re.findall(r'<rect class="([^"]*)"[^>]*><title>([^<]*)', picture)
+
+
+def test_which_layers_trained_when(tmp_path: Path) -> None:
+    page = shown(tmp_path)
+    first, second = (f"stackwise.phase_steps(number={n}, name=layer {n} of 2, " for n in (1, 2))
+    kinds = [kind for kind, title in blocks(page) if title.startswith(first)]
+    assert sorted(kinds) == ["cell"] * 3  # embedding, layer, norm
+    kinds = [kind for kind, title in blocks(page) if title.startswith(second)]
+    assert sorted(kinds) == ["cell planned", *["frozen planned"] * 3]
+    assert "stacks_and_layers(stacks=2, layers=2) stackwise.order_sequential()" in page
+    assert "Of 244 parameters: layers 82.0 %, embedding 16.4 %, final norm 1.6 %." in page
+    assert "pale: planned" in page
+
+
+def test_the_loss_by_phase(tmp_path: Path) -> None:
+    (tmp_path / STACKWISE_FILE).write_text(json.dumps(STACKWISE))
+    _, phases = stacks_of(viewed(tmp_path))
+    assert [bar.losses for _, bar in phases] == [POINTS["loss"][:4], []]
+    began = {**STACKWISE, "began": [{"phase": 0, "step": 0}, {"phase": 1, "step": 5}]}
+    (tmp_path / STACKWISE_FILE).write_text(json.dumps(began))
+    _, phases = stacks_of(viewed(tmp_path))
+    assert [bar.losses for _, bar in phases] == [POINTS["loss"][:5], POINTS["loss"][5:]]
+    assert [(bar.first_step, bar.last_step) for _, bar in phases] == [(0, 5), (5, 9)]
+    page = shown(tmp_path, began)
+    assert "3.750 → 2.750" in page
+    assert "held_out_at_step(step=4, value=3.25" in page
+    assert page.count('<polyline class="main"') == 2  # of one phase, in a wide and a narrow one
+    assert "6.0 MiB" in page
+
+
+def test_time_steps_and_low_rank_matrices_are_named(tmp_path: Path) -> None:
+    found = copy.deepcopy(STACKWISE)
+    found["plan"]["phases"] = [phase(1, time_step=0), phase(2, time_step=7, adapts=[[0, 1]])]
+    page = shown(tmp_path, found)
+    assert ">t 0<" in page
+    assert ">t 7<" in page
+    assert "stackwise.mask_time_step_legend" in page
+    assert "stackwise.low_rank_legend" in page
+    assert "adapted planned" in [kind for kind, _ in blocks(page)]
+
+
+def test_many_phases_take_little_of_the_page(tmp_path: Path) -> None:
+    found = copy.deepcopy(STACKWISE)
+    found["plan"]["stacks"] = [[n, n + 1] for n in range(64)]
+    found["plan"]["phases"] = [phase(n + 1) for n in range(64)]
+    page = shown(tmp_path, found)
+    assert "<summary>All 64 phases</summary>" in page
+    labels = re.findall(r">layer \d+<", page.partition("</svg>")[0])
+    assert 4 <= len(labels) <= 9
+    assert len(page) < 200_000
+
+
+def test_losses_that_are_not_numbers(tmp_path: Path) -> None:
+    points: PointsByKey = {"loss": [(1, 2.0), (2, float("nan")), (3, 1.0), (4, float("inf"))]}
+    page = shown(tmp_path, points=points)
+    assert page.count("<svg") == 2
+    assert "nan" not in page.lower().replace("nanf", "").partition("<table")[0]
+    assert shown(tmp_path, points={}).count("<svg") == 2
+    assert shown(tmp_path, points={"loss": [(1, float("nan"))]}).count("<svg") == 2
+
+
+def test_nothing_where_there_are_no_stacks(tmp_path: Path) -> None:
+    assert stack_section(viewed(tmp_path)) == ""
+
+
+PLAN = STACKWISE["plan"]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [],
+        {"plan": 3},
+        {"plan": {**PLAN, "stacks": None}},
+        {"plan": {**PLAN, "stacks": [[0, 10**9]]}},
+        {"plan": {**PLAN, "stacks": [["a", 2], [2, 1]]}},
+        {"plan": {**PLAN, "phases": "none"}},
+        {"plan": {**PLAN, "phases": [{"num_steps": -1}, None, 3]}},
+    ],
+)
+def test_damaged_files_show_nothing(tmp_path: Path, found: Any) -> None:
+    assert shown(tmp_path, found) == ""
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"trains": [[5, 9]], "depth": 99},
+        {"trains": "x", "adapts": 3, "parameters": None, "name": None, "weights_bytes": "many"},
+        {"num_steps": 10**30},
+        {"time_step": "late", "parameters": {"<script>": 1}},
+    ],
+)
+def test_odd_values_break_no_page(tmp_path: Path, more: dict[str, Any]) -> None:
+    found = copy.deepcopy(STACKWISE)
+    found["plan"]["phases"][0] |= more
+    found["plan"]["parameters"]["<script>"] = 5
+    page = shown(tmp_path, found)
+    assert "<script>" not in page
+
+
+def test_a_damaged_beginning_is_left_out(tmp_path: Path) -> None:
+    found = {**STACKWISE, "began": [{"phase": "x"}, 3, {"phase": 1, "step": -4}]}
+    assert "Block-wise training" in shown(tmp_path, found)

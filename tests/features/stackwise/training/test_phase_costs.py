@@ -1,0 +1,298 @@
+"""The plan of a stack-wise training beside what its phases then hold, and as a table for people."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.messages import WORDS
+from infrastructure.features.stackwise.training import outputs
+from infrastructure.features.stackwise.training.outputs import StackRun
+from infrastructure.features.stackwise.training.phase_costs import PlanCosts, plan_costs
+from infrastructure.features.stackwise.training.rack import Rack
+from infrastructure.features.stackwise.training.stack_phases import plan_stacks
+from infrastructure.training.core import precision
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.trainer_factory import TrainerFactory
+from tests.deployment.runs import deploy
+from tests.features.stackwise.training.test_strategy import AT_ONCE, SEQUENTIAL, config_of
+from tests.models.architectures import tiny_model
+
+QLORA = {
+    "strategy": "progressive",
+    "progressive": {"target_stacks": 2, "trunk_strategy": "qlora"},
+    "quantization_enabled": True,
+}
+CASES: dict[str, dict[str, Any]] = {
+    "blockwise": SEQUENTIAL["blockwise"],
+    "with_top": SEQUENTIAL["with_top"],
+    "reconstruct": SEQUENTIAL["reconstruct"],
+    "rackwise": AT_ONCE["rackwise"],
+    "quantised": {"mode": "blockwise", "block_size": 2, "quantization_enabled": True},
+    "qlora": QLORA,
+    "bf16": {"strategy": "progressive", "progressive": {"new_stack_precision": "bf16"}},
+    "nf_fp8": {"strategy": "progressive", "progressive": {"new_stack_precision": "nf_fp8"}},
+    "sgd": {"mode": "blockwise", "block_size": 2, "optimizer": "sgd"},
+}
+
+
+class Held(Observer):
+    """The bytes that a training really holds, phase by phase."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[int, dict[str, int]] = {}
+        self.trained: dict[int, int] = {}
+
+    def after_backward(self, state: TrainingState) -> None:
+        with_gradient = [p for p in state.model.parameters() if p.grad is not None]
+        held = self.bytes.setdefault(state.position.phase, {})
+        held["gradient_bytes"] = sum(p.grad.nbytes for p in with_gradient if p.grad is not None)
+        self.trained[state.position.phase] = sum(p.numel() for p in with_gradient)
+
+    def step_end(self, state: TrainingState) -> None:
+        held = self.bytes[state.position.phase]
+        weights = [*state.model.parameters(), *state.model.buffers()]
+        assert state.optimizer is not None
+        kept = [v for s in state.optimizer.state.values() for v in s.values()]
+        held["weights_bytes"] = sum(tensor.nbytes for tensor in weights)
+        held["optimizer_bytes"] = sum(v.nbytes for v in kept if isinstance(v, torch.Tensor))
+
+
+def heading(stacks: str, order: str, num_steps: int, num_phases: int) -> str:
+    """The first line of a plan."""
+    counts = f"num_steps={num_steps}, num_phases={num_phases}"
+    return f"stackwise.plan_heading(stacks={stacks}, order={order}, {counts})"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_predicted_bytes_are_the_held_bytes(name: str, tmp_path: Path) -> None:
+    config = config_of(tmp_path, **CASES[name])
+    trainer = TrainerFactory().for_run(config)
+    held = Held()
+    trainer.add_hooks([held])
+    plan = StackRun(trainer.strategy, trainer).plan()
+    assert plan is not None
+    state = trainer.train()
+    assert [phase.num_parameters for phase in plan.phases] == list(held.trained.values())
+    for index, phase in enumerate(plan.phases):
+        predicted = {key: getattr(phase, key) for key in held.bytes[index]}
+        assert predicted == held.bytes[index], phase.name
+    assert sum(phase.num_steps for phase in plan.phases) == state.total_steps
+
+
+def test_stacks_in_16_bits_are_computed_so_on_every_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without bf16 instructions a training computes in fp32, which takes no weights of 16 bits."""
+    monkeypatch.setattr(precision, "best_precision", lambda _device: "fp32")
+    computed = {"bf16": "bf16", "blockwise": "fp32"}
+    for name, format_name in computed.items():
+        trainer = TrainerFactory().for_run(config_of(tmp_path, **CASES[name]))
+        assert trainer.precision.name == format_name
+
+
+def adamw(samples: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for _, p in samples.named_parameters()])
+
+
+def plan_for(name: str, training: dict[str, Any], **model: Any) -> PlanCosts:
+    rack, config = Rack(tiny_model(name, **model)), TrainingConfig(**training)
+    return plan_costs(
+        config,
+        rack,
+        plan_stacks(config, rack, 2),
+        create_optimizer=adamw,
+        steps_per_epoch=10,
+        total_steps=10**9,
+        loaded_dtype=torch.float32,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("llama", {"layers", "embedding", "final norm", "head"}),
+        ("gpt2", {"layers", "embedding (tied: also the head)", "final norm"}),
+        ("phi", {"layers", "embedding", "final norm", "head"}),
+        ("qwen3_moe", {"layers", "embedding", "final norm", "head"}),
+    ],
+)
+def test_what_lies_outside_the_layers_is_named(name: str, parts: set[str]) -> None:
+    found = plan_for(name, {"mode": "layerwise"})
+    assert set(found.parameters) == parts
+    model = tiny_model(name)
+    assert sum(found.parameters.values()) == sum(p.numel() for p in model.parameters())
+    if name == "phi":  # its head has a bias
+        assert found.parameters["head"] == sum(p.numel() for p in model.lm_head.parameters())
+
+
+def test_many_equal_phases_are_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_for("llama", {"mode": "layerwise"}, num_hidden_layers=32)
+    lines = plan.lines()
+    assert len(lines) <= 8
+    text = "\n".join(lines)
+    order = "stackwise.order_one_after_another()"
+    assert heading("stackwise.equal_stacks(num_stacks=32, num_layers=1)", order, 640, 32) in text
+    assert "1: layer 1, embedding, final norm, head" in text
+    assert "2 to 32: 1 layer each" in text
+    assert "20 each" in text
+    monkeypatch.delenv(WORDS)  # the width is that of the words
+    assert max(map(len, plan.lines())) <= 120
+
+
+def test_time_steps_are_in_the_rows() -> None:
+    masked = {"time_step_masking": True, "num_time_steps": 8}
+    shape = {"strategy": "progressive", "progressive": {"target_stacks": 4}}
+    text = "\n".join(plan_for("llama", {**shape, **masked}, num_hidden_layers=4).lines())
+    assert "layer 1, embedding, final norm, head, time step 0" in text
+    assert "2 to 4: 1 layer each, time steps 2, 5, 7" in text
+
+
+def test_one_block_is_the_whole_model() -> None:
+    text = "\n".join(plan_for("llama", {"mode": "blockwise", "block_size": 99}).lines())
+    order = "stackwise.order_as_a_whole()"
+    assert heading("stackwise.equal_stacks(num_stacks=1, num_layers=2)", order, 20, 1) in text
+
+
+def test_the_plan_of_a_model_that_grows_has_its_phases() -> None:
+    shape = {"strategy": "progressive", "progressive": {"target_stacks": 4, "growth": "once"}}
+    plan = plan_for("llama", shape, num_hidden_layers=4)
+    text = "\n".join(plan.lines([60.0, 180.0]))
+    stacks = "stackwise.unequal_stacks(num_stacks=2, smallest=1, largest=3)"
+    assert heading(stacks, "stackwise.order_growing()", 40, 2) in text
+    assert [phase.name for phase in plan.phases] == ["layer 1 of 4", "layers 1 to 4 of 4"]
+    predicted = [line.partition("about ")[2] for line in plan.lines([60.0, 180.0])]
+    assert predicted[3:5] == ["1 min 00 s", "3 min 00 s"]
+
+
+def work_of(plan: PlanCosts) -> tuple[int, int]:
+    """Of one layer and of the head, a forward pass."""
+    rack = Rack(tiny_model("llama", num_hidden_layers=4))
+    layer = sum(p.numel() for _, p in rack.parameters_of(0, 1) if p.ndim > 1)
+    return layer, plan.parameters["head"]
+
+
+@pytest.mark.parametrize(
+    ("training", "layers", "heads"),
+    [
+        ({"mode": "layerwise"}, [3, 3.5, 4, 4.5], [3, 2, 2, 2]),  # of two passes the second reads
+        ({"mode": "layerwise", "cache_activations": False}, [3, 4, 5, 6], [3, 2, 2, 2]),
+        ({"mode": "fused", "block_size": 2}, [6, 12], [3, 3]),
+        ({"mode": "blockwise", "block_size": 2, "with_top": 1}, [12, 7], [3, 3]),
+        ({"strategy": "end_to_end", "end_to_end_scope": "rackwise"}, [12], [3]),
+        (
+            {"strategy": "end_to_end", "progressive": {"target_stacks": 2}}
+            | {"end_to_end_scope": "stackwise"},
+            [12],
+            [6],
+        ),
+    ],
+    ids=["cached", "computed", "fused", "with the top", "rackwise", "stackwise"],
+)
+def test_the_time_of_a_phase_is_that_of_its_products(
+    training: dict[str, Any], layers: list[float], heads: list[int]
+) -> None:
+    plan = plan_for("llama", training, num_hidden_layers=4)
+    layer, head = work_of(plan)
+    wanted = [layer * a + head * b for a, b in zip(layers, heads, strict=True)]
+    assert [phase.step_work for phase in plan.phases] == pytest.approx(wanted)
+    last = len(wanted) - 1
+    seconds = plan.seconds_of_phases(last, 2.0)
+    assert seconds[last] == pytest.approx(2.0 * 20)
+    assert seconds[0] / seconds[last] == pytest.approx(wanted[0] / wanted[last])
+    assert plan.seconds_left(0, last, 2.0) == pytest.approx(sum(seconds))
+    assert plan.seconds_left(5, last, 2.0) == pytest.approx(sum(seconds) - seconds[0] / 4)
+
+
+def test_the_largest_phase_to_come_is_counted() -> None:
+    shape = {"strategy": "progressive", "progressive": {"target_stacks": 4, "growth": "once"}}
+    plan = plan_for("llama", shape, num_hidden_layers=4)
+    small, large = plan.phases
+    kept = 100 * 4 * (large.kept_values - small.kept_values)
+    assert large.kept_values == 4 * small.kept_values > 0
+    assert plan.growth_bytes(0, 0, 100, 4) == large.total_bytes - small.total_bytes + kept
+    assert plan.growth_bytes(0, 1, 100, 4) == 0
+    blocks = plan_for("llama", {"mode": "layerwise"}, num_hidden_layers=4)
+    first, last = blocks.phases[0], blocks.phases[-1]  # the first trains the embedding, too
+    assert blocks.growth_bytes(0, 3, 100, 4) == first.total_bytes - last.total_bytes > 0
+    assert blocks.growth_bytes(75, 3, 100, 4) == 0
+
+
+def test_all_at_once_is_one_phase() -> None:
+    shape = {"strategy": "end_to_end", "progressive": {"target_stacks": 2}}
+    text = "\n".join(plan_for("llama", shape).lines())
+    order = "stackwise.order_one_common_loss()"
+    assert heading("stackwise.equal_stacks(num_stacks=2, num_layers=1)", order, 20, 1) in text
+    assert "1: layers 1 to 2, embedding, final norm, head" in text
+
+
+def test_the_formula_of_block_coordinate_descent() -> None:
+    """2 M + 16 M / D bytes for the blocks, where weights are bf16 and the block that trains is in
+    fp32 (BAdam, 2404.02827). In fp32 its weights are its own master copy."""
+    rack = Rack(tiny_model("llama", num_hidden_layers=8).to(torch.bfloat16))
+    config = TrainingConfig(mode="blockwise", block_size=2)
+    found = plan_costs(
+        config,
+        rack,
+        plan_stacks(config, rack, 1),
+        create_optimizer=adamw,
+        steps_per_epoch=1,
+        total_steps=9,
+        loaded_dtype=torch.bfloat16,
+    )
+    count = found.parameters["layers"]
+    outside = sum(n for part, n in found.parameters.items() if part != "layers")
+    formula = 2 * count + 16 * count / 4
+    assert found.phases[1].total_bytes - 2 * outside == pytest.approx(formula, rel=0.1)
+
+
+def test_the_plan_is_reported_and_recorded(tmp_path: Path) -> None:
+    """With the cache that it takes, before the forecast."""
+    config = config_of(tmp_path, mode="blockwise", block_size=2, cache_activations=True)
+    config.verbose = True
+    run, lines = deploy(config)
+    [first] = [
+        i
+        for i, line in enumerate(lines)
+        if line.startswith("stackwise.plan_heading(stacks=stackwise.equal_stacks(num_stacks=2")
+    ]
+    [forecast] = [i for i, line in enumerate(lines) if "deployment.forecast_summary" in line]
+    assert first < forecast
+    assert any("stackwise.cached_activations_size" in line for line in lines)
+    assert lines[first + 1].split()[-1] == "time"
+    found = json.loads((run / "stackwise.json").read_text())
+    assert [phase["trains"] for phase in found["plan"]["phases"]] == [[[0, 2]], [[2, 4]]]
+    assert found["began"] == [{"phase": 0, "step": 0}, {"phase": 1, "step": 6}]
+    assert found["plan"]["cache_bytes"] > 0
+    assert "Block-wise training" in (run / "report.html").read_text()
+
+
+def test_where_no_layer_is_frozen_no_cache_is_mentioned(tmp_path: Path) -> None:
+    for training, is_cached in (({"block_size": 99}, False), ({"block_size": 2}, True)):
+        config = config_of(tmp_path, mode="blockwise", cache_activations=True, **training)
+        trainer = TrainerFactory().for_run(config)
+        plan = StackRun(trainer.strategy, trainer).plan()
+        assert plan is not None
+        assert (plan.cache_bytes is not None) == is_cached
+
+
+def test_any_other_training_has_no_plan(tmp_path: Path) -> None:
+    trainer = TrainerFactory().for_run(config_of(tmp_path, strategy="standard"))
+    assert trainer.strategy.run_parts(trainer).lines() == []
+
+
+def test_a_plan_that_cannot_be_made_stops_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no such number")
+
+    monkeypatch.setattr(outputs, "plan_costs", fail)
+    run, _ = deploy(config_of(tmp_path, mode="blockwise", block_size=2))
+    assert (run / "final").is_dir()
+    assert not (run / "stackwise.json").exists()
+    assert "stackwise.stack_plan_unavailable(error=no such number)" in caplog.text
