@@ -349,8 +349,8 @@ def help_text(spec: FieldSpec, default: str = "") -> str:
         is_unset = is_truth(spec) and spec.default is None
         default = f"default: {off if is_unset else plain(spec.default)}"
     allowed = allowed_values(spec.info)
-    is_told = is_truth(spec) or choices(spec.info) or allowed.startswith(("a text", "a path"))
-    takes = "" if is_told else f" Takes {allowed}."
+    has_no_words = is_truth(spec) or choices(spec.info) or allowed.startswith(("a text", "a path"))
+    takes = "" if has_no_words else f" Takes {allowed}."
     several = phrase("config.list_flag_help") if _is_list(spec) else ""
     return f"{_in_flags(str(spec.info.description))}{takes}{several} ({default})"
 
