@@ -1,8 +1,8 @@
 """Groups of settings that a form shows together, from the schema of the configuration."""
 
+from infrastructure.config.base import owners
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
-from infrastructure.core.features import headings
 
 FIELDS = schema_of(DeploymentConfig).fields
 # The settings that most users set, in the order in which they think of them.
@@ -49,8 +49,8 @@ def _title(key: str) -> str:
         return "training: evaluation"
     if section == "training" and name.startswith(_EXTENSIONS):
         return "training: extensions"
-    if key in headings():
-        return f"{section}: {headings()[key]}"
+    if key in owners():
+        return f"{section}: {owners()[key].heading}"
     if FIELDS[key].is_switch:
         return key
     return section or RUN

@@ -1,6 +1,6 @@
 """Labels of settings and of their groups in a form: plain words, shown next to the keys."""
 
-from infrastructure.core.features import headings
+from infrastructure.config.base import owners
 
 LABELS = {
     "backup.allow_missing_place": "Train without a backup destination",
@@ -68,8 +68,8 @@ def label_of(key: str) -> str:
     if key in LABELS:
         return LABELS[key]
     name = key.rpartition(".")[2]
-    if key in headings():  # some are named like settings of other parts: `qlora_rank`
-        return f"{headings()[key].capitalize()}: {_as_written(name)}"
+    if key in owners():  # some are named like settings of other parts: `qlora_rank`
+        return f"{owners()[key].heading.capitalize()}: {_as_written(name)}"
     return _in_words(name)
 
 

@@ -6,6 +6,7 @@ Values are checked when a section is created and whenever one is assigned.
 """
 
 from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -15,7 +16,7 @@ from infrastructure.config.elsewhere import SAME_WORDS, known_elsewhere, plain_n
 from infrastructure.config.field_help import allowed_values, choices, format_value, metadata_of
 from infrastructure.config.types import LARGEST, Allowed, UnknownNameError, UsedWhen
 from infrastructure.core.errors import InputError
-from infrastructure.core.features import fields_for
+from infrastructure.core.features import features, fields_for, loaded
 from infrastructure.core.lookup import did_you_mean, nearest
 from infrastructure.core.messages import Setting, phrase
 
@@ -30,10 +31,15 @@ class ConfigSection(BaseModel):
     Attributes:
         prefix: the section's path in the configuration, such as "training".
         used_when: conditions that apply to all fields of the section.
+        help_note: what a reader of the section's flags must know first.
+        heading: for fields that a feature adds to a section of the core: what help and forms list
+            them under, if it is something else than the section.
     """
 
     prefix: ClassVar[str] = ""
     used_when: ClassVar[tuple[UsedWhen, ...]] = ()
+    help_note: ClassVar[str] = ""
+    heading: ClassVar[str] = ""
     model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
 
     def __init__(self, /, **values: object) -> None:
@@ -146,6 +152,14 @@ def with_fields_of_features(section: str) -> type[ConfigSection]:
         section: its path; "" is the root.
     """
     return type("FieldsOfFeatures", fields_for(section) or (ConfigSection,), {"prefix": section})
+
+
+@cache
+def owners() -> Mapping[str, type[ConfigSection]]:
+    """Return the key of each field that is listed under its feature's heading → its class."""
+    kinds_of_features = (loaded(place) for f in features() for place in f.fields.values())
+    headed = [kind for kind in kinds_of_features if kind.heading]
+    return {f"{kind.prefix}.{name}": kind for kind in headed for name in kind.model_fields}
 
 
 def _word_of(words: Collection[str], given: str) -> str:

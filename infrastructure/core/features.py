@@ -46,7 +46,6 @@ class Feature:
         fields: section of the configuration ("" is the root) → address of the `ConfigSection` class
             whose fields that section gets.
         flags: canonical key → its flags, where the rule in `config.sources.flags` gives others.
-        heading: what help and forms list the fields under that it adds to sections of the core.
         aliases: other beginnings of keys → the canonical beginning; if this one ends with "_", the
             fields can also be given as a section.
         enables: extension → the name of the training setting that enables it.
@@ -61,7 +60,7 @@ class Feature:
         checks: address of a function that yields a message for each setting that cannot be applied.
         advice: address of a function of a configuration, and of a function that returns whether a
             key was given, that yields a note for each setting that costs more than it seems to.
-        objective: address of a function of the section `training`, a tokenizer and the number of its
+        objective: address of a function of the section `training`, a tokenizer and its number of
             tokens that returns an objective that hides tokens, or None.
         report: addresses of report sections, functions of a `RunView`.
         live: addresses of those that the live page shows, too.
@@ -79,7 +78,6 @@ class Feature:
     name: str
     fields: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    heading: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
     enables: Mapping[str, str] = field(default_factory=dict)
     needs_own_loop: bool = False
@@ -164,17 +162,6 @@ def plugins_of(group: str) -> dict[str, str]:
 def fields_for(section: str) -> tuple[type, ...]:
     """Return the classes whose fields features add to a section of the configuration."""
     return tuple(loaded(f.fields[section]) for f in features() if section in f.fields)
-
-
-@cache
-def headings() -> Mapping[str, str]:
-    """Return key → heading of the fields that features list under headings of their own."""
-    return {
-        f"{section}.{name}": feature.heading
-        for feature in features()
-        for section, address in feature.fields.items()
-        for name in (loaded(address).model_fields if feature.heading else ())
-    }
 
 
 def feature_sections() -> frozenset[str]:

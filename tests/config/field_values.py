@@ -5,9 +5,9 @@ from typing import Any
 
 from infrastructure.config.base import kinds
 from infrastructure.config.field_help import metadata_of
-from infrastructure.config.registries import CACHES
 from infrastructure.config.schema import FieldSpec
 from infrastructure.config.types import RegisteredName
+from infrastructure.features.stackwise.registries import CACHES
 
 
 def memory_cache(*arguments: Any, **options: Any) -> Any:

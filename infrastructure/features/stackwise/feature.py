@@ -30,7 +30,6 @@ def _dashed(name: str) -> str:
 FEATURE = Feature(
     name="stackwise",
     fields={"training": f"{_HERE}.config:StackwiseFields"},
-    heading="block-wise",
     flags={
         **{f"training.{n}": (f"--stack-{_dashed(n)}", f"--{_dashed(n)}") for n in _EITHER.split()},
         **{f"training.{n}": (f"--stack-{_dashed(n)}",) for n in _ONLY.split()},

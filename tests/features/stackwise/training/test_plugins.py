@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from infrastructure.config.base import ConfigurationError
-from infrastructure.config.registries import CACHES, CORRUPTIONS, QUANTIZATIONS, STRATEGIES
+from infrastructure.config.registries import STRATEGIES
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.registry import Registry
+from infrastructure.features.stackwise.registries import CACHES, CORRUPTIONS, QUANTIZATIONS
 from infrastructure.features.stackwise.training.activation_cache import FOLDER
 from infrastructure.features.stackwise.training.masking import MaskVocabulary
 from infrastructure.features.stackwise.training.quantized_trunk import QUANTIZATIONS as OURS
