@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from infrastructure.features.stackwise.report import stack_section, stacks_of
+from infrastructure.features.stackwise.report import STACKWISE_FILE, stack_section, stacks_of
 from infrastructure.monitoring.drawing.curves import PointsByKey
-from infrastructure.monitoring.records.run_reader import STACKWISE_FILE
 from infrastructure.monitoring.records.run_view import RunView, read_view
 
 
