@@ -31,7 +31,7 @@ LOSSES: Registry[Any] = Registry("loss", "temper.losses", ("cross_entropy",), de
 METRICS: Registry[Any] = Registry("metric", "temper.metrics")
 # training.extensions.extension_manager
 EXTENSIONS: Registry[Any] = Registry(
-    "extension", "temper.extensions", ("memory", "multimodal"), decides=True
+    "extension", "temper.extensions", ("multimodal",), decides=True
 )
 # data.readers.sources
 FORMATS: Registry[Any] = Registry(

@@ -30,11 +30,14 @@ class Command:
         module: has `add_arguments(parser)` and `run(options)`.
         help: one line.
         group: the heading in `temper --help`.
+        resuming: beginnings of its command lines that resume if they are given again after an
+            interruption: `("queue run",)`.
     """
 
     module: str
     help: str
     group: str
+    resuming: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class Feature:
         on_samples: address of a function of a configuration and a source (text), called when a run
             uses the sample data; it may change settings that the user has not set.
         names: names that the specifications import from `infrastructure.training` → module.
+        instead: names of the specifications that do not exist → code of the message that names
+            what to use instead.
     """
 
     name: str
@@ -99,6 +104,7 @@ class Feature:
     notebook: Mapping[str, str] = field(default_factory=dict)
     on_samples: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
+    instead: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def extensions(self) -> list[str]:
@@ -159,7 +165,7 @@ def plugins_of(group: str) -> dict[str, str]:
     return {n: address for f in features() for n, address in f.plugins.get(group, {}).items()}
 
 
-def fields_for(section: str) -> tuple[type, ...]:
+def fields_for(section: str) -> tuple[Any, ...]:
     """Return the classes whose fields features add to a section of the configuration."""
     return tuple(loaded(f.fields[section]) for f in features() if section in f.fields)
 
@@ -169,14 +175,9 @@ def feature_sections() -> frozenset[str]:
     return frozenset(name for kind in fields_for("") for name in getattr(kind, "model_fields", ()))
 
 
-def weightless_extensions() -> set[str]:
-    """Return the extensions of features that add no weights to the model."""
-    return {name for f in features() if not f.adds_weights for name in f.extensions}
-
-
-def own_loop_extensions() -> set[str]:
-    """Return the extensions of features that need Temper's own training loop."""
-    return {name for f in features() if f.needs_own_loop for name in f.extensions}
+def extensions_with(attribute: str, *, value: bool = True) -> set[str]:
+    """Return the extensions of features whose attribute, such as `adds_weights`, is `value`."""
+    return {name for f in features() if getattr(f, attribute) is value for name in f.extensions}
 
 
 def run_files_of_features() -> list[str]:
