@@ -56,13 +56,12 @@ class CurriculumTraining(ConfigSection):
         _BY_RANK,
     ] = Field(
         default=3,
-        description="Number of curriculum stages, equal parts of the data; num_epochs applies"
-        " to each.",
+        description="Curriculum stages, each with more of the data; {=training.num_epochs} is"
+        " per stage.",
     )
     curriculum_by: Annotated[Literal["length", "loss", "task"], _IN_STAGES] = Field(
         default="length",
-        description="What a curriculum starts with: short rows, rows of low initial loss, or"
-        " named tasks.",
+        description="Start with short rows (length), rows of low initial loss, or the first task.",
     )
     curriculum_order: Annotated[
         list[str],
@@ -72,10 +71,11 @@ class CurriculumTraining(ConfigSection):
         _BY_TASK,
     ] = Field(
         default=[],
-        description="Values of data.task_column from easy to hard; each is a curriculum stage.",
+        description="Values of {=data.task_column}, from easy to hard; each is a curriculum stage.",
     )
     curriculum_keeps_easier: Annotated[bool, _IN_STAGES] = Field(
-        default=True, description="Train each curriculum stage on the rows of earlier stages, too."
+        default=True,
+        description="Also train each curriculum stage on the rows of the earlier stages.",
     )
 
 
