@@ -14,7 +14,7 @@ from infrastructure.core.registry import Registry
 STRATEGIES: Registry[Any] = Registry(
     "training strategy",
     "temper.strategies",
-    ("standard", "finetune", "curriculum"),
+    ("standard", "finetune"),
     decides=True,
 )
 # models.registry, which adds the names that `register_model` is given

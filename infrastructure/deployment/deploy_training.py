@@ -110,7 +110,7 @@ from infrastructure.training.observers.run_observers import (
 )
 from infrastructure.training.setup.compute_choice import choose_by_product, choose_by_trial
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
-from infrastructure.training.strategies.curriculum_strategy import CurriculumStrategy
+from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.trainer_factory import TrainerFactory
 
 MOST_NAMED = 4  # settings named in one line
@@ -556,7 +556,7 @@ class TrainingDeployment:
             self.report(trainer.backend_sentence)
         with self._stage("data", phrase("deployment.preparing_data")):
             data = trainer.initialize_data()
-        if trainer.strategy.has_forms or isinstance(trainer.strategy, CurriculumStrategy):
+        if type(trainer.strategy).check_length is not TrainingStrategy.check_length:
             trainer.check_length()
         for note in trainer.strategy.notes():
             self.report(f"note: {note}")

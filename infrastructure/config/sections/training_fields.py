@@ -6,9 +6,14 @@ from infrastructure.config.base import ConfigSection
 
 
 class TrainingFields(ConfigSection):
-    """Fields of a feature in the training section. The answers are those of plain training."""
+    """Fields of a feature in the training section. The answers are those of plain training.
+
+    Attributes:
+        measured: the fields that have an effect on a measurement of a model, too.
+    """
 
     prefix: ClassVar[str] = "training"
+    measured: ClassVar[tuple[str, ...]] = ()
 
     @property
     def needed_strategy(self) -> str | None:

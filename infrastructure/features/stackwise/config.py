@@ -146,6 +146,10 @@ class StackwiseFields(TrainingFields):
         strategy: str  # of the section
 
     heading: ClassVar[str] = "block-wise"
+    measured: ClassVar[tuple[str, ...]] = (
+        *("time_step_masking", "num_time_steps", "time_step_bins", "time_step_mask_fractions"),
+        *("time_interpretation", "corruption", "mask_weighting"),
+    )
     help_note: ClassVar[str] = (
         "Trains the layers in parts, one after another. A block is a group of layers, and a stack"
         " is a group by which the model grows. A unit is what trains at a time: a layer, a block"

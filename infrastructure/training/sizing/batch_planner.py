@@ -12,7 +12,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.cache_folder import cache_directory
-from infrastructure.core.features import fields_for
+from infrastructure.core.features import fields_of_features
 from infrastructure.core.json_text import JsonObject
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
@@ -120,7 +120,7 @@ class BatchPlanner:
             "strategy": self.config.strategy_for(self.model_config),
             "features": self.config.model_dump(
                 mode="json",
-                include={name for kind in fields_for("training") for name in kind.model_fields},
+                include=set(fields_of_features("training")),
                 exclude_defaults=True,
             ),
             "compile_mode": self.config.compile_mode,

@@ -12,9 +12,6 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.features import plugins_of
 from infrastructure.core.registry import Registry
 from infrastructure.training.strategies.base_strategy import TrainingStrategy as TrainingStrategy
-from infrastructure.training.strategies.curriculum_strategy import (
-    CurriculumStrategy as CurriculumStrategy,
-)
 from infrastructure.training.strategies.finetune_strategy import (
     FinetuningStrategy as FinetuningStrategy,
 )
@@ -27,7 +24,6 @@ STRATEGIES.provide(
     {
         "standard": StandardTrainingStrategy,
         "finetune": FinetuningStrategy,
-        "curriculum": CurriculumStrategy,
     },
     TrainingStrategy,
 )
