@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.config.base import ConfigurationError
+from infrastructure.core.features import features
 from infrastructure.core.redact import MASK, redact_mapping, redact_urls
 
+_OF_FEATURES = tuple(key for feature in features() for key in feature.folders)
 # Their values are paths: what looks like a token in them is a name. A URL's password is not.
 PATHS = (
     "model.name",
@@ -18,16 +20,16 @@ PATHS = (
     "data.eval_path",
     "data.chat_template",
     "cache.directory",
-    "training.cache_dir",
     "training.teacher",
     "training.multimodal.vision_tower",
     "output_dir",
     "backup.place",
+    *_OF_FEATURES,
 )
 # A run resumes without it; the user can give it again.
 NOT_NEEDED = "backup.place"
 # Never a name on the Hub: made absolute even if it does not exist yet.
-ALWAYS_LOCAL = ("cache.directory", "training.cache_dir", "output_dir")
+ALWAYS_LOCAL = ("cache.directory", "output_dir", *_OF_FEATURES)
 
 
 def without_secrets(

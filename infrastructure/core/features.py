@@ -67,6 +67,7 @@ class Feature:
             tokens that returns an objective that hides tokens, or None.
         report: addresses of report sections, functions of a `RunView`.
         live: addresses of those that the live page shows, too.
+        folders: keys of settings whose values are folders on this machine.
         own_code: address of a function that yields the entry point group and the address of each
             part of a user that a configuration names in the feature's own settings.
         run_files: files that it writes into a run directory, which travel with the run.
@@ -97,6 +98,7 @@ class Feature:
     objective: str | None = None
     report: tuple[str, ...] = ()
     live: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
     own_code: str | None = None
     run_files: tuple[str, ...] = ()
     outputs: Mapping[str, str] = field(default_factory=dict)

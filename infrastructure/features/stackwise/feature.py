@@ -49,6 +49,7 @@ FEATURE = Feature(
     objective=f"{_HERE}.training.masking:masked_objective",
     report=(f"{_HERE}.report:stack_section",),
     live=(f"{_HERE}.report:stack_section",),
+    folders=("training.cache_dir",),
     run_files=("stackwise.json",),
     outputs={"stacks": "stackwise.path_stacks", "rack": "stackwise.path_rack"},
     notebook={"show_stacks": f"{_HERE}.notebook"},
