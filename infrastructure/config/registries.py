@@ -17,6 +17,16 @@ STRATEGIES: Registry[Any] = Registry(
     ("standard", "finetune"),
     decides=True,
 )
+# training.strategies.optimizers
+OPTIMIZERS: Registry[Any] = Registry(
+    "optimizer",
+    "temper.optimizers",
+    ("adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit", "adamw_offload", "sgd"),
+    decides=True,
+)
+SCHEDULERS: Registry[Any] = Registry(
+    "scheduler", "temper.schedulers", ("cosine", "linear", "constant"), decides=True
+)
 # models.registry, which adds the names that `register_model` is given
 REGISTERED_MODELS: set[str] = {"tactical_mappo"}
 # training.model_adapters
