@@ -47,7 +47,6 @@ GROUPS = {
         "train": "train a model, or resume the unfinished run with the same settings",
         "resume": "resume an interrupted run",
         "stop": "stop a run after saving a checkpoint",
-        "queue": "train several runs one after another",
     },
     "Before you train": {
         "check": "check model, data and machine, without training",
@@ -94,7 +93,6 @@ TRAINS = ("train", "resume", HIDDEN)
 RESUMING = (
     "train",
     "resume",
-    "queue run",
     *(words for one in _OF_FEATURES.values() for words in one.resuming),
 )
 
