@@ -49,7 +49,6 @@ from infrastructure.config.merging.sharding import sharding_refusals
 from infrastructure.config.schema import schema_of, value_at
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.config.sections.data_config import DataConfig
-from infrastructure.config.sections.memory_settings import MEMORY
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import (
     OPTIMIZES_MEMORY,
@@ -363,12 +362,7 @@ class DeploymentConfig(FieldsOfFeatures):
             *plugin_names.unknown_plugins(self, self.source, self._plugins),
             *contradictions(self),
             *refused_without_effect(self, self.source),
-            *several_processes(
-                self.num_processes,
-                self.device,
-                self.cuda_visible_devices,
-                [MEMORY] if self.training.enables(MEMORY) else [],
-            ),
+            *several_processes(self.num_processes, self.device, self.cuda_visible_devices),
             *sharding_refusals(
                 self.model,
                 self.training,

@@ -34,7 +34,7 @@ ADAPTERS: Registry[Any] = Registry(
 LOSSES: Registry[Any] = Registry("loss", "temper.losses", ("cross_entropy",))
 METRICS: Registry[Any] = Registry("metric", "temper.metrics")
 # training.extensions.extension_manager
-EXTENSIONS: Registry[Any] = Registry("extension", "temper.extensions", ("memory", "multimodal"))
+EXTENSIONS: Registry[Any] = Registry("extension", "temper.extensions", ("multimodal",))
 # data.readers.sources
 FORMATS: Registry[Any] = Registry(
     "data format",

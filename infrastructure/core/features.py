@@ -161,14 +161,9 @@ def feature_sections() -> frozenset[str]:
     return frozenset(name for kind in fields_for("") for name in getattr(kind, "model_fields", ()))
 
 
-def weightless_extensions() -> set[str]:
-    """Return the extensions of features that add no weights to the model."""
-    return {name for f in features() if not f.adds_weights for name in f.extensions}
-
-
-def own_loop_extensions() -> set[str]:
-    """Return the extensions of features that need Temper's own training loop."""
-    return {name for f in features() if f.needs_own_loop for name in f.extensions}
+def extensions_with(attribute: str, *, value: bool = True) -> set[str]:
+    """Return the extensions of features whose attribute, such as `adds_weights`, is `value`."""
+    return {name for f in features() if getattr(f, attribute) is value for name in f.extensions}
 
 
 def run_files_of_features() -> list[str]:

@@ -854,13 +854,13 @@ MODEL = [
     Wrong(
         "a layer that the model has not",
         "train data.jsonl --enabled-extensions memory --memory-layer 99",
-        ["models.memory_layer_out_of_range", "layer=99", "last=3"],
+        ["key_value_memory.layer_out_of_range", "layer=99", "last=3"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "heads that do not divide the memory",
         "train data.jsonl --enabled-extensions memory --memory-heads 7",
-        ["models.memory_heads_not_divisor", "heads=7", "width=128"],
+        ["key_value_memory.heads_not_divisor", "heads=7", "width=128"],
         {"data.jsonl": GOOD_DATA},
     ),
 ]

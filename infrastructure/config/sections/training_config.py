@@ -14,7 +14,6 @@ from infrastructure.config.measures import (
     is_greater_better,
 )
 from infrastructure.config.registries import EXTENSIONS, LOSSES, METRICS, SINKS, STRATEGIES
-from infrastructure.config.sections.memory_settings import MemorySettings
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.multimodal_config import MultimodalConfig
 from infrastructure.config.sections.recovery_config import RecoveryConfig
@@ -40,7 +39,7 @@ from infrastructure.config.types import (
     TimeLimit,
     UsedWhen,
 )
-from infrastructure.core.features import merged, weightless_extensions
+from infrastructure.core.features import extensions_with, merged
 from infrastructure.core.messages import Setting, phrase
 
 SFT = "sft"  # the method of Temper's own loop; every other one is a trainer of TRL
@@ -55,7 +54,7 @@ EPOCHS_OR_STEPS = {
 
 
 _ADDS_WEIGHTS = UsedWhen(
-    lambda config: set(config.training.extensions) - weightless_extensions(),
+    lambda config: set(config.training.extensions) - extensions_with("adds_weights", value=False),
     "config.unused_nothing_adds_weights",
     "config.unused_add_extension",
 )
@@ -386,9 +385,6 @@ class TrainingConfig(FieldsOfFeatures):
     multimodal: MultimodalConfig = Field(
         default=MultimodalConfig(),
         description="The vision encoder that the multimodal extension adds to a model.",
-    )
-    memory: MemorySettings = Field(
-        default=MemorySettings(), description="The key-value memory that the memory extension adds."
     )
     extension_learning_rate: Annotated[Annotated[float, Gt(0), Le(10)] | Auto, _ADDS_WEIGHTS] = (
         Field(
