@@ -50,7 +50,6 @@ GROUPS = {
     },
     "Before you train": {
         "check": "check model, data and machine, without training",
-        "tune": "measure which settings train fastest on this machine",
         "config": "show all settings and their sources, or write a configuration file",
         "doctor": "check versions, devices, memory and disk",
     },
