@@ -1142,13 +1142,7 @@ EXPORT = [
     Wrong(
         "ONNX in four bits",
         "export runs/a x --format onnx --bits 4",
-        ["deployment.export_format_unquantized", "format=onnx", "bits=4"],
-        {"runs/a/run.json": LORA_RUN},
-    ),
-    Wrong(
-        "a converter for nothing",
-        "export runs/a x --converter convert.py",
-        ["deployment.converter_without_gguf", "format=safetensors"],
+        ["deployment.export_bits_unsupported", "format=onnx", "bits=4"],
         {"runs/a/run.json": LORA_RUN},
     ),
     Wrong(
@@ -1182,52 +1176,14 @@ EXPORT = [
         {"runs/a/run.json": HUGE_RUN},
     ),
     Wrong(
-        "a converter that is not there",
-        "export runs/a x --format gguf --converter nowhere.py",
-        ["deployment.named_converter_missing", "path=nowhere.py", "script=convert_hf_to_gguf.py"],
-        {"runs/a/run.json": WHOLE_RUN},
-    ),
-    Wrong(
         "no converter",
         "export runs/a x --format gguf",
         [
-            "deployment.gguf_converter_missing",
+            "export_gguf.converter_missing",
             "script=convert_hf_to_gguf.py",
             "folder_variable=LLAMA_CPP_DIR",
         ],
         {"runs/a/run.json": WHOLE_RUN},
-        NO_LLAMA_CPP,
-    ),
-    Wrong(
-        "a converter that does not run",
-        "export runs/a x --format gguf --converter .",
-        [
-            "deployment.converter_does_not_run",
-            "reason=ModuleNotFoundError: No module named 'nobody_has'",
-            "/convert_hf_to_gguf.py",
-        ],
-        {"runs/a/run.json": WHOLE_RUN, "convert_hf_to_gguf.py": "import nobody_has"},
-    ),
-    Wrong(
-        "a model that the converter does not know",
-        "export runs/a x --format gguf --converter convert_hf_to_gguf.py",
-        [
-            "deployment.converter_lacks_architecture",
-            "architecture=GPT2LMHeadModel",
-            "/convert_hf_to_gguf.py",
-        ],
-        {
-            "runs/a/run.json": WHOLE_RUN.replace(
-                '"folder"', '"folder", "architecture": "GPT2LMHeadModel"'
-            ),
-            "convert_hf_to_gguf.py": "print('- LlamaForCausalLM')",
-        },
-    ),
-    Wrong(
-        "four bits without a quantizer",
-        "export runs/a x --format gguf --bits 4 --converter convert_hf_to_gguf.py",
-        ["deployment.gguf_quantizer_missing", "quantizer=llama-quantize", "/convert_hf_to_gguf.py"],
-        {"runs/a/run.json": WHOLE_RUN, "convert_hf_to_gguf.py": "print('- LlamaForCausalLM')"},
         NO_LLAMA_CPP,
     ),
 ]
