@@ -1020,16 +1020,16 @@ MEASURE = [
     Wrong(
         "data besides tasks",
         "eval some/model data.jsonl --tasks gsm8k",
-        ["commands.eval_tasks_with_data", "data=data.jsonl"],
+        ["lm_eval.data_besides_tasks", "data=data.jsonl"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "rows of no task",
         "eval some/model data.jsonl --limit 5",
         [
-            "commands.eval_flag_without_effect",
-            "commands.only_used_by_tasks",
-            "commands.validation_prompts_limit_answers",
+            "lm_eval.flag_without_effect",
+            "lm_eval.only_used_by_tasks",
+            "lm_eval.validation_prompts_limit_answers",
             "flag=--limit",
         ],
         {"data.jsonl": GOOD_DATA},
@@ -1038,8 +1038,8 @@ MEASURE = [
         "measures of tasks",
         "eval some/model --tasks gsm8k --measures f1",
         [
-            "commands.eval_flag_without_effect",
-            "commands.tasks_have_own_measures",
+            "lm_eval.flag_without_effect",
+            "lm_eval.tasks_have_own_measures",
             "flag=--measures",
         ],
     ),
@@ -1071,21 +1071,21 @@ MEASURE = [
             "model/model.safetensors": b"",
         },
     ),
-    Wrong("no task", "eval some/model --tasks ,", ["evaluation.no_tasks"]),
+    Wrong("no task", "eval some/model --tasks ,", ["lm_eval.no_tasks"]),
     Wrong(
         "tasks of a folder that is not there",
         "eval some/model --tasks mine --tasks-path nowhere",
-        ["evaluation.tasks_path_missing", "folder=nowhere"],
+        ["lm_eval.tasks_path_missing", "folder=nowhere"],
     ),
     Wrong(
         "no row of a task",
         "eval some/model --tasks gsm8k --limit 0",
-        ["evaluation.task_limit_too_small", "limit=0"],
+        ["lm_eval.limit_too_small", "limit=0"],
     ),
     Wrong(
         "fewer than no examples",
         "eval some/model --tasks gsm8k --num-fewshot -1",
-        ["evaluation.num_fewshot_negative", "num_fewshot=-1"],
+        ["lm_eval.num_fewshot_negative", "num_fewshot=-1"],
     ),
 ]
 
@@ -1447,20 +1447,8 @@ FURTHER = [
     Wrong(
         "optimize len",
         "bench ./m --length 0",
-        ["commands.inference_size_too_small", "flag=--length", "value=0"],
+        ["inference.size_too_small", "flag=--length", "value=0"],
         {"m/config.json": "{}"},
-    ),
-    Wrong(
-        "optimize save",
-        "bench ./m --save x.txt",
-        ["commands.unknown_program_extension", "path=x.txt"],
-        {"m/config.json": "{}"},
-    ),
-    Wrong(
-        "optimize save there",
-        "bench ./m --save x.pt2",
-        ["commands.program_file_exists", "path=x.pt2"],
-        {"m/config.json": "{}", "x.pt2": ""},
     ),
     Wrong(
         "quantum solve none",

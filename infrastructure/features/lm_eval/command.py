@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int | None:
     config, against = configured(options)
     _refuse(options, ("measures", "max_tokens"), phrase("lm_eval.tasks_have_own_measures"))
     if options.data is not None:
-        raise InputError("lm_eval.eval_tasks_with_data", data=options.data)
+        raise InputError("lm_eval.data_besides_tasks", data=options.data)
     from infrastructure.deployment.given_paths import check_model
     from infrastructure.features.lm_eval.request import TaskRequest
 
@@ -66,4 +66,4 @@ def _refuse(options: argparse.Namespace, names: Sequence[str], reason: str) -> N
     for name in names:
         if getattr(options, name) is not None:
             flag = f"--{name.replace('_', '-')}"
-            raise InputError("lm_eval.eval_flag_without_effect", flag=flag, reason=reason)
+            raise InputError("lm_eval.flag_without_effect", flag=flag, reason=reason)

@@ -31,11 +31,11 @@ class TaskRequest:
 
     def __post_init__(self) -> None:
         if not self.names:
-            raise InputError("evaluation.no_tasks")
+            raise InputError("lm_eval.no_tasks")
         if self.folder is not None and not self.folder.is_dir():
-            raise InputError("evaluation.tasks_path_missing", folder=self.folder)
+            raise InputError("lm_eval.tasks_path_missing", folder=self.folder)
         if self.limit is not None and self.limit < 1:
-            raise InputError("evaluation.task_limit_too_small", limit=self.limit)
+            raise InputError("lm_eval.limit_too_small", limit=self.limit)
         if self.num_fewshot is not None and self.num_fewshot < 0:
-            raise InputError("evaluation.num_fewshot_negative", num_fewshot=self.num_fewshot)
-        refuse_missing(HARNESS, "evaluation.evaluating_on_tasks")
+            raise InputError("lm_eval.num_fewshot_negative", num_fewshot=self.num_fewshot)
+        refuse_missing(HARNESS, "lm_eval.evaluating_on_tasks")

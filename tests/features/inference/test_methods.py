@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from infrastructure.optimization.inference import optimize_inference, usable_methods
+from infrastructure.features.inference.methods import optimize_inference, usable_methods
 
 INPUTS = (torch.randn(4, 32),)
 
