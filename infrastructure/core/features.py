@@ -52,8 +52,8 @@ class Feature:
         adds_weights: whether its extensions add weights to the model.
         plugins: entry point group of a registry ("temper.strategies") → name → address.
         commands: by name.
-        additions: command of Temper → module that adds flags to it. Its `run(options)` does the work
-            instead of the command and returns the exit code, or returns None to leave it to it.
+        additions: command → module that adds flags to it. Its `run(options)` does the work instead
+            of the command and returns the exit code, or returns None to leave the work to it.
         contradictions: address of a table as in `config.merging.contradictions`.
         facts: names that such tables use → address of a function of the configuration.
         checks: address of a function that yields a message for each setting that cannot be applied.
