@@ -30,10 +30,12 @@ class ConfigSection(BaseModel):
     Attributes:
         prefix: the section's path in the configuration, such as "training".
         used_when: conditions that apply to all fields of the section.
+        help_note: what a reader of the section's flags must know first.
     """
 
     prefix: ClassVar[str] = ""
     used_when: ClassVar[tuple[UsedWhen, ...]] = ()
+    help_note: ClassVar[str] = ""
     model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
 
     def __init__(self, /, **values: object) -> None:

@@ -145,7 +145,7 @@ class DeploymentConfig(FieldsOfFeatures):
 
     output_dir: PathText = Field(
         default="runs",
-        description="Directory that contains the directories of the runs.",
+        description="Directory for run output.",
     )
     new_run: bool = Field(
         default=False,
@@ -169,7 +169,8 @@ class DeploymentConfig(FieldsOfFeatures):
         default="auto", description="Device to run the model on; auto: a GPU if one is available."
     )
     cuda_visible_devices: Annotated[str | None, BeforeValidator(_device_list)] = Field(
-        default=None, description='GPUs that this run may use, such as "0"; "" hides all.'
+        default=None,
+        description='GPUs that this run may use, such as "0"; "": none of them; none: all.',
     )
     num_processes: Count | Auto = Field(
         default=1,
@@ -177,21 +178,20 @@ class DeploymentConfig(FieldsOfFeatures):
     )
     process_timeout: Duration = Field(
         default=600.0,
-        description="Time without progress after which the other processes give up on one of them.",
+        description="Time without progress after which a process counts as lost, and the"
+        " others stop.",
     )
     price_per_hour: PriceText | None = Field(
         default=None,
-        description='Price of an hour on this machine, such as 2.5 or "2.5 EUR", to forecast'
-        " the run's cost.",
+        description="Price per hour of this machine, for the cost forecast.",
     )
     enable_gpu_optimization: bool = Field(
         default=True,
-        description="Use TF32 if the GPU has it; compile_mode auto measures whether compiling"
-        " pays off.",
+        description="Use TF32 on GPUs that have it.",
     )
     enable_memory_optimization: bool = Field(
         default=True,
-        description="Enforce max_memory_percent, collect garbage, detect leaks, reject runs"
+        description="Enforce memory limits, collect garbage, detect leaks, and reject runs"
         " that cannot fit.",
     )
     enable_monitoring: bool = Field(
@@ -210,7 +210,8 @@ class DeploymentConfig(FieldsOfFeatures):
         " training.",
     )
     max_memory_percent: Annotated[Percent, OPTIMIZES_MEMORY] = Field(
-        default=85.0, description="Main memory in use above which memory is released, in percent."
+        default=85.0,
+        description="Release memory if more than this percentage of main memory is in use.",
     )
 
     model_name = _flat(KEYS["model_name"])

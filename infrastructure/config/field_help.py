@@ -2,7 +2,7 @@
 
 import json
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -17,7 +17,7 @@ _MAX_SHOWN = 80
 
 
 def allowed_values(info: FieldInfo) -> str:
-    """Describe the values that a field accepts: `a whole number of at least 1 or "auto"`."""
+    """Describe the values that a field accepts: `a whole number of at least 1, or "auto"`."""
     return _describe_values(info.annotation, info.metadata)
 
 
@@ -61,6 +61,15 @@ def metadata_of(info: FieldInfo, kind: type) -> Any:
     return next((item for item in info.metadata if isinstance(item, kind)), None)
 
 
+def placeholder(annotation: Any, metadata: Iterable[object] = ()) -> str:
+    """Return what stands for a field's value in `--help`, such as TIME; "" if nothing is stated."""
+    of_parts = (placeholder(part) for part in get_args(annotation) if get_args(part))
+    stated = (item.placeholder for item in metadata if isinstance(item, Allowed))
+    own = getattr(annotation, "__metadata__", ())
+    of_own = (item.placeholder for item in own if isinstance(item, Allowed))
+    return next(filter(None, (*stated, *of_own, *of_parts)), "")
+
+
 def leaves(annotation: object) -> Iterator[Any]:
     """Yield the members of a union, however nested. The items of a list are not members."""
     if get_origin(annotation) is Annotated:
@@ -82,25 +91,43 @@ def _describe_values(annotation: Any, metadata: Any = ()) -> str:
     stated_words = next((item.words for item in metadata if isinstance(item, Allowed)), None)
     for item in metadata:
         if isinstance(item, RegisteredName) and stated_words is None:
-            return " or ".join([*map(json.dumps, item.names()), "a registered name"])
+            return joined_by_or([*item.names(), "a registered name", "module:function"])
     if stated_words and get_origin(annotation) not in (Union, types.UnionType):
         return stated_words
     if get_origin(annotation) is Annotated:
         inner, *more = get_args(annotation)
         return _describe_values(inner, more)
     if get_origin(annotation) in (Union, types.UnionType):
-        parts = [_describe_values(part) for part in get_args(annotation) if part is not type(None)]
+        plain_parts = [part for part in get_args(annotation) if part is not type(None)]
+        parts = [words for part in plain_parts for words in _alternatives(part)]
         parts = [stated_words] if stated_words else parts
-        return " or ".join([*parts, "none"] if type(None) in get_args(annotation) else parts)
+        return joined_by_or([*parts, "none"] if type(None) in get_args(annotation) else parts)
     if get_origin(annotation) is Literal:
-        return " or ".join(json.dumps(choice) for choice in get_args(annotation))
+        return joined_by_or(_alternatives(annotation))
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "a section"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     return names.get(annotation, "a value") + _bounds(metadata)
 
 
+def _alternatives(annotation: Any) -> list[str]:
+    if get_origin(annotation) is Literal:
+        return [json.dumps(choice) for choice in get_args(annotation)]
+    return ["true", "false"] if annotation is bool else [_describe_values(annotation)]
+
+
+def joined_by_or(parts: list[str]) -> str:
+    """Join alternatives. A comma separates each from one that is more than a word."""
+    if " " in parts[0]:
+        return ", or ".join(parts)
+    *before, last = parts
+    return f"{', '.join(before)} or {last}" if before else last
+
+
 def _bounds(metadata: Any) -> str:
+    match [item for item in metadata if isinstance(item, Ge | Gt | Le | Lt)]:
+        case [Ge(ge=low), Le(le=high)] if high != LARGEST:
+            return f" from {low} to {high}"
     parts = []
     for item in metadata:
         match item:

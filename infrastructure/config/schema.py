@@ -11,7 +11,7 @@ from infrastructure.config.aliases import KEYS, PREFIXES, QLORA, spellings
 from infrastructure.config.base import ConfigSection, kinds
 from infrastructure.config.elsewhere import SAME, as_settings, known_elsewhere, plain_name
 from infrastructure.core.lookup import nearest
-from infrastructure.core.messages import Setting, phrase
+from infrastructure.core.messages import Setting, phrase, spelled
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class FieldSpec:
 
     @property
     def description(self) -> str:
-        return str(self.info.description)
+        """What the setting does. Other settings are spelled as the reader gives them."""
+        return spelled(str(self.info.description))
 
 
 @dataclass(frozen=True, eq=False)

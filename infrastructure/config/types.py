@@ -36,9 +36,14 @@ _AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[A-Za-z]*)\s*")
 
 @dataclass(frozen=True)
 class Allowed:
-    """A description of the values that a field accepts, for error messages, `--help` and forms."""
+    """A description of the values that a field accepts, for error messages, `--help` and forms.
+
+    Attributes:
+        placeholder: what stands for the value in `--help`; "" for the usual one of its type.
+    """
 
     words: str
+    placeholder: str = ""
 
 
 @dataclass(frozen=True)
@@ -324,36 +329,36 @@ ShareBelowOne = Annotated[float, Ge(0), Lt(1)]
 Duration = Annotated[
     float,
     BeforeValidator(_duration_seconds),
-    Allowed('a duration such as "11h", "90min" or "30s"; a number counts seconds'),
+    Allowed('a duration such as "11h", "90min" or "30s", or a number of seconds', "TIME"),
     Gt(0),
 ]
 TimeLimit = Annotated[
     float,
     BeforeValidator(_with_unit),
-    Allowed('a duration with its unit, such as "11h", "90min" or "30s"'),
+    Allowed('a duration with its unit, such as "11h", "90min" or "30s"', "TIME"),
     Gt(0),
 ]
 Percent = Annotated[
     float,
     BeforeValidator(_without_percent_sign),
-    Allowed('a percentage from 0 to 100, such as 85 or "85%"'),
+    Allowed('a percentage from 0 to 100, such as 85 or "85%"', "PERCENT"),
     Ge(0),
     Le(100),
 ]
 PriceText = Annotated[
     str,
     BeforeValidator(_normal_price),
-    Allowed('a number above 0, with a currency if you like: 2.5, $2.50, "2.5 EUR"'),
+    Allowed('a number above 0, with a currency if you like: 2.5, $2.50, "2.5 EUR"', "PRICE"),
 ]
 MemoryAmount = Annotated[
     str,
     BeforeValidator(_normal_amount),
-    Allowed('a size of at least 1MB such as "8GB", or a share of the total such as "90%"'),
+    Allowed('a size of at least 1MB such as "8GB", or a share of the total such as "90%"', "SIZE"),
 ]
 Megabytes = Annotated[
     int,
     BeforeValidator(_megabytes),
-    Allowed('a whole number of megabytes or a size such as "10GB"'),
+    Allowed('a whole number of megabytes, or a size such as "10GB"', "SIZE"),
     Ge(0),
     Le(LARGEST),
 ]

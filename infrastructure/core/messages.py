@@ -98,6 +98,14 @@ class Setting(str):
         return format(speller()(str(self), self.value), spec)
 
 
+_NAMED_SETTING = re.compile(r"\{=([^}:]+):?([^}]*)\}")
+
+
+def spelled(text: str) -> str:
+    """Return a text with each setting that it names as `{=key:value}` spelled for the reader."""
+    return _NAMED_SETTING.sub(lambda named: speller()(named[1], named[2]), text)
+
+
 @dataclass(frozen=True)
 class Message:
     """A message as data.

@@ -47,12 +47,12 @@ class DataConfig(ConfigSection):
     )
     format: Annotated[str, RegisteredName(FORMATS, ("auto",), is_late=True)] = Field(
         default="auto",
-        description="File format: auto, json, jsonl, csv, text, ..., a plug-in or module:function.",
+        description="File format; auto: by file extension and content.",
     )
     encoding: TextEncoding = Field(
         default="auto",
-        description="Encoding of text files: auto (UTF-8, or UTF-16 by its BOM), cp1252,"
-        " latin-1, ...",
+        description="Encoding of text files; auto: UTF-8, or UTF-16 if the file begins with"
+        " its BOM.",
     )
     shape: str = Field(
         default="auto",
@@ -80,8 +80,8 @@ class DataConfig(ConfigSection):
     )
     over_length: Literal["keep_start", "truncate", "quarantine"] = Field(
         default="keep_start",
-        description="If an example is too long: cut its end, cut the start of its prompt, or"
-        " skip it.",
+        description="If too long: keep_start cuts the end, truncate the prompt's start;"
+        " quarantine skips it.",
     )
     packing: bool = Field(
         default=True,
@@ -90,15 +90,16 @@ class DataConfig(ConfigSection):
     )
     train_on: Literal["answers", "last_answer", "all"] = Field(
         default="answers",
-        description="Tokens to train on: of all answers, of the last answer in each row, or all"
-        " tokens.",
+        description="Tokens to train on; last_answer: only the last answer of a row; all:"
+        " also the prompts.",
     )
     validation_split: Annotated[ShareBelowOne, _WITHOUT_EVAL_PATH] = Field(
         default=0.1,
-        description="Share of the training data that is held out if there is no eval_path.",
+        description="Share of rows to hold out, by row hash, so approximate; not used with"
+        " {=data.eval_path}.",
     )
     num_workers: Annotated[Annotated[int, Ge(0), Le(1024)] | Auto, SAME_RESULT] = Field(
-        default="auto", description="Processes that prepare data; 0: in the training process."
+        default="auto", description="Processes that prepare data; 0: the training process does it."
     )
     prefetch_factor: Annotated[Count, SAME_RESULT] = Field(
         default=2, description="Batches prepared ahead in a thread while the model computes."
@@ -115,22 +116,25 @@ class DataConfig(ConfigSection):
     )
     memory_limit: MemoryAmount | None = Field(
         default=None,
-        description='Memory limit for prepared data: "8GB", or "90%" of the machine\'s memory.',
+        description="Memory limit for prepared data; none: no limit of its own.",
     )
     balance_by: str | None = Field(
-        default=None, description='Sample equally from the values of this column; "task" for tasks.'
+        default=None,
+        description="Column whose values are sampled equally often; task: {=data.task_column}"
+        " if it is set.",
     )
     augmentation: Annotated[str | None, RegisteredName(AUGMENTATIONS, is_late=True)] = Field(
-        default=None, description="Name of an augmentation plug-in."
+        default=None, description="Augmentation of the training rows."
     )
     max_bad_rows_percent: Annotated[Percent, SAME_RESULT] = Field(
         default=5.0,
-        description="Percentage of unusable rows that stops a run; unset: 1 % if answers lose"
-        " text.",
+        description="Most unusable rows, in percent; unless set, at most 1 % may lose part of"
+        " their answer.",
     )
     accept_small_data: Annotated[bool, SAME_RESULT] = Field(
         default=False,
-        description="Train on a single row, or on the readme of a folder, without asking.",
+        description="Do not ask before training on a single row, or on a folder with only a"
+        " readme.",
     )
     chat_template: Annotated[str | None, PathLike] = Field(
         default=None,

@@ -15,6 +15,10 @@ class MemorySettings(ConfigSection):
     """The position of the memory in the model, and its size."""
 
     prefix: ClassVar[str] = "training.memory"
+    help_note: ClassVar[str] = (
+        "A key-value memory that {=training.enabled_extensions:memory} adds to the model: it reads"
+        " trained keys and values (slots) and earlier tokens (the store) by cross-attention."
+    )
     used_when: ClassVar[tuple[UsedWhen, ...]] = (
         UsedWhen(
             lambda config: config.training.enables(MEMORY),
@@ -28,18 +32,17 @@ class MemorySettings(ConfigSection):
         Allowed('a whole number from 0, or "auto"'),
     ] = Field(
         default="auto",
-        description="Layer after which the key-value memory is read, from 0; auto: the middle one.",
+        description="Layer after which the key-value memory is read, counted from 0; auto:"
+        " the middle one.",
     )
-    slots: Count = Field(
-        default=64, description="Keys and values in the key-value memory that are trained weights."
-    )
+    slots: Count = Field(default=64, description="Trained keys and values in the key-value memory.")
     heads: Count = Field(default=2, description="Attention heads that read the key-value memory.")
     width: Count | Auto = Field(
         default="auto",
-        description="Width of the memory's keys and values; auto: the model's, at most 128.",
+        description="Width of the key-value memory; auto: the model's width, at most 128.",
     )
     store: CountOrZero = Field(
         default=1024,
-        description="Trained tokens of seen rows that the memory stores and reads; 0: only the"
+        description="Newest trained tokens that the key-value memory also stores; 0: only the"
         " slots.",
     )

@@ -75,23 +75,27 @@ class LoraConfig(ConfigSection):
         Literal["all-linear"] | list[str],
         BeforeValidator(_modules),
         Allowed('"all-linear" or a list of module names such as "q_proj,v_proj"'),
-    ] = Field(default="all-linear", description="Linear layers that get LoRA matrices.")
+    ] = Field(
+        default="all-linear",
+        description="Linear layers that get LoRA matrices.",
+    )
     use_dora: bool = Field(
-        default=False, description="Use DoRA: the lengths of the weights' rows train, too."
+        default=False, description="Use DoRA: also train the magnitude of each weight row."
     )
     use_rslora: bool = Field(
         default=False, description="Use rsLoRA: scale by alpha / sqrt(r), for high ranks."
     )
     init_lora_weights: Literal["default", "pissa", "loftq"] = Field(
         default="default",
-        description="Initial LoRA weights: no change; pissa: principal components; loftq: 4-bit"
-        " error.",
+        description="LoRA init; default: no effect yet; pissa: principal components; loftq:"
+        " offset 4-bit error.",
     )
     experts: Annotated[bool, _ALL_LINEAR] = Field(
-        default=True, description="Let all-linear include the experts of a mixture of experts."
+        default=True,
+        description="With all-linear: also adapt the experts of a mixture-of-experts model.",
     )
     router: bool = Field(
-        default=False, description="Train the routers of a mixture of experts in full."
+        default=False, description="Also train the routers of a mixture-of-experts model, in full."
     )
     rank_pattern: Annotated[
         dict[str, Count],
@@ -101,7 +105,8 @@ class LoraConfig(ConfigSection):
         Allowed('a mapping from layer to rank, such as {"0": 4, "q_proj": 8}'),
     ] = Field(
         default={},
-        description="Ranks of some layers, by block number or PEFT pattern; the others use r.",
+        description="Ranks of some layers, by layer number or PEFT pattern; others use"
+        " {=model.lora_config.r}.",
     )
 
 
@@ -120,6 +125,7 @@ class EmbeddedModelConfig(ConfigSection):
     """The shape of the Llama-style model that is built from scratch, without a download."""
 
     prefix: ClassVar[str] = "model.embedded"
+    help_note: ClassVar[str] = "The small new model that is trained with {=model.name:embedded}."
     used_when: ClassVar[tuple[UsedWhen, ...]] = (_EMBEDDED,)
 
     hidden_size: Count = Field(
@@ -129,17 +135,21 @@ class EmbeddedModelConfig(ConfigSection):
         default=4, description="Number of decoder layers of the embedded model."
     )
     num_heads: Count = Field(
-        default=4, description="Attention heads of the embedded model; divides hidden_size."
+        default=4,
+        description="Attention heads of the embedded model; twice this number must divide its"
+        " width.",
     )
     num_kv_heads: Count = Field(
-        default=4, description="Key/value heads of the embedded model; divides num_heads."
+        default=4,
+        description="Key/value heads of the embedded model; must divide its attention heads.",
     )
     intermediate_size: Count = Field(
         default=336, description="Width of the embedded model's gated MLP."
     )
     vocab_size: Count = Field(
         default=1024,
-        description="Size of the tokenizer that is trained on the data for the embedded model.",
+        description="Vocabulary size of the tokenizer that is trained on the data for the"
+        " embedded model.",
     )
     max_positions: Count = Field(
         default=512, description="Longest sequence that the embedded model supports, in tokens."
@@ -167,11 +177,12 @@ class ModelConfig(ConfigSection):
 
     name: PathText = Field(
         default="embedded",
-        description='Model to train: "embedded", a registered name, a Hub name or a folder.',
+        description="Model to train: a folder, Hub name or registered name; embedded: a small"
+        " new model.",
     )
     backend: Literal["auto", "transformers", "unsloth"] = Field(
         default="auto",
-        description="Library that loads the model; auto: Unsloth on a GPU if it fits, else"
+        description="Library to load the model; auto: Unsloth on a GPU if it can, else"
         " transformers.",
     )
     adapter: Annotated[
@@ -179,7 +190,8 @@ class ModelConfig(ConfigSection):
         RegisteredName(ADAPTERS, ("auto",), is_late=True),
     ] = Field(
         default="auto",
-        description="Model adapter; auto: multimodal if rows contain images, else standard.",
+        description="Class that feeds rows to the model; auto: multimodal if rows have"
+        " images, else standard.",
     )
     train_vision: bool = Field(
         default=False,
@@ -190,12 +202,13 @@ class ModelConfig(ConfigSection):
     )
     quantization_aware: Literal["int4", "int8_int4"] | None = Field(
         default=None,
-        description="Quantization-aware training: int4 weights; int8_int4: int8 activations,"
-        " too; none: off.",
+        description="Train for quantization; int4: 4-bit weights; int8_int4: also 8-bit"
+        " activations.",
     )
     lora_config: LoraConfig | None = Field(
         default=None,
-        description="Train LoRA adapters and freeze the model; none: full fine-tuning.",
+        description="Train LoRA adapters and freeze the model's own weights; off: full"
+        " fine-tuning.",
     )
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto", description="Precision in which the weights are stored in memory."

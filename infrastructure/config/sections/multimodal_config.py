@@ -19,6 +19,9 @@ class MultimodalConfig(ConfigSection):
     """The parts and the two stages of LLaVA (Liu et al. 2023, arXiv 2304.08485)."""
 
     prefix: ClassVar[str] = "training.multimodal"
+    help_note: ClassVar[str] = (
+        "A vision encoder that {=training.enabled_extensions:multimodal} adds to a text model."
+    )
     used_when: ClassVar[tuple[UsedWhen, ...]] = (_IS_ENABLED,)
 
     vision_tower: PathText | None = Field(
@@ -27,7 +30,8 @@ class MultimodalConfig(ConfigSection):
     )
     projector_epochs: CountOrZero = Field(
         default=1,
-        description="Epochs before num_epochs in which only the projector trains.",
+        description="Epochs that first train only the projector, in addition to"
+        " {=training.num_epochs}.",
     )
     image_token: str = Field(
         default="<image>",

@@ -16,27 +16,27 @@ class RecoveryConfig(ConfigSection):
 
     out_of_memory: Annotated[Literal["smaller", "stop"], SAME_RESULT] = Field(
         default="smaller",
-        description="On out of memory: redo the same batch in smaller pieces, or stop.",
+        description="If memory runs out: redo the same batch in smaller pieces, or stop.",
     )
     not_finite: Annotated[Literal["roll_back", "stop"], SAME_RESULT] = Field(
         default="roll_back",
-        description="On a non-finite loss or gradient: return to the last good state and skip"
-        " the batch.",
+        description="If the loss or gradient is NaN or infinite: roll back and skip the"
+        " batch, or stop.",
     )
     loss_spike: Annotated[Literal["roll_back", "note", "stop"], SAME_RESULT] = Field(
         default="note",
-        description="On a loss far above the previous ones: act as for not_finite, or only note"
-        " it.",
+        description="If the loss is far above the previous ones: roll back and skip the"
+        " batch, note, or stop.",
     )
     loss_spike_factor: Annotated[float, Gt(1), SAME_RESULT] = Field(
         default=5.0,
-        description="A loss above this multiple of the preceding losses' median counts as a spike.",
+        description="A loss above this multiple of the previous losses' median counts as a spike.",
     )
     max_rollbacks: Annotated[CountOrZero, SAME_RESULT] = Field(
         default=3,
-        description="Rollbacks because of bad losses before the run stops with the evidence.",
+        description="Rollbacks allowed for bad losses before the run stops.",
     )
     max_failed_saves: Annotated[CountOrZero, SAME_RESULT] = Field(
         default=2,
-        description="Failed saves in a row before the run stops.",
+        description="Failed saves in a row that are allowed before the run stops.",
     )

@@ -73,24 +73,30 @@ class MemoryConfig(ConfigSection):
     """The limits that the memory optimizer enforces."""
 
     prefix: ClassVar[str] = "memory"
+    help_note: ClassVar[str] = "Limits on the memory of this machine and its GPU."
 
     gpu_memory_fraction: ShareAboveZero | None = Field(
-        default=None, description="Share of the GPU's memory that may be used, from 0 to 1."
+        default=None,
+        description="Share of the GPU's memory that the run may use, from 0 to 1; none: all of it.",
     )
     gpu_cache_size: Annotated[MemoryAmount | None, OPTIMIZES_MEMORY] = Field(
-        default=None, description="Memory that the GPU allocator may keep cached."
+        default=None,
+        description="Unused memory that PyTorch's GPU allocator may keep; none: any amount.",
     )
     cpu_memory_limit: Annotated[MemoryAmount | None, OPTIMIZES_MEMORY] = Field(
-        default=None, description="Main memory that the whole run may use."
+        default=None, description="Main memory that the whole run may use; none: no limit."
     )
     worker_memory: MemoryAmount | None = Field(
-        default=None, description="Main memory that each data worker may use."
+        default=None, description="Main memory that each data worker may use; none: no limit."
     )
     cache_size: MemoryAmount | None = Field(
-        default=None, description="Memory and disk that all caches together may use."
+        default=None,
+        description="Memory and disk that Temper's caches may use together; none: no limit.",
     )
     cache_ttl: Annotated[Count | None, OPTIMIZES_MEMORY] = Field(
-        default=None, description="Seconds after which an entry of a memory cache is dropped."
+        default=None,
+        description="Seconds without use after which data cached in memory is dropped; none:"
+        " never.",
     )
 
 
@@ -99,45 +105,47 @@ class AlertThresholds(ConfigSection):
 
     prefix: ClassVar[str] = "monitor.thresholds"
 
-    cpu_percent: Percent = Field(default=90.0, description="Alert at this CPU load, in percent.")
+    cpu_percent: Percent = Field(
+        default=90.0, description="Inform if the CPU load stays above this, in percent."
+    )
     memory_percent: Percent = Field(
-        default=85.0, description="Alert at this main memory usage, in percent."
+        default=85.0, description="Alert if more than this percentage of main memory is in use."
     )
     gpu_utilization: Percent = Field(
-        default=95.0, description="Alert at this GPU load, in percent."
+        default=95.0, description="Inform if the GPU load stays above this, in percent."
     )
     gpu_memory_percent: Percent = Field(
-        default=90.0, description="Alert at this GPU memory usage, in percent."
+        default=90.0, description="Alert if more than this percentage of GPU memory is in use."
     )
     gpu_temperature: Positive = Field(
-        default=85.0, description="Alert at this GPU temperature, in °C."
+        default=85.0, description="Alert if the GPU is hotter than this, in °C."
     )
     training_time_per_step: Positive = Field(
-        default=10.0, description="Alert at this time of one optimizer step, in seconds."
+        default=10.0, description="Alert if optimizer steps take longer than this, in seconds."
     )
     gradient_norm: Positive = Field(
-        default=100.0, description="Alert at this gradient norm before clipping."
+        default=100.0, description="Alert if the gradient norm before clipping is above this."
     )
     data_wait_percent: Percent = Field(
         default=50.0,
-        description="Alert at this share of a step spent waiting for data, in percent.",
+        description="Alert if more than this percentage of a step is spent waiting for data.",
     )
     tied_steps: Count = Field(
         default=20,
-        description="Alert after this many steps in a row with equal rewards for all answers to"
-        " each prompt.",
+        description="Alert after N steps in a row in which all answers to each prompt get"
+        " equal rewards.",
     )
     disk_free: Megabytes = Field(
-        default=1000, description="Alert below this much free disk space, in MB."
+        default=1000, description="Alert if less disk space than this is free, in MB."
     )
     checkpoint_age: Duration = Field(
-        default=7200.0, description="Alert at this age of the newest checkpoint, in seconds."
+        default=7200.0, description="Alert if the newest checkpoint is older than this."
     )
     backup_age: Duration = Field(
-        default=7200.0, description="Alert at this age of the newest confirmed backup, in seconds."
+        default=7200.0, description="Alert if the newest confirmed backup is older than this."
     )
     copier_failures: Count = Field(
-        default=2, description="Alert after the backup process has ended this many times in a row."
+        default=2, description="Alert if the backup process has failed this many times in a row."
     )
 
 
@@ -159,7 +167,8 @@ class MonitorConfig(ConfigSection):
         ),
     ] = Field(
         default=["console", "log", "notebook"],
-        description="Where alerts are sent; addresses are in ALERT_WEBHOOK_URL and APPRISE_URLS.",
+        description="Where alerts are sent; webhook and apprise read their URLs from"
+        " environment variables.",
     )
     alert_cooldown: Duration = Field(
         default=300.0, description="Minimum time between two alerts of the same kind."
@@ -170,7 +179,7 @@ class MonitorConfig(ConfigSection):
         Allowed('a port such as 9400, or an address such as "0.0.0.0:9400"'),
     ] = Field(
         default=None,
-        description="Address of a Prometheus endpoint; a port alone: on the loopback address.",
+        description="Address of a Prometheus endpoint to serve; a port alone listens on 127.0.0.1.",
     )
     profile_steps: CountOrZero = Field(
         default=0, description="Steps that the PyTorch profiler records, after two warm-up steps."
@@ -186,11 +195,11 @@ class GpuResources(ConfigSection):
     prefix: ClassVar[str] = "resources.gpu"
 
     memory_limit: MemoryAmount | None = Field(
-        default=None, description="GPU memory that the run may use."
+        default=None, description="GPU memory that the run may use; none: all of it."
     )
     compute_capability: Positive | None = Field(
         default=None,
-        description="Minimum CUDA compute capability of the GPU, such as 8.0.",
+        description="Minimum CUDA compute capability of the GPU, such as 8.0; none: any.",
     )
 
 

@@ -112,57 +112,65 @@ class ProgressiveConfig(ConfigSection):
     prefix: ClassVar[str] = "training.progressive"
 
     target_stacks: Annotated[Count, _MAKES_STACKS] = Field(
-        default=4, description="Number of stacks of the finished model."
+        default=4, description="Number of stacks in the finished model."
     )
     trunk_strategy: Annotated[Literal["frozen", "qlora"], _IN_TURN] = Field(
-        default="frozen", description="How finished stacks are treated while the next one trains."
+        default="frozen",
+        description="While a stack trains, finished stacks are frozen, or QLoRA matrices of"
+        " them train.",
     )
     new_stack_precision: Annotated[Literal["full", "bf16", "fp16", "nf_fp8"], _IN_TURN] = Field(
-        default="full", description="Precision in which a new stack trains."
+        default="full",
+        description="Precision of the stack that trains; nf_fp8: quantized, and QLoRA"
+        " matrices train.",
     )
     growth: Annotated[Literal["stages", "once"], _PROGRESSIVE] = Field(
         default="stages",
-        description="Add one stack after another, or grow from the first stack to all of them"
-        " in one step.",
+        description="Add one stack after another (stages), or all others after the first (once).",
     )
     init: Annotated[Literal["keep", "zero", "copy", "middle"], _PROGRESSIVE] = Field(
         default="keep",
-        description="Weights of a new stack: unchanged, silenced, or copied from the one below"
-        " or the middle.",
+        description="New stack; keep: its weights; zero: no effect; copy: stack below;"
+        " middle: middle layers.",
     )
 
 
 class StackwiseFields(ConfigSection):
     """The fields of block-wise training; `TrainingConfig` holds them flat."""
 
+    help_note: ClassVar[str] = (
+        "Trains the layers in parts, one after another. A block is a group of layers, and a stack"
+        " is a group by which the model grows. A unit is what trains at a time: a layer, a block"
+        " or a stack. The trunk is everything below it, and the rack is the whole model. With"
+        " masked tokens, a time step says how many tokens are masked."
+    )
     mode: Literal["layerwise", "blockwise", "fused"] | None = Field(
         default=None,
-        description="Unit that trains at a time: a layer, a block, or a block and all below it"
-        " (fused).",
+        description="What is trained at a time: a layer, a block, or a block and all layers"
+        " below it (fused).",
     )
-    block_size: Annotated[Count, _IN_BLOCKS] = Field(
-        default=4, description="Number of layers in a block."
-    )
+    block_size: Annotated[Count, _IN_BLOCKS] = Field(default=4, description="Layers in a block.")
     train_head: Annotated[Literal["first", "always"], _IN_TURN] = Field(
         default="first",
-        description="Train the final norm and an untied head with the first unit, or with every"
-        " unit.",
+        description="Train the final norm and an untied head only with the first unit, or always.",
     )
     with_top: Annotated[CountOrZero, _IN_TURN] = Field(
         default=0,
-        description="Number of last units that train in every phase, through the whole model.",
+        description="Number of top units that also train in every phase, through the whole model.",
     )
     local_loss: Annotated[Literal["head", "reconstruct"], _STACKWISE] = Field(
         default="head",
-        description="Loss of a unit below the top: the model's own loss, or feature"
+        description="Loss of a unit below the top: the model's own (head), or feature"
         " reconstruction.",
     )
     reconstruct_weight: Annotated[Positive, _RECONSTRUCTS] = Field(
-        default=10.0, description="Weight of the feature reconstruction in addition to the loss."
+        default=10.0,
+        description="Weight of the feature reconstruction, which is added to the loss.",
     )
     cache_activations: bool | None = Field(
         default=None,
-        description="Cache what a frozen trunk computes for each example; none: if it pays off.",
+        description="Cache the frozen trunk's output for each example; not set: if there are"
+        " several epochs.",
     )
     cache_dtype: Annotated[Literal["fp32", "bf16"], _CACHED] = Field(
         default="bf16", description="Number format of cached activations."
@@ -172,47 +180,53 @@ class StackwiseFields(ConfigSection):
     )
     end_to_end_scope: Annotated[Literal["stackwise", "rackwise"], _TOGETHER] = Field(
         default="rackwise",
-        description="Scope of end-to-end training: each stack by itself, or the whole rack.",
+        description="How end_to_end trains: each stack by its own loss (stackwise), or one"
+        " loss (rackwise).",
     )
     progressive: ProgressiveConfig = Field(
         default=ProgressiveConfig(), description="Progressive training."
     )
     time_step_masking: bool = Field(
-        default=False, description="Mask a share of the tokens that grows with the time step."
+        default=False,
+        description="Train on masked tokens (masked diffusion): the later the time step, the"
+        " more masks.",
     )
     num_time_steps: Annotated[Count, _MASKED] = Field(
-        default=10, description="Number of time steps for masking."
+        default=10, description="Number of time steps (mask levels)."
     )
     time_step_bins: Annotated[
         list[Annotated[int, Ge(0)]] | None,
         SplitCommas,
         Allowed('a list of time steps such as "0,1,2"'),
         _MASKED,
-    ] = Field(default=None, description="Time steps that are used for masking; none: all.")
+    ] = Field(default=None, description="Time steps to use; none: all.")
     time_step_mask_fractions: Annotated[
         dict[Annotated[int, Ge(0)], Share] | None,
         FromJson,
         Allowed('a mapping from time step to a share from 0 to 1, such as {"0": 0.15}'),
         _MASKED,
     ] = Field(
-        default=None, description="Share of masked tokens at some time steps; linear in between."
+        default=None,
+        description="Share of masked tokens by time step, linear in between; none: from 0.15"
+        " to 0.9.",
     )
     time_interpretation: Annotated[Literal["depth", "input"], _MASKED] = Field(
         default="depth",
-        description="Time steps belong to the depth (one per stack) or to the input (drawn at"
-        " random).",
+        description="Each unit has its own time step (depth), or each example draws one (input).",
     )
     corruption: Annotated[str, RegisteredName(CORRUPTIONS), _MASKED] = Field(
         default="mask",
-        description="Replacement of masked tokens: mask, uniform (any other token) or a"
-        " registered name.",
+        description="What replaces masked tokens; mask: the mask token; uniform: any other token.",
     )
     mask_weighting: Annotated[Literal["inverse", "none"], _MASKED] = Field(
         default="inverse",
-        description="Weight of a masked token: 1 / the masked share, as in MDLM, or 1.",
+        description="Weight of a masked token: 1 / the masked share (inverse, as in MDLM), or"
+        " 1 (none).",
     )
     store_all_time_steps: Annotated[bool, _CACHED_STEPS] = Field(
-        default=False, description="Keep the cached activations of every time step."
+        default=False,
+        description="Cache activations of all time steps, not just"
+        " {=training.time_step_cache_size}.",
     )
     time_step_cache_size: Annotated[Count, _CACHED_STEPS] = Field(
         default=1, description="Number of time steps whose activations are cached at once."
@@ -222,17 +236,18 @@ class StackwiseFields(ConfigSection):
     )
     quantization_type: Annotated[str, RegisteredName(QUANTIZATIONS), _QUANTIZED] = Field(
         default="nf_fp8",
-        description="Storage of finished stacks: nf_fp8, nf4, fp16, fp32 or a registered name.",
+        description="Number format in which finished stacks are stored.",
     )
     backbone_quantized: bool | None = Field(
-        default=None, description="Alias of quantization_enabled; none: use quantization_enabled."
+        default=None, description="Another name for {=training.quantization_enabled}."
     )
     adapters_full_precision: Annotated[bool, _QLORA] = Field(
         default=True,
         description="Keep the QLoRA matrices of block-wise training in full precision.",
     )
     qlora_enabled: bool = Field(
-        default=False, description="Block-wise training: train QLoRA matrices on finished stacks."
+        default=False,
+        description="Block-wise training: train low-rank (QLoRA) matrices next to frozen layers.",
     )
     qlora_rank: Annotated[Count, _QLORA] = Field(
         default=16, description="Rank of the QLoRA matrices of block-wise training."
@@ -245,15 +260,17 @@ class StackwiseFields(ConfigSection):
     )
     qlora_lr: Annotated[Positive | None, _QLORA] = Field(
         default=None,
-        description="Learning rate of the QLoRA matrices; none: training.learning_rate.",
+        description="Learning rate of the QLoRA matrices; none: {=training.learning_rate}.",
     )
     qlora_progressive_enabled: Annotated[bool | None, _QLORA_TRUNK] = Field(
         default=None,
-        description="Add QLoRA matrices to the trunk with each new stack; none: as set by"
-        " qlora_strategy.",
+        description="Add QLoRA matrices to the trunk with each new stack; not set: by"
+        " {=training.qlora_strategy}.",
     )
     qlora_strategy: Annotated[Literal["simplified", "progressive", "variable"], _QLORA] = Field(
-        default="simplified", description="How QLoRA ranks are chosen across stacks."
+        default="simplified",
+        description="QLoRA: one set (simplified), one more per stack (progressive), or own"
+        " ranks (variable).",
     )
     qlora_ranks: Annotated[
         dict[Annotated[int, Ge(0)], Count] | None,
@@ -261,14 +278,18 @@ class StackwiseFields(ConfigSection):
         Allowed('a mapping from stack to rank, such as {"0": 4}'),
         _QLORA,
         _VARIABLE,
-    ] = Field(default=None, description="QLoRA ranks of some stacks, for qlora_strategy variable.")
+    ] = Field(
+        default=None,
+        description="QLoRA ranks of some stacks, with {=training.qlora_strategy:variable}.",
+    )
     cache_mode: Annotated[Literal["stack", "rack"], _CACHED] = Field(
         default="stack",
-        description="Activations to cache: of the last frozen stack only, or of all frozen stacks.",
+        description="Activations to cache: of the last frozen stack only (stack), or of all"
+        " of them (rack).",
     )
     cache_storage: Annotated[str, RegisteredName(CACHES), SAME_RESULT, _CACHED] = Field(
         default="disk",
-        description="Storage of cached activations: disk, or a registered name.",
+        description="Where cached activations are stored.",
     )
     cache_dir: Annotated[PathText | None, SAME_RESULT, _CACHED] = Field(
         default=None, description="Folder for cached activations; none: in the run directory."
@@ -277,7 +298,8 @@ class StackwiseFields(ConfigSection):
         default=True, description="Save each finished stack."
     )
     save_rack: Annotated[bool, SAME_RESULT, _STACKWISE] = Field(
-        default=False, description="Save the whole rack in addition to its stacks."
+        default=False,
+        description="Also save the whole model (the rack), in addition to its stacks.",
     )
 
     @property

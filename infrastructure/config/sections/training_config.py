@@ -150,15 +150,15 @@ class TrainingConfig(FieldsOfFeatures):
         _BY_REWARD,
     ] = Field(
         default=[],
-        description="Rewards of grpo and rloo: exact_answer, format=…, json_schema=…, or your own.",
+        description="Rewards of grpo and rloo.",
     )
     teacher: Annotated[PathText | None, _HAS_TEACHER] = Field(
         default=None, description="Teacher model for distillation: a folder or a Hub name."
     )
     beta: Annotated[NotNegative | Auto, _HAS_BETA] = Field(
         default="auto",
-        description="Strength of the pull to the initial model; distillation: KL from 0 to 1;"
-        " auto: TRL's.",
+        description="TRL's beta (KL penalty; distillation: forward KL 0, reverse KL 1); auto:"
+        " TRL's default.",
     )
     num_generations: Annotated[
         Annotated[int, Ge(2), Le(1024)] | Auto,
@@ -182,21 +182,21 @@ class TrainingConfig(FieldsOfFeatures):
         _BY_TRL,
     ] = Field(
         default={},
-        description="Additional arguments of the method's configuration in TRL, by their TRL"
-        " names.",
+        description="More arguments of the method's configuration in TRL, by their TRL names.",
     )
     strategy: Annotated[str, RegisteredName(STRATEGIES, ("auto",))] = Field(
         default="auto",
-        description="Strategy: auto, standard, finetune, progressive, end_to_end, curriculum or"
-        " registered.",
+        description="Strategy; curriculum: easy first; progressive, end_to_end: block-wise;"
+        " auto: as needed.",
     )
     num_epochs: Count | Auto = Field(
         default="auto",
-        description="Passes over the data; auto: 3, or 4 for a new model, or as many as max_steps"
-        " needs.",
+        description="Passes over the data; auto: 3, or 4 for a new model, or what"
+        " {=training.max_steps} needs.",
     )
     max_steps: Count | None = Field(
-        default=None, description="Stop after this many optimizer steps; none: after num_epochs."
+        default=None,
+        description="Stop after this many optimizer steps; none: after {=training.num_epochs}.",
     )
     batch_size: Count | Auto = Field(
         default=32,
@@ -208,7 +208,8 @@ class TrainingConfig(FieldsOfFeatures):
     )
     learning_rate: Annotated[float, Gt(0), Le(10)] | Auto = Field(
         default="auto",
-        description="Peak learning rate; auto: by width for new weights, 2e-4 for LoRA, else 2e-5.",
+        description="Peak learning rate; auto: 2e-5, with LoRA 2e-4, for the embedded model"
+        " by its width.",
     )
     weight_decay: Share = Field(
         default=0.01, description="Decoupled weight decay of matrices; biases and norms have none."
@@ -227,7 +228,8 @@ class TrainingConfig(FieldsOfFeatures):
         "adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit", "adamw_offload", "sgd"
     ] = Field(
         default="adamw",
-        description="Optimizer; 8bit and paged (both bitsandbytes) and offload save GPU memory.",
+        description="Optimizer; the 8bit, paged (both bitsandbytes) and offload variants save"
+        " GPU memory.",
     )
     adam_beta1: Annotated[ShareBelowOne, _HAS_BETAS] = Field(
         default=0.9, description="AdamW's beta1: decay of the mean of gradients."
@@ -237,7 +239,7 @@ class TrainingConfig(FieldsOfFeatures):
     )
     mixed_precision: bool | Literal["bf16", "fp16", "fp32", "fp8"] = Field(
         default=True,
-        description="Precision of the forward pass; true: by device, measured on some CPUs.",
+        description="Precision of the forward pass; true: the fastest safe one here; false: fp32.",
     )
     gradient_checkpointing: bool = Field(
         default=False,
@@ -247,21 +249,22 @@ class TrainingConfig(FieldsOfFeatures):
         Literal["all", "selective", "offload"], SAME_RESULT, _CHECKPOINTED, _TRANSFORMERS
     ] = Field(
         default="all",
-        description="Recompute all blocks, every second one, or all with their inputs kept in"
+        description="Blocks to recompute; selective: every second; offload: all, inputs in"
         " main memory.",
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "auto"] | None = Field(
         default=None,
-        description="Compile the model with torch.compile; auto: if it pays off; none: never.",
+        description="torch.compile mode; auto: compile if a measurement shows a gain; none: never.",
     )
     shard: Annotated[Literal["auto", "no", "yes", "offload"], SAME_RESULT] = Field(
         default="auto",
-        description="Shard the model over the processes; auto: if one lacks the memory.",
+        description="Shard the model over processes; auto: if one cannot hold it; offload:"
+        " use main memory.",
     )
     memory_efficient_attention: bool | None = Field(
         default=None,
-        description="Attention implementation: true: SDPA; false: eager; none: as set in"
-        " model.attention.",
+        description="Use SDPA attention; false: eager attention; not set: {=model.attention}"
+        " decides.",
     )
     seed: Annotated[int, Ge(0), Lt(1 << 32)] = Field(
         default=0, description="Random seed of everything: order of data, dropout, new weights."
@@ -271,23 +274,24 @@ class TrainingConfig(FieldsOfFeatures):
     )
     checkpoint_frequency: Annotated[Count | None, SAME_RESULT] = Field(
         default=None,
-        description="Save a checkpoint every N optimizer steps, instead of checkpoint_interval.",
+        description="Save a checkpoint every N optimizer steps, instead of"
+        " {=training.checkpoint_interval}.",
     )
     keep_checkpoints: Annotated[
         int,
         Ge(2),
         Le(LARGEST),
-        Allowed("a whole number of at least 2 (the last may be in the process of being saved)"),
+        Allowed("a whole number of at least 2, in case the newest one is damaged"),
         SAME_RESULT,
     ] = Field(default=2, description="Number of checkpoints to keep; older ones are removed.")
     checkpoint_seconds: Annotated[Duration | Auto | None, SAME_RESULT] = Field(
         default="auto",
-        description="Time between two checkpoints in addition to the others; auto: by the cost"
-        " of one.",
+        description="Also save a checkpoint after this time; auto: from how long a save"
+        " takes; none: off.",
     )
     keep_best: Annotated[CountOrZero, SAME_RESULT, _HOLDS_OUT] = Field(
         default=1,
-        description="Number of best checkpoints by training.best_metric to keep in addition.",
+        description="Best checkpoints to keep in addition, by {=training.best_metric}.",
     )
     best_metric: Annotated[str, _HOLDS_OUT] = Field(
         default=LOSS,
@@ -295,11 +299,12 @@ class TrainingConfig(FieldsOfFeatures):
     )
     best_metric_mode: Annotated[Literal["auto", "min", "max"], _OWN_METRIC] = Field(
         default="auto",
-        description="Whether lower or higher values of a best_metric of your own are better.",
+        description="For a metric of your own: whether lower (min) or higher (max) values are"
+        " better.",
     )
     keep_every: Annotated[Count | None, SAME_RESULT] = Field(
         default=None,
-        description="Keep every checkpoint whose step is a multiple of this; none: off.",
+        description="Also keep every checkpoint whose step is a multiple of this; none: off.",
     )
     compress_checkpoints: Annotated[bool, SAME_RESULT] = Field(
         default=False, description="Compress checkpoints on this machine's disk."
@@ -313,30 +318,34 @@ class TrainingConfig(FieldsOfFeatures):
     )
     validation_frequency: Count | None = Field(
         default=None,
-        description="Evaluate on held-out data every N steps, instead of validation_interval.",
+        description="Evaluate on held-out data every N steps, instead of"
+        " {=training.validation_interval}.",
     )
     validation_prompts: CountOrZero = Field(
         default=320,
-        description="Held-out prompts answered before and after training, for exact match; 0:"
-        " none.",
+        description="Held-out prompts to answer, at most, before and after training; 0: none.",
     )
     log_frequency: Annotated[Count, SAME_RESULT] = Field(
-        default=1, description="Log metrics every N steps; each line reads from the device."
+        default=1,
+        description="Log metrics every N optimizer steps; on a GPU, each logging waits for"
+        " the device.",
     )
     early_stopping_patience: Annotated[Count | None, _HOLDS_OUT] = Field(
         default=None,
-        description="Stop after N evaluations without improvement, with the best model; none:"
-        " never.",
+        description="Stop after N evaluations without improvement, and use the best model;"
+        " none: never.",
     )
     early_stopping_min_delta: Annotated[NotNegative, _STOPS_EARLY] = Field(
-        default=0.0, description="Smallest improvement that counts as one for early stopping."
+        default=0.0, description="Smallest improvement that counts for early stopping."
     )
     layerwise_lr_decay: Annotated[float, Gt(0), Le(1), _FINETUNES] = Field(
-        default=1.0, description="Learning rate of a layer relative to the one above it; 1: equal."
+        default=1.0,
+        description="Learning rate of a layer, relative to that of the layer above; 1: all equal.",
     )
     unfreeze_interval: Annotated[Count | None, _FINETUNES] = Field(
         default=None,
-        description="Unfreeze the next layer from the top every N epochs; none: off.",
+        description="Start with only the top layer, and unfreeze the next one every N epochs;"
+        " none: off.",
     )
     curriculum_stages: Annotated[
         int,
@@ -346,13 +355,12 @@ class TrainingConfig(FieldsOfFeatures):
         _BY_RANK,
     ] = Field(
         default=3,
-        description="Number of curriculum stages, equal parts of the data; num_epochs applies"
-        " to each.",
+        description="Curriculum stages, each with more of the data; {=training.num_epochs} is"
+        " per stage.",
     )
     curriculum_by: Annotated[Literal["length", "loss", "task"], _IN_STAGES] = Field(
         default="length",
-        description="What a curriculum starts with: short rows, rows of low initial loss, or"
-        " named tasks.",
+        description="Start with short rows (length), rows of low initial loss, or the first task.",
     )
     curriculum_order: Annotated[
         list[str],
@@ -362,18 +370,18 @@ class TrainingConfig(FieldsOfFeatures):
         _BY_TASK,
     ] = Field(
         default=[],
-        description="Values of data.task_column from easy to hard; each is a curriculum stage.",
+        description="Values of {=data.task_column}, from easy to hard; each is a curriculum stage.",
     )
     curriculum_keeps_easier: Annotated[bool, _IN_STAGES] = Field(
-        default=True, description="Train each curriculum stage on the rows of earlier stages, too."
+        default=True,
+        description="Also train each curriculum stage on the rows of the earlier stages.",
     )
     enabled_extensions: Annotated[
         Names,
         RegisteredName(EXTENSIONS, is_late=True),
     ] = Field(
         default=[],
-        description="Extensions and observers to enable by name, in order, such as memory and"
-        " quantum.",
+        description="Extensions and observers to enable, in order, such as memory and quantum.",
     )
     multimodal: MultimodalConfig = Field(
         default=MultimodalConfig(),
@@ -385,7 +393,8 @@ class TrainingConfig(FieldsOfFeatures):
     extension_learning_rate: Annotated[Annotated[float, Gt(0), Le(10)] | Auto, _ADDS_WEIGHTS] = (
         Field(
             default="auto",
-            description="Peak learning rate of weights that extensions add; auto: 1e-3 or more.",
+            description="Peak learning rate of weights that extensions add; auto: 1e-3, or the"
+            " model's if higher.",
         )
     )
     train_extensions_only: Annotated[bool, _ADDS_WEIGHTS] = Field(
@@ -407,12 +416,12 @@ class TrainingConfig(FieldsOfFeatures):
         SAME_RESULT,
     ] = Field(
         default=["console", "jsonl", "csv", "tensorboard"],
-        description="Where metrics go besides metrics.jsonl; trackio and wandb are separate"
-        " packages.",
+        description="Where metrics are written; metrics.jsonl always is; trackio and wandb"
+        " need a package.",
     )
     loss: Annotated[str, RegisteredName(LOSSES)] = Field(
         default="cross_entropy",
-        description="Loss of a trained token: cross_entropy, a registered name or module:function.",
+        description="Loss of each trained token.",
     )
     metrics: Annotated[
         list[str],
@@ -421,7 +430,7 @@ class TrainingConfig(FieldsOfFeatures):
         RegisteredName(METRICS),
         Allowed("a list of registered names or module:function, each once"),
         SAME_RESULT,
-    ] = Field(default=[], description="Additional metrics averaged over held-out tokens, by name.")
+    ] = Field(default=[], description="Additional metrics, averaged over held-out tokens.")
     settings: Annotated[
         dict[str, JsonValue],
         FromJson,

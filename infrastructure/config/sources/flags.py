@@ -17,7 +17,7 @@ from typing import Any, get_origin
 from infrastructure.config.base import ConfigurationError, kinds
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.elsewhere import SAME
-from infrastructure.config.field_help import allowed_values, choices, leaves, plain
+from infrastructure.config.field_help import allowed_values, choices, leaves, placeholder, plain
 from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten, parse_truth
 from infrastructure.config.merging.presets import NO_PRESET, PRESET, PRESETS
 from infrastructure.config.schema import FieldSpec, Schema, schema_of
@@ -25,7 +25,7 @@ from infrastructure.config.sections.stackwise_config import StackwiseFields
 from infrastructure.config.types import split_commas
 from infrastructure.core.features import merged
 from infrastructure.core.lookup import unknown_name
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import phrase, spelled, spelled_by
 
 # Names that are too general to stand alone, and names that the specifications prescribe.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -187,11 +187,14 @@ def add_config_flags(
     for key, spec in schema_of(DeploymentConfig).fields.items():
         if keys is not None and key not in keys:
             continue
-        section = spec.key.rpartition(".")[0] or "run"
-        if spec.name in StackwiseFields.model_fields:
-            section = "training, block-wise"
+        section, note = (
+            spec.key.rpartition(".")[0] or "run",
+            vars(spec.section).get("help_note", ""),
+        )
+        if section == "training" and spec.name in StackwiseFields.model_fields:
+            section, note = "training, block-wise", StackwiseFields.help_note
         if section not in groups:
-            groups[section] = parser.add_argument_group(section)
+            groups[section] = parser.add_argument_group(section, _in_flags(note).replace("%", "%%"))
         _add_flag(groups[section], spec, default_of_inherited if key in inherited else "")
 
 
@@ -326,8 +329,13 @@ def _words_of(key: str, default: str) -> tuple[list[str], dict[str, Any], str]:
 def _metavar(spec: FieldSpec) -> str:
     if words := choices(spec.info):
         return "{" + ",".join(words) + "}"
+    if dict in _kinds_held(spec):
+        return "JSON"
+    if _is_list(spec):
+        return "LIST"
     types = kinds(spec.info.annotation)
-    return "N" if int in types else "X" if float in types else "TEXT"
+    usual = "N" if int in types else "X" if float in types else "TEXT"
+    return placeholder(spec.info.annotation, spec.info.metadata) or usual
 
 
 def help_text(spec: FieldSpec, default: str = "") -> str:
@@ -337,9 +345,17 @@ def help_text(spec: FieldSpec, default: str = "") -> str:
         default: a description of the default, if it is not that of the field.
     """
     if not default:
-        value = "off" if spec.is_switch and spec.default is None else plain(spec.default)
-        default = f"default: {value}"
-    numeric = kinds(spec.info.annotation) & {int, float}
-    takes = f" Takes {allowed_values(spec.info)}." if numeric and not is_truth(spec) else ""
+        off = "off" if spec.is_switch else "not set"
+        is_unset = is_truth(spec) and spec.default is None
+        default = f"default: {off if is_unset else plain(spec.default)}"
+    allowed = allowed_values(spec.info)
+    has_no_words = is_truth(spec) or choices(spec.info) or allowed.startswith(("a text", "a path"))
+    takes = "" if has_no_words else f" Takes {allowed}."
     several = phrase("config.list_flag_help") if _is_list(spec) else ""
-    return f"{spec.description}{takes}{several} ({default})"
+    return f"{_in_flags(str(spec.info.description))}{takes}{several} ({default})"
+
+
+def _in_flags(text: str) -> str:
+    """Return a text with the settings that it names spelled as flags."""
+    with spelled_by(lambda key, value: as_flags([f"{key}={value}" if value else key])):
+        return spelled(text)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import allowed_values
 from infrastructure.config.schema import FieldSpec, schema_of, value_at
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import as_key, phrase, spelled_by
 from infrastructure.core.redact import redact
 
 
@@ -27,7 +27,9 @@ def yaml_template(config: DeploymentConfig) -> str:
 
 def _lines_of(config: DeploymentConfig, spec: FieldSpec) -> Iterator[str]:
     takes = "true or false" if spec.is_switch else allowed_values(spec.info)
-    yield f"# {spec.description} ({takes})"
+    with spelled_by(as_key):
+        description = spec.description
+    yield f"# {description} ({takes})"
     is_default = spec.key not in config.present_keys() or config.is_default(spec.key)
     default = spec.default is not None if spec.is_switch else spec.default
     value = default if is_default else value_at(config, spec.key)

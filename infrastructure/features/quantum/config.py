@@ -55,6 +55,10 @@ class QuantumConfig(ConfigSection):
     """The settings of one decision of the run, which is solved repeatedly as a binary problem."""
 
     prefix: ClassVar[str] = "quantum"
+    help_note: ClassVar[str] = (
+        "The quantum step selects training data by solving a QUBO (a binary optimization problem)"
+        " on this machine. {=training.optimization_frequency:N} enables it."
+    )
     used_when: ClassVar[tuple[UsedWhen, ...]] = (
         UsedWhen(
             lambda config: QUANTUM in config.training.extensions,
@@ -65,12 +69,12 @@ class QuantumConfig(ConfigSection):
 
     problem: Literal["data_selection", "block_selection", "rank_allocation"] = Field(
         default="data_selection",
-        description="What the quantum step decides: which examples, blocks or LoRA components"
-        " to keep.",
+        description="What to choose: examples (data_selection), blocks to train, or LoRA"
+        " components to keep.",
     )
     answer: str = Field(
         default=SAMPLER,
-        description="Solver of the quantum step's problem: sampler, or a baseline such as"
+        description="Method of choosing: a QUBO solver (sampler), or a baseline such as"
         " greedy or random.",
     )
     data_budget: Annotated[ShareAboveZero | Auto, _DATA] = Field(
@@ -79,15 +83,16 @@ class QuantumConfig(ConfigSection):
     )
     target: Annotated[Literal["pool", "validation"], _DATA] = Field(
         default="pool",
-        description="What the selected examples represent: all examples, or the held-out rows.",
+        description="What the selected examples represent: all examples (pool), or held-out"
+        " rows (validation).",
     )
     candidates: Annotated[Count | Auto, _DATA] = Field(
         default="auto",
-        description="Candidate examples; auto: as many as max_qubits, the solver and the cost"
-        " limit allow.",
+        description="Candidate examples; auto: as many as problem size, solver and time limit"
+        " allow.",
     )
     num_blocks: Annotated[Count | None, _BLOCKS] = Field(
-        default=None, description="Number of blocks that train at a time; none: half of them."
+        default=None, description="Blocks that train at a time; none: half of them."
     )
     rank_budget: Annotated[ShareAboveZero, _RANKS] = Field(
         default=0.5, description="Share of LoRA components to keep, from 0 to 1."
@@ -96,21 +101,22 @@ class QuantumConfig(ConfigSection):
         Annotated[float, Gt(0), Le(AT_ANY_COST), Allowed("a percentage above 0, such as 2")] | Auto
     ) = Field(
         default="auto",
-        description="Time limit of quantum steps, in percent; auto: 1, or 10 (none skipped) with a"
-        " frequency.",
+        description="Most time for quantum steps, in percent of training; auto: 1, or 10 if"
+        " run every N steps.",
     )
     background: Annotated[bool, _SAMPLED] = Field(
         default=False,
-        description="Solve in another process while training continues with the previous answer.",
+        description="Solve in another process while training continues with the previous choice.",
     )
     solver: Annotated[str, _SAMPLED] = Field(
-        default="auto", description="QUBO solver (sampler); auto: chosen by size, density and time."
+        default="auto",
+        description="QUBO solver, a dimod sampler; auto: chosen by size, density and time.",
     )
     max_qubits: Count = Field(
-        default=5000, description="Largest problem of the quantum step, in variables."
+        default=5000, description="Largest problem that the quantum step solves, in variables."
     )
     timeout: Annotated[Positive, _SAMPLED] = Field(
-        default=300, description="Hard wall-time limit for one answer of the solver, in seconds."
+        default=300, description="Time limit of the solver for one problem, in seconds."
     )
     fallback: Annotated[
         list[str],
@@ -118,7 +124,7 @@ class QuantumConfig(ConfigSection):
         EachOnce,
         Allowed('a list of names, each once, such as "tabu,exact"'),
         _SAMPLED,
-    ] = Field(default=[], description="Samplers to try if the solver fails, in this order.")
+    ] = Field(default=[], description="Solvers to try if the first one fails, in this order.")
 
     def samplers(self) -> list[tuple[str, str]]:
         """Return (setting, name) of each sampler that may solve problems, best first."""
@@ -151,8 +157,8 @@ class QuantumTraining(ConfigSection):
 
     optimization_frequency: Count | None = Field(
         default=None,
-        description="Enable the quantum step and run it every N steps; none: once, if it is"
-        " enabled.",
+        description="Run the quantum step every N steps; none: once, if it is in"
+        " {=training.enabled_extensions}.",
     )
 
 

@@ -15,7 +15,8 @@ from infrastructure.config.sources.flags import (
     flags_given,
 )
 from infrastructure.config.sources.load import load_config
-from infrastructure.core.messages import WORDS
+from infrastructure.config.sources.spelling import as_flag
+from infrastructure.core.messages import WORDS, spelled_by
 from tests.config.field_values import as_text, other_value
 
 FIELDS = schema_of(DeploymentConfig).fields
@@ -149,8 +150,9 @@ def help_text() -> str:
 
 @pytest.mark.parametrize("key", FIELDS)
 def test_help_shows_description_and_default(key: str, help_text: str) -> None:
-    flag, description = re.escape(flag_names(key)[0]), re.escape(FIELDS[key].description)
-    assert re.search(rf" {flag}[ ,].{{0,400}}{description}.{{0,200}}? \(default: ", help_text)
+    with spelled_by(as_flag):
+        flag, description = re.escape(flag_names(key)[0]), re.escape(FIELDS[key].description)
+    assert re.search(rf" {flag}[ ,].{{0,400}}{description}.{{0,400}}? \(default: ", help_text)
 
 
 def test_the_help_of_a_list_shows_how_several_are_typed(help_text: str) -> None:
