@@ -15,9 +15,6 @@ from infrastructure.core.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-    from infrastructure.deployment.export_request import ExportRequest
-    from infrastructure.deployment.export_work import Work
-
 SAFETENSORS = "safetensors"
 
 
@@ -57,19 +54,23 @@ class ExportFormat(ABC):
     converts_folder = False
     usage = ""
 
-    def check(self, request: "ExportRequest", model: dict[str, Any]) -> None:  # noqa: B027
+    def check(self, model: dict[str, Any], bits: int | None) -> None:  # noqa: B027
         """Check that this machine can write a model, without loading it.
 
         Args:
             model: the record of the run about it.
+            bits: the requested bits of each weight, or None.
 
         Raises:
             ValueError: if it cannot; the message says why, and what to do.
         """
 
     @abstractmethod
-    def write(self, work: "Work", folder: Path) -> Iterator[Reading]:
+    def write(self, work: Any, folder: Path) -> Iterator[Reading]:
         """Write the files, and yield each way to read them back, which is then compared.
+
+        Args:
+            work: the model and all about it, a `Work` of `export_work`.
 
         Raises:
             ValueError: if the model cannot be written in this format.
@@ -81,9 +82,10 @@ class Safetensors(ExportFormat):
 
     bits = (16, 8, 4)
 
-    def write(self, work: "Work", folder: Path) -> Iterator[Reading]:
+    def write(self, work: Any, folder: Path) -> Iterator[Reading]:
         """Write the folder."""
-        return work.write_transformers_folder(folder)
+        readings: Iterator[Reading] = work.write_transformers_folder(folder)
+        return readings
 
 
 @contextmanager

@@ -141,7 +141,7 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> N
     if request.is_small:
         package = "bitsandbytes" if rounding_of(run, request) is None else "torchao"
         refuse_missing(package, phrase("deployment.model_of_bits", bits=request.bits))
-    request.format.check(request, model)
+    request.format.check(model, request.bits)
     needed = needed_bytes(model, request)
     free = shutil.disk_usage(_existing(folder)).free
     if needed + FREE_AFTERWARDS_BYTES > free:

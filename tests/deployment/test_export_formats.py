@@ -30,7 +30,7 @@ class PlainTensors(ExportFormat):
     spoilt = 0.0
     reads = True
 
-    def check(self, request: ExportRequest, model: dict[str, Any]) -> None:
+    def check(self, model: dict[str, Any], bits: int | None) -> None:
         if not model:
             raise ValueError("a run without a record")
 

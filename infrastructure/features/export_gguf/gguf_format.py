@@ -12,7 +12,6 @@ from infrastructure.core.files import write_json, write_text
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import is_installed, require
 from infrastructure.deployment.export_formats import ExportFormat, Reading, in_its_words
-from infrastructure.deployment.export_request import ExportRequest
 from infrastructure.features.export_gguf.converter import find_converter
 from infrastructure.features.export_gguf.ollama_template import find_pieces, modelfile
 from infrastructure.models.progress_bars import without_progress_bars
@@ -38,9 +37,9 @@ class GgufFormat(ExportFormat):
 
 model = Llama("{GGUF_FILE}")"""
 
-    def check(self, request: ExportRequest, model: dict[str, Any]) -> None:
+    def check(self, model: dict[str, Any], bits: int | None) -> None:
         """Find the converter, and ask it whether it supports the model's architecture."""
-        find_converter().check(str(model.get("architecture", "")), request.bits)
+        find_converter().check(str(model.get("architecture", "")), bits)
 
     def write(self, work: "Work", folder: Path) -> Iterator[Reading]:
         """Convert the model; llama.cpp's and transformers' reading are compared."""
