@@ -3,7 +3,7 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,7 +29,16 @@ class CommandParser(argparse.ArgumentParser):
     Args:
         add_arguments: the function that adds the arguments.
         groups: for each heading, the commands below it: their names and descriptions.
+
+    Attributes:
+        unused: the familiar settings (`short_help.FAMILIAR`) without effect on the command.
+        texts: descriptions of familiar settings that are different in its short `--help`.
+        examples: command lines, shown at the end of its short `--help`.
     """
+
+    unused: Collection[str] = frozenset()
+    texts: Mapping[str, str] = {}
+    examples: Sequence[str] = ()
 
     def __init__(
         self,
@@ -63,7 +72,7 @@ class CommandParser(argparse.ArgumentParser):
             return super().format_help()
         from infrastructure.commands.short_help import short_help
 
-        return short_help(self)
+        return short_help(self, self.unused, self.texts, self.examples)
 
     def _grouped_help(self, groups: Mapping[str, Mapping[str, str]]) -> str:
         lines = [f"usage: {self.prog} COMMAND [flags]", "", str(self.description)]
