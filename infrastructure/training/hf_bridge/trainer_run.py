@@ -184,7 +184,7 @@ class TrainerRun:
             if not self.is_recorded_finished():
                 raise
             self.copies.completion = Completion(problem=str(error))
-            raise CopyNotConfirmedError(self.copies.problem() or str(error)) from error
+            raise self._not_confirmed(self.copies.problem() or str(error)) from error
         self._is_place_checked = True
         self.copies.backup.remember_place(self.copies.backup.place_id)
 
@@ -323,10 +323,13 @@ class TrainerRun:
             CopyNotConfirmedError: the destination does not. Everything on this machine is in order.
         """
         complete_finished(self.files, self.copies, self.config.backup.finish_seconds)
-        problem = self.copies.problem()
-        if problem is not None:
-            self.report(problem)
-            raise CopyNotConfirmedError(problem)
+        if (problem := self.copies.problem()) is not None:
+            raise self._not_confirmed(problem)
+
+    def _not_confirmed(self, problem: str) -> CopyNotConfirmedError:
+        """Report a problem with the backup, since Python shows nothing of a SystemExit."""
+        self.report(problem)
+        return CopyNotConfirmedError(problem)
 
 
 def nothing_before(_model: torch.nn.Module) -> None:
