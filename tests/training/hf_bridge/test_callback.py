@@ -618,9 +618,22 @@ def test_weights_that_are_no_numbers_stop_the_training_and_are_never_gone_on_fro
     assert any(resuming_from(3) in line for line in lines)
 
 
-def test_a_trainer_that_needs_its_own_folders_keeps_them(tmp_path: Path) -> None:
+def test_a_trainer_that_needs_its_own_folders_keeps_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = {**EVALUATED, "save_steps": 3, "load_best_model_at_end": True}
-    trainer, _, _ = train(tmp_path, **options)
+    trainer, _, lines = train(tmp_path, **options)
+    logged = trainer.state.log_history
+    losses = {entry["step"]: entry["eval_loss"] for entry in logged if "eval_loss" in entry}
+    best = min(losses, key=lambda step: losses[step])
+    assert best < NUM_STEPS
+    summary = summary_of(tmp_path)
+    assert (summary["final_step"], summary["after"]) == (best, {"eval_loss": losses[best]})
+    assert f"run.model_of_best_step(step={best})" in lines
+    assert main(["list", "--output", str(tmp_path / "runs"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["held_out_loss"] == losses[best]
+    report = (run_of(tmp_path) / "report.html").read_text()
+    assert f"run.model_of_best_step(step={best})" in report
     written = {path.name for path in (tmp_path / "of-the-trainer").iterdir()}
     assert {"checkpoint-3", "checkpoint-12"} <= written
     assert Path(trainer.state.best_model_checkpoint).is_dir()
