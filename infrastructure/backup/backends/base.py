@@ -94,6 +94,7 @@ class Place(FileOperations, abc.ABC):
         hashes: the hashes of a file that `confirm` compares. Each one costs a pass over all bytes.
         identity: the id that `identify` found, or None before it is called.
         run: the run that is copied there, for commands in messages.
+        is_new: whether `identify` created the marker, so nothing was ever copied there.
     """
 
     url: str
@@ -102,6 +103,7 @@ class Place(FileOperations, abc.ABC):
     hashes: Sequence[str] = SERVER_HASHES
     identity: str | None = None
     run = "RUN"
+    is_new = False
 
     def identify(self, known: str | None = None) -> str:
         """Identify this destination by its marker, which is created at first contact.
@@ -124,6 +126,7 @@ class Place(FileOperations, abc.ABC):
             return known
         self.identity = None
         ids = ids_at(self)
+        self.is_new = not ids
         self.identity = ids[0] if ids else mark(self)
         self.require_identity()
         return self.identity

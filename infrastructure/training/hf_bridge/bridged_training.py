@@ -228,7 +228,12 @@ class BridgedTraining:
         takes_best = self.parts.args.load_best_model_at_end and progress.best_model_checkpoint
         step = (progress.best_global_step if takes_best else None) or last
         entries = [entry for entry in progress.log_history if entry["step"] == step]
-        after = {k: v for entry in entries for k, v in numbers_of(entry).items() if k == HELD_OUT}
+        after: dict[str, object] = {
+            name: number
+            for entry in entries
+            for name, number in numbers_of(entry).items()
+            if name == HELD_OUT
+        }
         measured: Summary = {"after": after or None}
         return measured if step == last else {**measured, "final_step": step}
 

@@ -213,6 +213,19 @@ class TrainerRun:
         self.report(phrase("trainer.run_restored", name=self.name, destination=where))
         return checkpoint
 
+    def none_found(self) -> str:
+        """Return a line that the run begins, as it also does if its folders are not mounted."""
+        backup = self.copies.backup
+        there = ""
+        if (place := self.shown_place) is not None and not backup.is_missing:
+            code = (
+                "trainer.nor_at_new_destination" if backup.is_new else "trainer.nor_at_destination"
+            )
+            there = phrase(code, destination=place)
+        return phrase(
+            "trainer.no_earlier_run", run=self.name, folder=self.directory.parent, there=there
+        )
+
     @property
     def shown_place(self) -> str | None:
         """The backup destination, a folder with its full path; None if there is none."""

@@ -314,6 +314,16 @@ def test_what_is_not_confirmed_at_the_end_is_reported_and_completed_by_the_same_
     assert there.read_bytes() == (run_of(tmp_path) / "final/model.safetensors").read_bytes()
 
 
+def test_a_beginning_says_where_nothing_was_found(tmp_path: Path) -> None:
+    place, lines = tmp_path / "mount", list[str]()
+    config = settings(tmp_path, backup={"place": str(place)})
+    for code in ("nor_at_new_destination", "nor_at_destination"):
+        assert TemperCallback("tiny", config, say=lines.append).resume_from() is None
+        there = f"trainer.{code}(destination={place})"
+        assert lines.pop().endswith(f"folder={tmp_path / 'runs'}, there={there})")
+    assert lines == []
+
+
 def test_a_place_that_is_not_there_is_found_before_the_first_step(tmp_path: Path) -> None:
     nowhere = {"place": str(tmp_path / "not-mounted/temper"), "finish_seconds": 1.0}
     with pytest.raises(StorageError, match=r"not-mounted"):
