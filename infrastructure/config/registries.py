@@ -16,6 +16,15 @@ STRATEGIES: Registry[Any] = Registry(
     "temper.strategies",
     ("standard", "finetune", "progressive", "end_to_end"),
 )
+# training.strategies.optimizers
+OPTIMIZERS: Registry[Any] = Registry(
+    "optimizer",
+    "temper.optimizers",
+    ("adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit", "adamw_offload", "sgd"),
+)
+SCHEDULERS: Registry[Any] = Registry(
+    "scheduler", "temper.schedulers", ("cosine", "linear", "constant")
+)
 # training.stackwise.masking
 CORRUPTIONS: Registry[Any] = Registry("corruption", "temper.corruptions", ("mask", "uniform"))
 # training.stackwise.quantized_trunk
@@ -35,6 +44,8 @@ LOSSES: Registry[Any] = Registry("loss", "temper.losses", ("cross_entropy",))
 METRICS: Registry[Any] = Registry("metric", "temper.metrics")
 # training.extensions.extension_manager
 EXTENSIONS: Registry[Any] = Registry("extension", "temper.extensions", ("multimodal",))
+# deployment.export_formats
+EXPORT_FORMATS: Registry[Any] = Registry("export format", "temper.export_formats", ("safetensors",))
 # data.readers.sources
 FORMATS: Registry[Any] = Registry(
     "data format",
