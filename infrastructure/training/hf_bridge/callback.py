@@ -69,9 +69,9 @@ class TemperCallback:
 
     Checkpoints replace the folders that the Trainer would write. They follow its `save_strategy`
     and are also written by time (`training.checkpoint_seconds`). If the Trainer needs its own
-    folders (`load_best_model_at_end`, `push_to_hub`, `restore_callback_states_from_checkpoint`),
-    it also writes them. Ctrl-C, SIGTERM and SIGHUP save and stop after the step; `Trainer.train` then ends
-    with an exception (see `exception_of_stop`). A resumed training reaches the weights of an
+    folders (`load_best_model_at_end`, `push_to_hub`, `restore_callback_states_from_checkpoint`), it
+    also writes them. Ctrl-C, SIGTERM and SIGHUP save and stop after the step; `Trainer.train` then
+    ends with an exception (see `exception_of_stop`). A resumed training reaches the weights of an
     uninterrupted one, provided that the data draws no random numbers when a row is read. Only
     single-process training is supported.
 
