@@ -314,7 +314,7 @@ def test_what_is_not_confirmed_at_the_end_is_reported_and_completed_by_the_same_
     assert there.read_bytes() == (run_of(tmp_path) / "final/model.safetensors").read_bytes()
 
 
-def test_a_beginning_says_where_nothing_was_found(tmp_path: Path) -> None:
+def test_a_beginning_names_where_there_was_nothing(tmp_path: Path) -> None:
     place, lines = tmp_path / "mount", list[str]()
     config = settings(tmp_path, backup={"place": str(place)})
     for code in ("nor_at_new_destination", "nor_at_destination"):
