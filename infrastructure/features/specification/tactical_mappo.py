@@ -83,11 +83,6 @@ def _perceptron(num_inputs: int, hidden_size: int, num_outputs: int) -> torch.nn
     )
 
 
-def build_tactical_mappo() -> TacticalMappo:
-    """Build the module with fresh weights from torch's global generator."""
-    return TacticalMappo()
-
-
 def create_episodes(seeds: list[int], device: torch.device) -> Episodes:
     """Create the episodes of `seeds`, each from its own seed only.
 
