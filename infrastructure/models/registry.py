@@ -6,6 +6,7 @@ To add one, use `register_model`. A feature adds one by the address of what buil
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -28,8 +29,13 @@ class ModelEntry:
     adapter: str
 
 
+def _build(address: str) -> torch.nn.Module:
+    model: torch.nn.Module = loaded(address)()
+    return model
+
+
 MODELS: dict[str, ModelEntry] = {
-    name: ModelEntry(lambda address=address: loaded(address)(), adapter=name)
+    name: ModelEntry(partial(_build, address), adapter=name)
     for name, address in plugins_of("temper.models").items()
 }
 
