@@ -76,7 +76,7 @@ from infrastructure.config.types import (
     PriceText,
 )
 from infrastructure.core.errors import InputError
-from infrastructure.core.features import feature_sections
+from infrastructure.core.features import fields_of_features
 from infrastructure.core.launcher import launched_process
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact, redact_mapping
@@ -308,7 +308,7 @@ class DeploymentConfig(FieldsOfFeatures):
 
     def sections_of_features(self) -> dict[str, ConfigSection]:
         """Return the sections that features have added, by name."""
-        return {name: getattr(self, name) for name in feature_sections()}
+        return {name: getattr(self, name) for name in fields_of_features("")}
 
     def value(self, key: str) -> Any:
         """Return the value of a canonical key; False for an absent section (model.lora_config)."""

@@ -14,7 +14,7 @@ from infrastructure.core.registry import Registry
 STRATEGIES: Registry[Any] = Registry(
     "training strategy",
     "temper.strategies",
-    ("standard", "finetune", "progressive", "end_to_end", "curriculum"),
+    ("standard", "finetune", "progressive", "end_to_end"),
 )
 # training.stackwise.masking
 CORRUPTIONS: Registry[Any] = Registry("corruption", "temper.corruptions", ("mask", "uniform"))

@@ -156,9 +156,10 @@ def fields_for(section: str) -> tuple[type, ...]:
     return tuple(loaded(f.fields[section]) for f in features() if section in f.fields)
 
 
-def feature_sections() -> frozenset[str]:
-    """Return the names of the sections that features add to the root of the configuration."""
-    return frozenset(name for kind in fields_for("") for name in getattr(kind, "model_fields", ()))
+def fields_of_features(section: str) -> frozenset[str]:
+    """Return the names of the fields that features add to a section of the configuration."""
+    kinds = fields_for(section)
+    return frozenset(name for kind in kinds for name in getattr(kind, "model_fields", ()))
 
 
 def extensions_with(attribute: str, *, value: bool = True) -> set[str]:
