@@ -153,8 +153,8 @@ def ask(
     Args:
         model: a finished run by its ID, name or path, `RUN@STEP` or `RUN@best`, its `final/`, any
             model folder, or a Hub name.
-        questions: one question or several, as plain text. Prompt formats and chat templates are added as in
-            training.
+        questions: one question or several, as plain text. Prompt formats and chat templates are
+            added as in training.
         max_tokens: the maximum length of an answer in tokens.
         system: the system prompt before each question, as in the training data.
         output_dir: the directory of the runs.
