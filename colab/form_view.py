@@ -59,7 +59,9 @@ class FormView:
         )
         self.reset.on_click(lambda _: actions.reset())
         self.measure = widgets.Button(
-            description="Measure", tooltip=phrase("notebook.form_measure_tooltip")
+            description="Measure",
+            tooltip=phrase("notebook.form_measure_tooltip"),
+            layout=widgets.Layout(flex="0 0 auto"),  # otherwise a long line beside it narrows it
         )
         self.measure.on_click(lambda _: actions.measure())
         self._status, self._cost, self._line = (widgets.HTML() for _ in range(3))
