@@ -27,7 +27,7 @@ from infrastructure.data.encoding.token_preview import (
 )
 from infrastructure.data.samples.sample_chats import write_sample_chats
 from infrastructure.deployment.export import export_model
-from infrastructure.deployment.export_request import ExportRequest, Form, Part
+from infrastructure.deployment.export_request import ExportRequest, Part
 from infrastructure.deployment.given_paths import check_model
 from infrastructure.deployment.model_repair import repair_model
 from infrastructure.deployment.version_model import named_model
@@ -109,7 +109,7 @@ def show_report(
 @speaking(as_cell)
 def ask(
     model: str | Path,
-    questions: Sequence[str],
+    questions: str | Sequence[str],
     max_tokens: int = 64,
     system: str | None = None,
     output_dir: str | Path = "runs",
@@ -119,8 +119,8 @@ def ask(
     Args:
         model: a finished run by its ID, name or path, `RUN@STEP` or `RUN@best`, its `final/`, any
             model folder, or a Hub name.
-        questions: the questions as plain text. Prompt formats and chat templates are added as in
-            training.
+        questions: one question or several, as plain text. Prompt formats and chat templates are
+            added as in training.
         max_tokens: the maximum length of an answer in tokens.
         system: the system prompt before each question, as in the training data.
         output_dir: the directory of the runs.
@@ -132,6 +132,7 @@ def ask(
     repair_model(Path(named))
     for note in notes_of_rounded(named):
         print(note)
+    questions = [questions] if isinstance(questions, str) else questions
     answers = answer_questions(named, questions, max_tokens, system=system)
     for question, answer in zip(questions, answers, strict=True):
         print(f"{question}\n  → {answer.strip() or blank(answer)}\n")
@@ -143,6 +144,7 @@ def evaluate(
     model: str | Path,
     data: str | Path,
     against: str | Path | None = None,
+    max_tokens: int | None = None,
     output_dir: str | Path = "runs",
 ) -> Evaluation:
     """Evaluate a trained model on `data`, and show its loss and its answers, in total and by task.
@@ -150,6 +152,7 @@ def evaluate(
     Args:
         model: a model as in `ask`.
         against: a second model, which is evaluated on the same rows and compared.
+        max_tokens: the maximum length of an answer; by default, enough for the expected ones.
         output_dir: the directory of the runs.
 
     Raises:
@@ -160,7 +163,8 @@ def evaluate(
     repair_model(Path(named))
     folder = Path(named).absolute().parent  # for a run's `final/`, this is the run
     config = DeploymentConfig(model_name=named, data_path=str(data), output_dir=str(folder))
-    request = Request(against=None if against is None else _model_named(against, runs))
+    other = None if against is None else _model_named(against, runs)
+    request = Request(against=other, max_tokens=max_tokens)
     count = measured_answers()
     with waiting_beside(count.words):
         evaluation, lines = measure_model(config, request, count)
@@ -176,7 +180,6 @@ def export(
     part: str = "auto",
     bits: int | None = None,
     file_format: str = "safetensors",
-    converter: str | Path | None = None,
     output_dir: str | Path = "runs",
 ) -> Path:
     """Write a checkpoint of `run` as a separate model, read back and compared with the trained one.
@@ -189,9 +192,7 @@ def export(
         part: `lora` for the adapter, `merged` for the LoRA merged with its base, `auto` for the
             model as trained.
         bits: 16, 8 or 4 bits per weight; by default, the trained format.
-        file_format: safetensors, gguf, onnx or torch-export.
-        converter: for gguf, llama.cpp's convert_hf_to_gguf.py, or its folder; by default, it is
-            searched for.
+        file_format: safetensors, gguf, onnx, torch-export, or the format of an installed package.
         output_dir: the directory of the runs.
 
     Returns:
@@ -206,12 +207,8 @@ def export(
     run_directory, checkpoint = find_run(named, Path(output_dir))
     checkpoint = checkpoint or CheckpointManager(run_directory.checkpoints).newest()
     repair_records_of(run_directory)
-    request = ExportRequest(
-        look_up("part", part, {str(one): one for one in Part}),
-        bits,
-        look_up("file_format", file_format, {str(one): one for one in Form}),
-        None if converter is None else Path(converter),
-    )
+    part_named = look_up("part", part, {str(one): one for one in Part})
+    request = ExportRequest(part_named, bits, file_format)
     special = [part] * (part != "auto") + [f"{bits}bit"] * (bits is not None)
     special += [file_format] * (file_format != "safetensors")
     name = "-".join([f"step-{step_of(checkpoint)}", *special])

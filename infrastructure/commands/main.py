@@ -26,7 +26,7 @@ from infrastructure.core.errors import (
     TemperError,
 )
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
-from infrastructure.core.features import merged
+from infrastructure.core.features import features, merged
 from infrastructure.core.importing import own_process
 from infrastructure.core.kept_traceback import traceback_file
 from infrastructure.core.launcher import LaunchedProcess, launched_process
@@ -47,11 +47,9 @@ GROUPS = {
         "train": "train a model, or resume the unfinished run with the same settings",
         "resume": "resume an interrupted run",
         "stop": "stop a run after saving a checkpoint",
-        "queue": "train several runs one after another",
     },
     "Before you train": {
         "check": "check model, data and machine, without training",
-        "tune": "measure which settings train fastest on this machine",
         "config": "show all settings and their sources, or write a configuration file",
         "doctor": "check versions, devices, memory and disk",
     },
@@ -59,7 +57,6 @@ GROUPS = {
         "eval": "evaluate a model on held-out data",
         "ask": "chat with a model",
         "export": "export a checkpoint as a model that other programs load",
-        "bench": "find the fastest way to run a model",
     },
     "Runs and backups": {
         "list": "list runs",
@@ -81,7 +78,6 @@ SAME_COMMANDS = {
     "train-resume": "resume",
     "train-eval": "eval",
     "evaluate": "eval",
-    "optimize": "bench",
     "chat": "ask",
 }
 # The process that `train --detach` starts. It is not meant for users, so no help lists it.
@@ -94,7 +90,6 @@ TRAINS = ("train", "resume", HIDDEN)
 RESUMING = (
     "train",
     "resume",
-    "queue run",
     *(words for one in _OF_FEATURES.values() for words in one.resuming),
 )
 
@@ -104,13 +99,13 @@ log = logging.getLogger("temper")
 
 
 class Command(Protocol):
-    """The interface of a command's module."""
+    """The interface of a module of a command, and of what a feature adds to one."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the arguments of the command."""
 
-    def run(self, options: argparse.Namespace) -> int:
-        """Run the command, and return its exit code.
+    def run(self, options: argparse.Namespace) -> int | None:
+        """Run the command, and return its exit code. None: the addition of a feature has not run.
 
         Raises:
             ValueError: if the input is wrong; the message is one sentence.
@@ -150,8 +145,24 @@ def with_full_names(words: Sequence[str]) -> list[str]:
     return [SAME_COMMANDS.get(first, first), *rest] if words else []
 
 
+def additions(name: str) -> list[Command]:
+    """Return the modules with which features add flags to a command."""
+    places = (feature.additions.get(name) for feature in features())
+    return [cast(Command, importlib.import_module(place)) for place in places if place]
+
+
 def _add_arguments(name: str, parser: CommandParser) -> None:
-    command(name).add_arguments(parser)
+    for module in (command(name), *additions(name)):
+        module.add_arguments(parser)
+
+
+def _execute(options: argparse.Namespace) -> int:
+    for module in additions(options.command):
+        if (code := module.run(options)) is not None:
+            return code
+    code = command(options.command).run(options)
+    assert code is not None
+    return code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -199,8 +210,8 @@ def _run(arguments: Sequence[str] | None) -> int:
             return _train_with_first(process)
         if options.command in TRAINS:
             with lossy_output("stdout"):
-                return command(options.command).run(options)
-        return command(options.command).run(options)
+                return _execute(options)
+        return _execute(options)
     except BrokenPipeError as error:
         if is_reader_gone(sys.stdout):  # as in `temper … | head`: nobody is left to read a message
             return ExitCode.READER_GONE

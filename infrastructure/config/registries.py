@@ -8,6 +8,7 @@ built-in entries.
 
 from typing import Any
 
+from infrastructure.core.features import plugins_of
 from infrastructure.core.registry import Registry
 
 # training.strategies
@@ -27,14 +28,11 @@ OPTIMIZERS: Registry[Any] = Registry(
 SCHEDULERS: Registry[Any] = Registry(
     "scheduler", "temper.schedulers", ("cosine", "linear", "constant"), decides=True
 )
-# models.registry, which adds the names that `register_model` is given
-REGISTERED_MODELS: set[str] = {"tactical_mappo"}
+# those of features; models.registry adds the names that `register_model` is given
+REGISTERED_MODELS: set[str] = {*plugins_of("temper.models")}
 # training.model_adapters
 ADAPTERS: Registry[Any] = Registry(
-    "model adapter",
-    "temper.adapters",
-    ("standard", "dialogue", "multimodal", "tactical_mappo"),
-    decides=True,
+    "model adapter", "temper.adapters", ("standard", "dialogue", "multimodal"), decides=True
 )
 # models.token_functions
 LOSSES: Registry[Any] = Registry("loss", "temper.losses", ("cross_entropy",), decides=True)
@@ -43,6 +41,8 @@ METRICS: Registry[Any] = Registry("metric", "temper.metrics")
 EXTENSIONS: Registry[Any] = Registry(
     "extension", "temper.extensions", ("multimodal",), decides=True
 )
+# deployment.export_formats
+EXPORT_FORMATS: Registry[Any] = Registry("export format", "temper.export_formats", ("safetensors",))
 # data.readers.sources
 FORMATS: Registry[Any] = Registry(
     "data format",

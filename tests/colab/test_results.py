@@ -64,10 +64,10 @@ def test_a_run_is_named_as_on_the_command_line(
     runs, at_step = run.parent, f"{run.name}@3"
     data = tmp_path / "rows.jsonl"
     data.write_text(json.dumps({"prompt": "Reverse 12", "completion": "21"}) + "\n")
-    answers = colab.ask(str(run), ["Reverse 12"], max_tokens=4)
+    answers = colab.ask(str(run), "Reverse 12", max_tokens=4)
     assert colab.ask(run.name, ["Reverse 12"], max_tokens=4, output_dir=runs) == answers
     assert colab.ask(at_step, ["Reverse 12"], max_tokens=4, output_dir=runs) == answers
-    colab.evaluate(run.name, data, against=f"{run.name}@1", output_dir=runs)
+    colab.evaluate(run.name, data, against=f"{run.name}@1", max_tokens=2, output_dir=runs)
     exported = colab.export(f"{run.name}@1", output_dir=runs)
     assert exported == run / "exported" / "step-1"
     capsys.readouterr()
@@ -136,8 +136,8 @@ def test_advice_on_an_export_names_what_the_function_takes(
 ) -> None:
     monkeypatch.delenv("TEMPER_MESSAGES")
     run = trained["paths"]["run"]
-    with pytest.raises(ValueError, match=r'^converter is for file_format="gguf"'):
-        colab.export(run, converter="convert.py")
+    with pytest.raises(ValueError, match="unknown export format 'ggfu'"):
+        colab.export(run, file_format="ggfu")
     with pytest.raises(ValueError, match='Use part="merged"'):
         colab.export(run, part="lora", bits=4)
     with pytest.raises(ValueError, match="unknown part 'whole'"):
