@@ -41,8 +41,8 @@ def temper(product: Path, folder: Path, words: Sequence[str]) -> subprocess.Comp
 
 
 def flags_of(feature: Feature) -> Iterator[tuple[list[str], str]]:
-    """Its flags for settings, and one of those that it adds to each command."""
-    for flags in feature.flags.values():
+    """One of its flags for settings, and one of those that it adds to each command."""
+    for flags in [*feature.flags.values()][:1]:
         yield ["train"], flags[0]
     for command, module in feature.additions.items():
         parser = argparse.ArgumentParser()
