@@ -1,6 +1,6 @@
-"""The short `--help` text of a command that has a flag for every setting.
+"""The `--help` text of a command.
 
-It shows the most used flags; `--help-all` shows all of them.
+If the command has a flag for every setting, it shows the most used ones; `--help-all` shows all.
 """
 
 import argparse
@@ -8,6 +8,7 @@ import re
 import shutil
 import textwrap
 
+from infrastructure.commands.parser import CommandParser
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
 from infrastructure.config.schema import schema_of
@@ -17,6 +18,8 @@ FLAG_WIDTH = 27
 DEFAULT = "{default}"  # is replaced by the setting's default, so that no text can be wrong about it
 
 QUANTIZED = "quantize the base weights; QLoRA with --lora"
+_LAST_BRACKET = re.compile(r"\(default: .*\)$")
+_USAGES = {"?": "[{}]", "*": "[{} …]", "+": "{} …"}  # by the number of values that are accepted
 _STATED_DEFAULT = re.compile(r"\((?:default:|\{default\})[^)]*\)")
 
 # By title: the key of a setting, the placeholder of its value, and its description.
@@ -41,14 +44,14 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
         "training.optimizer": ("NAME", f"adamw, adamw_8bit, paged_adamw, sgd, … ({DEFAULT})"),
         "training.seed": ("N", f"random seed ({DEFAULT})"),
         "training.deadline": ("TIME", "save and stop within TIME, such as 11h or 90min"),
-        "price_per_hour": ("PRICE", "for a cost forecast, such as 2.5 or '2.5 EUR'"),
+        "price_per_hour": ("PRICE", "price per hour for the cost forecast, such as 2.5"),
     },
     "output": {
-        "output_dir": ("FOLDER", f"directory of the runs ({DEFAULT})"),
+        "output_dir": ("FOLDER", f"directory for run output ({DEFAULT})"),
         "run_name": ("NAME", "name of a new run and part of its directory name"),
         "backup.place": ("PLACE", "back up to a folder, Drive, s3://…, hf://buckets/OWNER/NAME"),
         "training.checkpoint_frequency": ("N", "save a checkpoint every N optimizer steps"),
-        "training.metrics_sinks": ("NAMES", f"metrics outputs ({DEFAULT})"),
+        "training.metrics_sinks": ("NAMES", f"where metrics are written ({DEFAULT})"),
         "new_run": ("", "start a new run even if one could be resumed"),
     },
 }
@@ -69,7 +72,12 @@ INHERITED = {
     "temper eval": (("data.max_length", "data.train_on"), IN_MODELS_RUN),
     "temper resume": (_SETTINGS - {"output_dir"}, IN_RUN),
 }
-NOTES = {"temper resume": "Flags change settings of the run. All others stay as in the run."}
+NOTES = {
+    "temper resume": "Each flag changes that setting of the run; all other settings keep their"
+    " values. A change that affects the result also needs --accept.",
+    "temper sweep": "Each trial is a run. --deadline is for the whole sweep, all other settings for"
+    " each trial. The best trial has the best held-out loss, or what --best-metric names.",
+}
 # By command: descriptions and headings that differ there.
 TEXTS = {
     ("temper eval", "data.train_on"): f"tokens that the loss is computed on ({DEFAULT})",
@@ -85,7 +93,7 @@ EXAMPLES = {
     "temper resume": (
         "temper resume                                 the newest run",
         "temper resume my-run@400                      from its step 400",
-        "temper resume my-run --epochs 5 --accept num_epochs",
+        "temper resume my-run --epochs 5 --accept epochs",
     ),
     "temper queue add": (
         "temper queue add chats.jsonl --epochs 3 --deadline 2h",
@@ -99,8 +107,8 @@ EXAMPLES = {
 }
 
 
-def short_help(parser: argparse.ArgumentParser) -> str:
-    """Return the `--help` text of a parser that has a flag for every setting."""
+def short_help(parser: CommandParser) -> str:
+    """Return the `--help` text of a command."""
     fields = schema_of(DeploymentConfig).fields
     useful = OF_COMMAND.get(parser.prog, _SETTINGS)
     flags_of_settings = {flag for key in fields for flag in flag_names(key)}
@@ -108,20 +116,22 @@ def short_help(parser: argparse.ArgumentParser) -> str:
     own = [
         action
         for action in parser._actions
-        if action.option_strings and not flags_of_settings & {*action.option_strings}
+        if action.option_strings
+        and not (parser.is_long() and flags_of_settings & {*action.option_strings})
     ]
-    usage = " ".join(
-        f"[{word.metavar}]" if word.nargs == "?" else str(word.metavar) for word in words
-    )
+    usage = " ".join(_USAGES.get(str(word.nargs), "{}").format(word.metavar) for word in words)
     lines = [
-        f"usage: {parser.prog} {usage} [flags]".replace("  ", " "),
+        f"usage: {parser.typed} {usage} [flags]".replace("  ", " "),
         "",
-        parser.description or "",
+        *_wrapped(parser.description or ""),
     ]
-    lines += ["", NOTES[parser.prog]] if parser.prog in NOTES else []
-    lines += [""] if words else []
-    lines += [line for word in words for line in _entry(str(word.metavar), str(word.help))]
-    for title, settings in FAMILIAR.items():
+    lines += ["", *_wrapped(NOTES[parser.prog])] if parser.prog in NOTES else []
+    for word in words:
+        inner = [(choice.dest, choice.help) for choice in getattr(word, "_choices_actions", [])]
+        lines += [""] if word is words[0] else []
+        for name, text in inner or [(word.metavar, word.help)]:
+            lines += _entry(str(name), str(text))
+    for title, settings in FAMILIAR.items() if parser.is_long() else ():
         shown = {key: text for key, text in settings.items() if key in useful}
         as_in_run, words_for_run = INHERITED.get(parser.prog, ((), ""))
         heading = HEADINGS.get((parser.prog, title), title)
@@ -135,19 +145,40 @@ def short_help(parser: argparse.ArgumentParser) -> str:
                 text = "quantize the weights"
             name = f"{flag_names(key)[0]} {value}".rstrip()
             lines += _entry(name, text.replace(DEFAULT, default))
-    lines += ["", "other flags:"]
-    for action in own:
-        name = f"{action.option_strings[-1]} {action.metavar or ''}".rstrip()
-        text = str(action.help).split(". ")[0] % {"prog": parser.prog}
-        lines += _entry(name, text)
+    lines += ["", "other flags:" if parser.is_long() else "flags:"]
+    lines += [line for action in own for line in _entry(*_words_of(action, parser.prog))]
+    lines += ["", *_wrapped(parser.epilog)] if parser.epilog else []
     if parser.prog in EXAMPLES:
         lines += ["", "examples:", *(f"  {example}" for example in EXAMPLES[parser.prog])]
     return "\n".join(lines) + "\n"
 
 
+def _words_of(action: argparse.Action, prog: str) -> tuple[str, str]:
+    """Return a flag with the placeholder of its value, and its description, which is no sentence.
+
+    The description of a setting is a sentence, after which its values and its default may follow.
+    """
+    flag = next(name for name in action.option_strings if name.startswith("--"))
+    choices = "{" + ",".join(map(str, action.choices or ())) + "}"
+    value = action.metavar or (choices if action.choices else action.dest.upper())
+    text = str(action.help) % {"prog": prog}
+    sentence, _, rest = text.partition(". ")
+    default = "".join(_LAST_BRACKET.findall(rest))
+    text = f"{sentence[0].lower()}{sentence[1:]} {default}".rstrip() if default else sentence
+    return (flag if action.nargs == 0 else f"{flag} {value}"), text
+
+
+def _width() -> int:
+    return max(40, min(shutil.get_terminal_size().columns, 100))
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _width())
+
+
 def _entry(name: str, text: str) -> list[str]:
     """Format a flag and its description, indented, and on several lines on a narrow terminal."""
-    width = max(40, min(shutil.get_terminal_size().columns, 100))
+    width = _width()
     lines = textwrap.wrap(text, width - FLAG_WIDTH - 2) or [""]
     first, *rest = lines
     if len(name) >= FLAG_WIDTH:

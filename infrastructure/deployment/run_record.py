@@ -180,6 +180,7 @@ def summarise(
         "after": None if after is None else after.table_row(),
         "example": example if before.example else None,
         "num_questions": 0 if after is None else after.num_questions,
+        "validation_prompts": trainer.training_config.validation_prompts,
     }
     if memory := summary["memory"]:
         seen = [summary["peak_memory_bytes"], memory.get("highest_bytes")]
@@ -220,7 +221,10 @@ def describe_model(trainer: EnhancedTrainer) -> str:
 
 
 def _of_stacks(trainer: EnhancedTrainer) -> str:
-    """Return what block-wise training trains; "" for full fine-tuning or if it is not used."""
+    """Return a text on what block-wise training trains.
+
+    It is "" without block-wise training, and if that trains all weights at once.
+    """
     training = trainer.training_config
     if training.strategy_for(trainer.model_config) not in STACKWISE:
         return ""
