@@ -33,7 +33,6 @@ _PLACES = {
     "TrainingConfig": "infrastructure.config.sections.training_config",
     "TrainingDeployment": "infrastructure.deployment.deploy_training",
     "UnifiedTrainer": f"{_TRAINING}.unified_trainer",
-    "initialize_training": f"{_TRAINING}.context",
     "evaluate": "infrastructure.deployment.one_call",
     "load_config": "infrastructure.config.sources.load",
     "resume": "infrastructure.deployment.one_call",

@@ -34,7 +34,7 @@ LAYERS: list[set[str]] = [
 
 # The same rule one level down. What stands alone at the root of a folder is a door of it.
 TRAINING_LAYERS: list[set[str]] = [
-    {"core", "metrics", "other_names"},
+    {"core", "metrics"},
     {"stackwise"},
     {"model_adapters", "strategies", "extensions", "checkpoints"},
     {"forward"},
@@ -48,8 +48,8 @@ TRAINING_LAYERS: list[set[str]] = [
     {"setup"},
     {"unsloth_trainer", "unified_trainer"},
     {"run_facts"},
-    {"trainer_factory", "whole_config"},
-    {"context", "rank_process"},
+    {"trainer_factory"},
+    {"rank_process"},
 ]
 DATA_LAYERS: list[set[str]] = [
     {"samples", "store"},

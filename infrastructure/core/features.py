@@ -64,6 +64,8 @@ class Feature:
         on_samples: address of a function of a configuration and a source (text), called when a run
             uses the sample data; it may change settings that the user has not set.
         names: names that the specifications import from `infrastructure.training` → module.
+        instead: names of the specifications that do not exist → code of the message that names
+            what to use instead.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Feature:
     notebook: Mapping[str, str] = field(default_factory=dict)
     on_samples: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
+    instead: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def extensions(self) -> list[str]:

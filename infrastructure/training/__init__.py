@@ -6,12 +6,10 @@ The names below can be imported from here. Each is loaded on first use.
 
 from infrastructure.core.features import merged
 from infrastructure.core.lazy_exports import lazy_names
-from infrastructure.training.other_names import ELSEWHERE
 
 _PLACES = {
     "CheckpointManager": "infrastructure.training.checkpoints.checkpoint_manager",
     "DataConfig": "infrastructure.config.sections.data_config",
-    "DataPipeline": "infrastructure.training.whole_config",
     "DeploymentConfig": "infrastructure.config.deployment_config",
     "EnhancedTrainer": "infrastructure.training.enhanced_trainer",
     "ExtensionManager": "infrastructure.training.extensions.extension_manager",
@@ -19,27 +17,22 @@ _PLACES = {
     "MemoryOptimizer": "infrastructure.optimization.memory_optimizer",
     "MetricsLogger": "infrastructure.training.metrics.metrics_logger",
     "ModelConfig": "infrastructure.config.sections.model_config",
-    "ModelManager": "infrastructure.training.whole_config",
     "PipelineOptimizer": "infrastructure.optimization.pipeline_optimizer",
     "ProgressiveConfig": "infrastructure.config.sections.stackwise_config",
     "StreamingDataset": "infrastructure.data.serving.streaming_dataset",
     "TemperCallback": "infrastructure.training.hf_bridge",
     "TrainerFactory": "infrastructure.training.trainer_factory",
     "TrainingConfig": "infrastructure.config.sections.training_config",
-    "TrainingContext": "infrastructure.training.context",
     "TrainingLoop": "infrastructure.training.loop.loop",
     "TrainingMonitor": "infrastructure.monitoring.training_monitor",
     "UnifiedTrainer": "infrastructure.training.unified_trainer",
-    "UnslothTrainer": "infrastructure.training.unsloth_trainer",
     "get_model_adapter": "infrastructure.training.model_adapters",
     "get_training_strategy": "infrastructure.training.strategies",
-    "initialize_training": "infrastructure.training.context",
-    "should_checkpoint": "infrastructure.training.context",
 }
 
 _PLACES |= merged("names")
 __all__ = [*_PLACES]
-__getattr__ = lazy_names(__name__, _PLACES, elsewhere=ELSEWHERE)
+__getattr__ = lazy_names(__name__, _PLACES, elsewhere=merged("instead"))
 
 
 def __dir__() -> list[str]:

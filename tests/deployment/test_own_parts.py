@@ -20,9 +20,9 @@ from infrastructure.config.describe import describe
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.deployment import detached
 from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.features.specification.context import initialize_training
 from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.monitoring.watch import frame
-from infrastructure.training.context import initialize_training
 from infrastructure.training.strategies import STRATEGIES
 from infrastructure.training.strategies import StandardTrainingStrategy as Standard
 from tests.deployment.own_parts import (

@@ -22,9 +22,9 @@ from infrastructure.models.token_functions import (
 from infrastructure.models.token_loss import TokenLoss
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.forward.evaluation_loss import EvaluationLoss
+from tests.features.specification.test_context import configure
 from tests.models.architectures import tiny_model
 from tests.models.test_token_loss import padded_batch
-from tests.training.test_context import configure
 
 
 def focal(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

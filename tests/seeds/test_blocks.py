@@ -29,6 +29,7 @@ from infrastructure.config.sections.stackwise_config import ProgressiveConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.config.sources.flags import flags_given
 from infrastructure.config.sources.load import load_config
+from infrastructure.core.features import merged
 from infrastructure.core.messages import WORDS, phrase
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.tuning import find_fastest
@@ -58,19 +59,19 @@ from infrastructure.training import (
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.extensions.extension_manager import EXTENSIONS
-from infrastructure.training.other_names import ELSEWHERE
 from infrastructure.training.strategies import STRATEGIES, TrainingStrategy
 from infrastructure.training.strategies.curriculum_strategy import CurriculumStrategy
 from infrastructure.training.strategies.standard_strategy import StandardTrainingStrategy
 from tests.data.builders import CHATML
 from tests.deployment.runs import deploy, runs_of, small_config, small_settings
+from tests.features.specification.test_context import configure
 from tests.models.architectures import tiny_model
 from tests.seeds.blocks import Block, all_blocks, num_fences
 from tests.seeds.unsloth_loop import WITH_UNSLOTH
 from tests.training.seeing_models import save_llava, save_text_model, save_tower, write_colours
-from tests.training.test_context import configure
 
 ROOT = Path(infrastructure.__file__).parent
+ELSEWHERE = merged("instead")
 BLOCKS = all_blocks()
 RUNS, REFUSED, PSEUDO_CODE = "runs", "refused", "pseudo-code"
 
@@ -250,9 +251,9 @@ def test_parts_of_different_configurations_are_refused(
 ) -> None:
     other = config.changed([])
     other.data.max_length = 32
-    with pytest.raises(ValueError, match=r"training\.pipeline_of_other_data"):
+    with pytest.raises(ValueError, match=r"specification\.pipeline_of_other_data"):
         TrainingContext(context.trainer, DataPipeline(other))
-    with pytest.raises(ValueError, match=r"training\.manager_of_other_model"):
+    with pytest.raises(ValueError, match=r"specification\.manager_of_other_model"):
         TrainingContext(context.trainer, None, ModelManager(small_config(tmp_path)))
 
 
@@ -972,6 +973,6 @@ def test_what_a_name_of_elsewhere_points_to_is_there(
 
 def test_the_table_of_names_is_in_the_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(WORDS)
-    page = (ROOT / "README.md").read_text().split("## Names of the specifications")[1]
+    page = (ROOT / "features/specification/README.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE))
     assert rows == {name: phrase(code) for name, code in ELSEWHERE.items()}

@@ -12,6 +12,7 @@ from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.features.quantum.config import QuantumConfig, config_of
 from infrastructure.features.quantum.solving.quantum_step import Solution
 from infrastructure.features.quantum.training.lora_rank_pruning import ranks_of
+from infrastructure.features.specification.context import TrainingContext
 from infrastructure.training import (
     apply_quantum_solution,
     formulate_quantum_problem,
@@ -20,10 +21,9 @@ from infrastructure.training import (
     quantum_solve,
     should_optimize,
 )
-from infrastructure.training.context import TrainingContext
 from tests.features.quantum.training.quantum_runs import extension_of
+from tests.features.specification.test_context import configure
 from tests.slow import slow_but
-from tests.training.test_context import configure
 
 
 @pytest.fixture

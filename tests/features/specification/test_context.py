@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.features.specification.context import TrainingContext, initialize_training
 from infrastructure.run.checkpoint_paths import step_of
-from infrastructure.training.context import TrainingContext, initialize_training
 
 
 def configure(model: Path, folder: Path, **training: Any) -> DeploymentConfig:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from infrastructure.config.sections.data_config import DataConfig
-from infrastructure.training.whole_config import DataPipeline
+from infrastructure.features.specification.whole_config import DataPipeline
 
 
 def test_data_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"training\.texts_without_tokenizer"):
+    with pytest.raises(ValueError, match=r"specification\.texts_without_tokenizer"):
         DataPipeline(DataConfig(path=str(tmp_path)))

@@ -1,9 +1,11 @@
-"""Data and model of one whole configuration, for users who assemble a run themselves.
+"""Data, model and trainer of one whole configuration, for users who assemble a run themselves.
 
-`DataPipeline(config)` and `ModelManager(config)` extend the classes that a run creates from its
-sections. They read and load nothing before it is needed.
+The classes extend those that a run creates from its sections. They read and load nothing before it
+is needed.
 """
 
+import secrets
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,8 @@ from infrastructure.backup.state.optimizer_state import merge_optimizer, split_o
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import CheckpointError, InputError
 from infrastructure.data import data_pipeline
 from infrastructure.data.defaults import make_ready
@@ -22,6 +26,9 @@ from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.data.store.token_store import TokenStore
 from infrastructure.models import model_manager
 from infrastructure.models.model_manager import LoadedModel
+from infrastructure.models.registry import MODELS
+from infrastructure.optimization.memory_prediction import MemoryBudget
+from infrastructure.training import unsloth_trainer
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
@@ -29,8 +36,8 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.precision import choose_device
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.setup.resource_limits import caches_within
-from infrastructure.training.unsloth_trainer import own_loop_checkpoints
+from infrastructure.training.loop.loop import TrainingLoop
+from infrastructure.training.setup.resource_limits import apply_resource_limits, caches_within
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -88,7 +95,7 @@ class ModelManager(model_manager.ModelManager):
         """
         mine, its = self.config, trainer.model_config
         if mine.model_copy(update={"backend": its.backend}) != its:
-            raise InputError("training.manager_of_other_model")
+            raise InputError("specification.manager_of_other_model")
         self._trained = trainer.initialize_model()
         if trainer.checkpoints is not None:
             self.checkpoint_dir = trainer.checkpoints.store.root
@@ -108,7 +115,7 @@ class ModelManager(model_manager.ModelManager):
             StorageError: the disk returns an error.
         """
         if self.checkpoint_dir is None:
-            raise InputError("training.manager_without_checkpoint_dir")
+            raise InputError("specification.manager_without_checkpoint_dir")
         tensors = {MODEL: dict(state[MODEL])}
         values = {key: value for key, value in state.items() if key not in (MODEL, OPTIMIZER)}
         if OPTIMIZER in state:
@@ -127,7 +134,7 @@ class ModelManager(model_manager.ModelManager):
             self.base_model.load_state_dict(state[MODEL])
         except RuntimeError as error:
             raise CheckpointError(
-                "training.checkpoint_of_other_model", path=path, error=error
+                "specification.checkpoint_of_other_model", path=path, error=error
             ) from error
         if OPTIMIZER in state:
             tensors = snapshot.tensors.get(OPTIMIZER, {})
@@ -202,5 +209,64 @@ class DataPipeline(data_pipeline.DataPipeline):
 
 def _given(tokenizer: "PreTrainedTokenizerBase | None") -> "PreTrainedTokenizerBase":
     if tokenizer is None:
-        raise InputError("training.texts_without_tokenizer")
+        raise InputError("specification.texts_without_tokenizer")
     return tokenizer
+
+
+class UnslothTrainer(unsloth_trainer.UnslothTrainer):
+    """A trainer whose model comes from Unsloth.
+
+    Args:
+        config: the model section, or a whole configuration, which supplies everything else.
+
+    Raises:
+        MissingPackageError: unsloth is not installed.
+        ValueError: a section is given in addition to a whole configuration, or the configuration
+            cannot be used.
+    """
+
+    def __init__(
+        self,
+        config: DeploymentConfig | ModelConfig,
+        training_config: TrainingConfig | None = None,
+        data_config: DataConfig | None = None,
+        cache_config: CacheConfig | None = None,
+        **options: Any,
+    ) -> None:
+        self.whole_config: DeploymentConfig | None = None
+        if isinstance(config, ModelConfig):
+            sections = training_config or TrainingConfig(), data_config or DataConfig()
+            super().__init__(config, *sections, cache_config, **options)
+            return
+        if training_config or data_config or cache_config:
+            raise InputError("specification.configuration_and_sections")
+        make_ready(config)
+        config.know_models(MODELS)
+        of_config: dict[str, object] = {
+            "device": config.device,
+            "memory_budget": MemoryBudget.of(config),
+            "sections": config.sections_of_features(),
+            "checkpoint_directory": own_loop_checkpoints(config),
+            "memory_config": config.memory,
+        }
+        super().__init__(
+            config.model,
+            config.training,
+            config.data,
+            caches_within(config.cache, config.memory),
+            **{**of_config, **options},
+        )
+        self.whole_config = config
+        apply_resource_limits(self, config)
+
+    def prepare(self) -> TrainingLoop:
+        loop = super().prepare()
+        if self.whole_config is not None:
+            self.whole_config.note_num_epochs(sum(phase.num_epochs for phase in loop.phases))
+        return loop
+
+
+def own_loop_checkpoints(config: DeploymentConfig) -> Path:
+    """Return a new folder that no other run uses; a store keeps only its newest checkpoints."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-own-loop-{secrets.token_hex(2)}"
+    return Path(config.output_dir) / name / "checkpoints"

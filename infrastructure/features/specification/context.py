@@ -29,6 +29,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.errors import InputError
 from infrastructure.data.data_pipeline import DataPipeline
+from infrastructure.features.specification.whole_config import ModelManager, own_loop_checkpoints
 from infrastructure.training.core.own_loop import own_loop, remember_own_loop
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -36,8 +37,6 @@ from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.loop.loop import TrainingLoop, phase_ends, select_trainable
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.trainer_factory import TrainerFactory
-from infrastructure.training.unsloth_trainer import own_loop_checkpoints
-from infrastructure.training.whole_config import ModelManager
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +98,7 @@ class TrainingContext:
         loop = trainer.prepare()
         assert trainer.state is not None
         if isinstance(pipeline, DataPipeline) and pipeline.config != trainer.data_config:
-            raise InputError("training.pipeline_of_other_data")
+            raise InputError("specification.pipeline_of_other_data")
         if isinstance(manager, ModelManager):
             manager.take_from(trainer)
         self.trainer = trainer
