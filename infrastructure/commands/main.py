@@ -55,7 +55,7 @@ GROUPS = {
         "resume": "resume an interrupted run",
         "stop": "stop a run after saving a checkpoint",
         "queue": "train several runs one after another",
-        "sweep": "search for the best hyperparameters",
+        "sweep": "search for the hyperparameters with the best held-out loss (or --best-metric)",
     },
     "Before you train": {
         "check": "check model, data and machine, without training",

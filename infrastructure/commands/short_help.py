@@ -75,13 +75,12 @@ INHERITED = {
 NOTES = {
     "temper resume": "Each flag changes that setting of the run; all other settings keep their"
     " values. A change that affects the result also needs --accept.",
-    "temper sweep": "Each trial is a run. --deadline is for the whole sweep, all other settings for"
-    " each trial. The best trial has the best held-out loss, or what --best-metric names.",
 }
 # By command: descriptions and headings that differ there.
 TEXTS = {
     ("temper eval", "data.train_on"): f"tokens that the loss is computed on ({DEFAULT})",
     ("temper sweep", "run_name"): "name of the sweep and of its directory",
+    ("temper sweep", "training.deadline"): "end the whole sweep within TIME",
 }
 HEADINGS = {("temper eval", "training"): "evaluation"}
 EXAMPLES = {
@@ -154,7 +153,7 @@ def short_help(parser: CommandParser) -> str:
 
 
 def _words_of(action: argparse.Action, prog: str) -> tuple[str, str]:
-    """Return a flag with the placeholder of its value, and its description, which is no sentence.
+    """Return a flag with the placeholder of its value, and its description.
 
     The description of a setting is a sentence, after which its values and its default may follow.
     """

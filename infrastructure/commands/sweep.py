@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=phrase("commands.help_sweep_search"),
     )
     parser.add_argument(
-        "--trials", type=int, default=NUM_TRIALS, metavar="N", help="number of trials (default: 20)"
+        "--trials", type=int, default=NUM_TRIALS, metavar="N", help="number of runs (default: 20)"
     )
     parser.add_argument(
         "--sampler",

@@ -223,7 +223,7 @@ def describe_model(trainer: EnhancedTrainer) -> str:
 def _of_stacks(trainer: EnhancedTrainer) -> str:
     """Return a text on what block-wise training trains.
 
-    It is "" without block-wise training, and if that trains all weights at once.
+    It is "" without block-wise training, and if that is full fine-tuning.
     """
     training = trainer.training_config
     if training.strategy_for(trainer.model_config) not in STACKWISE:
