@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, cast
 
 from infrastructure.commands.arguments import add_data, add_json
+from infrastructure.commands.parser import CommandParser
 from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import SFT
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 NUM_PREVIEWED = 2
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of the command."""
+    parser.examples = ("temper check chats.jsonl --model ./llama --lora",)
     add_data(parser)
     parser.add_argument(
         "--preview",

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from infrastructure.commands.parser import CommandParser
 from infrastructure.commands.settings import configure
 from infrastructure.config.describe import describe
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
@@ -14,8 +15,9 @@ from infrastructure.core.files import write_text
 from infrastructure.core.messages import phrase
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of the command."""
+    parser.examples = ("temper config --lora --batch-size 8",)
     parser.add_argument(
         "action", nargs="?", choices=("init",), metavar="init", help=phrase("commands.help_init")
     )

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from infrastructure.commands.arguments import add_json, names_in
 from infrastructure.commands.output import loading_torch, show
+from infrastructure.commands.parser import CommandParser
 from infrastructure.commands.settings import configure, resolve_model
-from infrastructure.commands.short_help import IN_MODELS_RUN
+from infrastructure.commands.short_help import DEFAULT, IN_MODELS_RUN, SETTINGS
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.measures import MEASURES
 from infrastructure.config.sources.flags import add_config_flags
@@ -20,14 +21,22 @@ from infrastructure.run.record import read_run_record
 
 OF_TASKS = ("tasks_path", "limit", "num_fewshot")
 # `evaluation.run_settings` takes these from the run of the model; importing it would be slow here.
+# Familiar settings that an evaluation uses.
+USED = frozenset(
+    {"model.quantization", "data.max_length", "data.train_on", "training.batch_size"}
+    | {"training.seed", "output_dir"}
+)
 FROM_RUN = tuple(
     f"data.{name}"
     for name in ("max_length", "train_on", "chat_template", "over_length", "image_background")
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of the command."""
+    parser.unused = SETTINGS - USED
+    parser.texts = {"data.train_on": f"tokens that the loss is computed on ({DEFAULT})"}
+    parser.examples = ("temper eval runs/my-run questions.jsonl",)
     parser.add_argument("model", metavar="MODEL", help=phrase("commands.help_model"))
     parser.add_argument("data", nargs="?", metavar="DATA", help=phrase("commands.help_data"))
     parser.add_argument("--against", metavar="OTHER", help=phrase("commands.help_against"))

@@ -55,7 +55,6 @@ GROUPS = {
         "resume": "resume an interrupted run",
         "stop": "stop a run after saving a checkpoint",
         "queue": "train several runs one after another",
-        "sweep": "search for the hyperparameters with the best held-out loss (or --best-metric)",
     },
     "Before you train": {
         "check": "check model, data and machine, without training",
@@ -98,11 +97,13 @@ HIDDEN = "train-detached"
 # An agent of ours, torchrun or accelerate may start several of these; the first one leads. Their
 # work is not what they print.
 TRAINS = ("train", "resume", HIDDEN)
-GOES_ON = (
+# These resume from their saved state when they are called again.
+RESUMING = (
     "train",
     "resume",
-    "sweep",
-)  # these resume from their saved state when they are called again
+    "queue run",
+    *(words for one in _OF_FEATURES.values() for words in one.resuming),
+)
 
 INTERRUPTED = "temper: interrupted"
 
@@ -235,9 +236,8 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _how_to_go_on(arguments: Sequence[str] | None) -> str:
     """Return how to resume after an interruption, or "" if the command cannot resume."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    name = next(iter(words), "")
-    goes_on = SAME_COMMANDS.get(name, name) in GOES_ON or words[:2] == ["queue", "run"]
-    if not goes_on or "--new-run" in words:
+    full = " ".join([*with_full_names(words), ""])
+    if not full.startswith(tuple(f"{one} " for one in RESUMING)) or "--new-run" in words:
         return ""
     return phrase("commands.interrupted_how_to_resume")
 

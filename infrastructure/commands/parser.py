@@ -3,7 +3,7 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,7 +29,16 @@ class CommandParser(argparse.ArgumentParser):
     Args:
         add_arguments: the function that adds the arguments.
         groups: for each heading, the commands below it: their names and descriptions.
+
+    Attributes:
+        unused: the familiar settings (`short_help.FAMILIAR`) without effect on the command.
+        texts: descriptions of familiar settings that are different in its short `--help`.
+        examples: command lines, shown at the end of its short `--help`.
     """
+
+    unused: Collection[str] = frozenset()
+    texts: Mapping[str, str] = {}
+    examples: Sequence[str] = ()
 
     def __init__(
         self,

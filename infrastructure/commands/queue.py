@@ -36,7 +36,11 @@ def add_arguments(parser: CommandParser) -> None:
         actions.add_parser(action, help=text, description=as_sentence(text), add_arguments=add)
 
 
-def _add_training(parser: argparse.ArgumentParser) -> None:
+def _add_training(parser: CommandParser) -> None:
+    parser.examples = (
+        "temper queue add chats.jsonl --epochs 3 --deadline 2h",
+        "temper queue add more.jsonl --model ./llama --lora  then: temper queue run",
+    )
     add_data(parser)
     add_accept(parser)
     add_preset_flag(parser)

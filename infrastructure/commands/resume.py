@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from infrastructure.backup.run_backup import place_options
 from infrastructure.commands.arguments import accepted, add_accept, add_run
 from infrastructure.commands.output import loading_torch
+from infrastructure.commands.parser import CommandParser
 from infrastructure.commands.ranks import on_several_processes
 from infrastructure.commands.settings import configure
 from infrastructure.commands.short_help import IN_RUN
@@ -23,8 +24,14 @@ PLACE = "backup.place"
 OF_COMMAND = ("output_dir", "new_run", "run_name")  # not settings of the run that resumes
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of the command."""
+    parser.unused = {"new_run", "run_name"}
+    parser.examples = (
+        "temper resume                                 the newest run",
+        "temper resume my-run@400                      from its step 400",
+        "temper resume my-run --epochs 5 --accept epochs",
+    )
     add_run(parser)
     add_accept(parser)
     keys = [key for key in schema_of(DeploymentConfig).fields if key not in OF_COMMAND]

@@ -55,61 +55,24 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
         "new_run": ("", "start a new run even if one could be resumed"),
     },
 }
-# Commands for which some of these have no effect, with those that do. An evaluation uses few; a
-# resumed run all but two.
-_SETTINGS = frozenset(key for settings in FAMILIAR.values() for key in settings)
-OF_COMMAND = {
-    "temper eval": frozenset(
-        {"model.quantization", "data.max_length", "data.train_on", "training.batch_size"}
-        | {"training.seed", "output_dir"}
-    ),
-    "temper resume": _SETTINGS - {"new_run", "run_name"},
-    "temper sweep": _SETTINGS - {"new_run"},
-}
+SETTINGS = frozenset(key for settings in FAMILIAR.values() for key in settings)
 # By command: the settings that have the values of a run if they are not given, and how to say so.
 IN_RUN, IN_MODELS_RUN = "default: as in the run", "default: as in the model's run"
 INHERITED = {
     "temper eval": (("data.max_length", "data.train_on"), IN_MODELS_RUN),
-    "temper resume": (_SETTINGS - {"output_dir"}, IN_RUN),
+    "temper resume": (SETTINGS - {"output_dir"}, IN_RUN),
 }
 NOTES = {
     "temper resume": "Each flag changes that setting of the run; all other settings keep their"
     " values. A change that affects the result also needs --accept.",
 }
-# By command: descriptions and headings that differ there.
-TEXTS = {
-    ("temper eval", "data.train_on"): f"tokens that the loss is computed on ({DEFAULT})",
-    ("temper sweep", "run_name"): "name of the sweep and of its directory",
-    ("temper sweep", "training.deadline"): "end the whole sweep within TIME",
-}
 HEADINGS = {("temper eval", "training"): "evaluation"}
-EXAMPLES = {
-    "temper train": (
-        "temper train                                        sample tasks, a small model",
-        "temper train chats.jsonl --model ./llama --lora     your data, your model",
-        "temper train chats.jsonl --backup-place /mnt/drive  with backups of all checkpoints",
-    ),
-    "temper resume": (
-        "temper resume                                 the newest run",
-        "temper resume my-run@400                      from its step 400",
-        "temper resume my-run --epochs 5 --accept epochs",
-    ),
-    "temper queue add": (
-        "temper queue add chats.jsonl --epochs 3 --deadline 2h",
-        "temper queue add more.jsonl --model ./llama --lora  then: temper queue run",
-    ),
-    "temper sweep": ("temper sweep chats.jsonl --search learning_rate=1e-5..1e-3:log --trials 10",),
-    "temper eval": ("temper eval runs/my-run questions.jsonl",),
-    "temper check": ("temper check chats.jsonl --model ./llama --lora",),
-    "temper tune": ("temper tune chats.jsonl --model ./llama --lora",),
-    "temper config": ("temper config --lora --batch-size 8",),
-}
 
 
 def short_help(parser: CommandParser) -> str:
     """Return the `--help` text of a command."""
     fields = schema_of(DeploymentConfig).fields
-    useful = OF_COMMAND.get(parser.prog, _SETTINGS)
+    useful = SETTINGS.difference(parser.unused)
     flags_of_settings = {flag for key in fields for flag in flag_names(key)}
     words = [action for action in parser._actions if not action.option_strings]
     own = [
@@ -136,7 +99,7 @@ def short_help(parser: CommandParser) -> str:
         heading = HEADINGS.get((parser.prog, title), title)
         lines += ["", f"{heading}:"] if shown else []
         for key, (value, text) in shown.items():
-            text = TEXTS.get((parser.prog, key), text)
+            text = parser.texts.get(key, text)
             default = f"default: {plain(fields[key].default)}"
             if key in as_in_run:
                 text, default = _STATED_DEFAULT.sub(f"({DEFAULT})", text), words_for_run
@@ -147,8 +110,8 @@ def short_help(parser: CommandParser) -> str:
     lines += ["", "other flags:" if parser.is_long() else "flags:"]
     lines += [line for action in own for line in _entry(*_words_of(action, parser.prog))]
     lines += ["", *_wrapped(parser.epilog)] if parser.epilog else []
-    if parser.prog in EXAMPLES:
-        lines += ["", "examples:", *(f"  {example}" for example in EXAMPLES[parser.prog])]
+    if parser.examples:
+        lines += ["", "examples:", *(f"  {example}" for example in parser.examples)]
     return "\n".join(lines) + "\n"
 
 

@@ -5,6 +5,7 @@ from collections.abc import Collection
 
 from infrastructure.commands.arguments import accepted, add_accept, add_data
 from infrastructure.commands.output import loading_torch
+from infrastructure.commands.parser import CommandParser
 from infrastructure.commands.questions import confirmed
 from infrastructure.commands.ranks import on_several_processes
 from infrastructure.commands.settings import configure, use_versions
@@ -21,8 +22,13 @@ from infrastructure.run.find import newest_of_this_purpose
 from infrastructure.run.record_types import Summary
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of the command."""
+    parser.examples = (
+        "temper train                                        sample tasks, a small model",
+        "temper train chats.jsonl --model ./llama --lora     your data, your model",
+        "temper train chats.jsonl --backup-place /mnt/drive  with backups of all checkpoints",
+    )
     add_data(parser)
     parser.add_argument("--detach", action="store_true", help=phrase("commands.help_detach"))
     add_accept(parser)

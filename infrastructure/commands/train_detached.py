@@ -7,9 +7,10 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from infrastructure.commands.ranks import on_several_processes
 from infrastructure.commands.train import exit_code_of_training
@@ -17,6 +18,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.process_wide import take_effect
 from infrastructure.config.sources.spelling import as_keyword
 from infrastructure.core.console import show
+from infrastructure.core.features import loaded
 from infrastructure.core.files import write_text
 from infrastructure.core.messages import phrase, spelled_by
 from infrastructure.core.stop_signals import interrupt_on_signals
@@ -52,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         return code
     # its output is read where it was started, so settings are spelled as there
     with spelled_by(as_keyword) if given.get("is_python") else nullcontext():
-        return train(folder, config, given["accept"], run_path, given.get("trial"))
+        return train(folder, config, given["accept"], run_path, given["observer"])
 
 
 def train(
@@ -60,7 +62,7 @@ def train(
     config: DeploymentConfig,
     accept: Collection[str],
     run_path: Path | None = None,
-    trial: Mapping[str, object] | None = None,
+    observer: Sequence[Any] | None = None,
 ) -> int:
     """Start a run, or resume the one in `run_path`.
 
@@ -68,10 +70,9 @@ def train(
     directory.
 
     Args:
-        trial: the trial of a sweep to which this run belongs, or None.
+        observer: see `detached.start`.
     """
     from infrastructure.deployment.deploy_training import TrainingDeployment
-    from infrastructure.deployment.sweep_trial import trial_observer
 
     is_begun = False
 
@@ -82,7 +83,7 @@ def train(
         write_text(folder / RUN_NAME, str(run_path.absolute()))
 
     with interrupt_on_signals():
-        observers = [] if trial is None else [trial_observer(trial)]
+        observers = [] if observer is None else [loaded(observer[0])(observer[1])]
         deployment = TrainingDeployment(config, show, accept, begun, observers=observers)
         summary = deployment.run() if run_path is None else deployment.go_on(RunDirectory(run_path))
     if not is_begun:

@@ -6,6 +6,7 @@ from functools import partial
 
 from infrastructure.commands.arguments import add_data, add_json
 from infrastructure.commands.output import progress, show
+from infrastructure.commands.parser import CommandParser
 from infrastructure.commands.settings import configure, training_words
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
 from infrastructure.core.console import Report
@@ -13,8 +14,9 @@ from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.messages import phrase
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of the command."""
+    parser.examples = ("temper tune chats.jsonl --model ./llama --lora",)
     add_data(parser)
     parser.add_argument(
         "--learning-rate-test",

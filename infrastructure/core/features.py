@@ -30,11 +30,14 @@ class Command:
         module: has `add_arguments(parser)` and `run(options)`.
         help: one line.
         group: the heading in `temper --help`.
+        resuming: beginnings of its command lines that resume if they are given again after an
+            interruption: `("queue run",)`.
     """
 
     module: str
     help: str
     group: str
+    resuming: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import write_json
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.json_text import as_object, parse_json
+from infrastructure.core.lock import Lock
 from infrastructure.core.messages import phrase, speller
 from infrastructure.core.redact import redact
 from infrastructure.data.defaults import make_ready
@@ -43,6 +44,7 @@ from infrastructure.monitoring.records.run_owner import (
     TrainerProcess,
     announce_stop,
     read_trainer,
+    this_process,
     write_trainer,
 )
 from infrastructure.monitoring.records.status_text import progress_words
@@ -100,7 +102,7 @@ def start(
     accept: Collection[str] = (),
     folder: Path | None = None,
     run_path: Path | None = None,
-    trial: Mapping[str, object] | None = None,
+    observer: tuple[str, Mapping[str, object]] | None = None,
 ) -> DetachedTraining:
     """Start training in a separate process, as `TrainingDeployment(config, accept).run()` does.
 
@@ -109,7 +111,8 @@ def start(
     Args:
         folder: the folder for the status, which the caller keeps; by default, a new one.
         run_path: the run to resume; by default, `temper train`'s own choice.
-        trial: the trial of a sweep to which the run belongs (see `sweep_trial`), or None.
+        observer: the address of a function, and its argument, that makes one more observer of the
+            run in that process.
 
     Raises:
         ValueError: if the configuration cannot work, or the output folder is not writable.
@@ -137,7 +140,7 @@ def start(
         "configuration": _as_it_stands(config),
         "accept": list(accept),
         "run": None if run_path is None else str(run_path),
-        "trial": trial,
+        "observer": observer,
         "environment_notes": config.environment_notes,
         "is_python": speller()("new_run", "") == as_keyword("new_run"),
     }
@@ -145,6 +148,31 @@ def start(
     with suppress(BrokenPipeError), process.stdin as pipe:  # if it died, its output says why
         pipe.write(json.dumps(message).encode())
     return training
+
+
+@contextmanager
+def only_runner(path: Path, code: str, **about: object) -> Iterator[None]:
+    """Hold the lock `path`, which then names this process, while it starts several trainings.
+
+    Raises:
+        ValueError: if another process holds it; the message has `about` and the holder's name.
+    """
+    lock = Lock(path)
+    try:
+        if not lock.take(wait=False, where_there_are_none=True):
+            raise InputError(code, holder=path.read_text() or "another process", **about)
+        path.write_text(this_process())
+        yield
+    finally:
+        lock.release()
+
+
+def wait(training: DetachedTraining, look: Callable[[], None] = lambda: None) -> None:
+    """Wait until the process has ended, and show its progress. `look` is called at intervals."""
+    with waiting_for(training):
+        while training.is_alive:
+            look()
+            time.sleep(LOOK_SECONDS)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from infrastructure.commands.completion import words_of
 from infrastructure.commands.eval import FROM_RUN
 from infrastructure.commands.main import COMMANDS, create_parser
 from infrastructure.commands.parser import CommandParser, parse, subcommands
-from infrastructure.commands.short_help import EXAMPLES, FAMILIAR, OF_COMMAND
+from infrastructure.commands.short_help import FAMILIAR, SETTINGS
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import ALIASES, flag_names, flags_given
@@ -37,10 +37,9 @@ def test_help_is_one_screen(
     assert len(shown.splitlines()) <= SCREEN_LINES
     assert max(map(len, shown.splitlines())) <= 100
     assert COMMANDS[command][1:] in shown
-    familiar = {key for settings in FAMILIAR.values() for key in settings}
-    useful = OF_COMMAND.get(f"temper {command}", familiar)
+    useful = SETTINGS.difference(parser_of(command).unused)
     listed = {line.split()[0] for line in shown.splitlines() if line.startswith("  --")}
-    assert {key for key in familiar if flag_names(key)[0] in listed} == useful
+    assert {key for key in SETTINGS if flag_names(key)[0] in listed} == useful
     assert "{default}" not in shown
     default = "as in the run" if command == "resume" else "32"
     assert f"--batch-size N|auto        examples per forward pass (default: {default})" in shown
@@ -79,7 +78,7 @@ def test_the_help_of_an_action_begins_as_a_sentence() -> None:
 def test_the_values_of_a_word_are_named_in_the_help_and_offered() -> None:
     parser = parser_of("sweep")
     shown = " ".join(parser.format_help().split())
-    assert re.search(r"--sampler NAME \S*help_sweep_sampler\(.*samplers=tpe, random, grid", shown)
+    assert re.search(r"--sampler NAME \S*help_sampler\(.*samplers=tpe, random, grid", shown)
     [words] = words_of(parser, "temper sweep")
     assert words.flags["--sampler"] == ("tpe", "random", "grid")
 
@@ -119,12 +118,14 @@ def test_a_command_of_few_flags_shows_them() -> None:
     assert "--help-all" not in parser.format_help()
 
 
-@pytest.mark.parametrize("command", EXAMPLES)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_each_example_parses(command: str) -> None:
-    for example in EXAMPLES[command]:
-        words = shlex.split(example.split("  ")[0])
-        assert " ".join(words).startswith(command)
-        load_config(None, flags=flags_given(parse(create_parser(), words[1:])))
+    parser = parser_of(command)
+    for one in (parser, *subcommands(parser).values()):
+        for example in one.complete().examples:
+            words = shlex.split(example.split("  ")[0])
+            assert " ".join(words).startswith(one.prog)
+            load_config(None, flags=flags_given(parse(create_parser(), words[1:])))
 
 
 @pytest.mark.parametrize(

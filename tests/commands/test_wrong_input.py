@@ -2323,126 +2323,6 @@ FURTHER += [
     ),
 ]
 
-SWEEPS = [
-    Wrong("a sweep of nothing", "sweep", ["deployment.sweep_without_search"]),
-    Wrong(
-        "a search without values",
-        "sweep --search lr",
-        ["deployment.search_not_key_values", "text=lr"],
-    ),
-    Wrong(
-        "a search of what there is not",
-        "sweep --search learn_rate=1,2",
-        [
-            "deployment.search_unknown_key",
-            "config.unknown_key_meant",
-            "key=learn_rate",
-            "meant='learning_rate'",
-        ],
-    ),
-    Wrong(
-        "a search twice",
-        "sweep --search lr=1,2 --search lr=3,4",
-        ["deployment.search_given_twice", "name=training.learning_rate"],
-    ),
-    Wrong(
-        "one value to search",
-        "sweep --search lora_r=4",
-        ["deployment.search_too_few_values", "text=lora_r=4"],
-    ),
-    Wrong(
-        "a value that is none",
-        "sweep --search lora_r=4,many",
-        [
-            "deployment.search_value_invalid",
-            "config.wrong_value",
-            "setting=model.lora_config.r",
-            'value="many"',
-        ],
-    ),
-    Wrong(
-        "a range of words",
-        "sweep --search optimizer=a..b",
-        ["deployment.search_range_not_numeric", "text=optimizer=a..b"],
-    ),
-    Wrong(
-        "a range that falls",
-        "sweep --search lr=1e-3..1e-5",
-        ["deployment.search_range_empty", "text=lr=1e-3..1e-5", "low=0.001", "high=1e-05"],
-    ),
-    Wrong(
-        "a range of no numbers",
-        "sweep --search lr=1e-5..high",
-        ["deployment.search_not_a_number", "search=lr=1e-5..high", "value=high"],
-    ),
-    Wrong(
-        "a step too wide",
-        "sweep --search num_epochs=1..3:9",
-        ["deployment.search_step_out_of_range", "text=num_epochs=1..3:9", "width=2"],
-    ),
-    Wrong(
-        "a step between",
-        "sweep --search embedded_num_layers=2..8:0.5",
-        ["deployment.search_step_not_whole", "text=embedded_num_layers=2..8:0.5", "step=0.5"],
-    ),
-    Wrong(
-        "a logarithm of zero",
-        "sweep --search lora_dropout=0..0.5:log",
-        ["deployment.search_log_range_not_positive", "text=lora_dropout=0..0.5:log"],
-    ),
-    Wrong(
-        "JSON to search",
-        ["sweep", "--search", "lora_r=[4,"],
-        ["deployment.search_list_unreadable", "text=lora_r=[4,"],
-    ),
-    Wrong(
-        "a search without effect",
-        "sweep --search log_level=INFO,DEBUG",
-        ["deployment.search_setting_no_effect", "key=log_level"],
-    ),
-    Wrong(
-        "a search of what is fixed",
-        "sweep --lr 1 --search lr=1,2",
-        ["deployment.search_conflicts_with_flag", "flag=--lr", "name=training.learning_rate"],
-    ),
-    Wrong(
-        "other rows in each trial",
-        "sweep --search seed=1,2",
-        ["deployment.search_changes_held_out_rows", "name=training.seed"],
-    ),
-    Wrong(
-        "other tokens in each trial",
-        "sweep --search max_length=64,128",
-        ["deployment.search_changes_measured_tokens", "name=data.max_length", "metric=loss"],
-    ),
-    Wrong("no trials", "sweep --search lr=1,2 --trials 0", ["commands.too_few_trials", "count=0"]),
-    Wrong("a new run of a sweep", "sweep --search lr=1,2 --new-run", ["commands.new_run_in_sweep"]),
-    Wrong(
-        "a sweep without held-out data",
-        "sweep --search lr=1,2 --validation-split 0",
-        ["commands.sweep_without_held_out_data"],
-    ),
-    Wrong(
-        "a grid of endlessly many",
-        "sweep --search lr=1e-5..1e-3 --sampler grid",
-        ["deployment.grid_values_infinite", "search=training.learning_rate=1e-05..0.001"],
-    ),
-    Wrong(
-        "a grid of too many",
-        "sweep --search lora_r=1..2000 --sampler grid",
-        ["deployment.grid_too_large", "limit=1000"],
-    ),
-    Wrong(
-        "an architecture of a model that has its own",
-        "sweep --model some/model --search embedded_num_layers=2..4",
-        [
-            "config.setting_without_effect",
-            "config.unused_shapes_embedded_model",
-            "setting=model.embedded.num_layers=2",
-        ],
-    ),
-]
-
 PICTURE_ROW = {"image": "1.png", "question": "What is it?", "answer": "a cat"}
 SHOWN = "\n".join([json.dumps(PICTURE_ROW)] * 9)
 NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
@@ -2802,8 +2682,7 @@ FITTING = [
 ]
 
 TABLE = (
-    SWEEPS
-    + PICTURES
+    PICTURES
     + FITTING
     + CONVERSATIONS
     + CONFIGURATION
@@ -2854,8 +2733,7 @@ def test_wrong_input_ends_in_one_sentence(
     saved_llama: Path,
 ) -> None:
     prepare(wrong, tmp_path, monkeypatch, saved_llama)
-    sentence = refusal(wrong, capsys)
-    assert [part for part in wrong.about if not is_about(sentence, part)] == [], sentence
+    check_sentence(wrong, capsys)
 
 
 @pytest.mark.parametrize("what", AS_GIVEN)
@@ -2893,6 +2771,11 @@ def prepare(wrong: Wrong, folder: Path, monkeypatch: pytest.MonkeyPatch, saved_l
     monkeypatch.setattr(TrainingDeployment, "_measure", None)
     if wrong in PAIRINGS:
         monkeypatch.setattr("transformers.PreTrainedModel.from_pretrained", None)
+
+
+def check_sentence(wrong: Wrong, capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = refusal(wrong, capsys)
+    assert [part for part in wrong.about if not is_about(sentence, part)] == [], sentence
 
 
 def is_about(sentence: str, part: str) -> bool:

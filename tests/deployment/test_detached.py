@@ -254,11 +254,11 @@ def test_what_is_begun_is_handed_over_whole(
     living = prepare(tmp_path / "runs", config, os.getpid())
     dead = DetachedTraining(tmp_path / "runs/.detached/2")
     dead.folder.mkdir()
-    trial = {"folder": "a", "number": 3}
-    training = detached.start(config, ["data", "seed"], None, tmp_path / "run", trial)
+    observer = "module:name", {"folder": "a", "number": 3}
+    training = detached.start(config, ["data", "seed"], None, tmp_path / "run", observer)
     message = json.loads(sent.getvalue())
     assert message["accept"] == ["data", "seed"]
-    assert (message["run"], message["trial"]) == (str(tmp_path / "run"), trial)
+    assert (message["run"], message["observer"]) == (str(tmp_path / "run"), [*observer])
     assert message["environment_notes"] == ["of the environment"]
     arrived = DeploymentConfig.from_dict(message["configuration"])
     assert arrived.model_dump() == config.model_dump()
@@ -277,4 +277,4 @@ def test_what_is_begun_is_handed_over_whole(
     assert detached.start(config, folder=given).folder == given
     assert dead.folder.is_dir(), "a folder of a queue's own leaves those of others alone"
     message = json.loads(sent.getvalue())
-    assert (message["accept"], message["run"], message["trial"]) == ([], None, None)
+    assert (message["accept"], message["run"], message["observer"]) == ([], None, None)

@@ -251,8 +251,8 @@ def test_p7_trackio_is_given_no_step_that_it_has(
 def test_w1_a_sweep_compares_trials_after_the_same_share(tmp_path: Path) -> None:
     """The last one is evaluated first after a thirtieth of its training, and is the best."""
     optuna = pytest.importorskip("optuna")
-    from infrastructure.deployment.sweep_study import Goal, open_study
-    from infrastructure.deployment.sweep_trial import TrialObserver
+    from infrastructure.features.sweep.study import Goal, open_study
+    from infrastructure.features.sweep.trial import TrialObserver
 
     epochs = (1, 2, 3, 4, 5, 30)
     study = open_study(tmp_path, Goal())

@@ -5,6 +5,7 @@ import shlex
 
 from infrastructure.commands.arguments import add_data, add_json
 from infrastructure.commands.output import progress, show
+from infrastructure.commands.parser import CommandParser
 from infrastructure.commands.settings import configure, training_words
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -19,30 +20,38 @@ from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import refuse_missing
 from infrastructure.data.defaults import make_ready
-from infrastructure.deployment.search_space import (
+from infrastructure.features.sweep.search_space import (
     Dimension,
     check_comparable,
     parse_search,
     settings_of,
     short_value,
 )
-from infrastructure.deployment.sweep import Sweep, TrialResult, grid
-from infrastructure.deployment.sweep_study import PRUNERS, SAMPLERS, Goal
+from infrastructure.features.sweep.study import PRUNERS, SAMPLERS, Goal
+from infrastructure.features.sweep.sweep import Sweep, TrialResult, grid
 from infrastructure.monitoring.drawing.formatting import format_duration, format_number
 from infrastructure.monitoring.drawing.tables import render_table
 
 NUM_TRIALS = 20
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of the command."""
+    parser.unused = {"new_run"}
+    parser.texts = {
+        "run_name": "name of the sweep and of its directory",
+        "training.deadline": "end the whole sweep within TIME",
+    }
+    parser.examples = (
+        "temper sweep chats.jsonl --search learning_rate=1e-5..1e-3:log --trials 10",
+    )
     add_data(parser)
     parser.add_argument(
         "--search",
         action="append",
         default=[],
         metavar="KEY=VALUES",
-        help=phrase("commands.help_sweep_search"),
+        help=phrase("sweep.help_search"),
     )
     parser.add_argument(
         "--trials", type=int, default=NUM_TRIALS, metavar="N", help="number of runs (default: 20)"
@@ -52,14 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=SAMPLERS,
         default="tpe",
         metavar="NAME",
-        help=phrase("commands.help_sweep_sampler", samplers=", ".join(SAMPLERS)),
+        help=phrase("sweep.help_sampler", samplers=", ".join(SAMPLERS)),
     )
     parser.add_argument(
         "--pruner",
         choices=PRUNERS,
         default="median",
         metavar="NAME",
-        help=phrase("commands.help_sweep_pruner", pruners=", ".join(PRUNERS)),
+        help=phrase("sweep.help_pruner", pruners=", ".join(PRUNERS)),
     )
     add_json(parser)
     add_preset_flag(parser)
@@ -96,8 +105,8 @@ def run(options: argparse.Namespace) -> int:
     lines = [table(results, best, dimensions, goal)] if results else []
     if best is not None:
         lines += [
-            phrase("commands.best_trial", run=best.run),
-            phrase("commands.train_best_again", command=command),
+            phrase("sweep.best_trial", run=best.run),
+            phrase("sweep.train_best_again", command=command),
         ]
     show(options.json, facts, *lines)
     if not is_over:
@@ -121,11 +130,11 @@ def check(
         ConfigurationError: if it cannot; the message says what is wrong and what to do.
     """
     if num_trials < 1:
-        raise ConfigurationError("commands.too_few_trials", count=num_trials)
+        raise ConfigurationError("sweep.too_few_trials", count=num_trials)
     if config.new_run:
-        raise ConfigurationError("commands.new_run_in_sweep")
+        raise ConfigurationError("sweep.new_run")
     if not config.data.holds_out:
-        raise ConfigurationError("commands.sweep_without_held_out_data")
+        raise ConfigurationError("sweep.without_held_out_data")
     check_comparable(dimensions, config)
     if goal.sampler == "grid":
         grid(dimensions)

@@ -132,12 +132,12 @@ def parse_search(texts: Sequence[str]) -> list[Dimension]:
             value is not valid for its setting.
     """
     if not texts:
-        raise ConfigurationError("deployment.sweep_without_search")
+        raise ConfigurationError("sweep.without_search")
     dimensions = [_parse(text) for text in texts]
     names = [dimension.name for dimension in dimensions]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigurationError("deployment.search_given_twice", name=name)
+            raise ConfigurationError("sweep.search_given_twice", name=name)
     return dimensions
 
 
@@ -145,20 +145,20 @@ def _parse(text: str) -> Dimension:
     given, equals, values = text.partition("=")
     if not equals or not values.strip():
         raise ConfigurationError(
-            "deployment.search_not_key_values",
+            "sweep.search_not_key_values",
             text=text,
             list_key=given or "lora_r",
             range_key=given or "learning_rate",
         )
     spec, entry = _field_of(given.strip())
     if not affects_result(spec.key):
-        raise ConfigurationError("deployment.search_setting_no_effect", key=given)
+        raise ConfigurationError("sweep.search_setting_no_effect", key=given)
     match = _RANGE.fullmatch(values.strip())
     if match is not None:
         return _range(spec, entry, text, match)
     choices = tuple(_checked(spec, entry, value) for value in _listed(values.strip(), text))
     if len({_stored(choice) for choice in choices}) < max(2, len(choices)):
-        raise ConfigurationError("deployment.search_too_few_values", text=text)
+        raise ConfigurationError("sweep.search_too_few_values", text=text)
     return Dimension(spec.key, entry, choices)
 
 
@@ -178,7 +178,7 @@ def _field_of(given: str) -> tuple[FieldSpec, str | None]:
         if any(get_origin(leaf) is dict for leaf in leaves(spec.info.annotation)):
             return spec, entry
     raise ConfigurationError(
-        "deployment.search_unknown_key", key=given, reason=schema.unknown_key(given)
+        "sweep.search_unknown_key", key=given, reason=schema.unknown_key(given)
     )
 
 
@@ -186,12 +186,12 @@ def _range(spec: FieldSpec, entry: str | None, text: str, match: re.Match[str]) 
     types = kinds(spec.info.annotation)
     if spec.is_switch or (entry is None and not types & {int, float}):
         raise ConfigurationError(
-            "deployment.search_range_not_numeric", text=text, allowed=allowed_values(spec.info)
+            "sweep.search_range_not_numeric", text=text, allowed=allowed_values(spec.info)
         )
     low, high = (_number(match[name], text) for name in ("low", "high"))
     if low >= high:
         raise ConfigurationError(
-            "deployment.search_range_empty", text=text, low=plain(low), high=plain(high)
+            "sweep.search_range_empty", text=text, low=plain(low), high=plain(high)
         )
     is_whole = isinstance(low, int) and isinstance(high, int) and (entry or float not in types)
     how = match["how"]
@@ -199,12 +199,12 @@ def _range(spec: FieldSpec, entry: str | None, text: str, match: re.Match[str]) 
     step = None if how is None or is_log else _number(how, text)
     if step is not None and not 0 < step <= high - low:
         raise ConfigurationError(
-            "deployment.search_step_out_of_range", text=text, width=plain(high - low)
+            "sweep.search_step_out_of_range", text=text, width=plain(high - low)
         )
     if is_whole and isinstance(step, float) and not step.is_integer():
-        raise ConfigurationError("deployment.search_step_not_whole", text=text, step=plain(step))
+        raise ConfigurationError("sweep.search_step_not_whole", text=text, step=plain(step))
     if is_log and low <= 0:
-        raise ConfigurationError("deployment.search_log_range_not_positive", text=text)
+        raise ConfigurationError("sweep.search_log_range_not_positive", text=text)
     for value in (low, high):
         _checked(spec, entry, value)
     return Dimension(spec.key, entry, (), low, high, step, is_log, bool(is_whole))
@@ -218,7 +218,7 @@ def _number(text: str, given: str) -> int | float:
             continue
         if math.isfinite(value):
             return value
-    raise ConfigurationError("deployment.search_not_a_number", search=given, value=text)
+    raise ConfigurationError("sweep.search_not_a_number", search=given, value=text)
 
 
 def _listed(values: str, text: str) -> list[Any]:
@@ -231,7 +231,7 @@ def _listed(values: str, text: str) -> list[Any]:
     except ValueError as error:
         kind = "JSON list" if is_json else "list"
         raise ConfigurationError(
-            "deployment.search_list_unreadable", text=text, kind=kind, error=error
+            "sweep.search_list_unreadable", text=text, kind=kind, error=error
         ) from error
     assert isinstance(listed, list)  # it starts with a bracket
     return listed
@@ -251,7 +251,7 @@ def _checked(spec: FieldSpec, entry: str | None, value: Any) -> Any:
         inside: Any = spec.section.check_value(spec.name, {entry: _scalar(value)})
         return inside[entry]
     except ValueError as error:
-        raise ConfigurationError("deployment.search_value_invalid", error=error) from error
+        raise ConfigurationError("sweep.search_value_invalid", error=error) from error
 
 
 def _scalar(value: Any) -> Any:
@@ -274,16 +274,16 @@ def check_comparable(dimensions: Collection[Dimension], config: DeploymentConfig
         given = config.source(dimension.key)
         if given.layer is Layer.FLAG and dimension.entry is None:
             raise ConfigurationError(
-                "deployment.search_conflicts_with_flag",
+                "sweep.search_conflicts_with_flag",
                 flag=place_of(given, dimension.key),
                 name=dimension.name,
             )
         other_rows = dimension.key in OTHER_ROWS
         if other_rows or (dimension.key == "data.path" and config.data.eval_path is None):
-            raise ConfigurationError("deployment.search_changes_held_out_rows", name=dimension.name)
+            raise ConfigurationError("sweep.search_changes_held_out_rows", name=dimension.name)
         if dimension.key in OTHER_TOKENS and not config.training.best_needs_answers:
             raise ConfigurationError(
-                "deployment.search_changes_measured_tokens",
+                "sweep.search_changes_measured_tokens",
                 name=dimension.name,
                 metric=config.training.best_metric,
             )

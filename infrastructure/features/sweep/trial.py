@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infrastructure.core.messages import phrase
-from infrastructure.deployment.sweep_study import PRUNED, Goal, open_study
+from infrastructure.features.sweep.study import PRUNED, Goal, open_study
 from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
@@ -59,7 +59,7 @@ class TrialObserver(Observer):
             self.trial.set_user_attr(PRUNED, share)
             state.interrupt(
                 phrase(
-                    "deployment.trial_pruned",
+                    "sweep.trial_pruned",
                     metric=self.goal.title,
                     value=format_number(value),
                     percent=share,

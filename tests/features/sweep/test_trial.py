@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from infrastructure.core.errors import MissingPackageError
-from infrastructure.deployment.sweep_study import (
+from infrastructure.features.sweep.study import (
     JOURNAL_NAME,
     PRUNED,
     Goal,
     mend_journal,
     open_study,
 )
-from infrastructure.deployment.sweep_trial import TrialObserver
+from infrastructure.features.sweep.trial import TrialObserver
 from infrastructure.training.core.state import TrainingState
 
 optuna = pytest.importorskip("optuna")
@@ -58,7 +58,7 @@ def test_a_trial_that_is_behind_is_pruned_and_a_good_one_is_not(folder: Path) ->
     study.ask(RATE)
     TrialObserver(folder, 6, GOAL).eval_end(evaluated(bad, 5, 3.0))
     assert bad.is_interrupted
-    assert "deployment.trial_pruned" in str(bad.stop_message)
+    assert "sweep.trial_pruned" in str(bad.stop_message)
     assert open_study(folder, GOAL).trials[6].user_attrs == {PRUNED: 50}
 
 
@@ -82,7 +82,7 @@ def test_a_half_line_of_a_power_cut_is_taken_away(folder: Path) -> None:
     assert path.read_bytes() == whole
     assert len(open_study(folder, GOAL).trials) == 6
     path.write_bytes(whole.replace(b"{", b"[", 1))
-    with pytest.raises(ValueError, match=r"deployment\.sweep_journal_unreadable"):
+    with pytest.raises(ValueError, match=r"sweep\.journal_unreadable"):
         open_study(folder, GOAL)
 
 

@@ -29,7 +29,6 @@ SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("median", "halving", "hyperband", "none")
 # User attributes of a trial.
 PRUNED, RUN, SECONDS, REASON, SAME_AS = "pruned", "run", "seconds", "reason", "same_as"
-BEGAN = "began"  # Unix time at which a process started whose duration is not counted yet
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ def open_study(folder: Path, goal: Goal, seed: int = 0, number: int | None = Non
             ),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError("deployment.sweep_journal_unreadable", path=path, error=error) from error
+        raise InputError("sweep.journal_unreadable", path=path, error=error) from error
 
 
 def mend_journal(folder: Path) -> None:

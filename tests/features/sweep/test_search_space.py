@@ -6,7 +6,7 @@ import pytest
 
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.deployment.search_space import (
+from infrastructure.features.sweep.search_space import (
     Dimension,
     check_comparable,
     parse_search,
@@ -70,10 +70,10 @@ def test_a_range_has_the_values_between_its_ends() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("train_on=answers,all", "deployment.search_changes_measured_tokens"),
-        ("embedded_vocab_size=300,400", "deployment.search_changes_measured_tokens"),
-        ("validation_split=0.1,0.2", "deployment.search_changes_held_out_rows"),
-        ("data_path=a.jsonl,b.jsonl", "deployment.search_changes_held_out_rows"),
+        ("train_on=answers,all", "sweep.search_changes_measured_tokens"),
+        ("embedded_vocab_size=300,400", "sweep.search_changes_measured_tokens"),
+        ("validation_split=0.1,0.2", "sweep.search_changes_held_out_rows"),
+        ("data_path=a.jsonl,b.jsonl", "sweep.search_changes_held_out_rows"),
     ],
 )
 def test_losses_that_cannot_be_compared_are_not_searched(text: str, words: str) -> None:

@@ -7,9 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +17,9 @@ from infrastructure.core.checksums import write_record
 from infrastructure.core.files import make_directory
 from infrastructure.deployment import detached
 from infrastructure.deployment.detached import DetachedTraining
-from infrastructure.deployment.search_space import parse_search
-from infrastructure.deployment.sweep import Sweep
-from infrastructure.deployment.sweep_study import Goal
+from infrastructure.features.sweep.search_space import parse_search
+from infrastructure.features.sweep.study import Goal
+from infrastructure.features.sweep.sweep import OBSERVER, Sweep
 from tests.deployment.queue_process import HOLD_AT
 from tests.deployment.runs import small_config, start_temper, when_saved, write_settings
 from tests.deployment.test_training_queue import kill_job
@@ -71,7 +69,7 @@ def test_a_killed_sweep_goes_on_with_its_trial_and_ends_as_nobody_had_killed_it(
     run = first_run(folder, process)
     code, _, error = outcome(folder, *SWEEP)
     assert code == 2
-    assert "deployment.sweep_already_running(" in error
+    assert "sweep.already_running(" in error
     assert f"holder=process {process.pid} on " in error
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
@@ -80,7 +78,7 @@ def test_a_killed_sweep_goes_on_with_its_trial_and_ends_as_nobody_had_killed_it(
 
     code, output, error = outcome(folder, *SWEEP, "--json")
     assert code == 0, error
-    assert f"deployment.trial_resuming(number=0, run={run})" in error
+    assert f"sweep.trial_resuming(number=0, run={run})" in error
     found = json.loads(output)
     trials = found["trials"]
     assert trials[0]["run"] == str(run)
@@ -117,12 +115,12 @@ def test_the_deadline_ends_the_sweep_and_another_search_is_not_mixed_in(folder: 
     assert json.loads(output)["is_over"] is False
     code, _, error = outcome(folder, *words, *more, "--batch-size", "8")
     assert code == 2
-    assert "deployment.sweep_settings_differ(" in error
+    assert "sweep.settings_differ(" in error
     assert "names=training.batch_size)" in error
     (folder / "rows.jsonl").write_text((folder / "rows.jsonl").read_text() + "\n")
     code, _, error = outcome(folder, *words, *more)
     assert code == 2
-    assert "deployment.sweep_data_changed" in error
+    assert "sweep.data_changed" in error
 
 
 def test_values_that_do_not_go_together_fail_by_name_and_the_others_are_trained(
@@ -151,9 +149,16 @@ class Trained:
         patch.setattr(detached, "fate", lambda _: "killed")
 
     def _start(
-        self, config: DeploymentConfig, accept: Any, folder: Path, run_path: Path | None, trial: Any
+        self,
+        config: DeploymentConfig,
+        accept: Any,
+        folder: Path,
+        run_path: Path | None,
+        observer: Any,
     ) -> None:
         assert accept == ()
+        made_by, trial = observer
+        assert made_by == OBSERVER
         self.given.append((config, run_path, trial))
         end = self.ends[float(config.training.learning_rate)].pop(0)
         self.code = end if isinstance(end, int) else 0
@@ -234,30 +239,3 @@ def test_the_least_is_the_best_where_less_is_better(
     assert best is not None
     assert (best.value, best.number) == (0.5, 1)
     assert len(trained.given) == 2
-
-
-@pytest.mark.parametrize(
-    ("attributes", "is_alive", "seconds"),
-    [
-        ({}, True, 0),
-        ({"began": None}, True, 0),
-        ({"began": -50}, True, 50),
-        ({"began": -50}, False, 7),
-    ],
-)
-def test_the_time_of_a_trial_counts_while_its_sweep_is_dead(
-    tmp_path: Path,
-    attributes: dict[str, Any],
-    is_alive: bool,
-    seconds: float,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The table and the estimate of what is left are made of it."""
-    now, began = time.time(), attributes.get("began")
-    monkeypatch.setattr(time, "time", lambda: now)
-    known = {**attributes, **({} if began is None else {"began": now + began})}
-    sweep: Any = SimpleNamespace(_frozen=lambda trial: SimpleNamespace(user_attrs=known))
-    write_record(tmp_path / "summary.json", {"status": "finished", "seconds": 7.0})
-    place: Any = SimpleNamespace(is_alive=is_alive, run_path=tmp_path)
-    unseen = Sweep._seconds_unseen(sweep, SimpleNamespace(), place)  # type: ignore[arg-type]
-    assert unseen == pytest.approx(seconds)

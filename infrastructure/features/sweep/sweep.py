@@ -9,12 +9,11 @@ Optuna suggests the values and decides which trial to prune. Each trial is a sep
 its run resumes after a kill, as the sweep itself does. This module does not load torch.
 """
 
-import contextlib
 import hashlib
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,22 +25,20 @@ from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import DamagedFileError, InputError, TemperError
 from infrastructure.core.files import make_directory
 from infrastructure.core.json_text import as_object
-from infrastructure.core.lock import Lock
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.data.readers.sources import data_files_hash
 from infrastructure.deployment import detached
 from infrastructure.deployment.detached import DetachedTraining, ReportLine
-from infrastructure.deployment.search_space import (
+from infrastructure.features.sweep.search_space import (
     MOST_VALUES,
     SEARCH,
     Dimension,
     settings_of,
     short_value,
 )
-from infrastructure.deployment.sweep_study import (
-    BEGAN,
+from infrastructure.features.sweep.study import (
     PRUNED,
     REASON,
     RECORD_NAME,
@@ -53,7 +50,6 @@ from infrastructure.deployment.sweep_study import (
     open_study,
 )
 from infrastructure.monitoring.drawing.formatting import format_duration, format_number, is_number
-from infrastructure.monitoring.records.run_owner import this_process
 from infrastructure.run.directory import RunDirectory, RunStatus
 from infrastructure.run.finalize import read_summary
 from infrastructure.run.output_dir import writable
@@ -63,10 +59,10 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 TRIALS, RUNNER_NAME = ".trials", "runner"
-LOOK_SECONDS = 0.1
 LEAST_SECONDS = 1.0  # the shortest time that a trial gets before a deadline
 MOST_KILLS = 3  # of one trial's process in one call
 MOST_FAILURES = 3  # of the first trials
+OBSERVER = "infrastructure.features.sweep.trial:trial_observer"
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class TrialResult:
         state: running, complete, pruned or fail, as in Optuna.
         value: the value of the metric; for a pruned trial, the last one that was measured.
         values: the values that were tried, by the names of the dimensions.
-        seconds: the total duration of the trial's processes.
+        seconds: the time for which sweeps have waited for it.
         run: the directory of the trial's run.
         same_as: an earlier trial with the same values, because of which this one was not trained.
     """
@@ -135,18 +131,18 @@ class Sweep:
         except FileNotFoundError:
             return
         except DamagedFileError as error:
-            raise InputError("deployment.sweep_record_damaged", error=error) from error
+            raise InputError("sweep.record_damaged", error=error) from error
         both = as_object(recorded["settings"]), as_object(self.record["settings"])  # type: ignore[arg-type]
         differing = [*differing_keys(*both)]
         differing += [key for key in ("search", "goal") if recorded[key] != self.record[key]]
         if differing:
             raise InputError(
-                "deployment.sweep_settings_differ",
+                "sweep.settings_differ",
                 folder=self.folder,
                 names=", ".join(differing),
             )
         if recorded.get("data") != data_files_hash(self.config.data):
-            raise InputError("deployment.sweep_data_changed", folder=self.folder)
+            raise InputError("sweep.data_changed", folder=self.folder)
 
     def run(
         self,
@@ -168,17 +164,22 @@ class Sweep:
         ends = None if deadline_seconds is None else time.monotonic() + deadline_seconds
         writable(self.folder.parent)
         make_directory(self.folder)
-        with self._only_runner(), interrupt_on_signals():
+        with (
+            detached.only_runner(
+                self.folder / RUNNER_NAME, "sweep.already_running", folder=self.folder
+            ),
+            interrupt_on_signals(),
+        ):
             self._begin(report)
             while (trial := self._next(num_trials)) is not None:
                 seconds_left = None if ends is None else ends - time.monotonic()
                 if seconds_left is not None and seconds_left < LEAST_SECONDS:
-                    report(phrase("deployment.sweep_deadline_reached"))
+                    report(phrase("sweep.deadline_reached"))
                     return False
                 try:
                     self._try(trial, seconds_left, report)
                 except _Interrupted as end:
-                    report(phrase("deployment.trial_stopped", number=trial.number, outcome=end))
+                    report(phrase("sweep.trial_stopped", number=trial.number, outcome=end))
                     return False
                 self._report_progress(trial.number, num_trials, report)
             return True
@@ -213,7 +214,7 @@ class Sweep:
                 study.enqueue_trial(values, skip_if_exists=True)
         done = [one for one in self._begun(study) if one.state.is_finished()]
         report(
-            phrase("deployment.sweep_progress", folder=self.folder, count=len(done))
+            phrase("sweep.progress", folder=self.folder, count=len(done))
             if done
             else f"Sweep {self.folder}"
         )
@@ -260,7 +261,7 @@ class Sweep:
             self._end_as_earlier(trial, earlier)
             report(
                 phrase(
-                    "deployment.trial_repeats_earlier",
+                    "sweep.trial_repeats_earlier",
                     number=trial.number,
                     earlier=earlier.number,
                 )
@@ -300,47 +301,44 @@ class Sweep:
             ValueError, TemperError: if the trial cannot be trained.
         """
         place = DetachedTraining(self.folder / TRIALS / str(trial.number))
-        began = time.monotonic() - self._seconds_unseen(trial, place)
+        began = time.monotonic()
         try:
             if place.is_alive:
                 report(
                     phrase(
-                        "deployment.trial_still_training",
+                        "sweep.trial_still_training",
                         number=trial.number,
                         trainer=place.trainer,
                     )
                 )
-                self._wait(place)
+                detached.wait(place)
             for _ in range(MOST_KILLS):
                 if self._has_ended(trial, place):
                     return place
                 if place.run_path is not None:
-                    report(
-                        phrase("deployment.trial_resuming", number=trial.number, run=place.run_path)
-                    )
+                    report(phrase("sweep.trial_resuming", number=trial.number, run=place.run_path))
                 make_directory(place.folder)
-                trial.set_user_attr(BEGAN, time.time())
                 config = self._config_of(trial.number, values, seconds_left)
                 given = {
                     "folder": str(self.folder),
                     "number": trial.number,
                     "goal": self.goal.to_dict(),
                 }
-                detached.start(config, (), place.folder, place.run_path, given)
-                self._wait(place)
+                detached.start(config, (), place.folder, place.run_path, (OBSERVER, given))
+                detached.wait(place)
                 if place.exit_code() >= 0:
                     break
                 report(f"Trial {trial.number}: {detached.fate(place)}")
         except KeyboardInterrupt:
             if place.is_alive:
-                report(phrase("deployment.trial_saving", number=trial.number))
+                report(phrase("sweep.trial_saving", number=trial.number))
                 detached.end(place)
             raise
         finally:
             self._add_seconds(trial, time.monotonic() - began)
         if place.exit_code() < 0:
             raise InputError(
-                "deployment.trial_killed_repeatedly", count=MOST_KILLS, fate=detached.fate(place)
+                "sweep.trial_killed_repeatedly", count=MOST_KILLS, fate=detached.fate(place)
             )
         return place
 
@@ -357,11 +355,6 @@ class Sweep:
         if seconds_left is not None:
             config = config.changed([Setting("training.deadline", f"{seconds_left:.3f}s", SEARCH)])
         return config
-
-    def _wait(self, place: DetachedTraining) -> None:
-        with detached.waiting_for(place):
-            while place.is_alive:
-                time.sleep(LOOK_SECONDS)
 
     def _has_ended(self, trial: "Trial", place: DetachedTraining) -> bool:
         """Return whether the trial is pruned or its run is finished."""
@@ -398,9 +391,7 @@ class Sweep:
             return
         value = _measured(summary.get("after") or {}, self.goal.metric)
         if value is None:
-            self._failed(
-                trial, phrase("deployment.trial_metric_not_finite", metric=self.goal.title)
-            )
+            self._failed(trial, phrase("sweep.trial_metric_not_finite", metric=self.goal.title))
         else:
             trial.study.tell(trial, value)
 
@@ -413,17 +404,6 @@ class Sweep:
     def _add_seconds(self, trial: "Trial", seconds: float) -> None:
         before = self._frozen(trial).user_attrs.get(SECONDS, 0.0)
         trial.set_user_attr(SECONDS, round(before + seconds, 3))
-        trial.set_user_attr(BEGAN, None)  # all of it is counted
-
-    def _seconds_unseen(self, trial: "Trial", place: DetachedTraining) -> float:
-        """Return the time for which a process continued after its sweep was killed."""
-        began = self._frozen(trial).user_attrs.get(BEGAN)
-        if began is None:
-            return 0.0
-        if place.is_alive:
-            return max(0.0, time.time() - float(began))
-        run = place.run_path
-        return 0.0 if run is None else float(read_summary(RunDirectory(run)).get("seconds", 0.0))
 
     def _report_progress(self, number: int, num_trials: int, report: ReportLine) -> None:
         """Report the outcome of a trial, and how long the remaining ones will take.
@@ -436,7 +416,7 @@ class Sweep:
         line = f"Trial {number}: {outcome(result, self.goal)}"
         if best is not None and best.number != number:
             line += phrase(
-                "deployment.sweep_best_so_far",
+                "sweep.best_so_far",
                 best=format_number(best.value or 0.0),
                 number=best.number,
             )
@@ -445,26 +425,10 @@ class Sweep:
         if trained and left > 0:
             mean = sum(trained) / len(trained)
             time_left = format_duration(mean * left)
-            line += phrase("deployment.sweep_time_left", left=left, time=time_left)
+            line += phrase("sweep.time_left", left=left, time=time_left)
         report(line)
         if len(results) >= MOST_FAILURES and all(one.state == "fail" for one in results):
-            raise InputError(
-                "deployment.first_trials_failed", count=len(results), reason=result.reason
-            )
-
-    @contextlib.contextmanager
-    def _only_runner(self) -> Iterator[None]:
-        lock = Lock(self.folder / RUNNER_NAME)
-        try:
-            if not lock.take(wait=False, where_there_are_none=True):
-                holder = (self.folder / RUNNER_NAME).read_text() or "another process"
-                raise InputError(
-                    "deployment.sweep_already_running", folder=self.folder, holder=holder
-                )
-            (self.folder / RUNNER_NAME).write_text(this_process())
-            yield
-        finally:
-            lock.release()
+            raise InputError("sweep.first_trials_failed", count=len(results), reason=result.reason)
 
 
 def grid(dimensions: Sequence[Dimension]) -> list[dict[str, Any]]:
@@ -477,10 +441,10 @@ def grid(dimensions: Sequence[Dimension]) -> list[dict[str, Any]]:
     for dimension in dimensions:
         values = dimension.stored_values()
         if values is None:
-            raise InputError("deployment.grid_values_infinite", search=dimension.describe())
+            raise InputError("sweep.grid_values_infinite", search=dimension.describe())
         combinations = [{**one, dimension.name: value} for one in combinations for value in values]
         if len(combinations) > MOST_VALUES:
-            raise InputError("deployment.grid_too_large", limit=MOST_VALUES)
+            raise InputError("sweep.grid_too_large", limit=MOST_VALUES)
     return combinations
 
 
@@ -492,9 +456,7 @@ def outcome(result: TrialResult, goal: Goal) -> str:
     if result.state == "pruned":
         return f"pruned at {value}" if value else "pruned"
     return (
-        f"failed: {result.reason}"
-        if result.state == "fail"
-        else phrase("deployment.trial_unfinished")
+        f"failed: {result.reason}" if result.state == "fail" else phrase("sweep.trial_unfinished")
     )
 
 
