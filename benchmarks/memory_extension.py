@@ -34,6 +34,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.json_text import JsonObject
+from infrastructure.features.key_value_memory.memory import KeyValueMemory
 from infrastructure.models import added_modules
 from infrastructure.models.added_modules import (
     AddedModule,
@@ -41,7 +42,6 @@ from infrastructure.models.added_modules import (
     hidden_size,
     register_added_module,
 )
-from infrastructure.models.key_value_memory import KeyValueMemory
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Extension
 

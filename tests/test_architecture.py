@@ -43,7 +43,6 @@ TRAINING_LAYERS: list[set[str]] = [
     {"loop", "observers"},
     {"resume"},
     {"hf_bridge", "methods", "sizing"},
-    {"curriculum"},
     {"enhanced_trainer"},
     {"setup"},
     {"unsloth_trainer", "unified_trainer"},

@@ -49,7 +49,6 @@ from infrastructure.config.merging.sharding import sharding_refusals
 from infrastructure.config.schema import schema_of, value_at
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.config.sections.data_config import DataConfig
-from infrastructure.config.sections.memory_settings import MEMORY
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import (
     OPTIMIZES_MEMORY,
@@ -77,7 +76,7 @@ from infrastructure.config.types import (
     PriceText,
 )
 from infrastructure.core.errors import InputError
-from infrastructure.core.features import feature_sections
+from infrastructure.core.features import fields_of_features
 from infrastructure.core.launcher import launched_process
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact, redact_mapping
@@ -309,7 +308,7 @@ class DeploymentConfig(FieldsOfFeatures):
 
     def sections_of_features(self) -> dict[str, ConfigSection]:
         """Return the sections that features have added, by name."""
-        return {name: getattr(self, name) for name in feature_sections()}
+        return {name: getattr(self, name) for name in fields_of_features("")}
 
     def value(self, key: str) -> Any:
         """Return the value of a canonical key; False for an absent section (model.lora_config)."""
@@ -363,12 +362,7 @@ class DeploymentConfig(FieldsOfFeatures):
             *plugin_names.unknown_plugins(self, self.source, self._plugins),
             *contradictions(self),
             *refused_without_effect(self, self.source),
-            *several_processes(
-                self.num_processes,
-                self.device,
-                self.cuda_visible_devices,
-                [MEMORY] if self.training.enables(MEMORY) else [],
-            ),
+            *several_processes(self.num_processes, self.device, self.cuda_visible_devices),
             *sharding_refusals(
                 self.model,
                 self.training,

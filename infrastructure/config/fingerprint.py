@@ -13,7 +13,7 @@ from infrastructure.config.field_help import metadata_of
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.schema import schema_of
 from infrastructure.config.types import SameResult
-from infrastructure.core.features import feature_sections
+from infrastructure.core.features import fields_of_features
 
 SECTIONS_THAT_COUNT = ("model.", "data.", "training.")
 BACKEND = "model.backend"
@@ -32,7 +32,7 @@ def affects_result(key: str) -> bool:
 
 
 def _sections_of_features() -> tuple[str, ...]:
-    return tuple(f"{name}." for name in feature_sections())
+    return tuple(f"{name}." for name in fields_of_features(""))
 
 
 def result_settings(config: DeploymentConfig) -> dict[str, object]:
@@ -52,7 +52,7 @@ def result_settings(config: DeploymentConfig) -> dict[str, object]:
 def _without_effect_on_the_result(config: DeploymentConfig) -> Iterator[str]:
     """Yield the prefixes of keys that can decide a result but do not in this configuration."""
     training = config.training
-    for name in feature_sections() - {*training.extensions}:
+    for name in fields_of_features("") - {*training.extensions}:
         yield f"{name}."
     if training.early_stopping_patience is None or not training.best_needs_answers:
         yield "training.validation_prompts"  # more prompts only make the measurement more precise

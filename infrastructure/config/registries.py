@@ -14,7 +14,7 @@ from infrastructure.core.registry import Registry
 STRATEGIES: Registry[Any] = Registry(
     "training strategy",
     "temper.strategies",
-    ("standard", "finetune", "progressive", "end_to_end", "curriculum"),
+    ("standard", "finetune", "progressive", "end_to_end"),
 )
 # training.stackwise.masking
 CORRUPTIONS: Registry[Any] = Registry("corruption", "temper.corruptions", ("mask", "uniform"))
@@ -34,7 +34,7 @@ ADAPTERS: Registry[Any] = Registry(
 LOSSES: Registry[Any] = Registry("loss", "temper.losses", ("cross_entropy",))
 METRICS: Registry[Any] = Registry("metric", "temper.metrics")
 # training.extensions.extension_manager
-EXTENSIONS: Registry[Any] = Registry("extension", "temper.extensions", ("memory", "multimodal"))
+EXTENSIONS: Registry[Any] = Registry("extension", "temper.extensions", ("multimodal",))
 # data.readers.sources
 FORMATS: Registry[Any] = Registry(
     "data format",

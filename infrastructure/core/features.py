@@ -156,19 +156,15 @@ def fields_for(section: str) -> tuple[type, ...]:
     return tuple(loaded(f.fields[section]) for f in features() if section in f.fields)
 
 
-def feature_sections() -> frozenset[str]:
-    """Return the names of the sections that features add to the root of the configuration."""
-    return frozenset(name for kind in fields_for("") for name in getattr(kind, "model_fields", ()))
+def fields_of_features(section: str) -> frozenset[str]:
+    """Return the names of the fields that features add to a section of the configuration."""
+    kinds = fields_for(section)
+    return frozenset(name for kind in kinds for name in getattr(kind, "model_fields", ()))
 
 
-def weightless_extensions() -> set[str]:
-    """Return the extensions of features that add no weights to the model."""
-    return {name for f in features() if not f.adds_weights for name in f.extensions}
-
-
-def own_loop_extensions() -> set[str]:
-    """Return the extensions of features that need Temper's own training loop."""
-    return {name for f in features() if f.needs_own_loop for name in f.extensions}
+def extensions_with(attribute: str, *, value: bool = True) -> set[str]:
+    """Return the extensions of features whose attribute, such as `adds_weights`, is `value`."""
+    return {name for f in features() if getattr(f, attribute) is value for name in f.extensions}
 
 
 def run_files_of_features() -> list[str]:

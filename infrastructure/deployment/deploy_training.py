@@ -111,7 +111,7 @@ from infrastructure.training.observers.run_observers import (
 from infrastructure.training.setup.compute_choice import choose_by_product, choose_by_trial
 from infrastructure.training.setup.stack_outputs import stack_observers
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
-from infrastructure.training.strategies.curriculum_strategy import CurriculumStrategy
+from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 from infrastructure.training.trainer_factory import TrainerFactory
 
@@ -558,7 +558,7 @@ class TrainingDeployment:
             self.report(trainer.backend_sentence)
         with self._stage("data", phrase("deployment.preparing_data")):
             data = trainer.initialize_data()
-        if isinstance(trainer.strategy, StackwiseStrategy | CurriculumStrategy):
+        if type(trainer.strategy).check_length is not TrainingStrategy.check_length:
             trainer.check_length()
         if isinstance(trainer.strategy, StackwiseStrategy):
             for note in trainer.strategy.notes():

@@ -387,8 +387,7 @@ def made_of(
         peak_bytes += plan.growth_bytes(state.step, measured, costs.heaviest_units, value_bytes)
     seconds = training_seconds + measure_seconds
     seconds += evaluations * held_out * costs.evaluation_seconds
-    if trainer.curriculum is not None:
-        seconds += trainer.curriculum.measuring_seconds()
+    seconds += sum(extension.seconds_beside_steps() for extension in trainer.hooks.extensions)
     is_alone_on_cpu = trainer.device.type == "cpu" and trainer.num_processes == 1
     version = bytes_of_version(state.model, trainer.create_optimizer)
     num_saves = saves_left(loop, seconds)

@@ -8,6 +8,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.measures import MEASURES
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.core.errors import InputError
+from infrastructure.core.features import fields_of_features
 from infrastructure.core.lookup import look_up
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import refuse_missing
@@ -31,8 +32,8 @@ OF_LEARNING = (
     *("keep_every", "compress_checkpoints", "deadline", "validation_interval"),
     *("validation_frequency", "log_frequency", "early_stopping_patience"),
     *("early_stopping_min_delta", "layerwise_lr_decay", "unfreeze_interval"),
-    *("curriculum_stages", "curriculum_by", "curriculum_order", "curriculum_keeps_easier"),
-    *("extension_learning_rate", "train_extensions_only", "optimization_frequency"),
+    *("extension_learning_rate", "train_extensions_only"),
+    *fields_of_features("training"),
 )
 
 

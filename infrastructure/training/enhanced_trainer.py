@@ -35,7 +35,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
-from infrastructure.config.sections.training_config import CURRICULUM, TrainingConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.agent import time_left
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import InputError
@@ -79,7 +79,6 @@ from infrastructure.training.checkpoints.snapshot import (
 )
 from infrastructure.training.core.precision import Precision, choose_precision, training_device
 from infrastructure.training.core.state import Phase, RecoveryKind, TrainingState
-from infrastructure.training.curriculum.curriculum_extension import CurriculumExtension
 from infrastructure.training.distributed.checkpoint_storage import load_together
 from infrastructure.training.distributed.group import ALONE, Group, JoinedGroup
 from infrastructure.training.distributed.ranks import Ranks
@@ -144,7 +143,6 @@ from infrastructure.training.stackwise.stack_phases import caches_trunk
 from infrastructure.training.stackwise.trunk_output import CacheSource
 from infrastructure.training.strategies import STRATEGIES, get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
-from infrastructure.training.strategies.curriculum_strategy import CurriculumStrategy
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 
 Poll = Callable[[], None]
@@ -201,8 +199,9 @@ class EnhancedTrainer:
         checkpoint_directory: Path | None = None,
         hooks: Iterable[Hook] = (),
     ) -> None:
-        if isinstance(training_strategy, CurriculumStrategy) and training_config.strategy == "auto":
-            training_config = training_config.copy_with(strategy=CURRICULUM)
+        chosen_by = training_strategy.chosen_by if training_strategy else None
+        if chosen_by and training_config.strategy == "auto":
+            training_config = training_config.copy_with(strategy=chosen_by)
         check_sections(model_config, training_config, data_config, sections)
         self.model_config = model_config
         self.training_config = training_config
@@ -228,13 +227,12 @@ class EnhancedTrainer:
         self.strategy = training_strategy or get_training_strategy(
             training_config.strategy_for(model_config), training_config
         )
-        extensions = create_extensions(training_config.extensions, self, own)
+        extensions = [
+            *create_extensions(training_config.extensions, self, own),
+            *self.strategy.extensions(self),
+        ]
         self._refuse_added_weights(extensions)
         self.multimodal = next((e for e in extensions if isinstance(e, MultimodalExtension)), None)
-        self.curriculum: CurriculumExtension | None = None
-        if isinstance(self.strategy, CurriculumStrategy):
-            self.curriculum = CurriculumExtension(self)
-            extensions.append(self.curriculum)
         self.configured_extensions = list(extensions)  # which every rank can build
         self.hooks = ExtensionManager(
             [*extensions, *hooks, *early_stopping(training_config), Standstill()]
@@ -356,8 +354,6 @@ class EnhancedTrainer:
                 raise InputError("training.no_examples_left", path=self.data_config.path)
             for extension in self.hooks.extensions:
                 extension.inspect(self.data, self.initialize_model())
-            if self.curriculum is not None:
-                self.curriculum.check_data()
             if self.ranks is not None:
                 self.sharding_sentence = self._choose_sharding()
         return self.data
@@ -366,6 +362,7 @@ class EnhancedTrainer:
         """Return an object that measures this training's steps on this machine."""
         model, data = self.initialize_model(), self.initialize_data()
         optimizer = partial(self.create_optimizer, model)
+        epochs = (extension.epoch_lengths() for extension in self.hooks.extensions)
         return CostMeasurement(
             model,
             self.adapter,
@@ -373,7 +370,7 @@ class EnhancedTrainer:
             data,
             optimizer,
             self.memory_budget,
-            None if self.curriculum is None else self.curriculum.lengths(),
+            next((lengths for lengths in epochs if lengths is not None), None),
         )
 
     @property

@@ -365,7 +365,7 @@ CONFIGURATION = [
     Wrong(
         "a curriculum of a stream",
         "train d.jsonl --strategy curriculum --streaming",
-        ["config.curriculum_with_streaming"],
+        ["curriculum.with_streaming"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
@@ -378,27 +378,27 @@ CONFIGURATION = [
     Wrong(
         "a curriculum that stops early",
         "train d.jsonl --strategy curriculum --early-stopping-patience 2",
-        ["config.curriculum_with_early_stopping"],
+        ["curriculum.with_early_stopping"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "a curriculum by tasks without their order",
         "train d.jsonl --strategy curriculum --curriculum-by task",
-        ["config.curriculum_without_tasks"],
+        ["curriculum.without_tasks"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "a task that the data does not have",
         "train d.jsonl --strategy curriculum --curriculum-by task --curriculum-order easy,hard"
         " --task-column level --model embedded",
-        ["training.curriculum_unknown_task", "what=task, name=hard,"],
+        ["curriculum.unknown_task", "what=task, name=hard,"],
         {"d.jsonl": "\n".join([json.dumps({**ROW, "level": "easy"})] * 40)},
     ),
     Wrong(
         "a task without a stage",
         "train d.jsonl --strategy curriculum --curriculum-by task --curriculum-order easy,hard"
         " --task-column level --model embedded",
-        ["training.curriculum_task_not_listed", "task=new", "count=20"],
+        ["curriculum.task_not_listed", "task=new", "count=20"],
         {
             "d.jsonl": "\n".join(
                 json.dumps({**ROW, "level": level}) for level in ["easy", "hard", "new"] * 20
@@ -408,13 +408,13 @@ CONFIGURATION = [
     Wrong(
         "a curriculum that ends in its first stage",
         "train d.jsonl --strategy curriculum --max-steps 2 --batch-size 8 --model embedded",
-        ["training.last_stage_not_reached", "total_steps=2", "num_stages=3", "earliest=10"],
+        ["curriculum.last_stage_not_reached", "total_steps=2", "num_stages=3", "earliest=10"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "more stages than rows",
         "train d.jsonl --strategy curriculum --curriculum-stages 60 --model embedded",
-        ["training.too_few_examples_for_stages", "num_examples=40", "num_stages=60"],
+        ["curriculum.too_few_examples_for_stages", "num_examples=40", "num_stages=60"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
@@ -854,13 +854,13 @@ MODEL = [
     Wrong(
         "a layer that the model has not",
         "train data.jsonl --enabled-extensions memory --memory-layer 99",
-        ["models.memory_layer_out_of_range", "layer=99", "last=3"],
+        ["key_value_memory.layer_out_of_range", "layer=99", "last=3"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "heads that do not divide the memory",
         "train data.jsonl --enabled-extensions memory --memory-heads 7",
-        ["models.memory_heads_not_divisor", "heads=7", "width=128"],
+        ["key_value_memory.heads_not_divisor", "heads=7", "width=128"],
         {"data.jsonl": GOOD_DATA},
     ),
 ]

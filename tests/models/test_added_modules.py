@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.features.key_value_memory.memory import KeyValueMemory
 from infrastructure.models import added_modules
 from infrastructure.models.added_modules import (
     ADDED_WEIGHTS,
@@ -22,7 +23,6 @@ from infrastructure.models.added_modules import (
 from infrastructure.models.added_modules import (
     added_modules as added_to,
 )
-from infrastructure.models.key_value_memory import KeyValueMemory
 from infrastructure.models.model_manager import LoadedModel, ModelManager, load_saved
 from infrastructure.models.saved_model import EXTENSIONS_MANIFEST
 from infrastructure.models.saving import save_model

@@ -33,6 +33,7 @@ from infrastructure.core.features import merged
 from infrastructure.core.messages import WORDS, phrase
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.tuning import find_fastest
+from infrastructure.features.curriculum.curriculum_strategy import CurriculumStrategy
 from infrastructure.features.quantum.config import config_of
 from infrastructure.features.quantum.solving.quantum_step import quantum_solve
 from infrastructure.models.added_modules import added_modules
@@ -60,7 +61,6 @@ from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoi
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.extensions.extension_manager import EXTENSIONS
 from infrastructure.training.strategies import STRATEGIES, TrainingStrategy
-from infrastructure.training.strategies.curriculum_strategy import CurriculumStrategy
 from infrastructure.training.strategies.standard_strategy import StandardTrainingStrategy
 from tests.data.builders import CHATML
 from tests.deployment.runs import deploy, runs_of, small_config, small_settings

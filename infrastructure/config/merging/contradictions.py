@@ -43,7 +43,6 @@ _OWN_FACTS: Mapping[str, Callable[[Any], object]] = MappingProxyType(
         "by_stacks": _by_stacks,
         "lora_variant": _lora_variant,
         "vision_encoder": lambda c: c.training.enables(MULTIMODAL),
-        "several_tasks": lambda c: len(c.training.curriculum_order) > 1,
     }
 )
 
@@ -76,19 +75,6 @@ CONTRADICTIONS: Table = (
     ("config.qat_with_quantized_model", "model.quantization_aware", "model.quantization"),
     ("config.qat_with_unsloth", "model.quantization_aware", "model.backend=unsloth"),
     ("config.qat_with_stacks", "model.quantization_aware", "by_stacks"),
-    # A curriculum.
-    ("config.curriculum_with_streaming", "training.strategy=curriculum", "data.streaming"),
-    (
-        "config.curriculum_with_early_stopping",
-        "training.strategy=curriculum",
-        "training.early_stopping_patience",
-    ),
-    (
-        "config.curriculum_without_tasks",
-        "training.strategy=curriculum",
-        "training.curriculum_by=task",
-        "not several_tasks",
-    ),
     # A vision encoder on a text model.
     ("config.vision_encoder_not_set", "vision_encoder", "not training.multimodal.vision_tower"),
     ("config.vision_encoder_on_new_model", "vision_encoder", "model.name=embedded"),

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
@@ -11,13 +11,8 @@ from infrastructure.config.auto import attention_for
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.field_help import format_value
 from infrastructure.config.measures import MEASURES, OF_TORCHMETRICS
-from infrastructure.config.merging.added_weights import (
-    added_weights_refusals,
-    on_several_processes,
-)
 from infrastructure.config.merging.contradictions import all_contradictions, contradictions_in
 from infrastructure.config.sections.data_config import DataConfig
-from infrastructure.config.sections.memory_settings import MEMORY
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.config.sections.training_config import (
@@ -49,8 +44,6 @@ def contradictions(config: HasSections) -> Iterator[str]:
     yield from contradictions_in(all_contradictions(), config)
     for problems in all_of("checks"):
         yield from problems(config)
-    enabled = [MEMORY] if config.training.enables(MEMORY) else []
-    yield from added_weights_refusals(enabled, config.model, config.training)
 
 
 def stackwise_costs(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
@@ -72,15 +65,9 @@ def qlora_of_stacks(training: TrainingConfig, is_given: Callable[[str], bool]) -
 
 
 def several_processes(
-    num_processes: int | str, device: str, cuda_visible_devices: str | None, adding: Sequence[str]
+    num_processes: int | str, device: str, cuda_visible_devices: str | None
 ) -> Iterator[str]:
-    """Yield messages on problems with several processes: too few GPUs, or added weights.
-
-    Args:
-        adding: the enabled extensions that add weights.
-    """
-    if adding and num_processes not in (1, "auto"):
-        yield on_several_processes(adding, num_processes)
+    """Yield messages on problems with several processes: too few GPUs."""
     if num_processes in (1, "auto") or device == "cpu":
         return
     if device.startswith("cuda:"):

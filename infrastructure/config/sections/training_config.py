@@ -14,11 +14,10 @@ from infrastructure.config.measures import (
     is_greater_better,
 )
 from infrastructure.config.registries import EXTENSIONS, LOSSES, METRICS, SINKS, STRATEGIES
-from infrastructure.config.sections.memory_settings import MemorySettings
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.multimodal_config import MultimodalConfig
 from infrastructure.config.sections.recovery_config import RecoveryConfig
-from infrastructure.config.sections.stackwise_config import STACKWISE, StackwiseFields
+from infrastructure.config.sections.stackwise_config import StackwiseFields
 from infrastructure.config.types import (
     LARGEST,
     SAME_RESULT,
@@ -40,7 +39,7 @@ from infrastructure.config.types import (
     TimeLimit,
     UsedWhen,
 )
-from infrastructure.core.features import merged, weightless_extensions
+from infrastructure.core.features import extensions_with, merged
 from infrastructure.core.messages import Setting, phrase
 
 SFT = "sft"  # the method of Temper's own loop; every other one is a trainer of TRL
@@ -55,7 +54,7 @@ EPOCHS_OR_STEPS = {
 
 
 _ADDS_WEIGHTS = UsedWhen(
-    lambda config: set(config.training.extensions) - weightless_extensions(),
+    lambda config: set(config.training.extensions) - extensions_with("adds_weights", value=False),
     "config.unused_nothing_adds_weights",
     "config.unused_add_extension",
 )
@@ -97,29 +96,10 @@ _GENERATES = _method_is(GENERATING, "config.unused_method_generates_nothing")
 _HAS_BETA = _method_is(WITH_BETA, "config.unused_method_has_no_beta")
 _HAS_TEACHER = _method_is(("distillation",), "config.unused_method_has_no_teacher")
 _BY_TRL = UsedWhen(lambda config: config.training.method != SFT, "config.unused_method_is_sft")
-CURRICULUM = "curriculum"  # the strategy
-ALIKE = ("standard", CURRICULUM)
 _FINETUNES = UsedWhen(
-    lambda config: config.training.strategy not in ALIKE,
+    lambda config: config.training.strategy != "standard",
     "config.unused_trains_all_layers_alike",
     "config.unused_use_finetune",
-)
-
-
-def _is_curriculum(config: Any) -> bool:
-    """Return whether the strategy may be a curriculum. Any user-defined one may be."""
-    return config.training.strategy not in ("auto", "standard", "finetune", *STACKWISE)
-
-
-_IN_STAGES = UsedWhen(_is_curriculum, "config.unused_not_curriculum")
-_BY_RANK = UsedWhen(
-    lambda config: _is_curriculum(config) and config.training.curriculum_by != "task",
-    "config.unused_tasks_are_stages",
-)
-_BY_TASK = UsedWhen(
-    lambda config: _is_curriculum(config) and config.training.curriculum_by == "task",
-    "config.unused_not_by_task",
-    "config.unused_set_curriculum_by_task",
 )
 
 
@@ -186,8 +166,7 @@ class TrainingConfig(FieldsOfFeatures):
     )
     strategy: Annotated[str, RegisteredName(STRATEGIES, ("auto",))] = Field(
         default="auto",
-        description="Strategy; curriculum: easy first; progressive, end_to_end: block-wise;"
-        " auto: as needed.",
+        description="Strategy; progressive, end_to_end: block-wise; auto: as needed.",
     )
     num_epochs: Count | Auto = Field(
         default="auto",
@@ -347,35 +326,6 @@ class TrainingConfig(FieldsOfFeatures):
         description="Start with only the top layer, and unfreeze the next one every N epochs;"
         " none: off.",
     )
-    curriculum_stages: Annotated[
-        int,
-        Ge(2),
-        Le(100),
-        Allowed("a whole number from 2 to 100"),
-        _BY_RANK,
-    ] = Field(
-        default=3,
-        description="Curriculum stages, each with more of the data; {=training.num_epochs} is"
-        " per stage.",
-    )
-    curriculum_by: Annotated[Literal["length", "loss", "task"], _IN_STAGES] = Field(
-        default="length",
-        description="Start with short rows (length), rows of low initial loss, or the first task.",
-    )
-    curriculum_order: Annotated[
-        list[str],
-        SplitCommas,
-        EachOnce,
-        Allowed("a list of at least two tasks, each once"),
-        _BY_TASK,
-    ] = Field(
-        default=[],
-        description="Values of {=data.task_column}, from easy to hard; each is a curriculum stage.",
-    )
-    curriculum_keeps_easier: Annotated[bool, _IN_STAGES] = Field(
-        default=True,
-        description="Also train each curriculum stage on the rows of the earlier stages.",
-    )
     enabled_extensions: Annotated[
         Names,
         RegisteredName(EXTENSIONS, is_late=True),
@@ -386,9 +336,6 @@ class TrainingConfig(FieldsOfFeatures):
     multimodal: MultimodalConfig = Field(
         default=MultimodalConfig(),
         description="The vision encoder that the multimodal extension adds to a model.",
-    )
-    memory: MemorySettings = Field(
-        default=MemorySettings(), description="The key-value memory that the memory extension adds."
     )
     extension_learning_rate: Annotated[Annotated[float, Gt(0), Le(10)] | Auto, _ADDS_WEIGHTS] = (
         Field(

@@ -15,6 +15,7 @@ import torch
 from infrastructure.core.error_place import named
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
+from infrastructure.data.serving.example_order import Indices
 from infrastructure.training.core.state import TrainingState
 
 
@@ -159,6 +160,17 @@ class Extension(Hook):
 
     def forecast_known(self, step_seconds: float) -> None:
         """Handle the predicted duration of an optimizer step."""
+
+    def epoch_lengths(self) -> list[Indices] | None:
+        """Return the numbers of tokens of the examples of one epoch of each phase, in their order.
+
+        None if it does not select examples by phase, or their selection is not known yet.
+        """
+        return None
+
+    def seconds_beside_steps(self) -> float:
+        """Return an estimate of the time that it takes in addition to the optimizer steps."""
+        return 0.0
 
     def carry_out(self, state: TrainingState) -> None:
         """Carry out decisions that were made between two steps of a custom loop."""

@@ -11,20 +11,18 @@ from typing import Any
 import torch
 
 from infrastructure.config import registries
-from infrastructure.config.sections.memory_settings import MEMORY
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.registry import Registry
 from infrastructure.models.added_modules import train_added_alone
 from infrastructure.models.model_manager import own_random_state
 from infrastructure.training.extensions.extension_hooks import Extension, Hook, HookRunner
-from infrastructure.training.extensions.key_value_memory import KeyValueMemoryExtension
 
 # Receives the trainer, whose model, data and loop are made later: it keeps what it needs of it.
 ExtensionFactory = Callable[[Any], Hook]
 
 EXTENSIONS: Registry[ExtensionFactory] = registries.EXTENSIONS
-EXTENSIONS.provide({MEMORY: KeyValueMemoryExtension}, Hook)
+EXTENSIONS.provide({}, Hook)
 
 
 def register_extension(name: str, factory: ExtensionFactory) -> None:

@@ -6,10 +6,9 @@ from functools import partial
 from typing import NoReturn
 
 from infrastructure.config.merging.declared_settings import declare_settings
-from infrastructure.config.sections.memory_settings import MEMORY
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.core.errors import InputError
-from infrastructure.core.features import own_loop_extensions
+from infrastructure.core.features import extensions_with
 from infrastructure.monitoring.records.run_view import from_here
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.extensions.extension_hooks import Extension, Hook, HookRunner
@@ -59,8 +58,9 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
     precision = Precision(precision_name(parts.args), parts.device.type)
     names: list[str] = config.training.enabled_extensions
     brought: dict[str, ExtensionFactory] = {
-        **{name: partial(_refuse_own_loop, name) for name in own_loop_extensions()},
-        **{name: partial(_refuse_added_weights, name) for name in (MEMORY, MULTIMODAL)},
+        **{n: partial(_refuse_added_weights, n) for n in extensions_with("adds_weights")},
+        MULTIMODAL: partial(_refuse_added_weights, MULTIMODAL),
+        **{n: partial(_refuse_own_loop, n) for n in extensions_with("needs_own_loop")},
     }
     declare_settings(config.training, own_extensions(names, brought))
     sinks = [name for name in config.training.metrics_sinks if name != CONSOLE]

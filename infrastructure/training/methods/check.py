@@ -11,7 +11,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import format_value
 from infrastructure.config.sections.training_config import BY_REWARD, SFT
 from infrastructure.core.errors import InputError
-from infrastructure.core.features import own_loop_extensions
+from infrastructure.core.features import extensions_with
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.core.launcher import launched_process
 from infrastructure.core.lookup import meant_hint, nearest
@@ -168,7 +168,7 @@ def _contradictions(config: DeploymentConfig) -> Iterator[str]:
         )
     if config.model.quantization is not None and config.model.lora_config is None:
         yield (phrase("methods.quantization_without_lora", quantization=config.model.quantization))
-    for name in own_loop_extensions() & {*training.extensions}:
+    for name in extensions_with("needs_own_loop") & {*training.extensions}:
         yield phrase("methods.extension_needs_own_loop", name=name, method=method)
 
 

@@ -13,7 +13,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import as_typed
 from infrastructure.config.merging.precedence import Source, where
 from infrastructure.config.schema import schema_of
-from infrastructure.core.features import feature_sections
+from infrastructure.core.features import fields_of_features
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.run.configuration_judge import names as accepted_names
 
@@ -201,7 +201,7 @@ def treatment_of(key: str) -> Treatment | None:
     """Return the treatment of a canonical key, or None if the table does not have it."""
     parts = key.split(".")
     names = [key, *[".".join(parts[:n]) + "." for n in range(len(parts) - 1, 0, -1)]]
-    of_feature = _refused(_OWN_LOOP) if parts[0] in feature_sections() else None
+    of_feature = _refused(_OWN_LOOP) if parts[0] in fields_of_features("") else None
     return next((SETTINGS[name] for name in names if name in SETTINGS), of_feature)
 
 

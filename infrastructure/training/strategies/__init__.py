@@ -11,9 +11,6 @@ from infrastructure.config import registries
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.registry import Registry
 from infrastructure.training.strategies.base_strategy import TrainingStrategy as TrainingStrategy
-from infrastructure.training.strategies.curriculum_strategy import (
-    CurriculumStrategy as CurriculumStrategy,
-)
 from infrastructure.training.strategies.finetune_strategy import (
     FinetuningStrategy as FinetuningStrategy,
 )
@@ -31,7 +28,6 @@ STRATEGIES.provide(
         "finetune": FinetuningStrategy,
         "progressive": StackwiseStrategy,
         "end_to_end": StackwiseStrategy,
-        "curriculum": CurriculumStrategy,
     },
     TrainingStrategy,
 )

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -50,6 +50,8 @@ class TrainingStrategy(ABC):
     """Base class of all training algorithms.
 
     Attributes:
+        chosen_by: the value of `training.strategy` that a trainer given this strategy has, if the
+            settings of the strategy have an effect only with that value.
         config: the training section of the configuration.
         compute_loss: `(model, batch) -> (loss_sum, num_items)`, given by the trainer.
         precision: the number format of the forward pass, given by the trainer.
@@ -60,6 +62,7 @@ class TrainingStrategy(ABC):
         objective: masks tokens of the examples. None: nothing is masked. Given by the trainer.
     """
 
+    chosen_by: ClassVar[str | None] = None
     config: TrainingConfig
     logger: logging.Logger
     compute_loss: LossFunction | None
@@ -96,6 +99,10 @@ class TrainingStrategy(ABC):
         loop always passes `update_gradients=False` and calls `unscale_gradients` and
         `update_parameters` itself, so that hooks see the final gradients in between.
         """
+
+    def extensions(self, trainer: Any) -> list[Any]:
+        """Return the extensions that this algorithm needs in the trainer, the last to be called."""
+        return []
 
     def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
         """Return the phases of the training, in order; their epochs add up to `num_epochs`."""

@@ -19,8 +19,8 @@ from infrastructure.training.checkpoints.checkpoint_manager import CheckpointMan
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
+from tests.features.key_value_memory.test_extension import Poison
 from tests.slow import slow
-from tests.training.extensions.test_key_value_memory import Poison
 from tests.training.model_adapters.test_multimodal_adapter import (
     Kill,
     exchanged,

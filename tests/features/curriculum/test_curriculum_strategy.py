@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.features.curriculum.curriculum_strategy import CurriculumStrategy
 from infrastructure.testing.suites.strategy import TrainingStrategySuite
 from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
-from infrastructure.training.strategies.curriculum_strategy import CurriculumStrategy
 
 
 class TestCurriculum(TrainingStrategySuite):
@@ -36,7 +36,7 @@ def test_the_last_stage_must_begin() -> None:
     strategy.check_length(11)
     with pytest.raises(
         ValueError,
-        match=r"training\.last_stage_not_reached.*total_steps=10.*num_stages=3.*earliest=10",
+        match=r"curriculum\.last_stage_not_reached.*total_steps=10.*num_stages=3.*earliest=10",
     ):
         strategy.check_length(10)
 

@@ -12,9 +12,9 @@ import torch
 from infrastructure.config.base import ConfigurationError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import Setting
+from infrastructure.features.key_value_memory.memory import KeyValueMemory
 from infrastructure.models import added_modules
 from infrastructure.models.added_modules import decoder_layers, hidden_size
-from infrastructure.models.key_value_memory import KeyValueMemory
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension
 
@@ -69,7 +69,7 @@ class KeyValueMemoryExtension(Extension):
             value = getattr(self.settings, name)
             if value not in ("auto", facts[name]):
                 raise ConfigurationError(
-                    "training.memory_setting_differs",
+                    "key_value_memory.setting_differs",
                     setting=Setting(f"training.memory.{name}", str(value)),
                     name=name,
                     existing=facts[name],

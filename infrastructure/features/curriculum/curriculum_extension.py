@@ -22,10 +22,7 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
 from infrastructure.data.data_pipeline import DataPipeline
 from infrastructure.data.serving.example_order import Indices
-from infrastructure.models.preserve import preserve
-from infrastructure.training.core.precision import Precision
-from infrastructure.training.core.state import TrainingState
-from infrastructure.training.curriculum.stages import (
+from infrastructure.features.curriculum.stages import (
     Stages,
     by_rank,
     by_task,
@@ -33,6 +30,9 @@ from infrastructure.training.curriculum.stages import (
     packed,
     unpacked,
 )
+from infrastructure.models.preserve import preserve
+from infrastructure.training.core.precision import Precision
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.distributed.group import ALONE
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.loop.loop import TrainingLoop
@@ -76,15 +76,9 @@ class CurriculumExtension(Extension):
         self._saved = saved["stages"]
         self.stages = unpacked(saved["stages"])
 
-    def check_data(self) -> None:
-        """Check the data before the training.
-
-        Raises:
-            ValueError: examples cannot be selected from the data, or do not form such stages.
-        """
-        data = self.trainer.data
+    def inspect(self, data: Any, model: torch.nn.Module) -> None:
         if not isinstance(data, DataPipeline):
-            raise InputError("training.curriculum_needs_data_files")
+            raise InputError("curriculum.needs_data_files")
         if self.by == "loss":
             by_rank(np.zeros(data.num_candidates), self.num_stages)
         else:
@@ -104,7 +98,7 @@ class CurriculumExtension(Extension):
             data.select(ids)
             log.info(
                 phrase(
-                    "training.examples_of_phase",
+                    "curriculum.examples_of_phase",
                     phase=state.phase.name,
                     num_selected=len(ids),
                     num_candidates=data.num_candidates,
@@ -112,11 +106,7 @@ class CurriculumExtension(Extension):
                 )
             )
 
-    def lengths(self) -> list[Indices] | None:
-        """Return the numbers of tokens of the examples of one epoch of each stage, in its order.
-
-        None if the stages are not known before the training.
-        """
+    def epoch_lengths(self) -> list[Indices] | None:
         if self.stages is None:
             return None
         epochs = []
@@ -125,11 +115,8 @@ class CurriculumExtension(Extension):
             epochs.append(self._data.lengths_of_selection(ids, stage))
         return epochs
 
-    def measuring_seconds(self) -> float:
-        """Return an estimate of the seconds to measure the losses, from a few examples.
-
-        It is 0 if there is nothing to measure.
-        """
+    def seconds_beside_steps(self) -> float:
+        """Return an estimate of the time to measure the losses, from a few examples."""
         if self.by != "loss" or self.stages is not None:
             return 0.0
         count = min(NUM_TIMED, self._data.num_candidates)
@@ -150,7 +137,7 @@ class CurriculumExtension(Extension):
 
     def _measured(self, state: TrainingState) -> npt.NDArray[np.float64]:
         """Return the mean loss of each example with the current weights."""
-        log.info(phrase("training.curriculum_measuring_losses"))
+        log.info(phrase("curriculum.measuring_losses"))
         loop = self.trainer.loop
         poll = do_nothing if loop is None else lambda: loop.poll(state)
         return self._losses(range(self._data.num_candidates), poll)

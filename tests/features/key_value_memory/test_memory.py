@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from infrastructure.features.key_value_memory.memory import NO_ROW, KeyValueMemory, rows_of
 from infrastructure.models.added_modules import attach
-from infrastructure.models.key_value_memory import NO_ROW, KeyValueMemory, rows_of
 from tests.models.architectures import tiny_model as make
 
 FACTS = {"layer": 1, "slots": 2, "heads": 2, "width": 16, "store": 3}
@@ -75,8 +75,8 @@ def test_a_state_finds_its_like_among_many() -> None:
 @pytest.mark.parametrize(
     ("facts", "sentence"),
     [
-        ({"layer": 2}, r"models\.memory_layer_out_of_range\(layer=2, last=1\)"),
-        ({"heads": 3}, r"models\.memory_heads_not_divisor\(heads=3, width=16\)"),
+        ({"layer": 2}, r"key_value_memory\.layer_out_of_range\(layer=2, last=1\)"),
+        ({"heads": 3}, r"key_value_memory\.heads_not_divisor\(heads=3, width=16\)"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(facts: dict[str, int], sentence: str) -> None:

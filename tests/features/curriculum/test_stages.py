@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from infrastructure.training.curriculum.stages import by_rank, by_task, ids_of, packed, unpacked
+from infrastructure.features.curriculum.stages import by_rank, by_task, ids_of, packed, unpacked
 
 
 def test_equal_parts_by_rank_and_what_is_no_number_last() -> None:
     stages = by_rank(np.array([5.0, 1.0, np.nan, 3.0, 3.0, 0.0, 9.0]), 3)
     assert stages.tolist() == [1, 0, 2, 0, 1, 0, 2]
     with pytest.raises(
-        ValueError, match=r"training\.too_few_examples_for_stages.*num_examples=2.*num_stages=3"
+        ValueError, match=r"curriculum\.too_few_examples_for_stages.*num_examples=2.*num_stages=3"
     ):
         by_rank(np.zeros(2), 3)
 
@@ -26,13 +26,9 @@ def test_tasks_in_the_given_order() -> None:
     assert by_task(tasks, ["word", "sum", "product"]).tolist() == [1, 0, 1, 2]
     with pytest.raises(ValueError, match=r"what=task, name=words, .*\(meant=word\)"):
         by_task(tasks, ["words", "sum", "product"])
-    with pytest.raises(
-        ValueError, match=r"training\.curriculum_task_not_listed.*task=sum.*count=2"
-    ):
+    with pytest.raises(ValueError, match=r"curriculum\.task_not_listed.*task=sum.*count=2"):
         by_task(tasks, ["word", "product"])
-    with pytest.raises(
-        ValueError, match=r"training\.curriculum_task_not_listed.*task=\(none\).*count=1"
-    ):
+    with pytest.raises(ValueError, match=r"curriculum\.task_not_listed.*task=\(none\).*count=1"):
         by_task([*tasks, ""], ["word", "sum", "product"])
 
 

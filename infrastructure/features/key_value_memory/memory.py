@@ -86,11 +86,11 @@ class KeyValueMemory(AddedModule):
         numbers = {name: cast(int, value) for name, value in facts.items()}
         heads, width = numbers["heads"], numbers["width"]
         if width % heads:
-            raise InputError("models.memory_heads_not_divisor", heads=heads, width=width)
+            raise InputError("key_value_memory.heads_not_divisor", heads=heads, width=width)
         count = len(decoder_layers(model))
         if numbers["layer"] >= count:
             raise InputError(
-                "models.memory_layer_out_of_range", layer=numbers["layer"], last=count - 1
+                "key_value_memory.layer_out_of_range", layer=numbers["layer"], last=count - 1
             )
         return cls(
             hidden_size(model),

@@ -12,9 +12,9 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.features.key_value_memory.memory import NO_ROW, KeyValueMemory
 from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.models.added_modules import added_modules, is_added
-from infrastructure.models.key_value_memory import NO_ROW, KeyValueMemory
 from infrastructure.training.core.state import SkippedBatch, TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
@@ -229,7 +229,7 @@ def test_the_next_training_goes_on_with_it(saved_llama: Path, tmp_path: Path) ->
     other = trainer_of(tmp_path / "final", tmp_path, memory={"slots": 9})
     with pytest.raises(
         ConfigurationError,
-        match=r"training\.memory_setting_differs.*training.memory.slots=9.*existing=5",
+        match=r"key_value_memory\.setting_differs.*training.memory.slots=9.*existing=5",
     ):
         other.initialize_model()
 

@@ -28,7 +28,7 @@ def by_rank(hardness: npt.NDArray[np.generic], num_stages: int) -> Stages:
     """
     if len(hardness) < num_stages:
         raise InputError(
-            "training.too_few_examples_for_stages",
+            "curriculum.too_few_examples_for_stages",
             num_examples=len(hardness),
             num_stages=num_stages,
         )
@@ -49,11 +49,11 @@ def by_task(tasks: Sequence[str], order: Sequence[str]) -> Stages:
     for name in order:
         if name not in known:
             message = unknown_name("task", name, known)
-            raise InputError("training.curriculum_unknown_task", reason=message)
+            raise InputError("curriculum.unknown_task", reason=message)
     left_out = [name for name in known if name not in order]
     if left_out:
         raise InputError(
-            "training.curriculum_task_not_listed",
+            "curriculum.task_not_listed",
             task=left_out[0] or "(none)",
             count=tasks.count(left_out[0]),
         )

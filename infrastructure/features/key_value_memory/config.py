@@ -22,8 +22,8 @@ class MemorySettings(ConfigSection):
     used_when: ClassVar[tuple[UsedWhen, ...]] = (
         UsedWhen(
             lambda config: config.training.enables(MEMORY),
-            "config.unused_no_memory_extension",
-            "config.unused_add_memory_extension",
+            "key_value_memory.unused_no_memory_extension",
+            "key_value_memory.unused_add_memory_extension",
         ),
     )
 
@@ -45,4 +45,14 @@ class MemorySettings(ConfigSection):
         default=1024,
         description="Newest trained tokens that the key-value memory also stores; 0: only the"
         " slots.",
+    )
+
+
+class MemoryTraining(ConfigSection):
+    """The field that the training section gets."""
+
+    prefix: ClassVar[str] = "training"
+
+    memory: MemorySettings = Field(
+        default=MemorySettings(), description="The key-value memory that the memory extension adds."
     )

@@ -1,17 +1,20 @@
 """Curriculum learning: easy examples first, harder ones from stage to stage.
 
-The strategy yields a phase for each stage and trains as the standard one does. The order of the
-data, set by `training.curriculum`, determines the examples of each stage. Methods: Bengio et al.
+The strategy yields a phase for each stage and trains as the standard one does. Its extension
+selects the examples of each stage. Methods: Bengio et al.
 2009; stages that keep the easier examples are the "baby steps" of Spitkovsky, Alshawi & Jurafsky
 2010.
 """
 
 import logging
+from typing import Any, ClassVar
 
 import torch
 
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import InputError
+from infrastructure.features.curriculum.config import CURRICULUM
+from infrastructure.features.curriculum.curriculum_extension import CurriculumExtension
 from infrastructure.training.core.state import Phase
 from infrastructure.training.strategies.standard_strategy import StandardTrainingStrategy
 
@@ -24,6 +27,8 @@ class CurriculumStrategy(StandardTrainingStrategy):
         current_stage: the stage that trains, from 0.
     """
 
+    chosen_by: ClassVar[str | None] = CURRICULUM
+
     def __init__(self, config: TrainingConfig, logger: logging.Logger | None = None) -> None:
         super().__init__(config, logger)
         by_task = config.curriculum_by == "task"
@@ -31,6 +36,9 @@ class CurriculumStrategy(StandardTrainingStrategy):
             len(config.curriculum_order) if by_task else config.curriculum_stages
         )
         self.current_stage = 0
+
+    def extensions(self, trainer: Any) -> list[Any]:
+        return [CurriculumExtension(trainer)]
 
     def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
         count = self.curriculum_stages
@@ -45,7 +53,7 @@ class CurriculumStrategy(StandardTrainingStrategy):
     def check_length(self, total_steps: int) -> None:
         if total_steps <= self.steps_per_epoch * (self.curriculum_stages - 1):
             raise InputError(
-                "training.last_stage_not_reached",
+                "curriculum.last_stage_not_reached",
                 total_steps=total_steps,
                 num_stages=self.curriculum_stages,
                 earliest=self.steps_per_epoch * (self.curriculum_stages - 1),

@@ -11,6 +11,7 @@ import torch
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.data.data_pipeline import DataPipeline
+from infrastructure.features.curriculum.curriculum_extension import CurriculumExtension
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.testing.suites.strategy import tiny_trainer, tiny_training
 from infrastructure.training.core.state import TrainingState
@@ -39,6 +40,10 @@ def curriculum(
     return tiny_trainer(folder, config, hooks=[seen], checkpoint_directory=directory), seen
 
 
+def extension_of(trainer: EnhancedTrainer) -> CurriculumExtension:
+    return next(e for e in trainer.hooks.extensions if isinstance(e, CurriculumExtension))
+
+
 def weights(trainer: EnhancedTrainer) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in trainer.initialize_model().named_parameters()}
 
@@ -64,16 +69,16 @@ def test_short_rows_come_first(tmp_path: Path, keeps_easier: bool) -> None:
 def test_by_loss_measured_once_and_resumed_in_any_stage(tmp_path: Path) -> None:
     whole, seen = curriculum(tmp_path, "whole", curriculum_by="loss", mixed_precision=False)
     whole.train()
-    stages = whole.curriculum.stages  # type: ignore[union-attr]
+    stages = extension_of(whole).stages
     assert stages is not None
     assert np.bincount(stages).tolist() == [6, 5, 5]
     saved = by_step(whole.checkpoints.store)  # type: ignore[union-attr]
     for step in (1, 5, 8, 11):
         again, then = curriculum(tmp_path, curriculum_by="loss")
         again.restore(saved[step])
-        again.curriculum._losses = None  # type: ignore  # would be measured with other weights
+        extension_of(again)._losses = None  # type: ignore  # would be measured with other weights
         again.train()
-        assert (again.curriculum.stages == stages).all()  # type: ignore[union-attr]
+        assert (extension_of(again).stages == stages).all()
         assert then.rows[3] == seen.rows[3][-len(then.rows[3]) :]
         for name, value in weights(whole).items():
             assert torch.equal(value, weights(again)[name]), (step, name)
@@ -83,11 +88,10 @@ def test_the_first_stage_has_the_lowest_losses(tmp_path: Path) -> None:
     trainer, _ = curriculum(tmp_path, curriculum_by="loss", curriculum_stages=2)
     trainer.prepare()
     before = weights(trainer)
-    assert trainer.curriculum is not None
-    losses = trainer.curriculum._losses(range(16))
+    losses = extension_of(trainer)._losses(range(16))
     assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
     trainer.train()
-    stages = trainer.curriculum.stages
+    stages = extension_of(trainer).stages
     assert losses[stages == 0].max() <= losses[stages == 1].min()
     assert len(set(losses)) > 8
 
@@ -111,7 +115,7 @@ def test_the_costs_are_of_all_stages(tmp_path: Path) -> None:
     assert longest == sorted(longest)
     heaviest = trainer.cost_measurement().heaviest_units(4)
     assert heaviest >= int(epochs[-1][:4].sum())
-    assert trainer.curriculum.measuring_seconds() == 0  # type: ignore[union-attr]
+    assert extension_of(trainer).seconds_beside_steps() == 0
     by_loss, _ = curriculum(tmp_path, curriculum_by="loss")
     by_loss.prepare()
-    assert by_loss.curriculum.measuring_seconds() > 0  # type: ignore[union-attr]
+    assert extension_of(by_loss).seconds_beside_steps() > 0

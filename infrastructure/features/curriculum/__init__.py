@@ -1,0 +1,1 @@
+"""Curriculum learning: the examples that each stage trains on."""

@@ -1,0 +1,15 @@
+"""Curriculum learning: easy examples first, harder ones from stage to stage."""
+
+from infrastructure.core.features import Feature
+
+_HERE = "infrastructure.features.curriculum"
+
+FEATURE = Feature(
+    name="curriculum",
+    fields={"training": f"{_HERE}.config:CurriculumTraining"},
+    plugins={
+        "temper.strategies": {"curriculum": f"{_HERE}.curriculum_strategy:CurriculumStrategy"}
+    },
+    contradictions=f"{_HERE}.config:CONTRADICTIONS",
+    facts={"several_tasks": f"{_HERE}.config:has_several_tasks"},
+)

@@ -1,1 +1,0 @@
-"""Curriculum learning: the choice of the examples that each stage trains on."""
