@@ -166,8 +166,7 @@ class TrainingConfig(FieldsOfFeatures):
     )
     strategy: Annotated[str, RegisteredName(STRATEGIES, ("auto",))] = Field(
         default="auto",
-        description="Strategy; curriculum: easy first; progressive, end_to_end: block-wise;"
-        " auto: as needed.",
+        description="Strategy; progressive, end_to_end: block-wise; auto: as needed.",
     )
     num_epochs: Count | Auto = Field(
         default="auto",
