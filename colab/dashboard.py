@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from colab.runtime import Platform, platform
+from infrastructure.core.errors import InputError
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
@@ -45,7 +46,7 @@ def _address(process: HelperProcess) -> dict[str, object]:
                 return dict(json.loads(line))
             messages.append(line.removeprefix("temper: ").strip())
     process.wait()
-    raise ValueError(" ".join(messages) or phrase("notebook.dashboard_not_started"))
+    raise InputError(" ".join(messages) or phrase("notebook.dashboard_not_started"))
 
 
 def start_dashboard(run: str | None, output_dir: str | Path) -> HelperProcess:

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from colab.panel_page import panel_html, panel_text
 from infrastructure.core.best_effort import BestEffort
+from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.monitoring.dashboard.snapshots import MAX_CPU_SHARE, MAX_LONGEST_SECONDS
+from infrastructure.monitoring.drawing.html import element
 from infrastructure.monitoring.drawing.plots import FOLDER, write_plots
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_view import view_of
@@ -70,7 +72,9 @@ class LivePanel:
     @property
     def has_ended(self) -> bool:
         """True if the run has ended, or cannot be shown."""
-        return self._best_effort.is_off(PANEL) or (self._run is not None and self._run.has_ended)
+        if self._best_effort.is_off(PANEL) or self._is_gone():
+            return True
+        return self._run is not None and self._run.has_ended
 
     def look(self) -> None:
         """Draw the run in its current state if the next drawing is due."""
@@ -94,7 +98,15 @@ class LivePanel:
         if self._run is not None:
             self._run.close()
 
+    def _is_gone(self) -> bool:
+        """Return whether the run has ended before its first step, and was removed."""
+        return self._run is not None and not self.run_path.is_dir()
+
     def _draw(self) -> None:
+        if self._is_gone():
+            text = phrase("notebook.run_without_a_step", run=self.run_path.name)
+            self._output.show(element("p", text), text)
+            return
         began = self._cpu_clock()
         if self._run is None:
             self._run = LiveRun(self.run_path)
@@ -108,5 +120,5 @@ class LivePanel:
         self._next_look = self._clock() + wait_seconds
 
     def _write_plots(self) -> None:
-        if self._run is not None:
+        if self._run is not None and not self._is_gone():
             write_plots(self._run.curves, self.run_path / FOLDER)

@@ -96,7 +96,7 @@ def panel_html(view: RunView, saved: SavedCheckpoint | None, advice: str, now: f
 def panel_text(view: RunView, saved: SavedCheckpoint | None) -> str:
     """Return the panel as two lines of text, for use if HTML cannot be shown."""
     here = f"saved: step {saved.step}" if saved else phrase("notebook.nothing_saved_yet")
-    return f"{view['title']}: {status_line(view)}\n{here}; {view['backup']['text']}"
+    return f"{view['title']}: {status_line(view)}\n{here} · {view['backup']['text']}"
 
 
 def head(view: RunView) -> Markup:

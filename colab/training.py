@@ -141,6 +141,13 @@ def _trained_elsewhere(
     return run.path if is_other else None
 
 
+class Interrupted(KeyboardInterrupt):
+    """The interrupt of a cell before its first step. A notebook shows only the text."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
 class _Cell:
     """The output of the cell that trains: lines at first, and the panel once there is a run."""
 
@@ -178,8 +185,7 @@ def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
                 config, cell.report, accept, cell.begun, cell.make_progress, shown_elsewhere
             ).run()
     except KeyboardInterrupt:
-        print(phrase("notebook.interrupted_before_training"))
-        raise
+        raise Interrupted(phrase("notebook.interrupted_before_training")) from None
     finally:
         cell.finish()
     if summary["status"] == "stopped":
@@ -261,6 +267,8 @@ def _ended(run_path: Path, was_finished: bool) -> Summary:
     Raises:
         RunFailedError: if the run failed, or was interrupted.
     """
+    if not run_path.is_dir():
+        raise RunFailedError("notebook.run_without_a_step", run=run_path.name)
     run = LiveRun(run_path)
     state = run.state
     run.close()

@@ -1,5 +1,7 @@
 """The exceptions of the project. Wrong user input raises a `ValueError`."""
 
+import sys
+import traceback
 from typing import Any
 
 from infrastructure.core.exit_codes import ExitCode
@@ -23,6 +25,12 @@ class Problem(Exception):  # noqa: N818 - the name of the data, of which the err
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that a notebook shows: only the text, and the rest after `%tb`."""
+        is_new = sys.exc_info()[1] is self  # `%tb` shows an error that nobody handles any more
+        text = f"{type(self).__name__}: {self}"
+        return (text if is_new else "".join(traceback.format_exception(self))).splitlines()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _copied, (type(self), str(self), self.__dict__ | {"message": Message(str(self))})
@@ -110,19 +118,11 @@ class MemoryLimitError(TemperError):
     """An error for a run that does not fit into its memory limit."""
 
 
-class _TextOnlyError(TemperError):
-    """An error of which a notebook shows only the text."""
-
-    def _render_traceback_(self) -> list[str]:
-        """Return the lines that a notebook shows for this error: only its text."""
-        return [f"{type(self).__name__}: {self}"]
-
-
-class RestartNeededError(_TextOnlyError):
+class RestartNeededError(TemperError):
     """An error for replaced packages that are loaded, so the notebook's kernel must restart."""
 
 
-class RunStoppedError(_TextOnlyError):
+class RunStoppedError(TemperError):
     """An error for a run that was stopped and saved before its end. The text says how to resume."""
 
 

@@ -123,8 +123,8 @@ def hub_file(name: str, file: str, revision: str | None = None) -> Path | None:
         return Path(hf_hub_download(name, file, revision=revision))
     except GatedRepoError:
         return None
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        raise NotOnHubError(name, hub_reachable=True) from error
+    except (RepositoryNotFoundError, HFValidationError):
+        raise NotOnHubError(name, hub_reachable=True) from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError):
         return None
 

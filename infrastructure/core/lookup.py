@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
 
 Value = TypeVar("Value")
@@ -103,5 +104,5 @@ def look_up(what: str, name: str, table: Mapping[str, Value]) -> Value:
         ValueError: if the table has no such name; the message suggests the nearest one.
     """
     if name not in table:
-        raise ValueError(unknown_name(what, name, table))
+        raise InputError(unknown_name(what, name, table))
     return table[name]

@@ -37,7 +37,7 @@ def load_object(what: str, address: str) -> Any:
     """
     module_name, _, name = address.partition(":")
     if missing := missing_module(what, address):
-        raise ValueError(missing)
+        raise InputError(missing)
     here = str(Path.cwd())
     if not _is_known(module_name) and here not in sys.path:
         sys.path.append(here)  # permanently: the module may import its neighbors later

@@ -288,7 +288,7 @@ class Registry(Generic[Plugin]):
     def _load(self, name: str) -> Plugin:
         points = entry_points(group=self.group, name=name)
         if not points:
-            raise ValueError(self._unknown(name))
+            raise InputError(self._unknown(name))
         point = next(iter(points))
         try:
             loaded: Plugin = point.load()

@@ -127,9 +127,9 @@ def check_device(config: DeploymentConfig) -> None:
     """
     is_missing = has_no_gpu()
     if config.device.startswith("cuda") and is_missing:
-        raise ValueError(phrase("core.pytorch_sees_no_gpu", device=config.device))
+        raise InputError("core.pytorch_sees_no_gpu", device=config.device)
     if is_missing and wants_gpus_by_number(config):
-        raise ValueError(no_such_gpu(config))
+        raise InputError(no_such_gpu(config))
     if not (is_missing or config.device == "cpu"):
         return
     refuse_flash_attention(attention_for(config.model, config.training), has_gpu=False)
@@ -138,7 +138,7 @@ def check_device(config: DeploymentConfig) -> None:
         "fp8": phrase("core.fp8_needs_newer_gpu"),
     }
     if (sentence := needs.get(str(config.training.mixed_precision))) is not None:
-        raise ValueError(sentence)
+        raise InputError(sentence)
 
 
 def check_measured(config: DeploymentConfig, against: str | None = None) -> None:
@@ -163,7 +163,7 @@ def check_measured(config: DeploymentConfig, against: str | None = None) -> None
         if of_training not in str(error):
             raise
         instead = phrase("deployment.answers_are_measured")
-        raise ValueError(str(error).replace(of_training, instead)) from None
+        raise InputError(str(error).replace(of_training, instead)) from None
 
 
 def check_model(name: str) -> None:
@@ -214,7 +214,7 @@ def check_paths(config: DeploymentConfig) -> None:
             check_tower(config.training.multimodal.vision_tower)
         if sources and not pictures_in(config.data):
             first_rows(config.data)  # problems of the rows themselves come first
-            raise ValueError(no_pictures(str(config.data.path)))
+            raise InputError(no_pictures(str(config.data.path)))
     if config.model.adapter in PLAIN_ADAPTERS:
         _check_settings(config, path)
     if config.training.method == SFT:  # other methods have checked their own rows

@@ -58,10 +58,6 @@ NO_MATTER = {
 class InstallError(Problem):
     """An error for an environment that cannot be created. The message is for the user."""
 
-    def _render_traceback_(self) -> list[str]:
-        """Return the lines that a notebook shows for this error: only the message."""
-        return [f"{type(self).__name__}: {self}"]
-
 
 def report(text: str, end: str = "\n") -> None:
     """Print a message at once, on standard error, as standard output belongs to the command."""

@@ -226,7 +226,7 @@ def _read(path: Path, background: str) -> "tuple[Picture, Image]":
     try:
         return read_picture(picture_source(str(path), str(path)), Path(), background)
     except PictureError as error:
-        raise ValueError(str(error)) from error
+        raise InputError(str(error)) from error
 
 
 def stop_token_ids(tokenizer: "PreTrainedTokenizerBase", name: str) -> list[int]:

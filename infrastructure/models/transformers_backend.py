@@ -107,7 +107,7 @@ def load_weights(
                 **_placement(config, options),
             )
     except (*WRONG_VALUE, OSError, RuntimeError, ImportError, SafetensorError) as error:
-        raise ValueError(_cannot_load(source, error)) from error
+        raise _cannot_load(source, error) from _cause(source, error)
     _refuse_other_shapes(source, info["mismatched_keys"])
     keep_trainable_layout(model)
     return model, info
@@ -166,7 +166,7 @@ def load_any_config(source: ModelSource, options: LoadOptions) -> "PreTrainedCon
             source.location, **hub_arguments(source, options)
         )
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(_cannot_load(source, error)) from error
+        raise _cannot_load(source, error) from _cause(source, error)
     except (*WRONG_VALUE, StrictDataclassError) as error:
         raise InputError(
             "models.config_value_invalid", location=source.location, error=_reason(error)
@@ -270,15 +270,20 @@ def _refuse_made_up_weights(source: ModelSource, missing: set[str]) -> None:
         )
 
 
-def _cannot_load(source: ModelSource, error: BaseException) -> str:
+def _cannot_load(source: ModelSource, error: BaseException) -> InputError:
     reason = _reason(error)
-    is_lookup = isinstance(error, OSError) and source.kind is SourceKind.HUB
+    is_lookup = _cause(source, error) is None
     if is_lookup and "gated" in reason:
-        return phrase("models.model_is_gated", location=source.location)
+        return InputError("models.model_is_gated", location=source.location)
     if is_lookup:
         constants = require("huggingface_hub.constants", "models.load_from_hub")
-        return str(not_found(source.location, hub_reachable=not constants.HF_HUB_OFFLINE))
-    return phrase("models.model_not_loaded", location=source.location, reason=shortened(reason))
+        return not_found(source.location, hub_reachable=not constants.HF_HUB_OFFLINE)
+    return InputError("models.model_not_loaded", location=source.location, reason=shortened(reason))
+
+
+def _cause(source: ModelSource, error: BaseException) -> BaseException | None:
+    """Return the error, or None if it is one of the Hub's on a file, whose own causes are long."""
+    return None if isinstance(error, OSError) and source.kind is SourceKind.HUB else error
 
 
 def _reason(error: BaseException) -> str:

@@ -138,7 +138,7 @@ def tower_source(vision: MultimodalConfig) -> ModelSource:
     """
     name = vision.vision_tower
     if name is None:
-        raise ValueError(phrase("config.vision_encoder_not_set"))
+        raise InputError("config.vision_encoder_not_set")
     check_tower(name)
     # model.revision is that of the text model, which is another repository
     return replace(find_source(name), revision="main")

@@ -34,7 +34,7 @@ def best_precision(device: torch.device) -> str:
 def refuse_fp8(device: torch.device) -> None:
     """Raise ValueError with the reason if this device cannot compute in fp8."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < ADA:
-        raise ValueError(phrase("core.fp8_needs_newer_gpu"))
+        raise InputError("core.fp8_needs_newer_gpu")
     require("torchao", "mixed_precision='fp8'")
 
 

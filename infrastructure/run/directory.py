@@ -105,7 +105,7 @@ class RunDirectory:
         except FileNotFoundError as error:
             raise InputError("run.run_file_missing", path=self.path, run_file=RUN_FILE) from error
         except DamagedFileError as error:
-            raise ValueError(str(error)) from error
+            raise InputError(str(error)) from error
         if is_of_a_script(contents):
             how = how_to_run_again(contents)
             raise InputError("run.run_of_a_trainer", path=self.path, how=how)

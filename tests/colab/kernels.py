@@ -25,20 +25,21 @@ class Cell:
         text: what it printed.
         shown: display id → the newest bundle of mime types.
         num_updates: how often something shown was replaced.
-        error: the last line of its traceback; "" where there is none.
+        error, traceback: the last line of its traceback, and what is shown of it; or nothing.
     """
 
     def __init__(self) -> None:
         self.text = ""
         self.shown: dict[str, dict[str, str]] = {}
         self.num_updates = 0
-        self.error = ""
+        self.error, self.traceback = "", list[str]()
 
     def take(self, kind: str, content: dict[str, Any]) -> None:
         if kind == "stream":
             self.text += content["text"]
         elif kind == "error":
             self.error = f"{content['ename']}: {content['evalue']}"
+            self.traceback = content["traceback"]
         elif kind in ("display_data", "update_display_data"):
             name = content["transient"].get("display_id", str(len(self.shown)))
             self.num_updates += kind == "update_display_data"

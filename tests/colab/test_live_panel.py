@@ -1,7 +1,9 @@
 """The live panel: what it shows, how often, and that nothing in it stops a training."""
 
+import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -78,7 +80,7 @@ def test_everything_that_matters_is_shown(tmp_path: Path) -> None:
     ):
         assert part in html, part
     assert text.startswith("20260101-a: step 30 of 40 · 75.0 % · loss 1.069 · held-out loss 1.250")
-    assert text.endswith("saved: step 25; monitoring.checkpoints_not_backed_up()")
+    assert text.endswith("saved: step 25 · monitoring.checkpoints_not_backed_up()")
 
 
 def test_the_last_durable_checkpoint_is_the_one_that_the_place_has_confirmed(
@@ -117,6 +119,37 @@ def test_before_the_first_step_the_panel_shows_that(tmp_path: Path) -> None:
     assert "notebook.no_step_logged_yet" in html
     assert "nothing yet" in html
     assert "monitoring.no_step_yet()\nnotebook.nothing_saved_yet()" in text
+
+
+def test_a_run_that_ended_before_its_first_step_is_reported_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory, output = write_run(tmp_path), Shown()
+    panel = LivePanel(directory, "", output)  # type: ignore[arg-type]
+    panel.look()
+    assert not panel.has_ended
+    shutil.rmtree(directory)
+    assert panel.has_ended
+    panel.finish()
+    assert output.text[-1] == "notebook.run_without_a_step(run=20260101-a)"
+    assert output.text[-1] in output.html[-1]
+    assert not caplog.records
+    assert not directory.exists()
+
+
+def test_before_the_first_backup_the_panel_names_the_place_of_the_configuration(
+    tmp_path: Path,
+) -> None:
+    directory = write_run(tmp_path)
+    record = json.loads((directory / "run.json").read_text())
+    record["config"] = {"backup.place": {"value": "/backup", "source": "cell"}}
+    write_json(directory / "run.json", record)
+    html, text = shown(directory)
+    assert 'none yet</div><div class="more">at /backup' in html
+    assert text.endswith(" · monitoring.backup_nothing_confirmed(place=/backup)")
+    record["config"]["enable_backups"] = {"value": False, "source": "cell"}
+    write_json(directory / "run.json", record)
+    assert shown(directory)[1].endswith("monitoring.checkpoints_not_backed_up()")
 
 
 def test_the_texts_of_a_run_cannot_bring_markup_into_the_notebook(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def open_place(text: str) -> Place:
     except (ValueError, OSError, TemperError):
         raise
     except Exception as error:
-        raise ValueError(sentence(redact_urls(text), error)) from error
+        raise InputError(sentence(redact_urls(text), error)) from error
 
 
 def require_backend(text: str) -> None:

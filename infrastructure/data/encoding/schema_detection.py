@@ -157,14 +157,14 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
     _check_exists(request.group_column, "data.balance_by", rows, columns)
     candidates = _candidates(rows, columns, request)
     if pair := _preference_pair(columns, request):
-        raise ValueError(_preferences(rows, columns, pair))
+        raise InputError(_preferences(rows, columns, pair))
     names = ("task_column", "group_column", "image_column")
     if request == ShapeRequest(**{name: getattr(request, name) for name in names}):
         _refuse_known(rows, columns)
     if len(candidates) != 1:
         if _is_mixed(rows, request):
             raise InputError("data.mixed_shapes", summary=_seen(rows, request))
-        raise ValueError(_unclear(rows, columns, candidates, request))
+        raise InputError(_unclear(rows, columns, candidates, request))
     name, parts, reason = candidates[0]
     _refuse_labels(rows, candidates[0], columns, request)
     _refuse_truth_values(rows, parts)

@@ -99,7 +99,7 @@ def plan_preparation(
 def _check_pictures(shown: str, config: DataConfig, pictures: PictureTokens | None) -> None:
     """Raise ValueError if rows with images cannot be used."""
     if pictures is None:
-        raise ValueError(phrase("data.images_need_vision_model", place=shown))
+        raise InputError("data.images_need_vision_model", place=shown)
     for name in ("streaming", "augmentation"):
         if getattr(config, name):
             key = Setting(f"data.{name}")

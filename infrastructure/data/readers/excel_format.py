@@ -84,7 +84,7 @@ def _opened(path: Path, name: str, *, formulas: bool = False) -> Iterator["Workb
         try:
             book: Workbook = openpyxl.load_workbook(file, read_only=True, data_only=not formulas)
         except Exception as error:  # damaged parts make the library raise anything
-            raise ValueError(_damaged(name, error)) from error
+            raise InputError(_damaged(name, error)) from error
         try:
             yield book
         finally:
@@ -113,7 +113,7 @@ def _lines(book: "Workbook", path: Path, name: str) -> Iterator[list[object]]:
                         values[n] = Unreadable(phrase("data.formula_without_value"))
                 yield marks.filled(number, values) if marks.merged else values
     except Exception as error:
-        raise ValueError(_damaged(name, error)) from error
+        raise InputError(_damaged(name, error)) from error
 
 
 def _sheet_of(book: "Workbook", name: str) -> Any:

@@ -184,7 +184,7 @@ def rows_at_once(
     row_bytes = sum(column.batch_bytes(1) for column in flat)
     stored_bytes = sum(column.stored_bytes for column in flat)
     if row_bytes > max(MAX_ROW_GROUP_BYTES, HONEST_RATIO * stored_bytes):
-        raise ValueError(_too_large(name, phrase("data.parquet_row"), row_bytes))
+        raise InputError(_too_large(name, phrase("data.parquet_row"), row_bytes))
     return num_rows
 
 
@@ -192,10 +192,10 @@ def _check(column: Column, name: str) -> None:
     """Raise ValueError if a page or a list may be larger than memory."""
     if column.largest_bytes > MAX_PAGE_BYTES:
         page = phrase("data.parquet_page", column=column.path)
-        raise ValueError(_too_large(name, page, column.largest_bytes))
+        raise InputError(_too_large(name, page, column.largest_bytes))
     if column.width * LEAST_ROWS_HELD > MAX_BATCH_BYTES:
         value = phrase("data.parquet_value", column=column.path)
-        raise ValueError(_too_large(name, value, column.width))
+        raise InputError(_too_large(name, value, column.width))
     if not column.is_in_list:
         return
     most = max(MAX_ROW_GROUP_BYTES, HONEST_RATIO * column.stored_bytes)
@@ -203,7 +203,7 @@ def _check(column: Column, name: str) -> None:
         most = MAX_ROW_GROUP_BYTES
     if column.whole_bytes() > most:
         whole = phrase("data.parquet_column", column=column.path)
-        raise ValueError(_too_large(name, whole, column.whole_bytes()))
+        raise InputError(_too_large(name, whole, column.whole_bytes()))
 
 
 def _too_large(name: str, what: str, size_bytes: int) -> str:

@@ -252,7 +252,7 @@ def discover(
     """
     _check_format(data_format)
     if ADDRESS.match(place):
-        raise ValueError(_no_address(place, what))
+        raise InputError(_no_address(place, what))
     try:
         return _files_at(place, data_format, what, encoding)
     except PermissionError as error:
@@ -273,7 +273,7 @@ def _files_at(place: str, data_format: str, what: str, encoding: str) -> list[Da
         return [_data_file(path, readable_path(path.name), data_format, encoding)]
     if data_format == HUGGINGFACE or may_be_on_the_hub(place):
         return [_data_set(path, place, load_huggingface(place).info.splits or ())]
-    raise ValueError(_not_found(path, what))
+    raise InputError(_not_found(path, what))
 
 
 def refuse_unreachable(place: str) -> None:

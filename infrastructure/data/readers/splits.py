@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 import yaml
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
 
 TRAIN, HELD_OUT, TEST = "train", "validation", "test"
@@ -202,7 +203,7 @@ def _by_card(folder: Path, files: Sequence[Path]) -> Parts | None:
     chosen = [name for name, (one, _) in configured.items() if one.get("default") is True]
     chosen = chosen or [name for name in configured if name == "default"] or list(configured)
     if len(chosen) > 1:
-        raise ValueError(
+        raise InputError(
             _several(folder, {name: splits for name, (_, splits) in configured.items()})
         )
     splits = configured[chosen[0]][1]

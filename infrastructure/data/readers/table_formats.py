@@ -228,7 +228,7 @@ def read_huggingface(path: Path, name: str, start: Start = BEGIN) -> Iterator[Ro
                 yield from _arrow_rows(batch, plain, name, position)
                 position += batch.num_rows
     except (arrow.ArrowException, OSError) as error:
-        raise ValueError(_damaged(Path(split_place(str(path))[0]), error)) from error
+        raise InputError(_damaged(Path(split_place(str(path))[0]), error)) from error
 
 
 def load_huggingface(place: str) -> Any:
@@ -247,7 +247,7 @@ def load_huggingface(place: str) -> Any:
         try:
             saved = datasets.load_from_disk(where)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ValueError(_damaged(Path(where), error)) from error
+            raise InputError(_damaged(Path(where), error)) from error
         return _split_of(saved, split, place)
     repository, _, configuration = where.partition(":")
     try:

@@ -134,7 +134,7 @@ class _Records:
         """
         for line in self.lines:
             if line.end - self.begin.offset > MAX_LINE_BYTES and line.offset > self.begin.offset:
-                raise ValueError(_never_closed(self.name, self.begin))
+                raise InputError(_never_closed(self.name, self.begin))
             if line.data is None:
                 raise InputError(
                     "data.table_line_too_long",
@@ -259,7 +259,7 @@ def _next_record(
         fields = next(reader, None)
     except csv.Error as error:
         if "unexpected end of data" in str(error) or "field limit" in str(error):
-            raise ValueError(_never_closed(name, at)) from error
+            raise InputError(_never_closed(name, at)) from error
         detail = f"{error}{_up_to(records)}"
         return BadRow(name, at.line, BROKEN_CSV, detail, excerpt(records.held[0]), at.offset)
     if fields is None:

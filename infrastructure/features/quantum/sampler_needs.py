@@ -7,7 +7,7 @@ is checked before any slow operation. The samplers themselves are in `quantum/sa
 import os
 from dataclasses import dataclass
 
-from infrastructure.core.errors import MissingSecretError
+from infrastructure.core.errors import InputError, MissingSecretError
 from infrastructure.core.lookup import look_up
 from infrastructure.core.messages import phrase
 from infrastructure.core.named_object import missing_module
@@ -89,7 +89,7 @@ def check_sampler(name: str) -> None:
     """
     if ":" in name:
         if missing := missing_module("sampler", name):
-            raise ValueError(missing)
+            raise InputError(missing)
         return
     needs = look_up("sampler", canonical(name), SAMPLER_NEEDS)
     if needs.package is not None:

@@ -299,7 +299,7 @@ def find_run_path(name: str | None, output_dir: Path) -> Path:
                 return named.resolve()
         run, version = split_version(name)
         if version is not None and _is_run(run, output_dir):
-            raise ValueError(phrase("monitoring.checkpoint_instead_of_run", name=name, run=run))
+            raise InputError("monitoring.checkpoint_instead_of_run", name=name, run=run)
         wrong = run if "@" in given.name else name
         known = unknown_name("run or checkpoint", wrong, _names(runs, wrong), MAX_NAMED)
         restore = phrase("monitoring.hint_restore_run")

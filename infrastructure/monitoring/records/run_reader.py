@@ -86,10 +86,15 @@ class RunFacts:
 
     @property
     def copies(self) -> dict[str, object]:
-        """The state of the checkpoints' backups at the end of the run, or as last recorded."""
+        """The state of the checkpoints' backups at the end of the run, or as last recorded.
+
+        Before there is any, only the destination is known, from the configuration.
+        """
+        config = {key: value for key, (value, _) in config_of(self.run).items()}
+        place = config.get("backup.place") if config.get("enable_backups", True) else None
         ended = self.summary.get("backup")
         known = self.object_in("checkpoints/backup.json")
-        return {**known, **(ended if isinstance(ended, Mapping) else {})}
+        return {"place": place, **known, **(ended if isinstance(ended, Mapping) else {})}
 
 
 def brought_back_from(run: Mapping[str, object]) -> str | None:

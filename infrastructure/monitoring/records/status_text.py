@@ -138,7 +138,7 @@ def safety_words(run: RunFacts, now: float, *, is_trained: bool) -> str:
         is_trained: whether a process trains the run, so that work since the backup could be lost.
     """
     known = run.copies
-    if "place" not in known or not known["place"]:
+    if not known["place"]:
         if is_of_a_script(run.run):
             return phrase("monitoring.trainer_not_backed_up")
         return phrase("monitoring.checkpoints_not_backed_up")

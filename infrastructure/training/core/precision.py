@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 
 from infrastructure.core.errors import InputError
-from infrastructure.core.messages import phrase
 from infrastructure.optimization.gpu_capability import DTYPES, best_precision, refuse_fp8
 from infrastructure.optimization.kernel_caches import bound_kernel_caches
 
@@ -60,7 +59,7 @@ def _chosen(mixed_precision: bool | str, device: torch.device) -> Precision:
         return Precision("fp32", device.type)
     if mixed_precision is not True:
         if mixed_precision == "fp16" and device.type == "cpu":
-            raise ValueError(phrase("core.fp16_needs_gpu"))
+            raise InputError("core.fp16_needs_gpu")
         if mixed_precision == "fp8":
             refuse_fp8(device)
         return Precision(str(mixed_precision), device.type)
@@ -77,7 +76,7 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(phrase("core.pytorch_sees_no_gpu", device=name))
+        raise InputError("core.pytorch_sees_no_gpu", device=name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(
             "training.device_out_of_range", device=name, num_gpus=torch.cuda.device_count()

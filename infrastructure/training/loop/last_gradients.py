@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from infrastructure.config.base import ConfigSection
-from infrastructure.core.messages import phrase
+from infrastructure.core.errors import InputError
 from infrastructure.models.preserve import measuring, preserve
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.forward.one_step import backward_of_sum
@@ -44,7 +44,7 @@ def last_gradients(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.
         ValueError: no batch was trained on yet.
     """
     if not state.batch:
-        raise ValueError(phrase("training.no_gradients_before_first_step"))
+        raise InputError("training.no_gradients_before_first_step")
     adapter, strategy = loop.optimizer_step.adapter, loop.optimizer_step.strategy
     parameters = trainable_parameters(loop, state)
     with measuring(state.model, adapter.device, parameters_have_gradients=True):

@@ -205,7 +205,7 @@ class DialogueModelAdapter(StandardModelAdapter):
                 first_error = first_error or (row, error)
         if not conversations and first_error is not None:
             row, why = first_error
-            raise ValueError(_none_of(rows, row, f"{why.reason}: {why}")) from why
+            raise InputError(_none_of(rows, row, f"{why.reason}: {why}")) from why
         return conversations
 
     def _check_rendering(
@@ -226,7 +226,7 @@ class DialogueModelAdapter(StandardModelAdapter):
                 return
         if first_error is not None:
             one, reason = first_error
-            raise ValueError(_none_of(conversations, one, reason.sentence)) from reason
+            raise InputError(_none_of(conversations, one, reason.sentence)) from reason
 
     def _encoder_of(self, tokenizer: Any) -> ConversationEncoder:
         data = self.data_config

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.optional import require
 from infrastructure.data.encoding.picture_tokens import PictureTokens
 from infrastructure.data.readers.pictures import PictureError
@@ -109,7 +110,7 @@ def _example(
         ((picture,), (image,)) = pictures.read([file.getvalue()], Path())
         inside = pictures.ids_of(image)
     except PictureError as error:
-        raise ValueError(str(error)) from error
+        raise InputError(str(error)) from error
     ids = np.array([*before, *inside, *after], dtype=np.int32)
     return TokenizedExample(ids, np.arange(len(ids)) > len(ids) - len(after), pictures=(picture,))
 

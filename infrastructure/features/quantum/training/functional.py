@@ -19,7 +19,6 @@ import torch
 from infrastructure.config.base import ConfigSection
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import unknown_name
-from infrastructure.core.messages import phrase
 from infrastructure.features.quantum.config import (
     BLOCK_SELECTION,
     DATA_SELECTION,
@@ -137,7 +136,7 @@ def _formulated(context: OwnLoop, extension: QuantumExtension) -> QuantumProblem
         return question.problem(question.num_wanted(config.most_candidates))
     if config.problem == RANK_ALLOCATION:
         if not context.state.batch:
-            raise ValueError(phrase("training.no_gradients_before_first_step"))
+            raise InputError("training.no_gradients_before_first_step")
         return extension.gradient_step(context.state, extension.session.num_steps).problem()
     return formulate_quantum_problem(trainer.gradients, trainer.parameters)
 
@@ -167,7 +166,7 @@ def apply_quantum_solution(context: OwnLoop, solution: Solution) -> None:
 def _refuse_unknown(what: str, named: Iterable[str], known: Mapping[str, object]) -> None:
     for name in named:
         if name not in known:
-            raise ValueError(unknown_name(what, name, known))
+            raise InputError(unknown_name(what, name, known))
 
 
 def _check_components(kept: Mapping[str, Any], ranks: Mapping[str, int]) -> None:
