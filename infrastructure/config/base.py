@@ -12,8 +12,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 
 from infrastructure.config.aliases import spelt_in_section
 from infrastructure.config.elsewhere import SAME_WORDS, known_elsewhere, plain_name
-from infrastructure.config.field_help import allowed_values, choices, format_value, metadata_of
-from infrastructure.config.types import LARGEST, Allowed, UnknownNameError, UsedWhen
+from infrastructure.config.field_help import (
+    allowed_values,
+    choices,
+    format_value,
+    metadata_of,
+    words_taken,
+)
+from infrastructure.config.types import (
+    LARGEST,
+    Allowed,
+    RegisteredName,
+    UnknownNameError,
+    UsedWhen,
+)
 from infrastructure.core.errors import InputError
 from infrastructure.core.features import fields_for
 from infrastructure.core.lookup import did_you_mean, nearest
@@ -106,7 +118,10 @@ class ConfigSection(BaseModel):
             value = value.strip()
             if value.lower() in ("none", "null") and type(None) in types:
                 return None
-            value = _word_of(choices(field), value)
+            words = choices(field) or (
+                words_taken(field) if metadata_of(field, RegisteredName) else []
+            )
+            value = _word_of(words, value)
         if isinstance(value, bool) and bool not in types and types & {int, float}:
             raise InputError("config.boolean_for_a_number")
         return value

@@ -16,6 +16,15 @@ STRATEGIES: Registry[Any] = Registry(
     "temper.strategies",
     ("standard", "finetune", "progressive", "end_to_end"),
 )
+# training.strategies.optimizers
+OPTIMIZERS: Registry[Any] = Registry(
+    "optimizer",
+    "temper.optimizers",
+    ("adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit", "adamw_offload", "sgd"),
+)
+SCHEDULERS: Registry[Any] = Registry(
+    "scheduler", "temper.schedulers", ("cosine", "linear", "constant")
+)
 # training.stackwise.masking
 CORRUPTIONS: Registry[Any] = Registry("corruption", "temper.corruptions", ("mask", "uniform"))
 # training.stackwise.quantized_trunk

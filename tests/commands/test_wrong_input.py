@@ -98,7 +98,7 @@ CONFIGURATION = [
     Wrong(
         "unknown choice",
         "config --scheduler-type cosin",
-        ["config.wrong_value", "setting=training.scheduler_type", 'value="cosin"', "meant=cosine"],
+        ["core.unknown_plugin", "setting=training.scheduler_type", "name=cosin", "meant=cosine"],
     ),
     Wrong(
         "negative learning rate",

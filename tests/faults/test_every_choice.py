@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.field_help import choices
-from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.config.registries import OPTIMIZERS
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from tests.faults.choices import (
@@ -89,7 +88,7 @@ def is_quick(row: Row) -> bool:
 
 def test_the_choices_are_those_of_the_schema() -> None:
     found = {str(one) for one in every_choice()}
-    assert {f'training.optimizer="{name}"' for name in choices(optimizer_field())} - found == {
+    assert {f'training.optimizer="{name}"' for name in OPTIMIZERS.built_in} - found == {
         'training.optimizer="adamw"'
     }
     assert {
@@ -104,10 +103,6 @@ def test_every_choice_stands_by_itself_with_what_it_needs(tmp_path: Path) -> Non
     base = base_settings(tmp_path)
     alone = [*trainable(quick=True), *trainable(quick=False)]
     assert all(len(rows_of([one], base)) == 1 for one in alone)
-
-
-def optimizer_field() -> object:
-    return TrainingConfig.model_fields["optimizer"]
 
 
 def test_what_is_refused_is_refused_in_a_sentence_before_there_is_a_run(tmp_path: Path) -> None:

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from infrastructure.config.field_help import choices
+from infrastructure.config import registries
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.optimization.optimizer_memory import SAMPLE_NUMBERS, optimizer_state_bytes
 from infrastructure.training.strategies import get_training_strategy
 
-OPTIMIZERS = choices(TrainingConfig.model_fields["optimizer"])
+OPTIMIZERS = registries.OPTIMIZERS.built_in
 
 
 class Model(torch.nn.Module):

@@ -22,7 +22,9 @@ from infrastructure.config.registries import (
     EXTENSIONS,
     FORMATS,
     LOSSES,
+    OPTIMIZERS,
     QUANTIZATIONS,
+    SCHEDULERS,
     STRATEGIES,
 )
 from infrastructure.config.schema import schema_of, value_at
@@ -45,7 +47,8 @@ PLACE = "backup.place"
 # User-defined parts of these kinds decide the result; parts of other kinds only watch, write or
 # copy it.
 DECIDING = (
-    *(STRATEGIES, ADAPTERS, LOSSES, EXTENSIONS, FORMATS, AUGMENTATIONS),
+    *(STRATEGIES, OPTIMIZERS, SCHEDULERS),
+    *(ADAPTERS, LOSSES, EXTENSIONS, FORMATS, AUGMENTATIONS),
     *(CORRUPTIONS, QUANTIZATIONS),
 )
 OUR_PACKAGES = ("infrastructure", "temper")

@@ -13,7 +13,15 @@ from infrastructure.config.measures import (
     Of,
     is_greater_better,
 )
-from infrastructure.config.registries import EXTENSIONS, LOSSES, METRICS, SINKS, STRATEGIES
+from infrastructure.config.registries import (
+    EXTENSIONS,
+    LOSSES,
+    METRICS,
+    OPTIMIZERS,
+    SCHEDULERS,
+    SINKS,
+    STRATEGIES,
+)
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.multimodal_config import MultimodalConfig
 from infrastructure.config.sections.recovery_config import RecoveryConfig
@@ -197,15 +205,13 @@ class TrainingConfig(FieldsOfFeatures):
         default=50,
         description="Optimizer steps over which the learning rate rises from 0 to its peak.",
     )
-    scheduler_type: Literal["cosine", "linear", "constant"] = Field(
+    scheduler_type: Annotated[str, RegisteredName(SCHEDULERS)] = Field(
         default="cosine", description="Learning-rate schedule after the warm-up."
     )
     max_grad_norm: Positive | None = Field(
         default=1.0, description="Clip gradients to this norm; none: no clipping."
     )
-    optimizer: Literal[
-        "adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit", "adamw_offload", "sgd"
-    ] = Field(
+    optimizer: Annotated[str, RegisteredName(OPTIMIZERS)] = Field(
         default="adamw",
         description="Optimizer; the 8bit, paged (both bitsandbytes) and offload variants save"
         " GPU memory.",

@@ -16,6 +16,7 @@ from infrastructure.config.schema import schema_of
 from infrastructure.core.features import fields_of_features
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.run.configuration_judge import names as accepted_names
+from infrastructure.training.methods.trainer_arguments import OPTIMIZERS, SCHEDULES
 
 
 class Use(Enum):
@@ -136,11 +137,9 @@ SETTINGS: dict[str, Treatment] = {
     "training.learning_rate": _argument("learning_rate"),
     "training.weight_decay": _argument("weight_decay"),
     "training.warmup_steps": _argument("warmup_steps"),
-    "training.scheduler_type": _argument("lr_scheduler_type"),
+    "training.scheduler_type": _argument("lr_scheduler_type", *SCHEDULES),
     "training.max_grad_norm": _argument("max_grad_norm"),
-    "training.optimizer": _argument(
-        "optim", "adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit", "sgd"
-    ),
+    "training.optimizer": _argument("optim", *OPTIMIZERS),
     "training.adam_beta1": _argument("adam_beta1"),
     "training.adam_beta2": _argument("adam_beta2"),
     "training.mixed_precision": _argument("bf16", True, False, "bf16", "fp16", "fp32"),

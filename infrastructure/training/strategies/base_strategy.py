@@ -16,13 +16,15 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import InputError
-from infrastructure.core.lookup import look_up
-from infrastructure.core.optional import require
 from infrastructure.models.added_modules import is_added
 from infrastructure.models.trainable_state import whole
-from infrastructure.optimization.offloaded_adamw import OffloadedAdamW
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import Phase, StepOutput
+from infrastructure.training.strategies.optimizers import (
+    SCHEDULERS,
+    ParameterGroups,
+    build_optimizer,
+)
 
 
 class HasLossSum(Protocol):
@@ -43,7 +45,6 @@ class HasDraw(Protocol):
 
 
 LossFunction = Callable[[torch.nn.Module, dict[str, object]], HasLossSum]
-ParameterGroups = list[dict[str, Any]]
 
 
 class TrainingStrategy(ABC):
@@ -174,8 +175,8 @@ class TrainingStrategy(ABC):
         groups = self._with_rate_of_added(model, groups)
         if not groups:
             raise InputError("training.no_trainable_parameters")
-        build = look_up("optimizer", self.config.optimizer, OPTIMIZERS)
-        return build(groups, learning_rate, (self.config.adam_beta1, self.config.adam_beta2))
+        betas = self.config.adam_beta1, self.config.adam_beta2
+        return build_optimizer(self.config.optimizer, groups, learning_rate, betas)
 
     def _with_rate_of_added(
         self, model: torch.nn.Module, groups: ParameterGroups
@@ -198,7 +199,7 @@ class TrainingStrategy(ABC):
 
     def rate_factor(self, total_steps: int) -> Callable[[int], float]:
         """Return the factor of the learning rate at each of `total_steps` steps."""
-        shape = look_up("scheduler", self.config.scheduler_type, SCHEDULES)
+        shape = SCHEDULERS.get(self.config.scheduler_type)
         warmup_steps = self.config.warmup_within(total_steps)
 
         def factor(step: int) -> float:
@@ -252,59 +253,3 @@ def decay_groups(
         {"params": matrices, "lr": learning_rate, "weight_decay": weight_decay},
         {"params": vectors, "lr": learning_rate, "weight_decay": 0.0},
     ]
-
-
-def _adamw(
-    groups: ParameterGroups, learning_rate: float, betas: tuple[float, float]
-) -> torch.optim.Optimizer:
-    # fused: one pass over the parameters instead of a dozen; available on CPU and CUDA
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
-
-
-def _from_bitsandbytes(name: str, class_name: str) -> Callable[..., torch.optim.Optimizer]:
-    """Return a builder of an 8-bit or paged optimizer.
-
-    8-bit moments take a quarter of the memory. Paged moments move to main memory when the GPU's is
-    full. On a CPU they are already there, so paging has no effect.
-    """
-
-    def build(
-        groups: ParameterGroups, learning_rate: float, betas: tuple[float, float]
-    ) -> torch.optim.Optimizer:
-        optim: object = require("bitsandbytes", f"optimizer {name}").optim
-        on_cpu = groups[0]["params"][0].device.type == "cpu"
-        build_optimizer = getattr(optim, class_name.removeprefix("Paged") if on_cpu else class_name)
-        optimizer: torch.optim.Optimizer = build_optimizer(groups, lr=learning_rate, betas=betas)
-        return optimizer
-
-    return build
-
-
-def _adamw_offload(
-    groups: ParameterGroups, learning_rate: float, betas: tuple[float, float]
-) -> torch.optim.Optimizer:
-    return OffloadedAdamW(groups, lr=learning_rate, betas=betas)
-
-
-def _sgd(
-    groups: ParameterGroups, learning_rate: float, _betas: tuple[float, float]
-) -> torch.optim.Optimizer:
-    return torch.optim.SGD(groups, lr=learning_rate)
-
-
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adamw": _adamw,
-    "adamw_8bit": _from_bitsandbytes("adamw_8bit", "AdamW8bit"),
-    "paged_adamw": _from_bitsandbytes("paged_adamw", "PagedAdamW32bit"),
-    "paged_adamw_8bit": _from_bitsandbytes("paged_adamw_8bit", "PagedAdamW8bit"),
-    "adamw_offload": _adamw_offload,
-    "sgd": _sgd,
-}
-
-# Each maps the completed share of the schedule (0 to 1, without warm-up) to a factor of the
-# learning rate.
-SCHEDULES: dict[str, Callable[[float], float]] = {
-    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
-    "linear": lambda done: 1.0 - done,
-    "constant": lambda _done: 1.0,
-}
