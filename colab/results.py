@@ -27,7 +27,7 @@ from infrastructure.data.encoding.token_preview import (
 )
 from infrastructure.data.samples.sample_chats import write_sample_chats
 from infrastructure.deployment.export import export_model
-from infrastructure.deployment.export_request import ExportRequest, Form, Part
+from infrastructure.deployment.export_request import ExportRequest, Part
 from infrastructure.deployment.given_paths import check_model
 from infrastructure.deployment.model_repair import repair_model
 from infrastructure.deployment.version_model import named_model
@@ -210,7 +210,6 @@ def export(
     part: str = "auto",
     bits: int | None = None,
     file_format: str = "safetensors",
-    converter: str | Path | None = None,
     output_dir: str | Path = "runs",
 ) -> Path:
     """Write a checkpoint of `run` as a separate model, read back and compared with the trained one.
@@ -223,9 +222,7 @@ def export(
         part: `lora` for the adapter, `merged` for the LoRA merged with its base, `auto` for the
             model as trained.
         bits: 16, 8 or 4 bits per weight; by default, the trained format.
-        file_format: safetensors, gguf, onnx or torch-export.
-        converter: for gguf, llama.cpp's convert_hf_to_gguf.py, or its folder; by default, it is
-            searched for.
+        file_format: safetensors, gguf, onnx, torch-export, or the format of an installed package.
         output_dir: the directory of the runs.
 
     Returns:
@@ -240,12 +237,8 @@ def export(
     run_directory, checkpoint = find_run(named, Path(output_dir))
     checkpoint = checkpoint or CheckpointManager(run_directory.checkpoints).newest()
     repair_records_of(run_directory)
-    request = ExportRequest(
-        look_up("part", part, {str(one): one for one in Part}),
-        bits,
-        look_up("file_format", file_format, {str(one): one for one in Form}),
-        None if converter is None else Path(converter),
-    )
+    part_named = look_up("part", part, {str(one): one for one in Part})
+    request = ExportRequest(part_named, bits, file_format)
     special = [part] * (part != "auto") + [f"{bits}bit"] * (bits is not None)
     special += [file_format] * (file_format != "safetensors")
     name = "-".join([f"step-{step_of(checkpoint)}", *special])

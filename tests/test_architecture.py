@@ -302,7 +302,7 @@ START_OTHER_PROGRAMS = {
     f"{PACKAGE}.core.helper_process",
     f"{PACKAGE}.core.nvidia_driver",
     f"{PACKAGE}.deployment.environment",
-    f"{PACKAGE}.deployment.gguf_converter",
+    f"{PACKAGE}.features.export_gguf.converter",
     f"{PACKAGE}.deployment.installers",
 }
 STARTS = re.compile(

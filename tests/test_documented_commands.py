@@ -37,8 +37,8 @@ ELSEWHERE = {
     "gsm8k/train.jsonl": "tests/benchmarks: rows that are downloaded first",
     "git": "another program's own command, which needs the network",
     "pip": "another program's own command; tests/test_requirements.py",
-    "--tasks": "tests/evaluation/test_lm_eval_tasks.py: those of the page are not on this machine",
-    "gguf": "tests/deployment/test_export.py: llama.cpp's converter is no package",
+    "--tasks": "tests/features/lm_eval: those of the page are not on this machine",
+    "gguf": "tests/features/export_gguf: llama.cpp's converter is no package",
     "temper dashboard": "tests/monitoring/dashboard: it runs until it is stopped",
     "docs/colab.md python": "tests/colab, with a stand-in of Colab",
 }

@@ -3,16 +3,18 @@
 Here all of them are taken away at once; one at a time in `make test-slow`.
 """
 
+import argparse
+import importlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from infrastructure.core.features import features
+from infrastructure.core.features import Feature, features
 from tests.slow import slow_but
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +40,16 @@ def temper(product: Path, folder: Path, words: Sequence[str]) -> subprocess.Comp
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
+def flags_of(feature: Feature) -> Iterator[tuple[list[str], str]]:
+    """Its flags for settings, and one of those that it adds to each command."""
+    for flags in feature.flags.values():
+        yield ["train"], flags[0]
+    for command, module in feature.additions.items():
+        parser = argparse.ArgumentParser()
+        importlib.import_module(module).add_arguments(parser)
+        yield [command, "a"], parser._actions[-1].option_strings[0]
+
+
 @pytest.mark.parametrize("product", slow_but(["all"], ["all", *NAMES]), indirect=True)
 def test_the_rest_works_without_it(product: Path, tmp_path: Path) -> None:
     there = {path.parent.name for path in product.glob("infrastructure/features/*/feature.py")}
@@ -53,7 +65,7 @@ def test_the_rest_works_without_it(product: Path, tmp_path: Path) -> None:
             assert f"  {name} " not in shown.stdout
             used = temper(product, tmp_path, [name])
             assert (used.returncode, len(used.stderr.splitlines())) == (2, 1)
-        for flags in feature.flags.values():
-            used = temper(product, tmp_path, ["train", flags[0], "1"])
+        for command, flag in flags_of(feature):
+            used = temper(product, tmp_path, [*command, flag, "1"])
             assert (used.returncode, len(used.stderr.splitlines())) == (2, 1)
-            assert flags[0] in used.stderr
+            assert flag in used.stderr

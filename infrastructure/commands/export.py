@@ -9,6 +9,7 @@ from pathlib import Path
 from infrastructure.commands.arguments import add_folder_flags, add_json
 from infrastructure.commands.output import progress, show
 from infrastructure.commands.settings import configure
+from infrastructure.config.registries import EXPORT_FORMATS
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.console import waiting_beside
 from infrastructure.core.errors import InputError
@@ -47,15 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=["safetensors", "gguf", "onnx", "torch-export"],
+        choices=EXPORT_FORMATS.names(),
         default="safetensors",
         help=phrase("commands.help_export_format"),
-    )
-    parser.add_argument(
-        "--converter",
-        type=Path,
-        metavar="PATH",
-        help=phrase("commands.help_converter"),
     )
     add_json(parser)
     add_folder_flags(parser)
@@ -70,7 +65,6 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("commands.public_without_push_to_hub")
     from infrastructure.deployment.export_request import (
         ExportRequest,
-        Form,
         Part,
         check_possible,
         check_publishable,
@@ -83,9 +77,7 @@ def run(options: argparse.Namespace) -> int:
     repair_records_of(run)
     if options.folder is not None:
         refuse_what_is_there(Path(options.folder))
-    request = ExportRequest(
-        Part(options.part), options.bits, Form(options.format), options.converter
-    )
+    request = ExportRequest(Part(options.part), options.bits, options.format)
     check_possible(run, Path(options.folder or tempfile.gettempdir()), request)
     if options.push_to_hub is not None:
         check_publishable(run)

@@ -33,7 +33,7 @@ from infrastructure.core.errors import (
     TemperError,
 )
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
-from infrastructure.core.features import merged
+from infrastructure.core.features import features, merged
 from infrastructure.core.importing import own_process
 from infrastructure.core.kept_traceback import traceback_file
 from infrastructure.core.launcher import LaunchedProcess, launched_process
@@ -66,7 +66,6 @@ GROUPS = {
         "eval": "evaluate a model on held-out data",
         "ask": "ask a model questions",
         "export": "export a checkpoint as a model that other programs load",
-        "bench": "find the fastest way to run a model",
     },
     "Runs and backups": {
         "list": "list runs",
@@ -88,7 +87,6 @@ SAME_COMMANDS = {
     "train-resume": "resume",
     "train-eval": "eval",
     "evaluate": "eval",
-    "optimize": "bench",
     "chat": "ask",
 }
 # The process that `train --detach` starts. It is not meant for users, so no help lists it.
@@ -111,13 +109,13 @@ log = logging.getLogger("temper")
 
 
 class Command(Protocol):
-    """The interface of a command's module."""
+    """The interface of a module of a command, and of what a feature adds to one."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the arguments of the command."""
 
-    def run(self, options: argparse.Namespace) -> int:
-        """Run the command, and return its exit code.
+    def run(self, options: argparse.Namespace) -> int | None:
+        """Run the command, and return its exit code. None: the addition of a feature has not run.
 
         Raises:
             ValueError: if the input is wrong; the message is one sentence.
@@ -157,8 +155,24 @@ def with_full_names(words: Sequence[str]) -> list[str]:
     return [SAME_COMMANDS.get(first, first), *rest] if words else []
 
 
+def additions(name: str) -> list[Command]:
+    """Return the modules with which features add flags to a command."""
+    places = (feature.additions.get(name) for feature in features())
+    return [cast(Command, importlib.import_module(place)) for place in places if place]
+
+
 def _add_arguments(name: str, parser: CommandParser) -> None:
-    command(name).add_arguments(parser)
+    for module in (command(name), *additions(name)):
+        module.add_arguments(parser)
+
+
+def _execute(options: argparse.Namespace) -> int:
+    for module in additions(options.command):
+        if (code := module.run(options)) is not None:
+            return code
+    code = command(options.command).run(options)
+    assert code is not None
+    return code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -209,8 +223,8 @@ def _run(arguments: Sequence[str] | None) -> int:
             return _train_with_first(process)
         if options.command in TRAINS:
             with lossy_output("stdout"):
-                return command(options.command).run(options)
-        return command(options.command).run(options)
+                return _execute(options)
+        return _execute(options)
     except BrokenPipeError as error:
         if is_reader_gone(sys.stdout):  # as in `temper … | head`: nobody is left to read a message
             return ExitCode.READER_GONE

@@ -44,6 +44,8 @@ LOSSES: Registry[Any] = Registry("loss", "temper.losses", ("cross_entropy",))
 METRICS: Registry[Any] = Registry("metric", "temper.metrics")
 # training.extensions.extension_manager
 EXTENSIONS: Registry[Any] = Registry("extension", "temper.extensions", ("multimodal",))
+# deployment.export_formats
+EXPORT_FORMATS: Registry[Any] = Registry("export format", "temper.export_formats", ("safetensors",))
 # data.readers.sources
 FORMATS: Registry[Any] = Registry(
     "data format",

@@ -55,6 +55,8 @@ class Feature:
         adds_weights: whether its extensions add weights to the model.
         plugins: entry point group of a registry ("temper.strategies") → name → address.
         commands: by name.
+        additions: command → module that adds flags to it. Its `run(options)` does the work instead
+            of the command and returns the exit code, or returns None to leave the work to it.
         contradictions: address of a table as in `config.merging.contradictions`.
         facts: names that such tables use → address of a function of the configuration.
         checks: address of a function that yields a message for each setting that cannot be applied.
@@ -80,6 +82,7 @@ class Feature:
     adds_weights: bool = True
     plugins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     commands: Mapping[str, Command] = field(default_factory=dict)
+    additions: Mapping[str, str] = field(default_factory=dict)
     contradictions: str | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     checks: str | None = None

@@ -33,7 +33,6 @@ INTERRUPT = "interrupt"  # the way to interrupt, in place of a setting's key
 ARGUMENTS = {
     "accept": "--accept",
     "bits": "--bits",
-    "converter": "--converter",
     "file_format": "--format",
     "max_tokens": "--max-tokens",
     "part": "--as",

@@ -29,14 +29,14 @@ from infrastructure.data.encoding.chat_format import special_tokens
 from infrastructure.data.encoding.picture_tokens import PictureTokens
 from infrastructure.data.encoding.tokenization import answer_end_ids
 from infrastructure.deployment.export_comparison import Comparer, Reference
-from infrastructure.deployment.export_formats import Work, write_format
 from infrastructure.deployment.export_request import (
+    EXPORT_FILE,
     ExportRequest,
-    Form,
     check_possible,
     refuse_scores,
     rounding_of,
 )
+from infrastructure.deployment.export_work import Work
 from infrastructure.deployment.publish import BEGIN, CARD, END, HERE, written_by
 from infrastructure.deployment.recorded_model import base_is_recorded, recorded_model
 from infrastructure.deployment.resuming import commit_of_base, configuration_of
@@ -61,9 +61,6 @@ from infrastructure.training.hf_bridge.trainer_run import without_reference
 from infrastructure.training.resume.fingerprint import base_facts
 from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import NOT_ENTERED
-
-EXPORT_FILE = "export.json"
-
 
 TEMPLATE_FILE = "chat_template.jinja"  # of the tokenizer that the run used
 MORE_TEMPLATES = "additional_chat_templates"  # such as tool_use.jinja, in the same folder
@@ -95,7 +92,7 @@ def export_model(
         CheckpointError: if the checkpoint is damaged, or the export differs from the model.
     """
     refuse_what_is_there(folder)
-    converter = check_possible(run, folder, request)
+    check_possible(run, folder, request)
     rounding = rounding_of(run, request)
     report(phrase("deployment.export_loading_model"))
     is_merged = request.is_merged and bool(recorded_model(run).get("lora"))
@@ -107,7 +104,7 @@ def export_model(
     compare = Comparer(reference, request.least_bits if rounding is None else None, folder)
     if hasattr(model, "peft_config") and request.is_merged:
         model = merge_lora(model)
-    if request.bits == 16 and request.form is not Form.GGUF:
+    if request.bits == 16 and not request.format.converts_folder:
         model = _in_half(model)
     work = Work(
         model,
@@ -116,7 +113,6 @@ def export_model(
         compare,
         _ends(run),
         [*trained.notes],
-        converter,
         trained.registered_name,
         trained.processor,
         rounding,
@@ -125,7 +121,7 @@ def export_model(
     trained.loaded.model = torch.nn.Module()  # `work` decides when its memory is freed
     report(f"Writing {request.form}")
     with whole_directory(folder.resolve()) as part:
-        write_format(work, part)
+        work.write(part)
         work.notes.extend(_base_elsewhere(part))
         facts: dict[str, object] = {
             **{"run": run.run_id, "step": trained.step, "checkpoint": str(trained.checkpoint)},
@@ -134,8 +130,8 @@ def export_model(
             "history": public_history(history_of(run, trained.step)),
         }
         lines = [one.words() for one in compare.made]
-        _write_card(run, part, folder.name, trained.step, [request.words(), *lines])
         write_json(part / EXPORT_FILE, facts)
+        _write_card(run, part, folder.name, trained.step, [request.words(), *lines])
         write_sums(part)
     return {**facts, "folder": str(folder.absolute()), "lines": lines, "notes": work.notes}
 

@@ -7,26 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.registries import EXPORT_FORMATS
 from infrastructure.core.errors import InputError, StorageError
 from infrastructure.core.lookup import look_up
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import refuse_missing
-from infrastructure.deployment.gguf_converter import Converter, find_converter
+from infrastructure.deployment.export_formats import SAFETENSORS, ExportFormat
 from infrastructure.deployment.recorded_model import recorded_model
 from infrastructure.monitoring.drawing.formatting import format_bytes
 from infrastructure.run.directory import RunDirectory
 
 TRANSFORMERS_KINDS = ("hub", "folder", "lora folder", "embedded")
 FREE_AFTERWARDS_BYTES = 100_000_000
-
-
-class Form(StrEnum):
-    """The file format of an export."""
-
-    SAFETENSORS = "safetensors"
-    GGUF = "gguf"
-    ONNX = "onnx"
-    TORCH_EXPORT = "torch-export"
 
 
 class Part(StrEnum):
@@ -37,14 +29,8 @@ class Part(StrEnum):
     MERGED = "merged"
 
 
-BITS = (16, 8, 4)
+EXPORT_FILE = "export.json"  # the facts of an export, in its folder
 BITS_OF_ROUNDING = 4  # of int4 and int8_int4
-PACKAGES = {
-    Form.SAFETENSORS: (),
-    Form.GGUF: ("gguf",),
-    Form.ONNX: ("onnx", "onnxscript", "onnxruntime"),
-    Form.TORCH_EXPORT: (),
-}
 
 
 @dataclass(frozen=True)
@@ -52,10 +38,10 @@ class ExportRequest:
     """The format and the weights to export.
 
     Attributes:
-        bits: the bits of each weight: 16, 8 or 4, or None to keep the trained format. 8 and 4 use
-            bitsandbytes, or in GGUF llama.cpp's q8_0 and q4_k_m. For a quantization-aware run, 4
-            gives the rounded weights with which training computed.
-        converter: llama.cpp's convert_hf_to_gguf.py, or its folder; by default, it is searched for.
+        bits: the bits of each weight: 16, 8 or 4, or None to keep the trained format. In
+            safetensors, 8 and 4 use bitsandbytes; for a quantization-aware run, 4 gives the rounded
+            weights with which training computed.
+        form: the format, a name in EXPORT_FORMATS.
 
     Raises:
         ValueError: if the options cannot be combined.
@@ -64,26 +50,29 @@ class ExportRequest:
 
     part: Part = Part.AUTO
     bits: int | None = None
-    form: Form = Form.SAFETENSORS
-    converter: Path | None = None
+    form: str = SAFETENSORS
 
     def __post_init__(self) -> None:
-        look_up("format", self.form, {str(form): form for form in Form})
         look_up("as", self.part, {str(part): part for part in Part})
-        if self.bits is not None and self.bits not in BITS:
-            raise InputError("deployment.export_bits_unsupported", bits=self.bits)
-        if self.part is Part.LORA and self.form is not Form.SAFETENSORS:
+        if self.part is Part.LORA and self.form != SAFETENSORS:
             raise InputError("deployment.export_lora_as_whole_model", format=self.form)
         if self.part is Part.LORA and self.bits in (8, 4):
             raise InputError("deployment.export_lora_with_bits", bits=self.bits)
-        if self.form in (Form.ONNX, Form.TORCH_EXPORT) and self.bits in (8, 4):
+        if self.bits not in (None, *self.format.bits):
             raise InputError(
-                "deployment.export_format_unquantized", format=self.form, bits=self.bits
+                "deployment.export_bits_unsupported",
+                format=self.form,
+                bits=self.bits,
+                possible=", ".join(map(str, self.format.bits)),
             )
-        if self.converter is not None and self.form is not Form.GGUF:
-            raise InputError("deployment.converter_without_gguf", format=self.form)
-        for package in PACKAGES[self.form]:
-            refuse_missing(package, f"{Setting('file_format', str(self.form))}")
+        for package in self.format.packages:
+            refuse_missing(package, f"{Setting('file_format', self.form)}")
+
+    @property
+    def format(self) -> ExportFormat:
+        """The format."""
+        made: ExportFormat = EXPORT_FORMATS.make(self.form)
+        return made
 
     @property
     def is_plain(self) -> bool:
@@ -93,13 +82,13 @@ class ExportRequest:
     @property
     def is_merged(self) -> bool:
         """True if a LoRA is merged, on request or because the export needs complete weights."""
-        is_whole = self.form is not Form.SAFETENSORS or self.bits in (8, 4)
+        is_whole = self.form != SAFETENSORS or self.bits in (8, 4)
         return self.part is Part.MERGED or is_whole
 
     @property
     def least_bits(self) -> int | None:
-        """The bits of each exported weight, None for the trained format. GGUF has 16 by default."""
-        return 16 if self.bits is None and self.form is Form.GGUF else self.bits
+        """The bits of each exported weight, None for the trained format."""
+        return self.bits or self.format.default_bits
 
     @property
     def is_small(self) -> bool:
@@ -107,7 +96,7 @@ class ExportRequest:
 
         bitsandbytes does this, or torchao for a quantization-aware run.
         """
-        return self.form is Form.SAFETENSORS and self.bits in (8, 4)
+        return self.form == SAFETENSORS and self.bits in (8, 4)
 
     def words(self) -> str:
         """Return the request as text for the user."""
@@ -120,14 +109,11 @@ class ExportRequest:
 
     def facts(self) -> dict[str, object]:
         """Return the facts that are saved next to the model."""
-        return {"as": str(self.part), "bits": self.bits, "format": str(self.form)}
+        return {"as": str(self.part), "bits": self.bits, "format": self.form}
 
 
-def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> Converter | None:
+def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> None:
     """Check that the run, the machine and its disk support an export, without loading the model.
-
-    Returns:
-        llama.cpp's converter, if one is needed.
 
     Raises:
         ValueError: if the export is not possible; the message says why, and what is possible.
@@ -149,16 +135,13 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> C
         raise InputError(
             "deployment.export_other_model_kind", run_id=run.run_id, model=model.get("name")
         )
-    is_other = request.is_small or request.form is not Form.SAFETENSORS
+    is_other = request.is_small or request.form != SAFETENSORS
     if model.get("sees") and is_other:
         raise InputError("deployment.export_vision_model", run_id=run.run_id)
     if request.is_small:
         package = "bitsandbytes" if rounding_of(run, request) is None else "torchao"
         refuse_missing(package, phrase("deployment.model_of_bits", bits=request.bits))
-    converter = None
-    if request.form is Form.GGUF:
-        converter = find_converter(request.converter)
-        converter.check(str(model.get("architecture", "")), request.bits)
+    request.format.check(model, request.bits)
     needed = needed_bytes(model, request)
     free = shutil.disk_usage(_existing(folder)).free
     if needed + FREE_AFTERWARDS_BYTES > free:
@@ -168,7 +151,6 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> C
             needed=format_bytes(needed),
             free=format_bytes(free),
         )
-    return converter
 
 
 def rounding_of(run: RunDirectory, request: ExportRequest) -> str | None:
@@ -212,10 +194,10 @@ def needed_bytes(model: dict[str, Any], request: ExportRequest) -> int:
     if model.get("lora") and not request.is_merged:
         return trained * 4
     size = total * width
-    if request.is_small or request.form is Form.GGUF:  # made from a whole model next to it
+    if request.is_small or request.format.converts_folder:  # made from a whole model next to it
         return (
             total * (2 if request.is_small else width)
-            + total * (request.bits or 16) // 8
+            + total * (request.least_bits or 8 * width) // 8
             + total // 8
         )
     return size

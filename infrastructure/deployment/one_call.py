@@ -23,8 +23,7 @@ from infrastructure.deployment.model_repair import repair_finished, repair_model
 from infrastructure.deployment.resuming import RunToResume, find_to_resume
 from infrastructure.deployment.version_model import named_model, use_versions
 from infrastructure.evaluation.evaluate import Evaluation, measure_model, measured_answers
-from infrastructure.evaluation.lm_eval_tasks import measure_tasks
-from infrastructure.evaluation.request import Request, TaskRequest, refuse_flags_without_effect
+from infrastructure.evaluation.request import Request, refuse_flags_without_effect
 from infrastructure.run.record_types import Summary
 from infrastructure.training.distributed.members import others_dismissed
 
@@ -199,17 +198,6 @@ def evaluate(
     for note in evaluation.notes:
         show_beside(f"note: {note}")
     return evaluation
-
-
-def evaluate_tasks(
-    config: DeploymentConfig, request: TaskRequest, against: str | None = None
-) -> tuple[dict[str, Any], list[str]]:
-    """Evaluate a model on tasks of lm-evaluation-harness; see `measure_tasks`."""
-    for name in (config.model.name, *([against] if against else [])):
-        check_model(name)
-        repair_model(Path(name))
-    with interrupt_on_signals():
-        return measure_tasks(config, request, against)
 
 
 def evaluate_configured(

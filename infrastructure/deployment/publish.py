@@ -20,6 +20,7 @@ from infrastructure.backup.backends.hub import HubPlace
 from infrastructure.config.auto import learning_rate_for
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
+from infrastructure.config.registries import EXPORT_FORMATS
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.config.sections.training_config import SFT
@@ -29,9 +30,11 @@ from infrastructure.core.json_text import JsonObject, JsonValue, as_object, as_t
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import DISTRIBUTION, require
 from infrastructure.core.redact import redact
+from infrastructure.deployment.export_formats import SAFETENSORS
+from infrastructure.deployment.export_request import EXPORT_FILE
 from infrastructure.deployment.recorded_model import recorded_model
 from infrastructure.models.answer_end import GENERATION_FILE
-from infrastructure.models.saved_model import code_of_quantization, words_of_quantization
+from infrastructure.models.saved_model import code_of_quantization, read_json, words_of_quantization
 from infrastructure.monitoring.drawing.tables import before_after_rows
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.history import (
@@ -96,24 +99,6 @@ written = model.generate(**inputs, max_new_tokens=256, do_sample=False)
 print(tokenizer.decode(written[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
 
 OF_ITS_AUTHOR = '"BASE"'  # a folder that only the author has
-LOADING_FILES = {  # for folders with these files, which temper export --format writes
-    "model.gguf": """from llama_cpp import Llama
-
-model = Llama("model.gguf")""",
-    "model.onnx": """import onnxruntime
-from transformers import AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained(".")
-token_ids = tokenizer("your text", return_tensors="np")["input_ids"]  # int64, (rows, tokens)
-session = onnxruntime.InferenceSession("model.onnx")
-[logits] = session.run(["logits"], {"input_ids": token_ids})""",
-    "model.pt2": """import torch
-from transformers import AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained(".")
-token_ids = tokenizer("your text", return_tensors="pt")["input_ids"]  # int64, (rows, tokens)
-logits = torch.export.load("model.pt2").module()(token_ids)""",
-}
 HERE = "."  # the folder that contains the card
 
 
@@ -480,9 +465,8 @@ def _model_class(run: RunDirectory) -> str:
 def _loading(run: RunDirectory, name: str, folder: Path) -> str:
     if (folder / "temper_model.json").is_file():
         return phrase("deployment.card_load_own_module")
-    for file, lines in LOADING_FILES.items():
-        if (folder / file).is_file():
-            return lines
+    if usage := _usage_of_format(folder):
+        return usage
     if added := recorded_model(run).get("extensions"):
         return phrase("deployment.card_load_extensions", names=", ".join(added))
     model_class = _model_class(run)
@@ -503,6 +487,13 @@ def _loading(run: RunDirectory, name: str, folder: Path) -> str:
     )
     use = _prompting(run, folder, model_class)
     return f"{NEEDS_TORCHAO if _is_rounded(folder) else ''}{lines}{use}"
+
+
+def _usage_of_format(folder: Path) -> str:
+    """Return the code that loads an export in another format; "" if the model is no such export."""
+    export = read_json(folder / EXPORT_FILE) if (folder / EXPORT_FILE).is_file() else {}
+    usage: str = EXPORT_FORMATS.make(str(export.get("format", SAFETENSORS))).usage
+    return usage
 
 
 def _prompting(run: RunDirectory, folder: Path, model_class: str) -> str:

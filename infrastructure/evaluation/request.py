@@ -1,7 +1,6 @@
 """The request of an evaluation, which is refused before torch is loaded if it cannot be met."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -11,10 +10,8 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.features import fields_of_features
 from infrastructure.core.lookup import look_up
 from infrastructure.core.messages import Setting, phrase
-from infrastructure.core.optional import refuse_missing
 from infrastructure.evaluation.text_scores import refuse_missing_package
 
-HARNESS = "lm_eval"
 UNUSED = {
     "data.eval_path": "evaluation.data_is_evaluated",
     "data.validation_split": "evaluation.nothing_held_out",
@@ -86,35 +83,3 @@ class Request:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise InputError("evaluation.max_tokens_too_small", max_tokens=self.max_tokens)
         refuse_missing_package(self.measures or ())
-
-
-@dataclass(frozen=True)
-class TaskRequest:
-    """A request to run tasks of the harness.
-
-    Attributes:
-        names: tasks of the harness, or of files in `folder`; `*` is a wildcard as in file names.
-        folder: contains YAML files of custom tasks.
-        limit: the number of rows of each task; None: all.
-        num_fewshot: the number of examples before each question; None: the task's default.
-
-    Raises:
-        MissingPackageError: the harness is not installed.
-        ValueError: no task is given, the folder does not exist, or a number is too small.
-    """
-
-    names: tuple[str, ...]
-    folder: Path | None = None
-    limit: int | None = None
-    num_fewshot: int | None = None
-
-    def __post_init__(self) -> None:
-        if not self.names:
-            raise InputError("evaluation.no_tasks")
-        if self.folder is not None and not self.folder.is_dir():
-            raise InputError("evaluation.tasks_path_missing", folder=self.folder)
-        if self.limit is not None and self.limit < 1:
-            raise InputError("evaluation.task_limit_too_small", limit=self.limit)
-        if self.num_fewshot is not None and self.num_fewshot < 0:
-            raise InputError("evaluation.num_fewshot_negative", num_fewshot=self.num_fewshot)
-        refuse_missing(HARNESS, "evaluation.evaluating_on_tasks")

@@ -30,7 +30,6 @@ from infrastructure.optimization.gpu_capability import (
     train_in_fp8,
     use_tf32,
 )
-from infrastructure.optimization.inference import InferenceResult, Inputs, optimize_inference
 from infrastructure.optimization.replicas import is_launched, replicate
 
 SAMPLE_SECONDS = 0.5
@@ -110,13 +109,6 @@ class GPUOptimizer:
     def create_scaler(self) -> torch.amp.GradScaler:
         """Return a gradient scaler. It has no effect unless the precision is fp16."""
         return torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
-
-    def optimize_for_inference(
-        self, model: torch.nn.Module, inputs: Inputs, methods: Sequence[str] | None = None
-    ) -> InferenceResult:
-        """Return the fastest form of a model for inference, with its latency before and after."""
-        moved = tuple(tensor.to(self.device) for tensor in inputs)
-        return optimize_inference(model.to(self.device), moved, methods)
 
     def monitor_gpu_utilization(self, duration: float = 60.0) -> list[GpuUse]:
         """Watch the GPUs for `duration` seconds. Return an empty list at once if there are none."""

@@ -1020,16 +1020,16 @@ MEASURE = [
     Wrong(
         "data besides tasks",
         "eval some/model data.jsonl --tasks gsm8k",
-        ["commands.eval_tasks_with_data", "data=data.jsonl"],
+        ["lm_eval.data_besides_tasks", "data=data.jsonl"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
         "rows of no task",
         "eval some/model data.jsonl --limit 5",
         [
-            "commands.eval_flag_without_effect",
-            "commands.only_used_by_tasks",
-            "commands.validation_prompts_limit_answers",
+            "lm_eval.flag_without_effect",
+            "lm_eval.only_used_by_tasks",
+            "lm_eval.validation_prompts_limit_answers",
             "flag=--limit",
         ],
         {"data.jsonl": GOOD_DATA},
@@ -1038,8 +1038,8 @@ MEASURE = [
         "measures of tasks",
         "eval some/model --tasks gsm8k --measures f1",
         [
-            "commands.eval_flag_without_effect",
-            "commands.tasks_have_own_measures",
+            "lm_eval.flag_without_effect",
+            "lm_eval.tasks_have_own_measures",
             "flag=--measures",
         ],
     ),
@@ -1071,21 +1071,21 @@ MEASURE = [
             "model/model.safetensors": b"",
         },
     ),
-    Wrong("no task", "eval some/model --tasks ,", ["evaluation.no_tasks"]),
+    Wrong("no task", "eval some/model --tasks ,", ["lm_eval.no_tasks"]),
     Wrong(
         "tasks of a folder that is not there",
         "eval some/model --tasks mine --tasks-path nowhere",
-        ["evaluation.tasks_path_missing", "folder=nowhere"],
+        ["lm_eval.tasks_path_missing", "folder=nowhere"],
     ),
     Wrong(
         "no row of a task",
         "eval some/model --tasks gsm8k --limit 0",
-        ["evaluation.task_limit_too_small", "limit=0"],
+        ["lm_eval.limit_too_small", "limit=0"],
     ),
     Wrong(
         "fewer than no examples",
         "eval some/model --tasks gsm8k --num-fewshot -1",
-        ["evaluation.num_fewshot_negative", "num_fewshot=-1"],
+        ["lm_eval.num_fewshot_negative", "num_fewshot=-1"],
     ),
 ]
 
@@ -1142,13 +1142,7 @@ EXPORT = [
     Wrong(
         "ONNX in four bits",
         "export runs/a x --format onnx --bits 4",
-        ["deployment.export_format_unquantized", "format=onnx", "bits=4"],
-        {"runs/a/run.json": LORA_RUN},
-    ),
-    Wrong(
-        "a converter for nothing",
-        "export runs/a x --converter convert.py",
-        ["deployment.converter_without_gguf", "format=safetensors"],
+        ["deployment.export_bits_unsupported", "format=onnx", "bits=4"],
         {"runs/a/run.json": LORA_RUN},
     ),
     Wrong(
@@ -1182,52 +1176,14 @@ EXPORT = [
         {"runs/a/run.json": HUGE_RUN},
     ),
     Wrong(
-        "a converter that is not there",
-        "export runs/a x --format gguf --converter nowhere.py",
-        ["deployment.named_converter_missing", "path=nowhere.py", "script=convert_hf_to_gguf.py"],
-        {"runs/a/run.json": WHOLE_RUN},
-    ),
-    Wrong(
         "no converter",
         "export runs/a x --format gguf",
         [
-            "deployment.gguf_converter_missing",
+            "export_gguf.converter_missing",
             "script=convert_hf_to_gguf.py",
             "folder_variable=LLAMA_CPP_DIR",
         ],
         {"runs/a/run.json": WHOLE_RUN},
-        NO_LLAMA_CPP,
-    ),
-    Wrong(
-        "a converter that does not run",
-        "export runs/a x --format gguf --converter .",
-        [
-            "deployment.converter_does_not_run",
-            "reason=ModuleNotFoundError: No module named 'nobody_has'",
-            "/convert_hf_to_gguf.py",
-        ],
-        {"runs/a/run.json": WHOLE_RUN, "convert_hf_to_gguf.py": "import nobody_has"},
-    ),
-    Wrong(
-        "a model that the converter does not know",
-        "export runs/a x --format gguf --converter convert_hf_to_gguf.py",
-        [
-            "deployment.converter_lacks_architecture",
-            "architecture=GPT2LMHeadModel",
-            "/convert_hf_to_gguf.py",
-        ],
-        {
-            "runs/a/run.json": WHOLE_RUN.replace(
-                '"folder"', '"folder", "architecture": "GPT2LMHeadModel"'
-            ),
-            "convert_hf_to_gguf.py": "print('- LlamaForCausalLM')",
-        },
-    ),
-    Wrong(
-        "four bits without a quantizer",
-        "export runs/a x --format gguf --bits 4 --converter convert_hf_to_gguf.py",
-        ["deployment.gguf_quantizer_missing", "quantizer=llama-quantize", "/convert_hf_to_gguf.py"],
-        {"runs/a/run.json": WHOLE_RUN, "convert_hf_to_gguf.py": "print('- LlamaForCausalLM')"},
         NO_LLAMA_CPP,
     ),
 ]
@@ -1491,20 +1447,8 @@ FURTHER = [
     Wrong(
         "optimize len",
         "bench ./m --length 0",
-        ["commands.inference_size_too_small", "flag=--length", "value=0"],
+        ["inference.size_too_small", "flag=--length", "value=0"],
         {"m/config.json": "{}"},
-    ),
-    Wrong(
-        "optimize save",
-        "bench ./m --save x.txt",
-        ["commands.unknown_program_extension", "path=x.txt"],
-        {"m/config.json": "{}"},
-    ),
-    Wrong(
-        "optimize save there",
-        "bench ./m --save x.pt2",
-        ["commands.program_file_exists", "path=x.pt2"],
-        {"m/config.json": "{}", "x.pt2": ""},
     ),
     Wrong(
         "quantum solve none",

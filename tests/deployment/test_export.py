@@ -1,7 +1,6 @@
 """Exports: each is read back and is the trained model, or it is refused and nothing is there."""
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -16,16 +15,15 @@ from safetensors.torch import load_file, save_file
 
 from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.core.checksums import SUMS, damaged_files, read_sums, write_record
+from infrastructure.core.checksums import SUMS, write_record
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.json_text import as_list
 from infrastructure.core.messages import WORDS
-from infrastructure.core.optional import is_installed
 from infrastructure.data.encoding.tokenization import ConversationEncoder
 from infrastructure.data.readers.rows import Turn
-from infrastructure.deployment import export, export_formats, export_request
+from infrastructure.deployment import export_request, export_work
 from infrastructure.deployment.export import export_checkpoint, export_model
-from infrastructure.deployment.export_request import ExportRequest, Form, Part
+from infrastructure.deployment.export_request import ExportRequest, Part
 from infrastructure.deployment.publish import written_by
 from infrastructure.evaluation.prompting import answer_questions
 from infrastructure.models.model_manager import load_saved
@@ -36,41 +34,21 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
+from tests.deployment.exports import TEMPLATE, facts_of, run_card, trained_lora
 from tests.deployment.runs import deploy, small_config, small_settings, start_temper
 from tests.slow import slow, slow_but
 from tests.training.methods.method_runs import configuration, killed_at, run_folder, train
 
-LLAMA_CPP = os.environ.get("LLAMA_CPP_DIR")
-TEMPLATE = (
-    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}"
-    "{{ eos_token if m.role == 'assistant' }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-)
-
 
 @pytest.fixture(scope="module")
 def lora(saved_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    """A finished LoRA whose matrices have moved."""
-    folder = tmp_path_factory.mktemp("lora")
-    settings = small_settings(folder, num_epochs=1, learning_rate=0.01, warmup_steps=0)
-    settings["model"] = {"name": str(saved_llama), "lora_config": {"r": 4}}
-    settings["data"]["chat_template"] = TEMPLATE
-    run, _ = deploy(DeploymentConfig(**settings))
-    return RunDirectory(run)
+    return trained_lora(tmp_path_factory.mktemp("lora"), saved_llama)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     run, _ = deploy(small_config(tmp_path_factory.mktemp("whole"), num_epochs=1))
     return RunDirectory(run)
-
-
-def facts_of(folder: Path) -> dict[str, Any]:
-    assert damaged_files(folder) == []
-    files = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
-    assert files == {*map(Path, read_sums(folder)), Path(SUMS)}
-    assert not (folder / export_formats.WHOLE).exists()
-    return json.loads((folder / "export.json").read_text())
 
 
 def test_what_a_method_of_trl_has_trained_is_exported(saved_llama: Path, tmp_path: Path) -> None:
@@ -233,7 +211,6 @@ def logits_of(folder: Path) -> list[float]:
         ({"part": Part.MERGED, "bits": 16}, "transformers", ["model.safetensors"]),
         ({"bits": 8}, "transformers and bitsandbytes", ["model.safetensors"]),
         ({"bits": 4}, "transformers and bitsandbytes", ["model.safetensors"]),
-        ({"form": Form.TORCH_EXPORT}, "torch", ["model.pt2"]),
     ],
 )
 def test_a_lora_is_exported_and_read_back(
@@ -261,18 +238,7 @@ def test_a_lora_is_exported_and_read_back(
         config = json.loads((tmp_path / "out" / "config.json").read_text())
         assert config["quantization_config"][f"load_in_{request_of['bits']}bit"]
     monkeypatch.chdir(tmp_path / "out")
-    assert run_card(tmp_path / "out").keys() & {"model", "logits"}
-
-
-def run_card(folder: Path) -> dict[str, Any]:
-    """What the card's code makes, run as it stands in the folder that the card names."""
-    [(where, code)] = re.findall(
-        r"\n\n([^\n]*)\n\n```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL
-    )
-    assert where == "In the folder of this file:"
-    names: dict[str, Any] = {}
-    exec(code.replace("max_new_tokens=256", "max_new_tokens=4"), names)
-    return names
+    assert "model" in run_card(tmp_path / "out")
 
 
 @pytest.fixture(scope="module")
@@ -289,10 +255,10 @@ def rounding(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 @pytest.mark.filterwarnings("ignore")  # torchao's own, at its import
 @pytest.mark.parametrize(
     ("request_of", "twin"),
-    [({}, "final"), ({"form": Form.TORCH_EXPORT}, None), ({"bits": 4}, "final-int4")],
+    [({}, "final"), ({"bits": 4}, "final-int4")],
 )
 def test_a_run_that_rounds_is_exported_plain_or_as_it_has_computed(
-    request_of: dict[str, Any], twin: str | None, rounding: RunDirectory, tmp_path: Path
+    request_of: dict[str, Any], twin: str, rounding: RunDirectory, tmp_path: Path
 ) -> None:
     exported = export_model(rounding, None, tmp_path / "out", ExportRequest(**request_of))
     [compared] = facts_of(tmp_path / "out")["compared"]
@@ -305,11 +271,6 @@ def test_a_run_that_rounds_is_exported_plain_or_as_it_has_computed(
     assert ("deployment.card_measured_rounded" in card) == is_plain
     assert ("pip install torchao" in card) == (not is_plain)
     assert "`weight_decay` 0.3, " in card
-    if twin is None:  # the program computes what the plain model does
-        program: Any = torch.export.load(tmp_path / "out" / "model.pt2").module()
-        logits = program(torch.tensor([[1, 20, 30, 40]]))[0, -1].tolist()
-        assert logits == pytest.approx(logits_of(rounding.final), abs=1e-4)
-        return
     assert logits_of(tmp_path / "out") == logits_of(rounding.path / twin)
     other = rounding.path / ("final-int4" if is_plain else "final")
     assert logits_of(tmp_path / "out") != pytest.approx(logits_of(other), abs=1e-4)
@@ -374,32 +335,18 @@ def test_the_checkpoint_that_is_named_is_exported_and_else_the_newest(
         assert all(torch.equal(written[key], trained[key]) for key in written)
 
 
-@slow
-@pytest.mark.skipif(not is_installed("onnxruntime"), reason="onnxruntime is not installed")
-@pytest.mark.filterwarnings("ignore", "error:Exporting a model while")  # it has many others
-def test_onnx_is_read_back_by_its_runtime(
-    lora: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    export_model(lora, None, tmp_path / "out", ExportRequest(form=Form.ONNX))
-    [compared] = facts_of(tmp_path / "out")["compared"]
-    assert compared["read_by"] == "onnxruntime"
-    assert compared["logits_distance"] < 1e-4
-    monkeypatch.chdir(tmp_path / "out")
-    assert run_card(tmp_path / "out")["logits"].ndim == 3
-
-
 def test_what_is_another_model_is_not_kept(
     lora: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A planted defect: the writer loses a matrix of the LoRA."""
-    write = export_formats.write_model
+    write = export_work.write_model
 
     def forgetful(model: Any, *arguments: Any, **named: Any) -> None:
         state = model.state_dict()
         next(t for n, t in state.items() if "lora_B" in n and t.abs().max() > 0).zero_()
         write(model, *arguments, **named)
 
-    monkeypatch.setattr(export_formats, "write_model", forgetful)
+    monkeypatch.setattr(export_work, "write_model", forgetful)
     with pytest.raises(CheckpointError, match=r"deployment\.export_differs_from_model"):
         export_model(lora, None, tmp_path / "out", ExportRequest())
     assert list(tmp_path.iterdir()) == []
@@ -421,7 +368,7 @@ def test_what_ends_an_answer_goes_with_the_model(
 ) -> None:
     """Ollama would write on after it."""
     ends: list[Any] = []
-    monkeypatch.setattr(export, "write_format", lambda work, folder: ends.append(work.ends))
+    monkeypatch.setattr(export_work.Work, "write", lambda work, folder: ends.append(work.ends))
     export_model(lora, None, tmp_path / "out", ExportRequest())
     data: Any = lora.read_run()["data"]
     assert ends == [list(data["end_tokens"])]
@@ -436,86 +383,6 @@ def test_too_small_a_disk_is_refused_before_work(
     monkeypatch.setattr("infrastructure.deployment.export._load", None)
     with pytest.raises(StorageError, match=r"deployment\.export_disk_full"):
         export_model(whole, None, tmp_path / "out", ExportRequest())
-
-
-def test_no_converter_is_refused_before_work(
-    whole: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_installed("gguf"):
-        pytest.skip("gguf is not installed")
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("LLAMA_CPP_DIR", raising=False)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("infrastructure.deployment.export._load", None)
-    with pytest.raises(
-        ValueError, match=r"deployment\.gguf_converter_missing.*folder_variable=LLAMA_CPP_DIR"
-    ):
-        export_model(whole, None, tmp_path / "out", ExportRequest(form=Form.GGUF))
-
-
-@slow
-@pytest.mark.skipif(LLAMA_CPP is None, reason="LLAMA_CPP_DIR names no llama.cpp")
-@pytest.mark.filterwarnings("ignore")  # of transformers' reader
-@pytest.mark.parametrize("bits", [None, 16, 8])
-def test_gguf_is_read_back_by_llama_cpp(
-    bits: int | None, known_llama: RunDirectory, tmp_path: Path
-) -> None:
-    request = ExportRequest(bits=bits, form=Form.GGUF)
-    exported = export_model(known_llama, None, tmp_path / "out", request)
-    facts = facts_of(tmp_path / "out")
-    readers = [one["read_by"] for one in facts["compared"]]
-    assert readers[0] == "transformers (gguf_file)"
-    if is_installed("llama_cpp"):
-        assert readers[1] == "llama.cpp"
-        assert facts["compared"][1]["same_prompt"] is True
-    assert (tmp_path / "out" / "model.gguf").stat().st_size > 10_000
-    assert "<|assistant|>" in (tmp_path / "out" / "Modelfile").read_text()
-    assert any("deployment.ollama_command(" in note for note in exported["notes"])
-
-
-@pytest.fixture(scope="module")
-def known_llama(saved_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    """A trained Llama with a tokenizer that llama.cpp's converter knows: bytes fall back, as
-    SentencePiece's do."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("known")
-    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    special = ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)]]
-    tokenizer.train_from_iterator(  # letters alone: pairs would need scores
-        ["Reverse 123", "What is the capital of France?"],
-        trainers.BpeTrainer(vocab_size=260, special_tokens=special, show_progress=False),
-    )
-    data = json.loads(tokenizer.to_str())
-    data["added_tokens"] = [token for token in data["added_tokens"] if token["id"] < 3]
-    tokenizer = Tokenizer.from_str(json.dumps(data))
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<unk>", "<s>", "</s>")])
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
-    )
-    wrapped.pad_token = "</s>"
-    model = AutoModelForCausalLM.from_pretrained(saved_llama)
-    model.resize_token_embeddings(len(wrapped))
-    model.save_pretrained(folder / "model")
-    wrapped.save_pretrained(folder / "model")
-    settings = small_settings(folder, num_epochs=1)
-    settings["model"] = {"name": str(folder / "model")}
-    settings["data"]["chat_template"] = TEMPLATE
-    run, _ = deploy(DeploymentConfig(**settings))
-    return RunDirectory(run)
 
 
 def test_the_command_shows_what_was_read_back(
@@ -533,7 +400,7 @@ def test_a_killed_export_leaves_nothing_that_looks_like_one(
     whole: RunDirectory, tmp_path: Path
 ) -> None:
     """Killed when it has begun to write; the next one sweeps what was left, and is whole."""
-    words = ["export", str(whole.path), str(tmp_path / "out"), "--format", "torch-export"]
+    words = ["export", str(whole.path), str(tmp_path / "out"), "--bits", "16"]
     process = start_temper(*words, folder=tmp_path)
     deadline = time.monotonic() + 120
     while not any(tmp_path.glob(".out.*.part/*")):
@@ -544,7 +411,7 @@ def test_a_killed_export_leaves_nothing_that_looks_like_one(
     process.communicate()
     assert not (tmp_path / "out").exists()
     assert any(tmp_path.glob(".out.*.part"))
-    request = ExportRequest(form=Form.TORCH_EXPORT)
+    request = ExportRequest(bits=16)
     export_model(whole, None, tmp_path / "out", request)
-    assert facts_of(tmp_path / "out")["compared"][0]["read_by"] == "torch"
+    assert facts_of(tmp_path / "out")["compared"][0]["read_by"] == "transformers"
     assert not any(tmp_path.glob(".out.*"))

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from infrastructure.deployment import export_request
-from infrastructure.deployment.export_request import ExportRequest, Form, Part, needed_bytes
+from infrastructure.deployment.export_request import ExportRequest, Part, needed_bytes
 
 WHOLE = {"num_parameters": 1_000_000, "num_trainable": 10_000, "dtype": "float32"}
 HALF: dict[str, Any] = {**WHOLE, "dtype": "bfloat16"}
@@ -24,11 +23,6 @@ BESIDE = 125_000
         (WHOLE, {"bits": 8}, 2_000_000 + 1_000_000 + BESIDE),
         (WHOLE, {"bits": 4}, 2_000_000 + 500_000 + BESIDE),
         (LORA, {"bits": 4}, 2_000_000 + 500_000 + BESIDE),
-        (WHOLE, {"form": Form.GGUF}, 4_000_000 + 2_000_000 + BESIDE),
-        (HALF, {"form": Form.GGUF}, 2_000_000 + 2_000_000 + BESIDE),
-        (WHOLE, {"form": Form.GGUF, "bits": 8}, 2_000_000 + 1_000_000 + BESIDE),
-        (LORA, {"form": Form.GGUF, "bits": 4}, 2_000_000 + 500_000 + BESIDE),
-        (HALF, {"form": Form.ONNX}, 2_000_000),
         ({}, {}, 0),
     ],
 )
@@ -36,7 +30,5 @@ def test_an_export_takes_as_much_as_it_writes_and_what_it_is_made_of(
     model: dict[str, Any],
     request_of: dict[str, Any],
     expected: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(export_request, "refuse_missing", lambda *_: None)
     assert needed_bytes(model, ExportRequest(**request_of)) == expected

@@ -131,13 +131,6 @@ def test_a_language_model_gets_the_fastest_attention(small_llama: Any) -> None:
     assert "optimization.attention_replaced(best=sdpa, used=eager)" in optimizer.applied["llama"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own about TorchScript
-def test_inference_is_measured_before_and_after() -> None:
-    optimizer = create_gpu_optimizer([])
-    result = optimizer.optimize_for_inference(layers(), (torch.randn(2, 16),), ["torchscript"])
-    assert result.before_seconds >= result.after_seconds > 0
-
-
 class Readings:
     """Two looks at one GPU; the card tells no power."""
 

@@ -80,7 +80,6 @@ def test_arguments_of_an_export_are_spelled_as_the_function_or_the_command_takes
         ("part", "merged"): ("--as merged", 'part="merged"'),
         ("bits", "4"): ("--bits 4", "bits=4"),
         ("file_format", "gguf"): ("--format gguf", 'file_format="gguf"'),
-        ("converter", ""): ("--converter", "converter"),
     }
     assert {one: (as_flag(*one), as_keyword(*one)) for one in spelled} == spelled
     takes = inspect.signature(colab.export).parameters

@@ -1,8 +1,7 @@
 """Optimization of a model for inference, with measured latency before and after.
 
 Each method is tried on the given inputs. It must give the same outputs, and is kept if it is faster
-than the unchanged model. TorchScript and torch.export give a program that can be saved and used
-without this code.
+than the unchanged model.
 """
 
 import time
@@ -15,10 +14,15 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.error_place import named
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import is_installed, require
+from infrastructure.deployment.export_work import Logits
+from infrastructure.deployment.model_repair import repair_model
+from infrastructure.evaluation.evaluate import set_aside
+from infrastructure.training.trainer_factory import TrainerFactory
 
 ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-2
 NUM_TIMED = 10
@@ -53,6 +57,40 @@ class InferenceResult:
         return self.before_seconds / self.after_seconds
 
 
+def find_fastest_inference(
+    config: DeploymentConfig, num_rows: int, length: int
+) -> tuple[InferenceResult, list[str]]:
+    """Measure every method on the model of a configuration, with rows of random tokens.
+
+    Args:
+        num_rows, length: the size of the input, in rows and tokens.
+
+    Returns:
+        The result, and notes on settings that inference does not use.
+
+    Raises:
+        ValueError: if `length` exceeds the model's context length.
+    """
+    notes = [f"note: {note}" for note in set_aside(config)]
+    repair_model(Path(config.model.name))
+    config.data.max_length = 2  # rows are generated here, with any length that the model supports
+    trainer = TrainerFactory().for_run(config, "transformers")
+    model = Logits(_merged(trainer.initialize_model()))
+    positions = getattr(model.model.config, "max_position_embeddings", None)
+    if positions is not None and length > positions:
+        raise InputError("inference.length_exceeds_positions", length=length, positions=positions)
+    num_tokens = model.model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    tokens = torch.randint(num_tokens, (num_rows, length), device=trainer.device)
+    return optimize_inference(model, (tokens,)), notes
+
+
+def _merged(model: torch.nn.Module) -> torch.nn.Module:
+    """Merge LoRA matrices into the weights, unless these are quantized."""
+    whole: Any = model
+    is_plain = not hasattr(model, "merge_and_unload") or getattr(model, "is_quantized", False)
+    return model if is_plain else whole.merge_and_unload()
+
+
 def optimize_inference(
     model: torch.nn.Module,
     inputs: Inputs,
@@ -70,7 +108,7 @@ def optimize_inference(
     chosen = list(methods) if methods is not None else usable_methods()
     if unknown := set(chosen) - METHODS.keys():
         raise InputError(
-            "optimization.unknown_inference_methods",
+            "inference.unknown_methods",
             unknown=sorted(unknown),
             methods=", ".join(METHODS),
         )
@@ -92,32 +130,6 @@ def optimize_inference(
         if seconds < result.after_seconds:
             result.model, result.method, result.after_seconds = made, method, seconds
     return result
-
-
-def save_program(model: torch.nn.Module, inputs: Inputs, path: Path) -> Path:
-    """Write the model as a program that needs none of this code, and read it back.
-
-    Args:
-        path: the file, with an extension of PROGRAMS: `.pt2` for torch.export, `.ts` for
-            TorchScript. Neither program accepts inputs of another shape than `inputs`.
-
-    Returns:
-        The absolute path.
-
-    Raises:
-        ValueError: if the model cannot be converted to such a program.
-    """
-    save, load = PROGRAMS[path.suffix]
-    model.eval()
-    try:
-        save(model, inputs, path)
-        with torch.inference_mode():
-            _check_equal(load(path)(*inputs), model(*inputs))
-    except Exception as error:
-        path.unlink(missing_ok=True)
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError("optimization.program_export_failed", path=path, reason=why) from error
-    return path.absolute()
 
 
 def latency_seconds(model: Callable[..., object], inputs: Inputs) -> float:
@@ -165,26 +177,6 @@ def _exported(model: torch.nn.Module, inputs: Inputs) -> Callable[..., object]:
         return torch.export.export(model, inputs).module()
 
 
-def _save_exported(model: torch.nn.Module, inputs: Inputs, path: Path) -> None:
-    with torch.no_grad():
-        torch.export.save(torch.export.export(model, inputs), path)
-
-
-def _load_exported(path: Path) -> Callable[..., object]:
-    return torch.export.load(path).module()
-
-
-def _save_scripted(model: torch.nn.Module, inputs: Inputs, path: Path) -> None:
-    with torch.no_grad():
-        traced: object = torch.jit.trace(model, inputs, strict=False, check_trace=False)
-    torch.jit.freeze(traced).save(str(path))
-
-
-def _load_scripted(path: Path) -> Callable[..., object]:
-    program: Callable[..., object] = torch.jit.load(str(path))
-    return program
-
-
 def _scripted(model: torch.nn.Module, inputs: Inputs) -> Callable[..., object]:
     with torch.no_grad():
         traced: object = torch.jit.trace(model, inputs, strict=False, check_trace=False)
@@ -192,7 +184,7 @@ def _scripted(model: torch.nn.Module, inputs: Inputs) -> Callable[..., object]:
 
 
 def _tensorrt(model: torch.nn.Module, inputs: Inputs) -> Callable[..., object]:
-    tensorrt: Any = require("torch_tensorrt", phrase("optimization.inference_with_tensorrt"))
+    tensorrt: Any = require("torch_tensorrt", phrase("inference.inference_with_tensorrt"))
     made: Callable[..., Any] = tensorrt.compile(model, ir="dynamo", inputs=list(inputs))
     return made
 
@@ -202,9 +194,4 @@ METHODS: dict[str, Callable[[torch.nn.Module, Inputs], Callable[..., object]]] =
     "export": _exported,
     "torchscript": _scripted,
     "tensorrt": _tensorrt,
-}
-
-PROGRAMS: dict[str, tuple[Callable[..., None], Callable[[Path], Callable[..., object]]]] = {
-    ".pt2": (_save_exported, _load_exported),
-    ".ts": (_save_scripted, _load_scripted),
 }

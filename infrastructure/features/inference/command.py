@@ -26,22 +26,16 @@ SETTINGS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("model", metavar="MODEL", help=phrase("commands.help_model"))
-    parser.add_argument("--rows", type=int, default=1, help=phrase("commands.help_inference_rows"))
+    parser.add_argument("--rows", type=int, default=1, help=phrase("inference.help_rows"))
     parser.add_argument(
         "--length", type=int, default=128, help="length of a row, in tokens (default: 128)"
-    )
-    parser.add_argument(
-        "--save",
-        type=Path,
-        metavar="FILE",
-        help=phrase("commands.help_save_program"),
     )
     add_json(parser)
     add_folder_flags(parser, *SETTINGS)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure the ways to answer, show the table, and save the program if requested."""
+    """Measure the ways to answer, and show the table."""
     from infrastructure.deployment.given_paths import check_device, check_model
 
     config = configure(options, {"model.name": options.model})
@@ -50,11 +44,10 @@ def run(options: argparse.Namespace) -> int:
     check_device(config)
     check_model(config.model.name)
     with loading_torch(options.json):
-        from infrastructure.deployment.inference import find_fastest_inference
+        from infrastructure.features.inference.methods import find_fastest_inference
 
-    with interrupt_on_signals(), waiting_beside(phrase("commands.trying_inference_methods")):
-        fastest = find_fastest_inference(config, options.rows, options.length, options.save)
-    result, program = fastest.result, fastest.program
+    with interrupt_on_signals(), waiting_beside(phrase("inference.trying_methods")):
+        result, notes = find_fastest_inference(config, options.rows, options.length)
     facts = {
         "model": config.model.name,
         "num_rows": options.rows,
@@ -65,43 +58,30 @@ def run(options: argparse.Namespace) -> int:
         "after_seconds": result.after_seconds,
         "seconds_of_method": result.seconds_of_method,
         "failures": result.failures,
-        "saved": None if program is None else str(program),
     }
-    show(options.json, facts, *fastest.notes, *_lines(facts))
+    show(options.json, facts, *notes, *_lines(facts))
     return ExitCode.DONE
 
 
 def _refuse_wrong(options: argparse.Namespace) -> None:
     for name, value in (("--rows", options.rows), ("--length", options.length)):
         if value < 1:
-            raise InputError("commands.inference_size_too_small", flag=name, value=value)
-    if options.save is None:
-        return
-    if options.save.exists():
-        raise InputError("commands.program_file_exists", path=options.save)
-    from infrastructure.optimization.inference import PROGRAMS
-
-    if options.save.suffix not in PROGRAMS:
-        endings = ", ".join(PROGRAMS)
-        raise InputError(
-            "commands.unknown_program_extension", path=options.save, extensions=endings
-        )
+            raise InputError("inference.size_too_small", flag=name, value=value)
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
     before = facts["before_seconds"]
-    seconds = {phrase("commands.model_unchanged"): before, **facts["seconds_of_method"]}
+    seconds = {phrase("inference.model_unchanged"): before, **facts["seconds_of_method"]}
     rows = [
         [name, f"{1000 * step_seconds:.2f} ms", f"{before / step_seconds:.2f} x"]
         for name, step_seconds in seconds.items()
     ]
     title = f"{facts['model']}, {facts['num_rows']} x {facts['length']} tokens"
     refused = [
-        phrase("commands.method_not_possible", method=name, reason=why)
+        phrase("inference.method_not_possible", method=name, reason=why)
         for name, why in facts["failures"].items()
     ]
-    best = phrase("commands.model_unchanged") if facts["method"] == "eager" else facts["method"]
+    best = phrase("inference.model_unchanged") if facts["method"] == "eager" else facts["method"]
     speedup = before / facts["after_seconds"]
-    verdict = phrase("commands.fastest_method", method=best, speedup=speedup)
-    written = [phrase("commands.program_written", path=facts["saved"])] if facts["saved"] else []
-    return [render_table([title, "latency", "speed"], rows), *refused, verdict, *written]
+    verdict = phrase("inference.fastest_method", method=best, speedup=speedup)
+    return [render_table([title, "latency", "speed"], rows), *refused, verdict]

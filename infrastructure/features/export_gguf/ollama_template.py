@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from infrastructure.core.errors import InputError
 from infrastructure.data.readers.rows import Turn
 
 Render = Callable[[Sequence[Turn]], str]
@@ -83,8 +82,8 @@ def find_pieces(render: Render) -> Pieces | None:
     """
     try:
         first, last = _around(render(_turns(USER)), USER)
-        answer, following = _between(render(_turns(USER, ANSWER, SECOND)), first, last)
-        before_system, after_system = _of_system(render, last)
+        answer, following = _between(render(_turns(USER, ANSWER, SECOND)), first)
+        before_system, after_system = _of_system(render)
         pieces = Pieces(first, before_system, after_system, answer, following, last)
         is_right = all(pieces.write(turns) == render(turns) for turns in _tries(before_system))
     except Exception:  # templates raise errors of any type for what they do not support
@@ -103,16 +102,14 @@ def _around(text: str, word: str) -> tuple[str, str]:
     return before, after
 
 
-def _between(text: str, first: str, last: str) -> tuple[str, str]:
+def _between(text: str, first: str) -> tuple[str, str]:
     rest = text.removeprefix(first + USER)
     answer, rest = rest.split(ANSWER)
-    following, rest = rest.split(SECOND)
-    if rest != last:
-        raise InputError("deployment.template_questions_differ")
+    following, _last = rest.split(SECOND)
     return answer, following
 
 
-def _of_system(render: Render, last: str) -> tuple[str | None, str]:
+def _of_system(render: Render) -> tuple[str | None, str]:
     """Return the text around a system prompt, or None if the template rejects or ignores one."""
     try:
         text = render(_turns(USER, system=SYSTEM))
@@ -121,9 +118,7 @@ def _of_system(render: Render, last: str) -> tuple[str | None, str]:
     if SYSTEM not in text:
         return None, ""
     before, rest = text.split(SYSTEM)
-    after, rest = rest.split(USER)
-    if rest != last:
-        raise InputError("deployment.template_system_prompt_differs")
+    after, _last = rest.split(USER)
     return before, after
 
 

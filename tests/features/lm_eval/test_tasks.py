@@ -11,16 +11,16 @@ from infrastructure.core import optional
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.core.optional import is_installed
 from infrastructure.evaluation.intervals import Interval
-from infrastructure.evaluation.lm_eval_tasks import (
+from infrastructure.features.lm_eval.request import TaskRequest
+from infrastructure.features.lm_eval.tasks import (
     TaskDifference,
     TaskResults,
     TaskScore,
     _facts,
     _scores,
-    measure_tasks,
+    evaluate_tasks,
     task_differences,
 )
-from infrastructure.evaluation.request import TaskRequest
 from tests.slow import slow
 
 TASK = """\
@@ -45,10 +45,10 @@ def test_the_harness_is_named_where_it_is_not_installed(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("request_of", "words"),
     [
-        ({"names": ()}, "evaluation.no_tasks"),
-        ({"names": ("a",), "folder": Path("nowhere")}, "evaluation.tasks_path_missing"),
-        ({"names": ("a",), "limit": 0}, "evaluation.task_limit_too_small"),
-        ({"names": ("a",), "num_fewshot": -1}, "evaluation.num_fewshot_negative"),
+        ({"names": ()}, "lm_eval.no_tasks"),
+        ({"names": ("a",), "folder": Path("nowhere")}, "lm_eval.tasks_path_missing"),
+        ({"names": ("a",), "limit": 0}, "lm_eval.limit_too_small"),
+        ({"names": ("a",), "num_fewshot": -1}, "lm_eval.num_fewshot_negative"),
     ],
 )
 def test_what_is_no_request_for_tasks(request_of: dict, words: str) -> None:
@@ -139,11 +139,11 @@ def test_a_task_of_ones_own_is_measured(saved_llama: Path, tmp_path: Path) -> No
         model_name=str(saved_llama), device="cpu", output_dir=str(tmp_path / "runs")
     )
     request = TaskRequest(("backwards",), tmp_path / "tasks", limit=4)
-    facts, lines = measure_tasks(config, request, against=str(saved_llama))
+    facts, lines = evaluate_tasks(config, request, against=str(saved_llama))
     [score] = [s for s in facts["models"][0]["scores"] if s["metric"] == "exact_match,none"]
     assert (score["task"], score["rows"], score["value"]) == ("backwards", 4, 0.0)
     assert facts["differences"][0]["value"] == 0.0
     assert lines[-1] == f"The numbers are in {facts['file']}"
     assert json.loads(Path(facts["file"]).read_text())["limit"] == 4
     with pytest.raises(ValueError, match=r"task 'backward'.*backwards"):
-        measure_tasks(config, TaskRequest(("backward",), tmp_path / "tasks"))
+        evaluate_tasks(config, TaskRequest(("backward",), tmp_path / "tasks"))

@@ -6,7 +6,7 @@ import jinja2
 import pytest
 
 from infrastructure.data.readers.rows import Turn
-from infrastructure.deployment.ollama_template import Pieces, find_pieces, modelfile
+from infrastructure.features.export_gguf.ollama_template import Pieces, find_pieces, modelfile
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -1,8 +1,8 @@
 """llama.cpp's converter to GGUF: how Temper finds, checks and runs it.
 
-The converter is a script in llama.cpp's sources and not a package. Temper looks for it at the path
-of `--converter`, in the folder of LLAMA_CPP_DIR, on PATH, and in the usual folders of llama.cpp and
-Unsloth. Nothing is downloaded. 4-bit weights are made by llama.cpp's llama-quantize.
+The converter is a script in llama.cpp's sources and not a package. Temper looks for it in the
+folder of LLAMA_CPP_DIR, on PATH, and in the usual folders of llama.cpp and Unsloth. Nothing is
+downloaded. 4-bit weights are made by llama.cpp's llama-quantize.
 """
 
 import os
@@ -40,17 +40,17 @@ class Converter:
         """
         if bits == 4 and self.quantizer is None:
             raise InputError(
-                "deployment.gguf_quantizer_missing", quantizer=QUANTIZER, script=self.script
+                "export_gguf.quantizer_missing", quantizer=QUANTIZER, script=self.script
             )
         known = self._run("--print-supported-models")
         if known.returncode != 0:
             raise InputError(
-                "deployment.converter_does_not_run", script=self.script, reason=last_line(known)
+                "export_gguf.converter_does_not_run", script=self.script, reason=last_line(known)
             )
         listed = {line.strip(" -\t") for line in (known.stdout + known.stderr).splitlines()}
         if architecture and not any(architecture in line.split() for line in listed):
             raise InputError(
-                "deployment.converter_lacks_architecture",
+                "export_gguf.converter_lacks_architecture",
                 script=self.script,
                 architecture=architecture,
             )
@@ -65,7 +65,7 @@ class Converter:
         done = self._run(str(model), "--outfile", str(plain), "--outtype", OUT_TYPES[bits])
         if done.returncode != 0 or not plain.is_file():
             raise InputError(
-                "deployment.gguf_conversion_failed",
+                "export_gguf.conversion_failed",
                 script=self.script.name,
                 reason=last_line(done),
             )
@@ -75,7 +75,7 @@ class Converter:
             plain.unlink()
             if made.returncode != 0 or not file.is_file():
                 raise InputError(
-                    "deployment.gguf_quantization_failed",
+                    "export_gguf.quantization_failed",
                     quantizer=QUANTIZER,
                     reason=last_line(made),
                 )
@@ -84,35 +84,21 @@ class Converter:
         return _execute([sys.executable, str(self.script), *arguments])
 
 
-def find_converter(named: Path | None = None) -> Converter:
+def find_converter() -> Converter:
     """Find the converter on this machine.
-
-    Args:
-        named: the script, or its folder; by default, it is searched for.
 
     Raises:
         ValueError: if the converter was not found; the message says where Temper looked, and how to
             get it.
     """
-    if named is not None:
-        script = named / SCRIPT if named.is_dir() else named
-        if not script.is_file():
-            raise InputError(
-                "deployment.named_converter_missing",
-                path=named,
-                script=SCRIPT,
-                how_to_get_it=phrase("deployment.how_to_get_converter", script=SCRIPT),
-            )
-        return Converter(script.resolve(), _quantizer(script))
     for script in _usual_scripts():
         if script.is_file():
             return Converter(script.resolve(), _quantizer(script))
     raise InputError(
-        "deployment.gguf_converter_missing",
+        "export_gguf.converter_missing",
         script=SCRIPT,
         folder_variable=FOLDER_VARIABLE,
         folders=", ".join(USUAL_FOLDERS),
-        how_to_get_it=phrase("deployment.how_to_get_converter", script=SCRIPT),
     )
 
 
@@ -142,5 +128,5 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
     """Return the last line that a program printed."""
     lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
     return (
-        lines[-1] if lines else phrase("deployment.program_failed_silently", code=done.returncode)
+        lines[-1] if lines else phrase("export_gguf.program_failed_silently", code=done.returncode)
     )

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from infrastructure.optimization.inference import optimize_inference, usable_methods
+from infrastructure.features.inference.methods import optimize_inference, usable_methods
 
 INPUTS = (torch.randn(4, 32),)
 
@@ -57,7 +57,7 @@ def test_tensorrt_is_tried_where_it_is_installed_and_named_where_it_is_not() -> 
 
 
 def test_an_unknown_method_is_refused() -> None:
-    unknown = r"unknown_inference_methods\(unknown=\['onnx'\], methods=(.*)\)"
+    unknown = r"unknown_methods\(unknown=\['onnx'\], methods=(.*)\)"
     with pytest.raises(ValueError, match=unknown) as raised:
         optimize_inference(layers(), INPUTS, ["onnx"])
     listed = str(raised.value).partition("methods=")[2].removesuffix(")").split(", ")

@@ -23,10 +23,12 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.files import write_json, write_text
 from infrastructure.core.lookup import look_up
 from infrastructure.core.messages import phrase
+from infrastructure.core.stop_signals import interrupt_on_signals
+from infrastructure.deployment.model_repair import repair_model
 from infrastructure.evaluation.evaluation_tables import last_name
 from infrastructure.evaluation.generation import greedy
 from infrastructure.evaluation.intervals import Interval, Z, paired_difference
-from infrastructure.evaluation.request import TaskRequest
+from infrastructure.features.lm_eval.request import TaskRequest
 from infrastructure.models.model_manager import ModelManager
 from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.monitoring.drawing.tables import render_table
@@ -67,7 +69,7 @@ class TaskResults:
     used_chat_template: bool = False
 
 
-def measure_tasks(
+def evaluate_tasks(
     config: DeploymentConfig, request: TaskRequest, against: str | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """Evaluate `config.model.name`, and the model `against`, on the tasks, and write the results.
@@ -78,6 +80,15 @@ def measure_tasks(
     Raises:
         ValueError: a task does not exist, its data cannot be loaded, or a model generates no text.
     """
+    for name in (config.model.name, *([against] if against else [])):
+        repair_model(Path(name))
+    with interrupt_on_signals():
+        return _measure(config, request, against)
+
+
+def _measure(
+    config: DeploymentConfig, request: TaskRequest, against: str | None
+) -> tuple[dict[str, Any], list[str]]:
     names, manager = _known_tasks(request)
     models = [_run(config, config.model.name, names, manager, request)]
     if against is not None:
@@ -120,7 +131,7 @@ def _data_explained(names: Sequence[str]) -> Iterator[None]:
     except Exception as error:  # datasets, the Hub and a task's own code raise anything
         first = str(error).strip().partition("\n")[0]
         raise InputError(
-            "evaluation.task_not_loaded",
+            "lm_eval.task_not_loaded",
             names=", ".join(names),
             error_type=type(error).__name__,
             reason=first,
@@ -137,7 +148,7 @@ def _run(
     device = choose_device(config.device)
     loaded = ModelManager(ModelConfig(name=name), device=device, seed=0).load()
     if loaded.tokenizer is None or not hasattr(loaded.model, "generate"):
-        raise InputError("evaluation.tasks_need_text_model", name=name)
+        raise InputError("lm_eval.needs_text_model", name=name)
     loaded.model.eval()
     is_given = config.source("training.batch_size").layer is not Layer.DEFAULT
     size: Any = config.training.batch_size if is_given else USUAL_BATCH
@@ -222,7 +233,7 @@ def _lines(
     models: Sequence[TaskResults], differences: Sequence[TaskDifference], file: Path
 ) -> list[str]:
     lines = [
-        phrase("evaluation.tasks_use_chat_template", model=model.model)
+        phrase("lm_eval.uses_chat_template", model=model.model)
         for model in models
         if model.used_chat_template
     ]

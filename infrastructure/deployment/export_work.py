@@ -1,0 +1,202 @@
+"""One export in progress: what a format is given, and the folder of transformers itself."""
+
+import gc
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.core.errors import InputError
+from infrastructure.core.messages import phrase
+from infrastructure.core.optional import require
+from infrastructure.data.encoding.chat_format import PlainFormat, TemplateFormat
+from infrastructure.data.encoding.picture_tokens import PictureTokens
+from infrastructure.data.readers.rows import Turn
+from infrastructure.deployment.export_comparison import (
+    QUESTIONS,
+    Comparer,
+    logits_of,
+    prompts_of,
+)
+from infrastructure.deployment.export_formats import Reading, in_its_words
+from infrastructure.deployment.export_request import ExportRequest
+from infrastructure.models.model_manager import ModelManager
+from infrastructure.models.progress_bars import without_progress_bars
+from infrastructure.models.quantization import layers_not_in_blocks, quantization_config
+from infrastructure.models.quantization_aware import write_rounded
+from infrastructure.models.saving import save_tokenizer, write_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+WHOLE = ".whole"  # a temporary model folder, the input of exporters that need one
+
+
+@dataclass
+class Work:
+    """One export in progress.
+
+    Attributes:
+        model: the model on the CPU, merged if the request says so.
+        ends: the tokens that end answers.
+        notes: notes for the user.
+        rounding: the rounding of the weights in training, if they are written with it.
+    """
+
+    model: Any
+    tokenizer: "PreTrainedTokenizerBase | None"
+    request: ExportRequest
+    compare: Comparer
+    ends: Sequence[str]
+    notes: list[str]
+    registered_name: str | None = None
+    processor: Any = None
+    rounding: str | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write the files of the requested format to `folder`, and compare what they compute.
+
+        Raises:
+            ValueError: if the model cannot be written in this format; the error quotes the
+                exporter's message. Or if the format does not read it back.
+            CheckpointError: if the written model differs from the trained one.
+        """
+        for reading in self.request.format.write(self, folder):
+            self.compare(*reading)
+        if not self.compare.made and self.registered_name is None:
+            raise InputError("deployment.export_not_read_back", format=self.request.form)
+
+    def write_transformers_folder(self, folder: Path) -> Iterator[Reading]:
+        """Write the model for transformers or PEFT, rounded if the request says so."""
+        if self.rounding is not None:  # the weights with which training computed
+            with self.whole_model(folder) as whole:
+                write_rounded(whole, folder, self.rounding, self.tokenizer)
+        elif self.request.is_small:
+            yield self._write_small(folder)
+            return
+        else:
+            write_model(
+                self.model,
+                self.tokenizer,
+                folder,
+                registered_name=self.registered_name,
+                processor=self.processor,
+            )
+        if self.registered_name is None:
+            yield self._as_loaded(folder)
+
+    def _as_loaded(self, folder: Path) -> Reading:
+        """Return the model that transformers, or PEFT, loads from the folder."""
+        config = ModelConfig(name=str(folder), backend="transformers")
+        manager = ModelManager(config, device=torch.device("cpu"), seed=0)
+        manager.sees = self.processor is not None
+        loaded = manager.load()
+        loaded.model.eval()
+        by = "PEFT" if hasattr(loaded.model, "peft_config") else "transformers"
+        seeing = PictureTokens(manager.processor, str(folder)) if manager.sees else None
+        prompts = (
+            None if loaded.tokenizer is None else prompts_of(loaded.model, loaded.tokenizer, seeing)
+        )
+        return Reading(by, logits_of(loaded.model, seeing), prompts, folder)
+
+    def _write_small(self, folder: Path) -> Reading:
+        """Write the model in 8 or 4 bits with bitsandbytes."""
+        kind = type(self.model)
+        odd = layers_not_in_blocks(self.model) if self.request.bits == 4 else []
+        skipped = [*odd, *_output_layer(self.model)] if odd else None  # None: bitsandbytes' default
+        with self.whole_model(folder, torch.bfloat16) as whole:
+            small: Any = quantization_config(f"{self.request.bits}bit", torch.bfloat16)
+            if odd:
+                small.llm_int8_skip_modules = skipped
+                self.notes.append(
+                    phrase("deployment.export_layers_kept_at_16_bits", count=len(odd), layer=odd[0])
+                )
+            with in_its_words("bitsandbytes"), without_progress_bars():
+                model = kind.from_pretrained(whole, quantization_config=small, device_map="cpu")
+                model.save_pretrained(folder)
+            del model
+        if self.tokenizer is not None:
+            save_tokenizer(self.tokenizer, folder)
+        with without_progress_bars():
+            again = kind.from_pretrained(folder, device_map="cpu").eval()
+        prompts = self.prompts_in(folder, again)
+        return Reading("transformers and bitsandbytes", logits_of(again), prompts, folder)
+
+    def as_function(self) -> "Logits":
+        """Return the model as a function from tokens to logits."""
+        return Logits(self.model)
+
+    def logits_of(self, model: Any) -> Any:
+        """Return `Reading.logits` of a model that transformers has loaded."""
+        return logits_of(model.eval())
+
+    def save_beside(self, folder: Path) -> None:
+        """Save the tokenizer and the model's configuration to the folder."""
+        self.model.config.save_pretrained(folder)
+        if self.tokenizer is not None:
+            save_tokenizer(self.tokenizer, folder)
+
+    def prompts_in(self, folder: Path, model: Any = None) -> list[torch.Tensor] | None:
+        """Return the questions, encoded by the tokenizer in a folder, or None if it has none.
+
+        Args:
+            model: the model that they are for, if `self.model` is no longer there.
+        """
+        if not (folder / "tokenizer_config.json").is_file():
+            return None
+        transformers: Any = require("transformers", "deployment.reading_tokenizer")
+        return prompts_of(model or self.model, transformers.AutoTokenizer.from_pretrained(folder))
+
+    def as_text(self, turns: Sequence[Turn]) -> str:
+        """Return messages formatted as in training, without the initial BOS token."""
+        tokenizer = self.tokenizer
+        assert tokenizer is not None
+        written = TemplateFormat(tokenizer) if tokenizer.chat_template else PlainFormat(tokenizer)
+        return str(written.write_prompt(turns).text).removeprefix(tokenizer.bos_token or "")
+
+    def questions(self) -> list[str]:
+        """Return the texts of the questions, without the initial BOS token."""
+        return [self.as_text([Turn("user", question)]) for question in QUESTIONS]
+
+    @contextmanager
+    def whole_model(self, folder: Path, dtype: torch.dtype | None = None) -> Iterator[Path]:
+        """Yield a temporary folder with the model in its own format or `dtype`. Free its memory."""
+        whole = folder / WHOLE
+        whole.mkdir()
+        try:
+            model = self.model if dtype is None else self.model.to(dtype)
+            write_model(model, self.tokenizer, whole)
+            del model
+            self.model = None
+            gc.collect()
+            yield whole
+        finally:
+            shutil.rmtree(whole, ignore_errors=True)
+
+
+class Logits(torch.nn.Module):
+    """A language model as a plain function from tokens to logits without a cache.
+
+    Shapes: (batch, length) of int64 → (batch, length, vocabulary).
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.training = model.training
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        output: Any = self.model(input_ids=input_ids, use_cache=False)
+        logits: torch.Tensor = output.logits
+        return logits
+
+
+def _output_layer(model: Any) -> list[str]:
+    """Return the name of the layer that bitsandbytes skips by default, unless others are listed."""
+    head = model.get_output_embeddings()
+    return [name for name, module in model.named_modules() if module is head]

@@ -1,0 +1,1 @@
+"""Exports as GGUF, for llama.cpp and Ollama."""

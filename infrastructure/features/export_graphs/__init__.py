@@ -1,0 +1,1 @@
+"""Exports as graphs: ONNX and torch.export programs."""

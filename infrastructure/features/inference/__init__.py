@@ -1,0 +1,1 @@
+"""The fastest way to answer with a model, by measurement: `temper bench`."""
