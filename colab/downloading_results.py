@@ -6,6 +6,7 @@ from pathlib import Path
 
 from colab.runtime import has_browser
 from colab.transfer import require_free_space
+from infrastructure.config.auto import is_lora_folder
 from infrastructure.core.checksums import damaged_files
 from infrastructure.core.errors import DamagedFileError, InputError
 from infrastructure.core.files import atomic_write
@@ -55,6 +56,9 @@ def download_results(run: str | Path | None = None, output_dir: str | Path = "ru
             size=format_bytes(target.stat().st_size),
         )
     )
+    model = directory / MODEL
+    if is_lora_folder(str(model)) and not (model / "base").is_dir():
+        print(phrase("notebook.only_adapter_zipped"))
     _offer(target)
     return target
 

@@ -35,6 +35,7 @@ class ConfigForm:
         self._state = FormState(config)
         self._known = KnownCosts()
         self._measured: tuple[dict[str, object], list[str]] | None = None
+        self._is_failed = False  # whether the newest measurement is
         self.view: FormView | None = None
 
     @property
@@ -104,16 +105,19 @@ class ConfigForm:
 
     def _draw(self) -> None:
         if self.view is not None:
-            self.view.draw(self._state, self._cost())
+            is_refuted = self._is_failed and not self._changed_since()
+            self.view.draw(self._state, self._cost(), is_refuted)
 
     def _report(self, line: str) -> None:
         if self.view is not None:
             self.view.draw_cost([line])
 
     def _forecast(self) -> list[str]:
+        self._is_failed = False
         try:
             return [*colab.forecast(self.config).lines(), phrase(ON_TOP)]
         except Exception as error:  # from any library: it is only reported
+            self._is_failed = True
             return [redact(phrase("notebook.measurement_failed", error=error))]
 
     def _doubt(self) -> list[str]:
@@ -124,14 +128,18 @@ class ConfigForm:
             return [str(error)]
         return []
 
+    def _changed_since(self) -> list[str]:
+        """Return the settings that have changed since the newest measurement."""
+        settings, now = (self._measured or ({}, []))[0], _what_costs(self._state.config)
+        return [key for key in now | settings if now.get(key) != settings.get(key)]
+
     def _cost(self) -> list[str]:
         """Return the known costs, and those measured with the same settings, if any."""
         lines = [*self._doubt(), *self._known.lines(self._state.config)]
         if self._measured is None:
             return [*lines, phrase(NOT_MEASURED)]
         settings, measured = self._measured
-        now = _what_costs(self._state.config)
-        others = [key for key in now | settings if now.get(key) != settings.get(key)]
+        others = self._changed_since()
         if not others:
             return [*lines, *measured]
         was = ", ".join(f"{key} {format_value(settings.get(key))}" for key in others)

@@ -78,7 +78,7 @@ def label_of(key: str) -> str:
 
 def title_of(group: str) -> str:
     """Return the title of a group of settings."""
-    return TITLES.get(group) or _in_words(group)
+    return TITLES.get(group) or _in_words(group.replace(".", ": "))
 
 
 def _in_words(name: str) -> str:

@@ -6,6 +6,7 @@ sentence, but never changed to the nearest valid one.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from infrastructure.config.base import ConfigurationError, kinds
@@ -20,6 +21,8 @@ from infrastructure.core.messages import Setting as Named
 from infrastructure.core.messages import recorded_settings
 from infrastructure.core.redact import MASK, redact
 from infrastructure.data.defaults import problems_of
+from infrastructure.data.readers.sources import HUGGINGFACE, refuse_missing_data
+from infrastructure.models.model_path import refuse_missing
 
 SCHEMA = schema_of(DeploymentConfig)
 
@@ -122,11 +125,26 @@ class FormState:
         sentences = [sentence for _, sentence in self.wrong.values()]
         if self.refusal is not None:
             return [*sentences, self.refusal]
-        return [*sentences, *problems_of(self.config)]
+        return [*sentences, *problems_of(self.config), *self._missing().values()]
+
+    def _missing(self) -> dict[str, str]:
+        """Return a sentence for each path of the model and the data that does not exist."""
+        model, data = self.config.model.name, self.config.data
+        of_files = {"data.path": data.path, "data.eval_path": data.eval_path}
+        missing: dict[str, str] = {}
+        for key, place in {"model.name": model, **of_files}.items():
+            try:
+                if key == "model.name" and not Path(model).expanduser().exists():
+                    refuse_missing(model)
+                elif key in of_files and place and data.format != HUGGINGFACE:
+                    refuse_missing_data(place)
+            except ValueError as error:
+                missing[key] = redact(str(error))
+        return missing
 
     def messages(self) -> dict[str, str]:
         """Return the message next to each field: its own sentence, or one that names the field."""
-        beside = {key: sentence for key, (_, sentence) in self.wrong.items()}
+        beside = {key: sentence for key, (_, sentence) in self.wrong.items()} | self._missing()
         with recorded_settings() as keys:
             sentences = self.problems()[len(self.wrong) :]
         for sentence in sentences:

@@ -59,7 +59,9 @@ class FormView:
         )
         self.reset.on_click(lambda _: actions.reset())
         self.measure = widgets.Button(
-            description="Measure", tooltip=phrase("notebook.form_measure_tooltip")
+            description="Measure",
+            tooltip=phrase("notebook.form_measure_tooltip"),
+            layout=widgets.Layout(flex="0 0 auto"),  # otherwise a long line beside it narrows it
         )
         self.measure.on_click(lambda _: actions.measure())
         self._status, self._cost, self._line = (widgets.HTML() for _ in range(3))
@@ -89,8 +91,12 @@ class FormView:
         inner = _accordion(widgets, {title_of(g): box for g, (box, _) in self._groups.items()})
         return _accordion(widgets, {f"All {len(FIELDS)} settings": inner})
 
-    def draw(self, state: FormState, cost: list[str]) -> None:
-        """Show the current values of the form."""
+    def draw(self, state: FormState, cost: list[str], is_refuted: bool) -> None:
+        """Show the current values of the form.
+
+        Args:
+            is_refuted: whether a run with these values could not be measured.
+        """
         messages = state.messages()
         for key, row in self.rows.items():
             message, is_absent = messages.get(key), state.is_absent(key)
@@ -103,7 +109,7 @@ class FormView:
             self.presets.value = state.preset or ""
         finally:
             self._is_drawing = False
-        self._status.value = _status(state)
+        self._status.value = _status(state, is_refuted)
         self.draw_cost(cost)
         self._line.value = _line(state)
 
@@ -137,7 +143,7 @@ def _quiet(text: str) -> str:
     return f'<span style="{QUIET}">{text}</span>'
 
 
-def _status(state: FormState) -> str:
+def _status(state: FormState, is_refuted: bool) -> str:
     """Return a text on whether a run can start, and if not, why."""
     problems = state.problems()
     if problems:
@@ -145,6 +151,8 @@ def _status(state: FormState) -> str:
         text = f'<b style="{WRONG}">{phrase("notebook.run_cannot_start")}</b><ul>{listed}</ul>'
         return f'<div style="{DENSE}">{text}</div>'
     notes = "".join(f"<br>{_quiet(html.escape(redact(n)))}" for n in state.config.notes())
+    if is_refuted:
+        return f'<b style="{WRONG}">{phrase("notebook.run_refuted")}</b>{notes}'
     return f'<b style="{RIGHT}">{phrase("notebook.run_can_start")}</b>{notes}'
 
 

@@ -143,7 +143,7 @@ def show_stacks(run: str | Path) -> list[dict[str, object]]:
 @speaking(as_cell)
 def ask(
     model: str | Path,
-    questions: Sequence[str],
+    questions: str | Sequence[str],
     max_tokens: int = 64,
     system: str | None = None,
     output_dir: str | Path = "runs",
@@ -153,8 +153,8 @@ def ask(
     Args:
         model: a finished run by its ID, name or path, `RUN@STEP` or `RUN@best`, its `final/`, any
             model folder, or a Hub name.
-        questions: the questions as plain text. Prompt formats and chat templates are added as in
-            training.
+        questions: one question or several, as plain text. Prompt formats and chat templates are
+            added as in training.
         max_tokens: the maximum length of an answer in tokens.
         system: the system prompt before each question, as in the training data.
         output_dir: the directory of the runs.
@@ -166,6 +166,7 @@ def ask(
     repair_model(Path(named))
     for note in notes_of_rounded(named):
         print(note)
+    questions = [questions] if isinstance(questions, str) else questions
     answers = answer_questions(named, questions, max_tokens, system=system)
     for question, answer in zip(questions, answers, strict=True):
         print(f"{question}\n  → {answer.strip() or blank(answer)}\n")
@@ -177,6 +178,7 @@ def evaluate(
     model: str | Path,
     data: str | Path,
     against: str | Path | None = None,
+    max_tokens: int | None = None,
     output_dir: str | Path = "runs",
 ) -> Evaluation:
     """Evaluate a trained model on `data`, and show its loss and its answers, in total and by task.
@@ -184,6 +186,7 @@ def evaluate(
     Args:
         model: a model as in `ask`.
         against: a second model, which is evaluated on the same rows and compared.
+        max_tokens: the maximum length of an answer; by default, enough for the expected ones.
         output_dir: the directory of the runs.
 
     Raises:
@@ -194,7 +197,8 @@ def evaluate(
     repair_model(Path(named))
     folder = Path(named).absolute().parent  # for a run's `final/`, this is the run
     config = DeploymentConfig(model_name=named, data_path=str(data), output_dir=str(folder))
-    request = Request(against=None if against is None else _model_named(against, runs))
+    other = None if against is None else _model_named(against, runs)
+    request = Request(against=other, max_tokens=max_tokens)
     count = measured_answers()
     with waiting_beside(count.words):
         evaluation, lines = measure_model(config, request, count)

@@ -124,6 +124,7 @@ class Message:
             return self.code
         as_codes = os.environ.get(WORDS) == CODES
         text = _Words(is_strict=as_codes).vformat(words, (), self.about)
+        text = text.replace("?. ", "? ")  # a hint that asks, before the remedy
         text = _as_code(self) if as_codes else text
         for record in _records:
             record[text] = [*_keys_in(words, self.about)]

@@ -42,7 +42,8 @@ data = colab.fetch_dataset(source or colab.sample_chats())
 # ## 3 · Choose a model and what it learns
 # To fine-tune a model that can already chat, choose one with *Instruct* in its name and a GPU
 # (**Runtime → Change runtime type → T4**), and turn on LoRA. It trains only small adapters, so it
-# fits wherever the model fits.
+# fits wherever the model fits. With LoRA, `quantization` stores the model itself in 4 or 8 bits
+# (QLoRA), so a larger one fits.
 #
 # With *answers*, only answer tokens contribute to the loss, so the model does not learn to write
 # the questions. If the model has a chat template, Temper trains with it. To use another one, enter
@@ -51,26 +52,32 @@ data = colab.fetch_dataset(source or colab.sample_chats())
 # %%
 model = "embedded"  # @param ["embedded", "Qwen/Qwen2.5-0.5B-Instruct"] {allow-input: true}
 lora = False  # @param {type:"boolean"}
+quantization = ""  # @param ["", "4bit", "8bit"]
 learn = "answers"  # @param ["answers", "all"]
 chat_template = ""  # @param {type:"string"}
 
-what = {"model.lora_config": lora, "data.train_on": learn, "data.chat_template": chat_template}
+what = {"lora": lora, "quantization": quantization}
+what |= {"train_on": learn, "chat_template": chat_template}
 
 # %% [markdown]
-# Set how long and how fast the model learns. Temper chooses a value for each empty field.
+# Set how long and how fast the model learns. Temper chooses a value for each empty field. If
+# `backup_place` is empty, the checkpoints are backed up to your Drive if it is mounted.
 
 # %%
 epochs = ""  # @param ["", "1", "2", "3", "5"] {allow-input: true}
 batch_size = ""  # @param ["", "4", "8", "16", "32", "auto"] {allow-input: true}
 learning_rate = ""  # @param ["", "1e-5", "2e-5", "2e-4", "1e-3"] {allow-input: true}
+backup_place = ""  # @param {type:"string"}
 
 how = {"num_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
 given = {**what, **how, **session.settings()}
-config = colab.configure(model_name=model, data_path=str(data), **given)
+if backup_place:
+    given["backup.place"] = backup_place
+config = colab.configure(model=model, data_path=str(data), **given)
 
 # %% [markdown]
 # ## 4 · Check the data before you train
-# This cell reads the data exactly as training does and shows one example as the model sees it. The
+# This cell reads the data exactly as training does and shows two examples as the model sees them. The
 # marked tokens are trained. If a question is marked, or the end of an answer is not, change the
 # settings now.
 

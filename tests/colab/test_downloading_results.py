@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -52,6 +53,17 @@ def test_a_run_is_named_by_id_or_path_and_again_gives_the_same(run: Path, named:
     name = run.name if named == "id" else str(run)
     first = colab.download_results(name, output_dir=run.parent).read_bytes()
     assert colab.download_results(name, output_dir=run.parent).read_bytes() == first
+
+
+def test_what_only_adds_to_another_model_is_said_to_need_it(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "final" / "adapter_config.json").write_text("{}")
+    colab.download_results(run)
+    assert "notebook.only_adapter_zipped" not in capsys.readouterr().out  # it has its base
+    shutil.rmtree(run / "final" / "base")
+    colab.download_results(run)
+    assert "notebook.only_adapter_zipped" in capsys.readouterr().out
 
 
 def test_the_browser_is_given_the_file(

@@ -82,7 +82,11 @@ def test_settings_have_names_that_a_person_reads_and_keys_under_the_mouse() -> N
     assert name == '<span title="model.lora_config">LoRA</span>'
 
 
-def test_a_slider_sends_only_what_it_was_moved_to() -> None:
+def test_a_slider_sends_only_what_it_was_moved_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"text": "a"}\n')
     form = ConfigForm(
         DeploymentConfig(**{"data.path": "rows.jsonl", "data.validation_split": 0.12345})
     )
@@ -234,3 +238,29 @@ def test_what_would_be_a_question_at_a_terminal_stands_in_the_form(tmp_path: Pat
     type_into(form, "data.accept_small_data", "true")
     assert form.config.data.accept_small_data
     assert not any(sentence in line for line in form.lines())
+
+
+def test_a_path_that_does_not_exist_is_reported_beside_its_field(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    form = ConfigForm(configure(model="./nomodel", data_path="nope.jsonl"))
+    assert "models.folder_missing(name=./nomodel" in note_of(form, "model.name")
+    assert "data.path_not_found(what=training data, path=nope.jsonl" in note_of(form, "data.path")
+    assert "notebook.run_can_start" not in shown(form)
+    type_into(form, "model.name", "someone/on-the-hub")
+    type_into(form, "data.path", "")
+    assert "notebook.run_can_start" in shown(form)
+
+
+def test_a_run_that_could_not_be_measured_is_not_said_to_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("infrastructure.deployment.forecasting.forecast", {}.__getitem__)
+    form = ConfigForm(DeploymentConfig())
+    assert "notebook.run_can_start" in shown(form)
+    form.measure()
+    assert "notebook.run_refuted" in shown(form)
+    assert "notebook.run_can_start" not in shown(form)
+    type_into(form, "training.max_steps", "40")
+    assert "notebook.run_can_start" in shown(form)

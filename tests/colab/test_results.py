@@ -65,10 +65,10 @@ def test_a_run_is_named_as_on_the_command_line(
     runs, at_step = run.parent, f"{run.name}@3"
     data = tmp_path / "rows.jsonl"
     data.write_text(json.dumps({"prompt": "Reverse 12", "completion": "21"}) + "\n")
-    answers = colab.ask(str(run), ["Reverse 12"], max_tokens=4)
+    answers = colab.ask(str(run), "Reverse 12", max_tokens=4)
     assert colab.ask(run.name, ["Reverse 12"], max_tokens=4, output_dir=runs) == answers
     assert colab.ask(at_step, ["Reverse 12"], max_tokens=4, output_dir=runs) == answers
-    colab.evaluate(run.name, data, against=f"{run.name}@1", output_dir=runs)
+    colab.evaluate(run.name, data, against=f"{run.name}@1", max_tokens=2, output_dir=runs)
     exported = colab.export(f"{run.name}@1", output_dir=runs)
     assert exported == run / "exported" / "step-1"
     capsys.readouterr()

@@ -54,6 +54,7 @@ def test_words_are_filled_with_what_a_message_is_about() -> None:
     assert phrase("trial.plain", path="{count}", count=1, values={"b", "a"}) == (
         "{count}: 1 row with a, b. Look at {it}"
     )
+    assert phrase("trial.plain", path="a", count=1, values=["x?"]).endswith("x? Look at {it}")
     assert phrase("trial.indices", count=2, size=1000) == "2 indices of 1,000"
     assert phrase("trial.indices", count=1, size=1) == "1 index of 1"
 

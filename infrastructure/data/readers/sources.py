@@ -276,6 +276,12 @@ def _files_at(place: str, data_format: str, what: str, encoding: str) -> list[Da
     raise InputError(_not_found(path, what))
 
 
+def refuse_missing_data(place: str) -> None:
+    """Raise ValueError if there are no files at `place`, and no dataset on the Hub is meant."""
+    if not Path(split_place(place)[0]).exists() and not may_be_on_the_hub(place):
+        discover(place)
+
+
 def refuse_unreachable(place: str) -> None:
     """Raise ValueError if a Hub dataset is probably not in the cache and the Hub does not answer.
 
