@@ -7,8 +7,8 @@ import argparse
 import re
 import shutil
 import textwrap
+from typing import Any
 
-from infrastructure.commands.parser import CommandParser
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
 from infrastructure.config.schema import schema_of
@@ -69,8 +69,12 @@ NOTES = {
 HEADINGS = {("temper eval", "training"): "evaluation"}
 
 
-def short_help(parser: CommandParser) -> str:
-    """Return the `--help` text of a command."""
+def short_help(parser: Any) -> str:
+    """Return the `--help` text of a command.
+
+    Args:
+        parser: a `CommandParser`, whose module imports this one.
+    """
     fields = schema_of(DeploymentConfig).fields
     useful = SETTINGS.difference(parser.unused)
     flags_of_settings = {flag for key in fields for flag in flag_names(key)}
