@@ -176,7 +176,8 @@ def attention_form(
     name = attention_implementation(model) or "its own"
     ways = added_ways() if name == ATTENTION_NAME else ()
     # Checkpoints store and compare this text, so it is not a message.
-    return ", ".join([name, *filter(None, (way.form(device, dtype, length_step) for way in ways))])
+    forms = (method.form(device, dtype, length_step) for method in ways)
+    return ", ".join([name, *filter(None, forms)])
 
 
 def compiles_kernels(value: torch.Tensor) -> bool:
