@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.machine import environment, publish, sentence, table
 from benchmarks.turns import interval
-from infrastructure.models import short_attention
+from infrastructure.features.cpu_kernels import short_attention
 from infrastructure.models.packed_attention import by_segment, in_autocast_format
 from infrastructure.optimization.size_grid import SEGMENT_STEP
 

@@ -2,8 +2,8 @@
 
 A packed row (1, T) contains several examples end to end. The attention here runs each of them on
 its own, so its cost is the sum of the squares of the lengths, and no (T, T) mask is ever built. It
-uses one variable-length kernel on a GPU that has one, products for short examples in bf16 on a CPU,
-and otherwise one causal call per example.
+uses a way that a feature adds if that is the fastest, one variable-length kernel on a GPU that has
+one, and otherwise one causal call per example.
 
 The ends of the examples are passed in place of the attention mask, as a small integer tensor with
 four dimensions. transformers passes it to every layer unchanged (also when a layer is recomputed
@@ -19,13 +19,14 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from infrastructure.core.errors import InputError, TemperError
+from infrastructure.core.features import loaded, plugins_of
 from infrastructure.core.integers import ceil_div
 from infrastructure.models.model_inputs import (
     attention_implementation,
@@ -35,13 +36,6 @@ from infrastructure.models.model_inputs import (
     language_model,
     text_part,
 )
-from infrastructure.models.short_attention import (
-    MAX_LENGTH,
-    MAX_PRODUCT,
-    Group,
-    ShortAttention,
-    grouped,
-)
 
 ATTENTION_NAME = "temper_packed"
 PICTURES = "pictures"  # part of a batch with the model's image inputs, by argument
@@ -50,11 +44,38 @@ UNSUPPORTED_ARGUMENTS = ("softcap", "position_bias", "s_aux", "head_mask")
 
 _known_lengths = WeakTensorKeyDictionary()  # an entry is dropped with its mask
 _known_layouts = WeakTensorKeyDictionary()
-_known_groups = WeakTensorKeyDictionary()
 
 
 class PackingUnsupportedError(TemperError):
     """An error for a model whose attention needs something that packed rows do not support."""
+
+
+class PackedWay(Protocol):
+    """A way to attend inside the examples of a packed row, from the group "temper.attention"."""
+
+    def takes(
+        self, value: torch.Tensor, mask: torch.Tensor, dropout: float, window: int | None
+    ) -> bool:
+        """Return whether this is the fastest way for a segment mask."""
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor,
+        scaling: float | None,
+    ) -> torch.Tensor:
+        """Compute the output, (1, T, H, D), of heads that may share their keys and values."""
+
+    def form(self, device: torch.device, dtype: torch.dtype, length_step: int) -> str:
+        """Return what decides the last digits of the output; "" if it does not take such rows."""
+
+
+@cache
+def added_ways() -> tuple[PackedWay, ...]:
+    """Return the ways to attend that features add."""
+    return tuple(map(loaded, plugins_of("temper.attention").values()))
 
 
 @dataclass(frozen=True)
@@ -125,8 +146,9 @@ def packed_attention(
     max_length = attention_mask.shape[2]
     window = sliding_window(module, max_length, kwargs)
     refuse_unsupported(module, query, key, is_causal, kwargs)
-    if takes_products(value, attention_mask, dropout, window):
-        return by_products(query, key, value, attention_mask, scaling), None
+    for way in added_ways():
+        if way.takes(value, attention_mask, dropout, window):
+            return way.attend(query, key, value, attention_mask, scaling), None
     query, key, value = in_autocast_format(query, key, value)
     boundaries = attention_mask[0, 0, 0]
     if has_varlen_kernel(query, value, dropout):
@@ -138,50 +160,6 @@ def packed_attention(
     query, key, value = (tensor.index_select(2, layout.source) for tensor in (query, key, value))
     output = by_segment(query, key, value, layout.lengths, dropout, scaling, window)
     return output.index_select(1, layout.places), None
-
-
-def takes_products(
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    dropout: float,
-    window: int | None,
-) -> bool:
-    """Return whether `ShortAttention` is the fastest way.
-
-    It is for short examples in bf16 or fp16 on a CPU.
-    """
-    step, max_length = mask.shape[1:3]
-    return (
-        step > 1
-        and compiles_kernels(value)
-        and ceil_div(max_length, step) * step <= MAX_LENGTH
-        and dropout == 0.0
-        and window is None
-    )
-
-
-def by_products(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    scaling: float | None,
-) -> torch.Tensor:
-    """Compute `ShortAttention` for heads that may share their keys and values."""
-    shared = query.shape[1] // key.shape[1]
-    if shared > 1:
-        key, value = (heads.repeat_interleave(shared, dim=1) for heads in (key, value))
-    groups, dtype = product_groups(mask), compute_format(value)
-    output: torch.Tensor = ShortAttention.apply(query, key, value, groups, scaling, dtype)
-    return output
-
-
-def product_groups(mask: torch.Tensor) -> list[Group]:
-    """Return the examples of a segment mask, grouped for products. Computed once per batch."""
-    if mask not in _known_groups:
-        _known_groups[mask] = grouped(segment_lengths(mask), mask.shape[1])
-    groups: list[Group] = _known_groups[mask]
-    return groups
 
 
 def attention_form(
@@ -196,11 +174,9 @@ def attention_form(
         length_step: as in `segment_mask`.
     """
     name = attention_implementation(model) or "its own"
-    takes_some = length_step > 1 and device.type == "cpu" and dtype in HALF_PRECISION
-    if name != ATTENTION_NAME or not takes_some:
-        return name
+    ways = added_ways() if name == ATTENTION_NAME else ()
     # Checkpoints store and compare this text, so it is not a message.
-    return f"{name}, products of up to {MAX_PRODUCT} scores up to {MAX_LENGTH} tokens"
+    return ", ".join([name, *filter(None, (way.form(device, dtype, length_step) for way in ways))])
 
 
 def compiles_kernels(value: torch.Tensor) -> bool:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from infrastructure.features.cpu_kernels import short_attention
 from infrastructure.models import packed_attention as module
 from infrastructure.models.model_inputs import attention_implementation
 from infrastructure.models.packed_attention import (
@@ -239,8 +240,10 @@ def test_a_checkpoint_records_what_decides_the_last_digits(
     assert by_products.startswith(f"{ATTENTION_NAME}, products")
     for other in ((cpu, torch.float32, 16), (cpu, bf16, 1), (torch.device("cuda"), bf16, 16)):
         assert attention_form(model, *other) == ATTENTION_NAME
-    monkeypatch.setattr(module, "MAX_PRODUCT", 1)
+    monkeypatch.setattr(short_attention, "MAX_PRODUCT", 1)
     assert attention_form(model, cpu, bf16, 16) != by_products
+    monkeypatch.setattr(module, "added_ways", lambda: ())
+    assert attention_form(model, cpu, bf16, 16) == ATTENTION_NAME
 
 
 @pytest.mark.parametrize(("architecture", "attention"), [("llama", "eager"), ("bloom", None)])

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from infrastructure.data.serving.collate import Batch, pack, pad
 from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.features.cpu_kernels import short_attention
 from infrastructure.models import packed_attention
 from infrastructure.models.packed_attention import model_arguments, use_packed_attention
 from infrastructure.models.packing_check import prepare_packing
@@ -101,7 +102,7 @@ def test_examples_whose_attention_is_rounded(
     architecture: str, lengths: list[int], checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for half precision on a CPU; here in fp32, so that it can be compared."""
-    monkeypatch.setattr(packed_attention, "MAX_LENGTH", 0)  # so that none is short
+    monkeypatch.setattr(packed_attention, "added_ways", lambda: ())
     made: list[Any] = []
     make = packed_attention._make_layout
 
@@ -117,32 +118,12 @@ def test_examples_whose_attention_is_rounded(
     assert all(length % SEGMENT_STEP == 0 for length in made[0].lengths)
 
 
-@pytest.mark.parametrize("lengths", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2"])
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_short_examples_by_products(
-    architecture: str, lengths: list[int], checkpointing: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As for half precision on a CPU; here in fp32, so that it can be compared."""
-    applied: list[int] = []
-    products = packed_attention.by_products
-
-    def count(*given: Any) -> torch.Tensor:
-        applied.append(1)
-        return products(*given)
-
-    monkeypatch.setattr(packed_attention, "compiles_kernels", lambda value: True)
-    monkeypatch.setattr(packed_attention, "by_products", count)
-    assert_same(packing_model(architecture, checkpointing), lengths, packed)
-    assert applied, "never for exact lengths"
-
-
 @pytest.mark.parametrize(("limit", "operation"), [(512, "bmm"), (0, "attention")])
 def test_few_shapes_of_half_precision(
     limit: int, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of examples of any length up to 200 tokens, short ones and longer ones."""
-    monkeypatch.setattr(packed_attention, "MAX_LENGTH", limit)
+    monkeypatch.setattr(short_attention, "MAX_LENGTH", limit)
     model = tiny_model("llama").bfloat16()
     assert use_packed_attention(model)
     shapes: set[Any] = set()

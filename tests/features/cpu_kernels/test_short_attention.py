@@ -6,12 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from infrastructure.models.short_attention import (
+from infrastructure.features.cpu_kernels import short_attention
+from infrastructure.features.cpu_kernels.short_attention import (
     MAX_LENGTH,
     ShortAttention,
     grouped,
     number_of_products,
 )
+from tests.models.test_rounded_rows import LAYOUTS, assert_same, packed, packing_model
 
 LENGTHS = [5, 1, 9, 3]
 
@@ -96,3 +98,23 @@ def test_the_longest_example_fits() -> None:
         *given, grouped([MAX_LENGTH], 16), None, torch.float32
     )  # type: ignore[no-untyped-call]
     assert output.shape == (1, MAX_LENGTH, 1, 2)
+
+
+@pytest.mark.parametrize("lengths", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_short_examples_by_products(
+    architecture: str, lengths: list[int], checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for half precision on a CPU; here in fp32, so that it can be compared."""
+    applied: list[int] = []
+    products = short_attention.PRODUCTS.attend
+
+    def count(*given: Any) -> torch.Tensor:
+        applied.append(1)
+        return products(*given)
+
+    monkeypatch.setattr(short_attention, "compiles_kernels", lambda value: True)
+    monkeypatch.setattr(short_attention.PRODUCTS, "attend", count)
+    assert_same(packing_model(architecture, checkpointing), lengths, packed)
+    assert applied, "never for exact lengths"

@@ -18,11 +18,19 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from infrastructure.core.integers import ceil_div
+from infrastructure.models.packed_attention import (
+    HALF_PRECISION,
+    compiles_kernels,
+    compute_format,
+    segment_lengths,
+)
 
 MAX_LENGTH = 512  # of an example, in tokens
 MAX_PRODUCT = 1 << 14  # scores per head in one product; more would not fit the cache
+_known_groups = WeakTensorKeyDictionary()  # an entry is dropped with its mask
 
 
 @dataclass(frozen=True)
@@ -186,3 +194,50 @@ def _bias() -> torch.Tensor:
 def causal_bias(length: int) -> torch.Tensor:
     """Return (1, length, length) fp32: minus infinity for columns that are later than the row."""
     return _bias()[:, :length, :length]
+
+
+class Products:
+    """The way of attending to packed rows by `ShortAttention`; see `packed_attention.PackedWay`."""
+
+    def takes(
+        self, value: torch.Tensor, mask: torch.Tensor, dropout: float, window: int | None
+    ) -> bool:
+        step, max_length = mask.shape[1:3]
+        return (
+            step > 1
+            and compiles_kernels(value)
+            and ceil_div(max_length, step) * step <= MAX_LENGTH
+            and dropout == 0.0
+            and window is None
+        )
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor,
+        scaling: float | None,
+    ) -> torch.Tensor:
+        shared = query.shape[1] // key.shape[1]
+        if shared > 1:
+            key, value = (heads.repeat_interleave(shared, dim=1) for heads in (key, value))
+        groups, dtype = product_groups(mask), compute_format(value)
+        output: torch.Tensor = ShortAttention.apply(query, key, value, groups, scaling, dtype)
+        return output
+
+    def form(self, device: torch.device, dtype: torch.dtype, length_step: int) -> str:
+        if length_step == 1 or device.type != "cpu" or dtype not in HALF_PRECISION:
+            return ""
+        return f"products of up to {MAX_PRODUCT} scores up to {MAX_LENGTH} tokens"
+
+
+def product_groups(mask: torch.Tensor) -> list[Group]:
+    """Return the examples of a segment mask, grouped for products. Computed once per batch."""
+    if mask not in _known_groups:
+        _known_groups[mask] = grouped(segment_lengths(mask), mask.shape[1])
+    groups: list[Group] = _known_groups[mask]
+    return groups
+
+
+PRODUCTS = Products()

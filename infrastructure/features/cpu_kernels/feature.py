@@ -1,0 +1,12 @@
+"""Attention of short examples in bf16 on a CPU, by matrix products."""
+
+from infrastructure.core.features import Feature
+
+FEATURE = Feature(
+    name="cpu_kernels",
+    plugins={
+        "temper.attention": {
+            "products": "infrastructure.features.cpu_kernels.short_attention:PRODUCTS"
+        }
+    },
+)
