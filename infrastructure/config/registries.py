@@ -8,6 +8,7 @@ built-in entries.
 
 from typing import Any
 
+from infrastructure.core.features import plugins_of
 from infrastructure.core.registry import Registry
 
 # training.strategies
@@ -33,11 +34,11 @@ QUANTIZATIONS: Registry[Any] = Registry(
 )
 # training.stackwise.activation_cache
 CACHES: Registry[Any] = Registry("activation cache", "temper.activation_caches", ("disk",))
-# models.registry, which adds the names that `register_model` is given
-REGISTERED_MODELS: set[str] = {"tactical_mappo"}
+# those of features; models.registry adds the names that `register_model` is given
+REGISTERED_MODELS: set[str] = {*plugins_of("temper.models")}
 # training.model_adapters
 ADAPTERS: Registry[Any] = Registry(
-    "model adapter", "temper.adapters", ("standard", "dialogue", "multimodal", "tactical_mappo")
+    "model adapter", "temper.adapters", ("standard", "dialogue", "multimodal")
 )
 # models.token_functions
 LOSSES: Registry[Any] = Registry("loss", "temper.losses", ("cross_entropy",))

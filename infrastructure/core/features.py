@@ -53,7 +53,8 @@ class Feature:
         enables: extension → the name of the training setting that enables it.
         needs_own_loop: whether its extensions work only in Temper's own training loop.
         adds_weights: whether its extensions add weights to the model.
-        plugins: entry point group of a registry ("temper.strategies") → name → address.
+        plugins: entry point group of a registry ("temper.strategies") → name → address. In the
+            group "temper.models", it is that of what builds a model; its adapter has its name.
         commands: by name.
         additions: command → module that adds flags to it. Its `run(options)` does the work instead
             of the command and returns the exit code, or returns None to leave the work to it.

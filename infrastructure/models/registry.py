@@ -1,39 +1,42 @@
 """Models that are neither on the Hub nor in a folder: any `torch.nn.Module`, by name.
 
-To add one in the package, add a line to `MODELS` and its name to `config/registries.py`. From
-outside, use `register_model`. The worked example is `tactical_mappo`: its module and its examples
-are in tactical_mappo.py, its loss is in model_adapters/tactical_mappo_adapter.py.
+To add one, use `register_model`. A feature adds one by the address of what builds it, in the group
+"temper.models", and its adapter by the same name.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 
 from infrastructure.config.registries import REGISTERED_MODELS
 from infrastructure.core.errors import InputError
-from infrastructure.models.tactical_mappo import EnvironmentSeeds, build_tactical_mappo
+from infrastructure.core.features import loaded, plugins_of
 
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """The construction of a registered model, and the source of its batches.
+    """The construction of a registered model, and the adapter that feeds it.
 
     Attributes:
         build: creates the module. Its weights come from torch's global generator, which is already
             seeded.
         adapter: name of the ModelAdapter for its batches and its loss.
-        data_source: creates the model's own examples from a seed. None: it reads data files.
     """
 
     build: Callable[[], torch.nn.Module]
     adapter: str
-    data_source: Callable[[int], Any] | None = None
+
+
+def _build(address: str) -> torch.nn.Module:
+    model: torch.nn.Module = loaded(address)()
+    return model
 
 
 MODELS: dict[str, ModelEntry] = {
-    "tactical_mappo": ModelEntry(build_tactical_mappo, "tactical_mappo", EnvironmentSeeds),
+    name: ModelEntry(partial(_build, address), adapter=name)
+    for name, address in plugins_of("temper.models").items()
 }
 
 

@@ -23,7 +23,7 @@ def find_source(name: str) -> ModelSource:
     """Return what `name` means: "embedded", a registered name, an existing folder, or a Hub name.
 
     A run directory stands for its `final/`. To use a folder that has the name of a registered
-    model, write it as a path (`./tactical_mappo`).
+    model, write it as a path (`./name`).
 
     Raises:
         ValueError: the name looks like a path that does not exist, or the folder contains no model.

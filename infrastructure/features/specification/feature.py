@@ -1,4 +1,4 @@
-"""Names of the specifications that the core would not have: a run assembled by hand."""
+"""What only the specifications ask for: a run assembled by hand, and a model of agents."""
 
 from infrastructure.core.features import Feature
 
@@ -13,6 +13,12 @@ FEATURE = Feature(
         "UnslothTrainer": f"{_HERE}.whole_config",
         "initialize_training": f"{_HERE}.context",
         "should_checkpoint": f"{_HERE}.context",
+    },
+    plugins={
+        "temper.models": {"tactical_mappo": f"{_HERE}.tactical_mappo:TacticalMappo"},
+        "temper.adapters": {
+            "tactical_mappo": f"{_HERE}.tactical_mappo_adapter:TacticalMappoAdapter",
+        },
     },
     # Roles for which objects with other names exist. A class of such a name would be a second way
     # to do what the existing object does.

@@ -33,9 +33,6 @@ from infrastructure.training.model_adapters.multimodal_adapter import (
 from infrastructure.training.model_adapters.standard_adapter import (
     StandardModelAdapter as StandardModelAdapter,
 )
-from infrastructure.training.model_adapters.tactical_mappo_adapter import (
-    TacticalMappoAdapter as TacticalMappoAdapter,
-)
 
 ADAPTERS: Registry[Callable[..., ModelAdapter]] = registries.ADAPTERS
 ADAPTERS.provide(
@@ -43,7 +40,6 @@ ADAPTERS.provide(
         "standard": StandardModelAdapter,
         "dialogue": DialogueModelAdapter,
         "multimodal": MultimodalModelAdapter,
-        "tactical_mappo": TacticalMappoAdapter,
     },
     ModelAdapter,
 )

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from infrastructure.data.serving.example_order import epoch_order
-from infrastructure.models.tactical_mappo import EnvironmentSeeds
+from infrastructure.features.specification.tactical_mappo import EnvironmentSeeds
 from infrastructure.testing.suites.data_source import DataSourceSuite
 from infrastructure.training.model_adapters.base_adapter import DataSource
 from infrastructure.training.model_adapters.layers_adapter import LoaderSource

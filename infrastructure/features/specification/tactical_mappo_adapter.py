@@ -17,17 +17,17 @@ from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.json_text import JsonObject, as_text
 from infrastructure.core.messages import Setting, phrase
-from infrastructure.models.model_manager import ModelManager
-from infrastructure.models.registry import MODELS
-from infrastructure.models.saving import save_model
-from infrastructure.models.tactical_mappo import (
+from infrastructure.features.specification.tactical_mappo import (
     EPISODE_STEPS,
+    EnvironmentSeeds,
     Episodes,
     Rollout,
     TacticalMappo,
     create_episodes,
     play,
 )
+from infrastructure.models.model_manager import ModelManager
+from infrastructure.models.saving import save_model
 from infrastructure.training.model_adapters.base_adapter import (
     Batch,
     DataSource,
@@ -69,9 +69,7 @@ class TacticalMappoAdapter(ModelAdapter):
         return loaded.model
 
     def create_data_source(self, cache_config: CacheConfig, seed: int) -> DataSource:
-        source = MODELS["tactical_mappo"].data_source
-        assert source is not None
-        return source(seed)
+        return EnvironmentSeeds(seed)
 
     def prepare_batch(self, examples: Sequence[int]) -> Batch:
         return asdict(create_episodes(list(examples), self.device))
@@ -103,9 +101,9 @@ class TacticalMappoAdapter(ModelAdapter):
     def notes(self) -> list[str]:
         unread = [key for key in ("path", "eval_path") if getattr(self.data_config, key)]
         return [
-            phrase("models.eval_loss_is_coverage"),
+            phrase("specification.eval_loss_is_coverage"),
             *(
-                phrase("models.data_setting_no_effect", key=Setting(f"data.{key}"))
+                phrase("specification.data_setting_no_effect", key=Setting(f"data.{key}"))
                 for key in unread
             ),
         ]

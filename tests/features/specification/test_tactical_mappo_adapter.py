@@ -11,22 +11,23 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.models.model_manager import load_saved
-from infrastructure.models.tactical_mappo import (
+from infrastructure.features.specification import tactical_mappo_adapter
+from infrastructure.features.specification.tactical_mappo import (
     EnvironmentSeeds,
     Rollout,
     TacticalMappo,
     create_episodes,
     play,
 )
-from infrastructure.training.model_adapters import adapter_name, tactical_mappo_adapter
-from infrastructure.training.model_adapters.tactical_mappo_adapter import (
+from infrastructure.features.specification.tactical_mappo_adapter import (
     DISCOUNT,
     GAE_LAMBDA,
     TacticalMappoAdapter,
     generalized_advantages,
     ppo_loss,
 )
+from infrastructure.models.model_manager import load_saved
+from infrastructure.training.model_adapters import adapter_name
 
 CPU = torch.device("cpu")
 
@@ -186,11 +187,11 @@ def test_the_clip_takes_the_gradient_of_moves_that_left_the_region(
 
 
 def test_data_that_is_not_read_is_reported(adapter: TacticalMappoAdapter) -> None:
-    assert not any("models.data_setting_no_effect" in note for note in adapter.notes())
+    assert not any("specification.data_setting_no_effect" in note for note in adapter.notes())
     adapter.data_config = DataConfig(path="chats.jsonl", eval_path="test.jsonl")
     assert adapter.notes()[1:] == [
-        "models.data_setting_no_effect(key=data.path)",
-        "models.data_setting_no_effect(key=data.eval_path)",
+        "specification.data_setting_no_effect(key=data.path)",
+        "specification.data_setting_no_effect(key=data.eval_path)",
     ]
 
 

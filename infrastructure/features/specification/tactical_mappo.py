@@ -7,7 +7,7 @@ the randomness of its moves come only from its seed: the same weights play it th
 batch. Limits: a fixed grid, five moves, no obstacles.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,11 +81,6 @@ def _perceptron(num_inputs: int, hidden_size: int, num_outputs: int) -> torch.nn
         torch.nn.Tanh(),
         torch.nn.Linear(hidden_size, num_outputs),
     )
-
-
-def build_tactical_mappo() -> TacticalMappo:
-    """Build the module with fresh weights from torch's global generator."""
-    return TacticalMappo()
 
 
 def create_episodes(seeds: list[int], device: torch.device) -> Episodes:
@@ -188,11 +183,13 @@ class EnvironmentSeeds:
         """The values that decide which examples there are."""
         return f"tactical_mappo-{self.seed}-{self.num_examples}-{self.num_evaluation_examples}"
 
-    def train_batches(self, epoch: int, start_example: int, batch_size: int) -> Iterator[list[int]]:
+    def train_batches(
+        self, epoch: int, start_example: int, batch_size: int
+    ) -> Generator[list[int], None, None]:
         """Yield batches of episode seeds from `start_example` on. The last one may be short."""
         return _batches(self._seeds(epoch + 1, self.num_examples)[start_example:], batch_size)
 
-    def evaluation_batches(self, batch_size: int) -> Iterator[list[int]]:
+    def evaluation_batches(self, batch_size: int) -> Generator[list[int], None, None]:
         """Yield batches of the held-out episode seeds."""
         return _batches(self._seeds(0, self.num_evaluation_examples), batch_size)
 
@@ -205,6 +202,6 @@ class EnvironmentSeeds:
         )
 
 
-def _batches(seeds: list[int], batch_size: int) -> Iterator[list[int]]:
+def _batches(seeds: list[int], batch_size: int) -> Generator[list[int], None, None]:
     for start in range(0, len(seeds), batch_size):
         yield seeds[start : start + batch_size]

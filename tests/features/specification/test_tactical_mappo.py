@@ -5,13 +5,12 @@ import itertools
 import pytest
 import torch
 
-from infrastructure.models.tactical_mappo import (
+from infrastructure.features.specification.tactical_mappo import (
     EPISODE_STEPS,
     GRID_SIZE,
     MOVES,
     EnvironmentSeeds,
     TacticalMappo,
-    build_tactical_mappo,
     covered,
     create_episodes,
     explore,
@@ -26,7 +25,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def model() -> TacticalMappo:
     torch.manual_seed(0)
-    return build_tactical_mappo()
+    return TacticalMappo()
 
 
 def test_walls_stop_the_agents() -> None:
