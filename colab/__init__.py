@@ -33,7 +33,6 @@ _PLACES: dict[str, str] = {
     "evaluate": "colab.results",
     "export": "colab.results",
     "fetch_dataset": "colab.fetching_data",
-    "find_fastest": "infrastructure.deployment.tuning",
     "flush_drive": "colab.drive",
     "forecast": "infrastructure.deployment.forecasting",
     "get_secret": "colab.secrets",

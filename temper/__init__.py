@@ -7,6 +7,7 @@ so that it can report if another folder hides the package `infrastructure`.
 import importlib
 import importlib.util
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,8 @@ _get = lazy_names(__name__, _PLACES)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return metadata.version("temper-train")
     return importlib.import_module("colab") if name == "colab" else _get(name)
 
 

@@ -100,6 +100,7 @@ class RunBackup:
         self.retention = retention or Retention(keep_best=1)
         self.place_id: str | None = None  # found by `check_place`
         self.is_missing = False  # at the start, with `allow_missing_place`
+        self.is_new = False  # nothing was copied to the destination before `check_place`
         self._link: RemoteSession | None = None
         self._copier: CopierClient | None = None
         if self.options.place is not None:
@@ -383,6 +384,7 @@ class RunBackup:
     def _contact(self) -> None:
         link = self._require_link()
         self.place_id = link.place.identify(self.record.id_of(link.place.url))
+        self.is_new = link.place.is_new
         link.place.probe()
 
     def remember_place(self, place_id: str | None) -> None:

@@ -462,7 +462,7 @@ def _backup_of_run(
 ) -> tuple[RunDirectory, RunBackup]:
     """Return a run of this machine, and its backup with the recorded and the given settings.
 
-    If no setting names a destination, the one to which the run was last copied is used.
+    Unless a destination is given now, the one to which the run was last copied is used.
 
     Args:
         opens: whether the destination will be opened, which requires its password.
@@ -475,7 +475,9 @@ def _backup_of_run(
         if key.startswith("backup.")
     }
     options = place_options(recorded).copy_with(**changes)
-    if options.place is None and (last := last_place(run.checkpoints)) is not None:
+    recorded_place = options.place and redact_urls(open_place(options.place).url)
+    last = None if PLACE in _given(config) else last_place(run.checkpoints)
+    if last not in (None, recorded_place):
         if MASK in last and opens:
             raise InputError(
                 "commands.destination_password_not_stored", run_id=run.run_id, url=last

@@ -54,11 +54,9 @@ GROUPS = {
         "train": "train a model, or resume the unfinished run that has the same settings",
         "resume": "resume an interrupted run",
         "stop": "stop a run after saving a checkpoint",
-        "queue": "train several runs one after another",
     },
     "Before you train": {
         "check": "check model, data and machine, without training",
-        "tune": "measure which settings train fastest on this machine",
         "config": "show all settings and their sources, or write a configuration file",
         "doctor": "check versions, devices, memory and disk",
     },
@@ -99,7 +97,6 @@ TRAINS = ("train", "resume", HIDDEN)
 RESUMING = (
     "train",
     "resume",
-    "queue run",
     *(words for one in _OF_FEATURES.values() for words in one.resuming),
 )
 

@@ -75,6 +75,11 @@ def _show_on(stream: TextIO, line: str) -> None:
     write_above_bar(styled(line, style, stream), stream)
 
 
+def show_line(line: str) -> None:
+    """Show a line on standard output, above a progress bar."""
+    write_above_bar(line, sys.stdout)
+
+
 def write_above_bar(line: str, stream: TextIO) -> None:
     """Write a line on `stream`, above a progress bar on the terminal's last line."""
     _WAITING.erase()

@@ -169,17 +169,10 @@ def only_runner(path: Path, code: str, **about: object) -> Iterator[None]:
 
 def wait(training: DetachedTraining, look: Callable[[], None] = lambda: None) -> None:
     """Wait until the process has ended, and show its progress. `look` is called at intervals."""
-    with waiting_for(training):
+    with closing(_Progress(training)) as progress, waiting_beside(progress.words):
         while training.is_alive:
             look()
             time.sleep(LOOK_SECONDS)
-
-
-@contextmanager
-def waiting_for(training: DetachedTraining) -> Iterator[None]:
-    """Show the progress of a run to the user while the body waits for it."""
-    with closing(_Progress(training)) as progress, waiting_beside(progress.words):
-        yield
 
 
 class _Progress:

@@ -204,6 +204,7 @@ class _Measured(Observer):
         self.state: TrainingState | None = None
         self.before: dict[str, object] = {}
         self.after: dict[str, object] = {}
+        self.by_step: dict[str, dict[str, object]] = {}
         self.measured_on: str | None = None
         self.resumed_step = 0
         self.final_step: int | None = None
@@ -221,14 +222,15 @@ class _Measured(Observer):
         if state.step == 0:
             self.before = spell_numbers(numbers)
         else:
-            self.after = spell_numbers(numbers)
+            self.after = self.by_step[str(state.step)] = spell_numbers(numbers)
 
     def take_best(self, model: torch.nn.Module) -> None:
         """Load the best weights into the trained model, if configured."""
         if self.state is None or not self.config.training.ends_with_best:
             return
         step = take_best(model, self.run.checkpoints, self.state.step)
-        self.final_step = None if step == self.state.step else step
+        if step != self.state.step:
+            self.final_step, self.after = step, self.by_step.get(str(step), {})
 
     @property
     def is_finished(self) -> bool:
@@ -268,12 +270,14 @@ class _Measured(Observer):
         return {
             "before": self.before,
             "after": self.after,
+            "by_step": self.by_step,
             "measured_on": self.measured_on,
             "changed_after": self.changed_after,
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.before, self.after = saved["before"], saved["after"]
+        self.by_step = saved.get("by_step", {})
         self.measured_on, self.changed_after = saved["measured_on"], saved["changed_after"]
 
 

@@ -21,6 +21,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from infrastructure.config.merging.plugin_names import OUR_PACKAGES, code_at
+from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonValue
 from infrastructure.core.messages import phrase
 from infrastructure.core.named_object import MAIN
@@ -39,6 +40,7 @@ PART_NAMES = (
 HELD_OUT_DATA = "held_out_data"
 ROWS = "rows"  # the hash of a part's rows: compared, but not recorded
 NUM_EXAMPLES, NUM_HASHED = "num_examples", "num_hashed"  # of a part with rows
+BLOCKS, MOST_BLOCKS = "blocks", 1000  # short hashes of blocks of rows, not recorded either
 OPTIMIZER = "optimizer"  # its groups are not always known before a checkpoint is loaded
 DEEPEST = 6  # levels of nested objects
 MOST_SHOWN = 3  # differing values of one part
@@ -54,6 +56,11 @@ OF_LIBRARIES = frozenset(
 def new_key() -> str:
     """Return a new secret key for hashing rows, since plain hashes of short rows can be guessed."""
     return secrets.token_hex(32)
+
+
+def block_size(num_rows: int) -> int:
+    """Return the number of rows in a block with its own hash, so that MOST_BLOCKS suffice."""
+    return max(1, ceil_div(num_rows, MOST_BLOCKS))
 
 
 def row_digest(key: str) -> "hashlib.blake2b":
@@ -309,7 +316,11 @@ def _differing(before: JsonValue, current: JsonValue) -> tuple[JsonValue, JsonVa
     if not isinstance(before, dict) or not isinstance(current, dict):
         return before, current
     keys = [key for key in {**before, **current} if before.get(key) != current.get(key)]
-    pairs = {key: _differing(before.get(key), current.get(key)) for key in keys if key != ROWS}
+    pairs = {
+        key: _differing(before.get(key), current.get(key))
+        for key in keys
+        if key not in (ROWS, BLOCKS)
+    }
     return {k: pair[0] for k, pair in pairs.items()}, {k: pair[1] for k, pair in pairs.items()}
 
 
@@ -325,7 +336,9 @@ def _leaves(name: str, before: JsonValue, current: JsonValue) -> Iterator[str]:
         keys = dict.fromkeys([*before, *current])
         if ROWS in before and ROWS in current and before[ROWS] != current[ROWS]:
             yield _changed_rows(name, before, current)
-            keys = {key: None for key in keys if key not in (ROWS, NUM_EXAMPLES, NUM_HASHED)}
+            keys = {
+                key: None for key in keys if key not in (ROWS, BLOCKS, NUM_EXAMPLES, NUM_HASHED)
+            }
         for key in keys:
             if before.get(key) != current.get(key):
                 yield from _leaves(f"{name}.{key}", before.get(key), current.get(key))
@@ -342,10 +355,22 @@ def _changed_rows(
 ) -> str:
     """Return a message that rows have changed, with their numbers if they are known and differ.
 
-    One hash covers all rows, so which of them changed is unknown.
+    If the number of rows is the same, the message says where the first changed row is.
     """
     counts = before.get(NUM_EXAMPLES), current.get(NUM_EXAMPLES)
     if counts[0] == counts[1] or None in counts:
+        were, are = before.get(BLOCKS), current.get(BLOCKS)
+        if isinstance(were, list) and isinstance(are, list) and isinstance(counts[0], int):
+            differing = [
+                at for at, pair in enumerate(zip(were, are, strict=False)) if pair[0] != pair[1]
+            ]
+            size = block_size(counts[0])
+            if differing and size == 1:
+                about = {"count": len(differing), "total": counts[0], "first": differing[0] + 1}
+                return phrase("run.rows_differ", name=name, **about)
+            if differing:
+                first = differing[0] * size + 1
+                return phrase("run.rows_differ_from", name=name, first=first, last=first + size - 1)
         return phrase("run.rows_changed", name=name)
     return phrase("run.number_of_rows_changed", name=name, was=counts[0], now=counts[1])
 

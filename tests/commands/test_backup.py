@@ -183,6 +183,18 @@ def test_the_status_names_a_missing_place(
     assert "backup.destination_on_same_disk" not in out
 
 
+def test_a_destination_that_was_changed_is_the_one_that_is_shown(
+    run: Path, place: Path, tmp_path: Path, temper: Temper
+) -> None:
+    other = str(tmp_path / "other")
+    assert temper("create", "--place", other)[1]["confirmed"]
+    code, output = temper("status")
+    assert (code, output["place"], output["confirmed_step"]) == (ExitCode.DONE, other, 3)
+    places = {at for row in temper("list")[1]["versions"] for at in row["places"]}
+    assert places == {"here", other}
+    assert temper("status", "--place", str(place))[1]["confirmed_step"] is None
+
+
 def test_the_status_names_the_other_runs_of_a_place(
     run: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -70,9 +70,9 @@ def test_the_help_of_a_measurement_names_its_own_defaults() -> None:
 
 def test_the_help_of_an_action_begins_as_a_sentence() -> None:
     shown = parser_of("queue").format_help()
-    assert "commands.help_queue_add" in shown
+    assert "queue.help_add" in shown
     add = subcommands(parser_of("queue"))["add"].complete()
-    assert "\nCommands.help_queue_add().\n" in add.format_help()
+    assert "\nQueue.help_add().\n" in add.format_help()
 
 
 def test_the_values_of_a_word_are_named_in_the_help_and_offered() -> None:

@@ -6,11 +6,15 @@ While there is a file `hold` in its folder, a job waits when it has saved step H
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from infrastructure.commands.main import main
 from infrastructure.deployment import detached
+from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
 
@@ -23,6 +27,18 @@ class Holding(Observer):
     def checkpoint_saved(self, state: TrainingState) -> None:
         while state.step >= HOLD_AT and Path("hold").exists():
             time.sleep(0.02)
+
+
+def kill_job(run: Path) -> None:
+    """SIGKILL to the process that trains a run, with its helpers: a power cut of all of it."""
+    trainer = read_trainer(run)
+    assert trainer is not None
+    process = psutil.Process(trainer.pid)
+    family = [*process.children(recursive=True), process]
+    for one in family:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    psutil.wait_procs(family, timeout=10)
 
 
 def be_the_job(arguments: tuple[str, ...]) -> int:

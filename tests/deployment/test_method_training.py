@@ -63,6 +63,26 @@ def test_what_was_measured_before_and_after_is_kept(tmp_path: Path) -> None:
     assert (other.before, other.after) == (measured.before, measured.after)
 
 
+def test_what_is_measured_after_is_the_model_that_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = _Measured(RunDirectory(tmp_path), DeploymentConfig(), lambda path: None)
+    model = torch.nn.Linear(1, 1)
+    state: Any = TrainingState(model, torch.optim.SGD(model.parameters()))
+    measured.train_start(state)
+    for step, loss in ((0, 2.0), (4, 1.5), (8, 1.7)):
+        state.step, state.evaluation = step, {"eval_loss": loss}
+        measured.eval_end(state)
+    again = _Measured(RunDirectory(tmp_path), DeploymentConfig(training={"keep_best": 1}), print)
+    again.state = state
+    again.load_state_dict(measured.state_dict())
+    monkeypatch.setattr("infrastructure.deployment.method_training.take_best", lambda *_: 4)
+    again.config.training.early_stopping_patience = 1
+    again.take_best(model)
+    summary = again.summary()
+    assert (summary["final_step"], summary["after"]) == (4, {"eval_loss": 1.5})
+
+
 @pytest.mark.parametrize("is_shown", [False, True])
 def test_a_notebook_s_panel_shows_the_result_and_nothing_else_does(
     is_shown: bool, tmp_path: Path

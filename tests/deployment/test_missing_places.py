@@ -124,7 +124,7 @@ def test_a_place_that_is_away_at_the_end_is_reported_loudly_until_it_is_back(
     summary = TrainingDeployment(config(5.0), say=(lines := []).append).run()  # type: ignore[var-annotated]
     assert exit_code_of_training(summary) == ExitCode.NOT_CONFIRMED
     assert lines[-1].startswith(f"backup.finished_run_not_confirmed(run={run.name}, ")
-    assert "backup.not_the_runs_destination(" in lines[-1]
+    assert f"backup.not_the_runs_destination(run={run.name}, " in lines[-1]
     assert list(disk.iterdir()) == [], "nothing is written below a mount that is away"
     disk.rmdir()
     away.rename(disk)

@@ -32,10 +32,10 @@ from infrastructure.config.sources.load import load_config
 from infrastructure.core.features import merged
 from infrastructure.core.messages import WORDS, phrase
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.tuning import find_fastest
 from infrastructure.features.curriculum.curriculum_strategy import CurriculumStrategy
 from infrastructure.features.quantum.config import config_of
 from infrastructure.features.quantum.solving.quantum_step import quantum_solve
+from infrastructure.features.tune.tuning import find_fastest
 from infrastructure.models.added_modules import added_modules
 from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
 from infrastructure.optimization.device_errors import is_device_fault, is_out_of_memory
@@ -289,10 +289,10 @@ def test_training_optimization(config: DeploymentConfig, monkeypatch: pytest.Mon
     config.training.batch_size = "auto"
     config.enable_gpu_optimization = True
     monkeypatch.setattr(
-        "infrastructure.deployment.tuning.alternatives",
+        "infrastructure.features.tune.tuning.alternatives",
         lambda config, trainer: {"training.gradient_checkpointing": [True]},
     )
-    monkeypatch.setattr("infrastructure.deployment.tuning.worker_counts", lambda: [0])
+    monkeypatch.setattr("infrastructure.features.tune.tuning.worker_counts", lambda: [0])
     found = find_fastest(config, with_learning_rate=True, report=lambda line: None)
     assert "training.batch_size" in found["settings"]
     assert "learning_rate" in found

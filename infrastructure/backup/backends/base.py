@@ -93,6 +93,8 @@ class Place(FileOperations, abc.ABC):
         is_slow: whether transferring bytes takes longer than compressing them.
         hashes: the hashes of a file that `confirm` compares. Each one costs a pass over all bytes.
         identity: the id that `identify` found, or None before it is called.
+        run: the run that is copied there, for commands in messages.
+        is_new: whether `identify` created the marker, so nothing was ever copied there.
     """
 
     url: str
@@ -100,6 +102,8 @@ class Place(FileOperations, abc.ABC):
     is_direct = False  # `read_back` uses `read`
     hashes: Sequence[str] = SERVER_HASHES
     identity: str | None = None
+    run = "RUN"
+    is_new = False
 
     def identify(self, known: str | None = None) -> str:
         """Identify this destination by its marker, which is created at first contact.
@@ -122,6 +126,7 @@ class Place(FileOperations, abc.ABC):
             return known
         self.identity = None
         ids = ids_at(self)
+        self.is_new = not ids
         self.identity = ids[0] if ids else mark(self)
         self.require_identity()
         return self.identity
@@ -137,7 +142,9 @@ class Place(FileOperations, abc.ABC):
             what = "backup.another_destination" if ids_at(self) else "backup.folder_without_marker"
             raise OSError(
                 errno.ENOTCONN,
-                phrase("backup.not_the_runs_destination", url=self.url, what=phrase(what)),
+                phrase(
+                    "backup.not_the_runs_destination", run=self.run, url=self.url, what=phrase(what)
+                ),
             )
 
     def require_reachable(self) -> None:

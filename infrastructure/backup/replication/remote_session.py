@@ -122,6 +122,7 @@ class RemoteSession:
 
     def __post_init__(self) -> None:
         self.store = Store(Path(self.run_id), self.place)
+        self.place.run = self.run_id
 
     def is_confirmed(self, digest: str) -> bool:
         """Return whether an object was confirmed within `fresh_seconds`."""

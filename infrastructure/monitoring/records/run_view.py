@@ -353,7 +353,9 @@ def _headlines(
     if "eval_reward" in after:
         losses = []  # the loss is meaningless when training on rewards
     elif "eval_loss" in after:
-        losses = [_headline(loss_name, after["eval_loss"], before=before.get("eval_loss"))]
+        of_step, was_loss = run.facts.summary.get("final_step"), before.get("eval_loss")
+        more = "" if of_step is None else phrase("run.model_of_best_step", step=of_step)
+        losses = [_headline(loss_name, after["eval_loss"], before=was_loss, more=more)]
     else:
         newest = _headline(loss_name, held_out.last if held_out else None, more=best)
         losses = [_headline("loss", run.last("loss")), newest]

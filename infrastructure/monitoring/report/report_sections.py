@@ -272,6 +272,9 @@ def changed_under_way(view: RunView) -> Markup:
 
 
 def _before_and_now(change: Mapping[str, object]) -> Iterator[str]:
+    if not change.get("was") and not change.get("is"):  # rows have only a message
+        yield from ("", str(change.get("text", "")))
+        return
     for key in ("was", "is"):
         text = _exact(change.get(key))
         yield f"{text[:HASH_CHARACTERS]}…" if HASH.fullmatch(text) else text

@@ -30,6 +30,7 @@ from infrastructure.run.history import (
 )
 from infrastructure.run.identity import what_cannot_be_compared
 from infrastructure.run.record_types import Summary
+from infrastructure.run.summary_text import best_lines
 from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, SaveSchedule
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import StopReason, TrainingState
@@ -50,6 +51,7 @@ from infrastructure.training.hf_bridge.trainer_facts import (
     TrainerFacts,
     TrainerJudge,
 )
+from infrastructure.training.hf_bridge.trainer_metrics import numbers_of
 from infrastructure.training.hf_bridge.trainer_run import TrainerRun
 from infrastructure.training.hf_bridge.trainer_state import (
     ModelFiles,
@@ -205,7 +207,7 @@ class BridgedTraining:
         seconds = self.events.carried.seconds
         summary: Summary = {
             **summary_of(files, state, seconds, is_finished=is_finished, error=error),
-            "after": {k: v for k, v in state.evaluation.items() if k == HELD_OUT} or None,
+            **(self._measured() if is_finished else {}),
             "backup": self.run.copies.facts(),
             **self.run.more_of_summary(),
         }
@@ -216,7 +218,24 @@ class BridgedTraining:
         write_summary(files, summary)
         self.hooks.fire_to_all(Event.TRAIN_END, state)
         seal(files, summary)
+        for line in [] if self.run.is_whole else best_lines(summary):
+            self.run.report(line)
         return summary["status"]
+
+    def _measured(self) -> Summary:
+        """Return the held-out loss of the model in `final/`, and its step if not the last one."""
+        progress, last = self.parts.state, self.state.step
+        takes_best = self.parts.args.load_best_model_at_end and progress.best_model_checkpoint
+        step = (progress.best_global_step if takes_best else None) or last
+        entries = [entry for entry in progress.log_history if entry["step"] == step]
+        after: dict[str, object] = {
+            name: number
+            for entry in entries
+            for name, number in numbers_of(entry).items()
+            if name == HELD_OUT
+        }
+        measured: Summary = {"after": after or None}
+        return measured if step == last else {**measured, "final_step": step}
 
     def _release(self) -> None:
         self.run.copies.close()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
+from infrastructure.core.console import show_line
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
@@ -64,13 +65,13 @@ FOLDER = "resume"  # in the run directory: the newest version in a Trainer's for
 
 
 class TemperCallback:
-    """Versions, backups, metrics, monitor, alerts and report of a Temper run, for a Trainer.
+    """Checkpoints, backups, metrics, monitor, alerts and report of a Temper run, for a Trainer.
 
-    Versions replace the folders that the Trainer would write. They follow its `save_strategy` and
-    are also written by time (`training.checkpoint_seconds`). If the Trainer needs its own folders
-    (`load_best_model_at_end`, `push_to_hub`, `restore_callback_states_from_checkpoint`), it also
-    writes them. Ctrl-C, SIGTERM and SIGHUP save and stop after the step; `Trainer.train` then ends
-    with an exception (see `exception_of_stop`). A resumed training reaches the weights of an
+    Checkpoints replace the folders that the Trainer would write. They follow its `save_strategy`
+    and are also written by time (`training.checkpoint_seconds`). If the Trainer needs its own
+    folders (`load_best_model_at_end`, `push_to_hub`, `restore_callback_states_from_checkpoint`), it
+    also writes them. Ctrl-C, SIGTERM and SIGHUP save and stop after the step; `Trainer.train` then
+    ends with an exception (see `exception_of_stop`). A resumed training reaches the weights of an
     uninterrupted one, provided that the data draws no random numbers when a row is read. Only
     single-process training is supported.
 
@@ -98,7 +99,7 @@ class TemperCallback:
         *,
         accept: Collection[str] = (),
         hooks: Iterable[Hook] = (),
-        say: Callable[[str], None] = print,
+        say: Callable[[str], None] = show_line,
         is_whole: bool = False,
     ) -> None:
         config = load_config() if config is None else config
@@ -137,6 +138,8 @@ class TemperCallback:
             folder = self.run.directory / FOLDER
             if self._resumed is None:
                 shutil.rmtree(folder, ignore_errors=True)
+                if not self.run.is_whole:  # otherwise the run has a new name
+                    self.run.report(self.run.none_found())
                 return None
             version = read_version(self._resumed)
             if (trainer := trainer_of(self)) is not None:

@@ -9,7 +9,7 @@ import re
 import time
 from array import array
 from collections.abc import Callable, Mapping
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -17,10 +17,10 @@ import torch
 from infrastructure.core.errors import InputError
 from infrastructure.core.optional import require
 from infrastructure.models.preserve import preserve
-from infrastructure.run.identity import row_digest
+from infrastructure.run.identity import block_size, row_digest
 
 NUM_TWICE = 16  # rows that are read twice
-ROWS_OF_A_BATCH = 1000
+SHORT = 8  # characters of a block's hash, which only says where rows differ
 MOST_SECONDS = 120.0
 DECODED = re.compile(r"\b(Image|Audio|Video|Pdf|Nifti)\(")  # their files may be elsewhere
 
@@ -28,11 +28,15 @@ Feed = Callable[[bytes | memoryview], object]
 
 
 class RowsFacts(TypedDict):
-    """The number of rows, how many of them the hash covers, and the hash; None if unknown."""
+    """The number of rows, how many of them the hash covers, and the hash; None if unknown.
+
+    `blocks` has a short hash of each block of `identity.block_size` rows.
+    """
 
     num_examples: int | None
     num_hashed: int
     rows: str | None
+    blocks: NotRequired[list[str]]
 
 
 class UnseenValueError(InputError):
@@ -56,17 +60,21 @@ def rows_facts(
     try:
         with preserve(random=device):
             if _is_table(dataset):
-                return {
-                    "num_examples": num_examples,
-                    "num_hashed": num_examples,
-                    "rows": _hash_of_table(dataset, key),
-                }
-            if _sample(dataset, key) != _sample(dataset, key):
-                raise UnseenValueError("trainer.rows_not_reproducible")
-            count, rows = _hash_of_rows(dataset, key, num_hashed)
+                count, blocks = num_examples, _blocks_of_table(dataset, key)
+            else:
+                if _sample(dataset, key) != _sample(dataset, key):
+                    raise UnseenValueError("trainer.rows_not_reproducible")
+                count, blocks = _blocks_of_rows(dataset, key, num_hashed)
     except UnseenValueError:
         return {"num_examples": num_examples, "num_hashed": 0, "rows": None}
-    return {"num_examples": num_examples, "num_hashed": count, "rows": rows}
+    whole = row_digest(key)
+    whole.update("".join(blocks).encode())
+    return {
+        "num_examples": num_examples,
+        "num_hashed": count,
+        "rows": whole.hexdigest(),
+        "blocks": [block[:SHORT] for block in blocks],
+    }
 
 
 def transform_of(dataset: Any) -> object:
@@ -94,16 +102,20 @@ def _sample(dataset: Any, key: str) -> str:
     return digest.hexdigest()
 
 
-def _hash_of_rows(dataset: Any, key: str, num_hashed: int | None) -> tuple[int, str]:
+def _blocks_of_rows(dataset: Any, key: str, num_hashed: int | None) -> tuple[int, list[str]]:
     num_examples = len(dataset)
     deadline = time.monotonic() + MOST_SECONDS
-    digest, count = row_digest(key), 0
+    size, blocks, count = block_size(num_examples), list[str](), 0
     while count < (num_examples if num_hashed is None else min(num_hashed, num_examples)):
         if num_hashed is None and time.monotonic() > deadline:
             break
+        if count % size == 0:
+            digest = row_digest(key)
+            blocks.append("")
         _feed(digest.update, dataset[count])
+        blocks[-1] = digest.hexdigest()
         count += 1
-    return count, digest.hexdigest()
+    return count, blocks
 
 
 def _feed(update: Feed, value: Any) -> None:
@@ -153,21 +165,20 @@ def _as_numbers(values: Any) -> bytes | None:
         return None
 
 
-def _hash_of_table(dataset: Any, key: str) -> str:
-    """Return a hash of each column by itself, so that their order does not matter."""
-    digests = {name: row_digest(key) for name in dataset.column_names}
-    for columns in (dataset.format["columns"], dataset.column_names):
-        digests = {name: digests[name] for name in digests if columns is None or name in columns}
-    table = dataset.with_format("arrow", columns=[*digests])
-    for start in range(0, len(dataset), ROWS_OF_A_BATCH):
-        batch = table[start : start + ROWS_OF_A_BATCH]
-        for name, digest in digests.items():
-            column = batch.column(name).combine_chunks()
-            _feed_column(digest.update, column)
-    whole = row_digest(key)
-    for name in sorted(digests):
-        whole.update(f"{len(name)} {name} {digests[name].hexdigest()}\n".encode())
-    return whole.hexdigest()
+def _blocks_of_table(dataset: Any, key: str) -> list[str]:
+    """Return a hash of each block of rows. The order of the columns does not matter."""
+    names = dataset.column_names
+    if (shown := dataset.format["columns"]) is not None:
+        names = [name for name in names if name in shown]
+    table = dataset.with_format("arrow", columns=names)
+    size, blocks = block_size(len(dataset)), []
+    for start in range(0, len(dataset), size):
+        batch, digest = table[start : start + size], row_digest(key)
+        for name in sorted(names):
+            digest.update(f"{len(name)} {name}\n".encode())
+            _feed_column(digest.update, batch.column(name).combine_chunks())
+        blocks.append(digest.hexdigest())
+    return blocks
 
 
 def _feed_column(update: Feed, column: Any) -> None:

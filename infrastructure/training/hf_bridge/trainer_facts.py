@@ -8,7 +8,7 @@ import dataclasses
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 
@@ -347,11 +347,7 @@ class FactsReader:
                 else phrase("trainer.rows_after_first", num_hashed=num_hashed)
             )
             self.reader.unseen.append(f"{which} {name} ({type(dataset).__name__})")
-        return {
-            "num_examples": facts["num_examples"],
-            "num_hashed": facts["num_hashed"],
-            "rows": facts["rows"],
-        }
+        return cast(JsonObject, facts)
 
     def _of_model(self) -> dict[str, JsonValue]:
         model = self.parts.model

@@ -74,4 +74,5 @@ def over_all_processes(logs: Mapping[str, float], seconds_before: float) -> dict
     speeds = {n: logs[n] for n in logs if n.startswith("train_") and n.endswith("_per_second")}
     whole = seconds + seconds_before
     share = seconds / whole if whole else 1.0
-    return {"train_runtime": whole, **{name: speed * share for name, speed in speeds.items()}}
+    speeds = {name: round(speed * share, 3) for name, speed in speeds.items()}
+    return {"train_runtime": round(whole, 4), **speeds}

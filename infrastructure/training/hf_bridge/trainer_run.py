@@ -184,7 +184,7 @@ class TrainerRun:
             if not self.is_recorded_finished():
                 raise
             self.copies.completion = Completion(problem=str(error))
-            raise CopyNotConfirmedError(self.copies.problem() or str(error)) from error
+            raise self._not_confirmed(self.copies.problem() or str(error)) from error
         self._is_place_checked = True
         self.copies.backup.remember_place(self.copies.backup.place_id)
 
@@ -212,6 +212,19 @@ class TrainerRun:
         where = self.shown_place
         self.report(phrase("trainer.run_restored", name=self.name, destination=where))
         return checkpoint
+
+    def none_found(self) -> str:
+        """Return a line that the run begins, as it also does if its folders are not mounted."""
+        backup = self.copies.backup
+        there = ""
+        if (place := self.shown_place) is not None and not backup.is_missing:
+            code = (
+                "trainer.nor_at_new_destination" if backup.is_new else "trainer.nor_at_destination"
+            )
+            there = phrase(code, destination=place)
+        return phrase(
+            "trainer.no_earlier_run", run=self.name, folder=self.directory.parent, there=there
+        )
 
     @property
     def shown_place(self) -> str | None:
@@ -323,10 +336,13 @@ class TrainerRun:
             CopyNotConfirmedError: the destination does not. Everything on this machine is in order.
         """
         complete_finished(self.files, self.copies, self.config.backup.finish_seconds)
-        problem = self.copies.problem()
-        if problem is not None:
-            self.report(problem)
-            raise CopyNotConfirmedError(problem)
+        if (problem := self.copies.problem()) is not None:
+            raise self._not_confirmed(problem)
+
+    def _not_confirmed(self, problem: str) -> CopyNotConfirmedError:
+        """Report a problem with the backup, since Python shows nothing of a SystemExit."""
+        self.report(problem)
+        return CopyNotConfirmedError(problem)
 
 
 def nothing_before(_model: torch.nn.Module) -> None:

@@ -148,7 +148,7 @@ class CheckpointLines(Observer):
     def checkpoint_saved(self, state: TrainingState) -> None:
         if not state.step:
             return
-        if self.clock() < self._next_line:
+        if self.clock() < self._next_line and state.stop_reason is None:
             if not self._is_rate_shown:
                 self._is_rate_shown = True
                 self.show(phrase("training.saves_shown_once_a_minute", run=self.run))

@@ -20,9 +20,8 @@ from infrastructure.deployment.detached import DetachedTraining
 from infrastructure.features.sweep.search_space import parse_search
 from infrastructure.features.sweep.study import Goal
 from infrastructure.features.sweep.sweep import OBSERVER, Sweep
-from tests.deployment.queue_process import HOLD_AT
+from tests.deployment.queue_process import HOLD_AT, kill_job
 from tests.deployment.runs import small_config, start_temper, when_saved, write_settings
-from tests.deployment.test_training_queue import kill_job
 from tests.forks import forked_python
 
 pytest.importorskip("optuna")

@@ -109,6 +109,29 @@ def test_a_run_that_was_changed_is_not_what_its_last_arguments_train(tmp_path: P
     assert trainer.state.global_step == 4
 
 
+def test_a_changed_row_is_named_where_the_run_is_refused_and_in_its_report(tmp_path: Path) -> None:
+    lines: list[str] = []
+    for accept, changed in ((), None), ((), 4), (["data"], 4):
+        trainer = trainer_of(tmp_path, max_steps=2 if changed is None else 4)
+        if changed is not None:
+            trainer.train_dataset.ids[changed][1] += 1
+        names = [*accept, *([] if changed is None else ["max_steps"])]
+        callback = TemperCallback("tiny", settings(tmp_path), accept=names, say=lines.append)
+        trainer.add_callback(callback)
+        resumed = callback.resume_from()
+        if changed is None or accept:
+            trainer.train(resume_from_checkpoint=resumed)
+        else:
+            with pytest.raises(CheckpointError, match=DIFFERS):
+                trainer.train(resume_from_checkpoint=resumed)
+            callback.ended_by(RuntimeError())
+    report = (run_of(tmp_path) / "report.html").read_text()
+    assert "run.rows_differ(name=data, count=1, total=22, first=5)" in report
+
+
+DIFFERS = r"run\.rows_differ\(name=data, count=1, total=22, first=5\)"
+
+
 def test_hooks_see_the_beginning_and_the_end_in_order(tmp_path: Path) -> None:
     seen: list[tuple[str, int, str | None]] = []
 

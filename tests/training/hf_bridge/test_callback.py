@@ -292,10 +292,10 @@ def test_what_is_not_confirmed_at_the_end_is_reported_and_completed_by_the_same_
         train(tmp_path, config=config(4.0), hooks=[leave], **options)
     assert raised.value.code == ExitCode.NOT_CONFIRMED
     assert summary_of(tmp_path)["status"] == "finished"
-    with pytest.raises(
-        CopyNotConfirmedError, match=r"backup\.finished_run_not_confirmed\(run=tiny"
-    ):  # it is away still
-        train(tmp_path, config=config(1.0), **options)
+    callback = TemperCallback("tiny", config(1.0), say=(lines := []).append)  # type: ignore[var-annotated]
+    with pytest.raises(CopyNotConfirmedError):  # it is away still
+        callback.resume_from()
+    assert [line.partition("(")[0] for line in lines] == ["backup.finished_run_not_confirmed"]
     assert list(place.iterdir()) == []
     place.rmdir()
     (tmp_path / "away").rename(place)
@@ -312,6 +312,16 @@ def test_what_is_not_confirmed_at_the_end_is_reported_and_completed_by_the_same_
     assert not any("trainer.resuming" in line for line in lines)
     assert trainer.state.global_step == 2
     assert there.read_bytes() == (run_of(tmp_path) / "final/model.safetensors").read_bytes()
+
+
+def test_a_beginning_names_where_there_was_nothing(tmp_path: Path) -> None:
+    place, lines = tmp_path / "mount", list[str]()
+    config = settings(tmp_path, backup={"place": str(place)})
+    for code in ("nor_at_new_destination", "nor_at_destination"):
+        assert TemperCallback("tiny", config, say=lines.append).resume_from() is None
+        there = f"trainer.{code}(destination={place})"
+        assert lines.pop().endswith(f"folder={tmp_path / 'runs'}, there={there})")
+    assert lines == []
 
 
 def test_a_place_that_is_not_there_is_found_before_the_first_step(tmp_path: Path) -> None:
@@ -618,9 +628,22 @@ def test_weights_that_are_no_numbers_stop_the_training_and_are_never_gone_on_fro
     assert any(resuming_from(3) in line for line in lines)
 
 
-def test_a_trainer_that_needs_its_own_folders_keeps_them(tmp_path: Path) -> None:
+def test_a_trainer_that_needs_its_own_folders_keeps_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = {**EVALUATED, "save_steps": 3, "load_best_model_at_end": True}
-    trainer, _, _ = train(tmp_path, **options)
+    trainer, _, lines = train(tmp_path, **options)
+    logged = trainer.state.log_history
+    losses = {entry["step"]: entry["eval_loss"] for entry in logged if "eval_loss" in entry}
+    best = min(losses, key=lambda step: losses[step])
+    assert best < NUM_STEPS
+    summary = summary_of(tmp_path)
+    assert (summary["final_step"], summary["after"]) == (best, {"eval_loss": losses[best]})
+    assert f"run.model_of_best_step(step={best})" in lines
+    assert main(["list", "--output", str(tmp_path / "runs"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["held_out_loss"] == losses[best]
+    report = (run_of(tmp_path) / "report.html").read_text()
+    assert f"run.model_of_best_step(step={best})" in report
     written = {path.name for path in (tmp_path / "of-the-trainer").iterdir()}
     assert {"checkpoint-3", "checkpoint-12"} <= written
     assert Path(trainer.state.best_model_checkpoint).is_dir()

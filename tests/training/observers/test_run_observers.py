@@ -354,6 +354,14 @@ def test_there_is_at_most_one_line_a_minute_on_saved_checkpoints(state: Training
     assert len(shown.lines) == 7  # each of the three was backed up
 
 
+def test_the_save_of_a_stop_is_shown(state: TrainingState) -> None:
+    shown = Shown(state)
+    shown.save(1)
+    state.interrupt("Ctrl-C")
+    shown.save(2)
+    assert shown.lines[-1] == "training.checkpoint_saved(step=2)"
+
+
 def test_there_is_no_line_on_what_is_saved_before_the_first_step(state: TrainingState) -> None:
     shown = Shown(state)
     shown.save(0)

@@ -21,7 +21,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--learning-rate-test",
         action="store_true",
-        help=phrase("commands.help_learning_rate_test"),
+        help=phrase("tune.help_learning_rate_test"),
     )
     add_json(parser)
     add_preset_flag(parser)
@@ -36,16 +36,16 @@ def run(options: argparse.Namespace) -> int:
     config = configure(options, {"data.path": options.data})
     make_ready(config)
     check_paths(config)
-    from infrastructure.deployment.tuning import find_fastest
+    from infrastructure.features.tune.tuning import find_fastest
 
     report = Report(partial(progress, options.json))
-    with report.waiting(phrase("commands.measuring_next_setting")):
+    with report.waiting(phrase("tune.measuring_next_setting")):
         fastest = find_fastest(config, options.learning_rate_test, report)
     given = shlex.join(training_words(options, without=fastest["settings"]))
     command = f"{given} {fastest['flags']}"
     show(
         options.json,
         {**fastest, "command": command},
-        phrase("commands.fastest_training", command=command),
+        phrase("tune.fastest_training", command=command),
     )
     return ExitCode.DONE

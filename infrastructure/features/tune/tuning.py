@@ -16,7 +16,7 @@ from infrastructure.core.integers import ceil_div
 from infrastructure.core.messages import Setting as Named
 from infrastructure.core.messages import phrase
 from infrastructure.data.samples import use_sample_data
-from infrastructure.deployment.tuning_trials import TRIED, TuningTrials, worker_counts
+from infrastructure.features.tune.trials import TRIED, TuningTrials, worker_counts
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
 from infrastructure.optimization.device_errors import is_out_of_memory
 from infrastructure.optimization.memory_prediction import MemoryBudget
@@ -126,11 +126,11 @@ def _as_many_in_a_step(trainer: EnhancedTrainer, report: ReportLine) -> BatchPla
     )
     report(
         phrase(
-            "deployment.tuned_micro_batch",
+            "tune.tuned_micro_batch",
             key=Named(BATCH_SIZE),
             micro_batch=choice.size,
             global_batch=whole,
-            reason=choice.reason or phrase("deployment.whole_step_at_once", size=whole),
+            reason=choice.reason or phrase("tune.whole_step_at_once", size=whole),
         )
     )
     for line in choice.lines():
@@ -152,14 +152,14 @@ def _is_faster(as_given: TuningTrials, results: TuningResults, report: ReportLin
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        report(phrase("deployment.configured_out_of_memory"))
+        report(phrase("tune.configured_out_of_memory"))
         return True
     after = as_given.measure(results["settings"])
     is_faster = after.seconds_for(num_tokens) < before.seconds_for(num_tokens)
-    verdict = "" if is_faster else phrase("deployment.tuning_not_faster")
+    verdict = "" if is_faster else phrase("tune.not_faster")
     report(
         phrase(
-            "deployment.tuning_compared_again",
+            "tune.compared_again",
             configured=before.tokens_per_second,
             tuned=after.tokens_per_second,
             verdict=verdict,
@@ -181,11 +181,9 @@ def _with_pipeline(
     """Return the changes of precision, compilation, checkpointing and data loading that pay off."""
     plan = trainer.batch_plan()
     num_tokens = _num_tokens(trainer)
-    basis = phrase(
-        "deployment.tuning_with_batch" if results["settings"] else "deployment.tuning_as_configured"
-    )
+    basis = phrase("tune.with_batch" if results["settings"] else "tune.as_configured")
     basis += phrase(
-        "deployment.tuning_batch_basis",
+        "tune.batch_basis",
         micro_batch_size=plan.micro_batch_size,
         global_batch_size=plan.global_batch_size,
         precision=trainer.precision.name,
@@ -255,7 +253,7 @@ def _verdict(tried: Tried) -> str:
             "no faster" if measured.tokens_per_second <= best.tokens_per_second else "hardly faster"
         )
     return phrase(
-        "deployment.tuning_setup_too_slow",
+        "tune.setup_too_slow",
         setup_time=format_duration(measured.setup_seconds),
         run_time=format_duration(best.seconds_for(tried.num_tokens)),
     )

@@ -38,13 +38,13 @@ class RangeTest:
     def lines(self) -> list[str]:
         """Return the result as lines for the user."""
         if self.suggested is None:
-            return [phrase("optimization.loss_fell_at_no_rate")]
+            return [phrase("tune.loss_fell_at_no_rate")]
         end = (
-            phrase("optimization.loss_explodes_at_rate", rate=self.explodes_at)
+            phrase("tune.loss_explodes_at_rate", rate=self.explodes_at)
             if self.explodes_at
             else "no explosion"
         )
-        return [phrase("optimization.learning_rate_suggested", suggested=self.suggested, limit=end)]
+        return [phrase("tune.learning_rate_suggested", suggested=self.suggested, limit=end)]
 
 
 def range_test(

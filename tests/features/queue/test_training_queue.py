@@ -8,25 +8,24 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from infrastructure.commands.main import main
-from infrastructure.commands.queue import job_lines
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import write_record
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.lock import Lock
-from infrastructure.deployment import detached, training_queue
+from infrastructure.deployment import detached
 from infrastructure.deployment.detached import DetachedTraining
-from infrastructure.deployment.training_queue import Job, JobState, TrainingQueue
+from infrastructure.features.queue import training_queue
+from infrastructure.features.queue.command import job_lines
+from infrastructure.features.queue.training_queue import Job, JobState, TrainingQueue
 from infrastructure.monitoring.records.run_owner import read_trainer
-from tests.deployment.queue_process import HOLD_AT
+from tests.deployment.queue_process import HOLD_AT, kill_job
 from tests.deployment.runs import (
     losses,
     newest_step,
@@ -85,18 +84,6 @@ def undisturbed_in(folder: Path) -> Path:
     return run
 
 
-def kill_job(run: Path) -> None:
-    """SIGKILL to the process that trains a run, with its helpers: a power cut of all of it."""
-    trainer = read_trainer(run)
-    assert trainer is not None
-    process = psutil.Process(trainer.pid)
-    family = [*process.children(recursive=True), process]
-    for one in family:
-        with suppress(psutil.NoSuchProcess):
-            one.kill()
-    psutil.wait_procs(family, timeout=10)
-
-
 def test_a_killed_queue_ends_with_the_weights_of_one_that_nobody_killed(folder: Path) -> None:
     """The queue and its job in the middle; the line even asks for a new run."""
     assert main(["queue", "add", "--new-run"]) == 0
@@ -114,7 +101,7 @@ def test_a_killed_queue_ends_with_the_weights_of_one_that_nobody_killed(folder: 
     killed_at = newest_step(run)
     (folder / "hold").unlink()
     code, output = run_queue(folder)
-    assert f"deployment.job_resuming(number=1, run={run})" in output
+    assert f"queue.job_resuming(number=1, run={run})" in output
     assert states(folder) == ["finished", "failed", "stopped"], output
     assert code == 1
     first, second, third = jobs_in(folder)
@@ -126,7 +113,7 @@ def test_a_killed_queue_ends_with_the_weights_of_one_that_nobody_killed(folder: 
     assert HOLD_AT <= killed_at < newest_step(undisturbed)
     assert weights(run) == weights(undisturbed)
     assert losses(run) == losses(undisturbed)
-    assert run_queue(folder) == (0, "commands.no_job_waits()\n")
+    assert run_queue(folder) == (0, "queue.no_job_waits()\n")
 
 
 def test_a_job_that_outlives_its_queue_is_waited_for_and_one_signal_saves_and_stops(
@@ -142,14 +129,14 @@ def test_a_job_that_outlives_its_queue_is_waited_for_and_one_signal_saves_and_st
     process = start(folder, "run")
     assert process.stdout is not None
     lines = [process.stdout.readline(), process.stdout.readline()]
-    assert lines[1] == f"deployment.job_still_training(number=1, trainer={trainer})\n"
+    assert lines[1] == f"queue.job_still_training(number=1, trainer={trainer})\n"
     runner = f"process {process.pid} on {os.uname().nodename}"
-    with pytest.raises(ValueError, match=rf"deployment\.queue_already_running.*runner={runner}"):
+    with pytest.raises(ValueError, match=rf"queue\.already_running.*holder={runner}"):
         TrainingQueue(folder / "runs").run()
-    with pytest.raises(ValueError, match=r"deployment\.job_in_training.*number=1"):
+    with pytest.raises(ValueError, match=r"queue\.job_in_training.*number=1"):
         TrainingQueue(folder / "runs").remove([1])
     os.kill(process.pid, signal.SIGTERM)
-    assert process.stdout.readline() == "deployment.job_saving(number=1)\n"
+    assert process.stdout.readline() == "queue.job_saving(number=1)\n"
     (folder / "hold").unlink()
     process.communicate(timeout=60)
     assert process.returncode == 143
@@ -178,11 +165,11 @@ def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 def test_what_waits_is_shown_and_can_be_removed(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert lines_of(capsys, "list") == ["commands.queue_is_empty()"]
+    assert lines_of(capsys, "list") == ["queue.is_empty()"]
     assert not (folder / "runs").exists()
     assert lines_of(capsys, "add", "rows.jsonl", "--lora", "--accept", "data") == [
         "Job 1 waits: temper train rows.jsonl --lora --accept data",
-        "commands.how_to_run_queue()",
+        "queue.how_to_run()",
     ]
     main(["queue", "add", "--epochs", "3", "--no-backups"])
     assert lines_of(capsys, "list") == [
@@ -209,9 +196,9 @@ def test_what_waits_is_shown_and_can_be_removed(
         (["add", "--learning-rate", "fast"], "config.wrong_value(setting=training.learning_rate, "),
         (
             ["add", "--backup-place", "s3://me:Pa55word-of-mine@bucket"],
-            "deployment.queue_line_has_secret",
+            "queue.line_has_secret",
         ),
-        (["remove", "7"], "deployment.job_not_in_queue(number=7"),
+        (["remove", "7"], "queue.no_such_job(number=7"),
         (["remove", "seven"], "commands.value_must_be(kind=a whole number, value='seven')"),
         (["start"], "commands.unknown_command"),
     ],
@@ -228,7 +215,7 @@ def test_a_damaged_file_is_named(folder: Path) -> None:
     main(["queue", "add"])
     path = folder / "runs/.queue/queue.json"
     path.write_text(path.read_text().replace("waiting", "running"))
-    with pytest.raises(ValueError, match=r"deployment\.queue_unreadable.*queue\.json.*checksum"):
+    with pytest.raises(ValueError, match=r"queue\.unreadable.*queue\.json.*checksum"):
         jobs_in(folder)
 
 
@@ -291,7 +278,7 @@ def test_the_exit_code_of_a_job_is_how_it_stands(
     if state is JobState.STOPPED:
         assert training_queue._end_by_exit_code(place) == (
             state,
-            "deployment.job_stopped_early()",
+            "queue.job_stopped_early()",
         )
     (tmp_path / "output.txt").write_text("Preparing\ntemper: no room\n \n")
     (tmp_path / "run").write_text(str(tmp_path))

@@ -35,13 +35,11 @@ from infrastructure.data.defaults import make_ready
 from infrastructure.deployment import detached
 from infrastructure.deployment.detached import DetachedTraining, ReportLine
 from infrastructure.deployment.given_paths import check_paths
-from infrastructure.monitoring.records.run_owner import this_process
 from infrastructure.run.directory import RunDirectory, RunStatus
 from infrastructure.run.finalize import read_summary
 from infrastructure.run.output_dir import writable
 
 FOLDER, JOBS_NAME, LOCK_NAME, RUNNER_NAME = ".queue", "queue.json", "lock", "runner"
-LOOK_SECONDS = 0.1
 
 
 class JobState(StrEnum):
@@ -129,7 +127,7 @@ def new_job(
     """
     job = Job(0, str(Path.cwd()), data, dict(flags), tuple(accept), config_file)
     if redact(job.line) != job.line:
-        raise InputError("deployment.queue_line_has_secret")
+        raise InputError("queue.line_has_secret")
     return job
 
 
@@ -153,7 +151,7 @@ class TrainingQueue:
             return []
         except (DamagedFileError, KeyError, TypeError, ValueError) as error:
             raise InputError(
-                "deployment.queue_unreadable", path=self.folder / JOBS_NAME, error=error
+                "queue.unreadable", path=self.folder / JOBS_NAME, error=error
             ) from error
 
     def runner(self) -> str | None:
@@ -194,9 +192,9 @@ class TrainingQueue:
         for number in numbers:
             if number not in known:
                 there = ", ".join(map(str, known)) or "none"
-                raise InputError("deployment.job_not_in_queue", number=number, numbers=there)
+                raise InputError("queue.no_such_job", number=number, numbers=there)
             if (trainer := self._place(known[number]).trainer) and trainer.is_alive:
-                raise InputError("deployment.job_in_training", number=number, trainer=trainer)
+                raise InputError("queue.job_in_training", number=number, trainer=trainer)
         with self._changing() as jobs:
             jobs[:] = [job for job in jobs if job.number not in numbers]
         for number in numbers:
@@ -215,7 +213,16 @@ class TrainingQueue:
                 time.
         """
         trained: list[int] = []
-        with self._only_runner(), interrupt_on_signals():
+        if not self.folder.is_dir():  # nothing was ever added
+            return []
+        with (
+            detached.only_runner(
+                self.folder / RUNNER_NAME,
+                "queue.already_running",
+                output_dir=self.output_dir,
+            ),
+            interrupt_on_signals(),
+        ):
             while (job := self._next(trained)) is not None:
                 trained.append(job.number)
                 self._train(job, report)
@@ -235,7 +242,7 @@ class TrainingQueue:
         except KeyboardInterrupt as error:
             self._change(job.number, state=JobState.INTERRUPTED, reason=str(error) or None)
             if place.is_alive:
-                report(phrase("deployment.job_saving", number=job.number))
+                report(phrase("queue.job_saving", number=job.number))
                 detached.end(place)
             self._change(job.number, run=_text(place.run_path), ended=time.time())
             raise
@@ -255,9 +262,7 @@ class TrainingQueue:
         if job.state is not JobState.RUNNING and not place.is_alive:
             return None
         if place.is_alive:
-            report(
-                phrase("deployment.job_still_training", number=job.number, trainer=place.trainer)
-            )
+            report(phrase("queue.job_still_training", number=job.number, trainer=place.trainer))
             self._wait(job, place)
         return _end_by_summary(place, job.began or 0.0)
 
@@ -266,7 +271,7 @@ class TrainingQueue:
     ) -> tuple[JobState, str | None]:
         """Train the job in a new process, which resumes the job's run if there is one."""
         if place.run_path is not None:
-            report(phrase("deployment.job_resuming", number=job.number, run=place.run_path))
+            report(phrase("queue.job_resuming", number=job.number, run=place.run_path))
         try:
             with contextlib.chdir(job.folder):
                 config = job.configuration()
@@ -282,12 +287,14 @@ class TrainingQueue:
     def _wait(self, job: Job, place: DetachedTraining) -> None:
         """Wait until the job's process has ended, and record its run as soon as it is known."""
         run = job.run
-        with detached.waiting_for(place):
-            while place.is_alive:
-                if run is None and place.run_path is not None:
-                    run = str(place.run_path)
-                    self._change(job.number, run=run)
-                time.sleep(LOOK_SECONDS)
+
+        def record_run() -> None:
+            nonlocal run
+            if run is None and place.run_path is not None:
+                run = str(place.run_path)
+                self._change(job.number, run=run)
+
+        detached.wait(place, record_run)
 
     def _place(self, job: Job) -> DetachedTraining:
         return DetachedTraining(self.folder / str(job.number))
@@ -309,24 +316,6 @@ class TrainingQueue:
         finally:
             lock.release()
 
-    @contextlib.contextmanager
-    def _only_runner(self) -> Iterator[None]:
-        if not self.folder.is_dir():  # nothing was ever added
-            yield
-            return
-        lock = Lock(self.folder / RUNNER_NAME)
-        try:
-            if not lock.take(wait=False, where_there_are_none=True):
-                raise InputError(
-                    "deployment.queue_already_running",
-                    output_dir=self.output_dir,
-                    runner=self.runner() or "another process",
-                )
-            (self.folder / RUNNER_NAME).write_text(this_process())
-            yield
-        finally:
-            lock.release()
-
 
 def _end_by_exit_code(place: DetachedTraining) -> tuple[JobState, str | None]:
     """Return how a child of this process ended, and why."""
@@ -336,9 +325,9 @@ def _end_by_exit_code(place: DetachedTraining) -> tuple[JobState, str | None]:
     if code == ExitCode.DONE:
         return JobState.FINISHED, None
     if code == ExitCode.NOT_CONFIRMED:
-        return JobState.FINISHED, phrase("deployment.job_backup_not_confirmed")
+        return JobState.FINISHED, phrase("queue.job_backup_not_confirmed")
     if code in (ExitCode.HUNG_UP, ExitCode.INTERRUPTED, ExitCode.TERMINATED):
-        return JobState.STOPPED, _reason_of(place) or phrase("deployment.job_stopped_early")
+        return JobState.STOPPED, _reason_of(place) or phrase("queue.job_stopped_early")
     return JobState.FAILED, detached.last_line(place)
 
 

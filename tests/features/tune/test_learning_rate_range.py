@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from infrastructure.optimization.learning_rate_range import range_test
+from infrastructure.features.tune.learning_rate_range import range_test
 
 
 class Parabola:
@@ -25,7 +25,7 @@ def test_the_explosion_is_found_and_the_suggestion_stays_a_tenth_below() -> None
     assert found.explodes_at > 2.0
     assert found.suggested is not None
     assert 1e-3 < found.suggested <= found.explodes_at / 10
-    assert "optimization.learning_rate_suggested" in found.lines()[0]
+    assert "tune.learning_rate_suggested" in found.lines()[0]
 
 
 def test_a_loss_that_is_no_number_ends_the_test() -> None:
@@ -43,4 +43,4 @@ def test_a_loss_that_is_no_number_ends_the_test() -> None:
 def test_a_loss_that_never_falls_suggests_nothing() -> None:
     found = range_test(lambda rate: 1.0 + rate)
     assert found.suggested is None
-    assert "optimization.loss_fell_at_no_rate" in found.lines()[0]
+    assert "tune.loss_fell_at_no_rate" in found.lines()[0]

@@ -8,9 +8,9 @@ import pytest
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.spelling import as_flag, as_keyword
 from infrastructure.core.messages import spelled_by
-from infrastructure.deployment import tuning
-from infrastructure.deployment.tuning import TuningResults, alternatives, describe
-from infrastructure.deployment.tuning_trials import TuningTrials
+from infrastructure.features.tune import tuning
+from infrastructure.features.tune.trials import TuningTrials
+from infrastructure.features.tune.tuning import TuningResults, alternatives, describe
 from infrastructure.optimization.pipeline_optimizer import Measured, Tried
 from infrastructure.training.core import precision, product_choice
 from tests.deployment.runs import small_settings
@@ -58,9 +58,7 @@ def test_a_line_of_tuning_can_be_typed() -> None:
 def test_a_faster_mode_that_does_not_pay_has_its_reason() -> None:
     plain, compiled = Measured(1000.0, 100), Measured(1500.0, 100, setup_seconds=20.0)
     tried = Tried("training.compile_mode", "default", compiled, best=plain, num_tokens=2000)
-    assert describe(tried).endswith(
-        "deployment.tuning_setup_too_slow(setup_time=20 s, run_time=2.0 s)"
-    )
+    assert describe(tried).endswith("tune.setup_too_slow(setup_time=20 s, run_time=2.0 s)")
 
 
 def test_settings_that_are_no_faster_one_after_the_other_are_not_proposed(
@@ -75,4 +73,4 @@ def test_settings_that_are_no_faster_one_after_the_other_are_not_proposed(
     lines: list[str] = []
     results: TuningResults = {"settings": {"training.mixed_precision": "fp32"}, "tried": []}
     assert not tuning._is_faster(TuningTrials(config), results, lines.append)
-    assert "deployment.tuning_not_faster" in lines[-1]
+    assert "tune.not_faster" in lines[-1]

@@ -20,7 +20,7 @@ from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.messages import phrase
 from infrastructure.data.defaults import make_ready
 from infrastructure.deployment.given_paths import check_given
-from infrastructure.deployment.training_queue import Job, JobState, TrainingQueue, new_job
+from infrastructure.features.queue.training_queue import Job, JobState, TrainingQueue, new_job
 from infrastructure.monitoring.drawing.formatting import format_duration, printable
 
 
@@ -28,10 +28,10 @@ def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of the command."""
     actions = parser.add_actions()
     for action, text, add in (
-        ("add", phrase("commands.help_queue_add"), _add_training),
-        ("run", phrase("commands.help_queue_run"), _add_folder),
-        ("list", phrase("commands.help_queue_list"), _add_folder),
-        ("remove", phrase("commands.help_queue_remove"), _add_numbers),
+        ("add", phrase("queue.help_add"), _add_training),
+        ("run", phrase("queue.help_run"), _add_folder),
+        ("list", phrase("queue.help_list"), _add_folder),
+        ("remove", phrase("queue.help_remove"), _add_numbers),
     ):
         actions.add_parser(action, help=text, description=as_sentence(text), add_arguments=add)
 
@@ -54,7 +54,7 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
 
 def _add_numbers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "numbers", nargs="+", type=int, metavar="NUMBER", help=phrase("commands.help_queue_numbers")
+        "numbers", nargs="+", type=int, metavar="NUMBER", help=phrase("queue.help_numbers")
     )
     _add_folder(parser)
 
@@ -80,7 +80,7 @@ def add(options: argparse.Namespace) -> int:
     job = queue.add(*given)
     print(f"Job {job.number} waits: {job.line}")
     if queue.runner() is None:
-        print(phrase("commands.how_to_run_queue"))
+        print(phrase("queue.how_to_run"))
     return ExitCode.DONE
 
 
@@ -88,7 +88,7 @@ def run_queue(options: argparse.Namespace) -> int:
     """Train the waiting jobs."""
     queue = _queue_of(options)
     jobs = queue.run(lambda line: progress(options.json, line))
-    _show(options.json, jobs, phrase("commands.no_job_waits"))
+    _show(options.json, jobs, phrase("queue.no_job_waits"))
     if any(job.state is not JobState.FINISHED for job in jobs):
         return ExitCode.FAILED
     return ExitCode.NOT_CONFIRMED if any(job.reason for job in jobs) else ExitCode.DONE
@@ -98,7 +98,7 @@ def list_jobs(options: argparse.Namespace) -> int:
     """Show every job."""
     queue = _queue_of(options)
     runner = queue.runner()
-    _show(options.json, queue.jobs(), phrase("commands.queue_is_empty"), runner)
+    _show(options.json, queue.jobs(), phrase("queue.is_empty"), runner)
     return ExitCode.DONE
 
 
@@ -120,7 +120,7 @@ def _show(as_json: bool, jobs: Sequence[Job], empty: str, runner: str | None = N
     if not jobs:
         show(as_json, facts, empty)
         return
-    lines = [phrase("commands.queue_is_run_by", process=runner)] if runner else []
+    lines = [phrase("queue.is_run_by", process=runner)] if runner else []
     show(as_json, facts, *lines, *(line for job in jobs for line in job_lines(job)))
 
 

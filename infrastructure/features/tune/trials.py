@@ -17,7 +17,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.core.hardware import processor
 from infrastructure.core.integers import ceil_div
-from infrastructure.optimization.learning_rate_range import RangeTest, range_test
+from infrastructure.features.tune.learning_rate_range import RangeTest, range_test
 from infrastructure.optimization.pipeline_optimizer import Measured
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.recovery.loss_spikes import BadLossError

@@ -10,7 +10,8 @@ from infrastructure.commands.main import create_parser, main
 from infrastructure.commands.parser import parse
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.exit_codes import ExitCode
-from infrastructure.deployment import given_paths, tuning
+from infrastructure.deployment import given_paths
+from infrastructure.features.tune import tuning
 from tests.deployment.runs import small_settings
 
 
@@ -28,7 +29,7 @@ def test_the_fastest_settings_are_measured_and_printed(
     found = fastest["settings"]
     size = found.get("training.batch_size", 32) * found.get("training.gradient_accumulation", 1)
     assert size == 32  # another step would train another model
-    assert "deployment.tuned_micro_batch" in err
+    assert "tune.tuned_micro_batch" in err
     measured = {entry["key"] for entry in fastest["tried"]}
     assert {"", "data.num_workers"} <= measured
     options = parse(create_parser(), shlex.split(fastest["command"])[1:])
@@ -56,9 +57,7 @@ def test_the_command_is_whole_and_examples_are_as_long_as_the_model_sees(
     typed = ["d.jsonl", "--model", "my model", "--batch-size", "auto", "--lora"]
     assert main(["tune", *typed]) == ExitCode.DONE
     command = "temper train d.jsonl --model 'my model' --lora --batch-size 4"
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        f"commands.fastest_training(command={command})"
-    )
+    assert capsys.readouterr().out.splitlines()[-1] == (f"tune.fastest_training(command={command})")
     assert lengths == [128]
 
 
