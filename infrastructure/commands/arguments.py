@@ -39,8 +39,10 @@ def add_accept(parser: argparse.ArgumentParser) -> None:
 
 
 def accepted(options: argparse.Namespace) -> list[str]:
-    """Return the names given with `--accept`, which can be repeated."""
-    return [*options.accept]
+    """Return the names given with `--accept`, which can be repeated; flags under their names."""
+    from infrastructure.run.configuration_judge import accepted_name
+
+    return [accepted_name(name) for name in options.accept]
 
 
 def names_in(text: str) -> list[str]:

@@ -445,7 +445,10 @@ ACTIONS: dict[str, tuple[str, Action]] = {
     "verify": ("verify every byte of a run, here and at the destination", verify),
     RESTORE: ("restore a run from the destination into the output folder", restore),
     "prune": ("remove old checkpoints, as the retention settings say", prune),
-    "status": ("show what is backed up, and what would be lost now", status),
+    "status": (
+        "show what is backed up, and what you would lose if this machine disappeared now",
+        status,
+    ),
 }
 
 

@@ -15,7 +15,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol, cast
 
-from infrastructure.commands.parser import PROGRAM, CommandParser, ShowVersion, as_sentence, parse
+from infrastructure.commands.parser import (
+    PROGRAM,
+    CommandParser,
+    ShowVersion,
+    as_sentence,
+    parse,
+    subcommands,
+)
 from infrastructure.core.agent import agent_folder, end_with_agent, left_to_agent
 from infrastructure.core.console import RED, styled, write_above_bar
 from infrastructure.core.console_log import start_console_log
@@ -44,7 +51,7 @@ from infrastructure.core.stop_signals import (
 # By heading, in the order of the help; a command is the module of its name in this folder.
 GROUPS = {
     "Train": {
-        "train": "train a model, or resume the unfinished run with the same settings",
+        "train": "train a model, or resume the unfinished run that has the same settings",
         "resume": "resume an interrupted run",
         "stop": "stop a run after saving a checkpoint",
     },
@@ -55,7 +62,7 @@ GROUPS = {
     },
     "Use a model": {
         "eval": "evaluate a model on held-out data",
-        "ask": "chat with a model",
+        "ask": "ask a model questions",
         "export": "export a checkpoint as a model that other programs load",
     },
     "Runs and backups": {
@@ -195,7 +202,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     share_the_cores()  # before anything imports torch
     try:
         parser = create_parser()
-        words = with_full_names(sys.argv[1:] if arguments is None else arguments)
+        typed = sys.argv[1:] if arguments is None else arguments
+        words = with_full_names(typed)
+        for name in {*typed[:2]} & {*SAME_COMMANDS}:
+            subcommands(parser)[SAME_COMMANDS[name]].typed = f"{PROGRAM} {name}"
         options = parse(parser, words)
         options.words_given = words
         if options.command is None:

@@ -49,30 +49,30 @@ class CommandParser(argparse.ArgumentParser):
     ) -> None:
         super().__init__(*args, **kwargs)
         self._add_arguments, self._groups = add_arguments, groups
+        self.typed = self.prog  # differs if the user typed another name of the command
 
     def complete(self) -> "CommandParser":
         """Add all arguments, if that has not happened yet."""
         add_arguments, self._add_arguments = self._add_arguments, None
         if add_arguments is not None:
             add_arguments(self)
-            if self._is_long():
+            if self.is_long():
                 self.add_argument(
                     "--help-all", action=ShowAll, help=phrase("commands.help_all_flags")
                 )
         return self
 
-    def _is_long(self) -> bool:
+    def is_long(self) -> bool:
+        """Return whether the command has so many flags that `--help` shows only some."""
         return len(self._actions) > SHORT_FLAGS
 
     def format_help(self) -> str:
         """Return the text of `--help`."""
         if self._groups is not None:
             return self._grouped_help(self._groups)
-        if not self.complete()._is_long():
-            return super().format_help()
         from infrastructure.commands.short_help import short_help
 
-        return short_help(self, self.unused, self.texts, self.examples)
+        return short_help(self.complete())
 
     def _grouped_help(self, groups: Mapping[str, Mapping[str, str]]) -> str:
         lines = [f"usage: {self.prog} COMMAND [flags]", "", str(self.description)]
@@ -213,8 +213,13 @@ def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Na
     if not flags and data is not None and not unknown[0].startswith("-"):
         raise InputError("commands.second_data_argument", argument=unknown[0], data=data)
     flags = flags or [unknown[0]]
-    *before, last = (f"{flag!r}{flag_hint(flag, known, command)}" for flag in dict.fromkeys(flags))
-    raise InputError("commands.unknown_argument", arguments="\n".join([*before, last]))
+    hints = {flag: flag_hint(flag, known) for flag in dict.fromkeys(flags)}
+    if len(hints) == 1:
+        [(flag, hint)] = hints.items()
+        hint = hint or phrase("commands.see_its_help", command=command)
+        raise InputError("commands.unknown_argument", arguments=f"{flag!r}{hint}")
+    named = [f"{flag!r} ({hint[2:]})" if hint else repr(flag) for flag, hint in hints.items()]
+    raise InputError("commands.unknown_arguments", arguments=", ".join(named), command=command)
 
 
 def _refuse_value_of_switch(

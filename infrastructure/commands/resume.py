@@ -30,7 +30,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.examples = (
         "temper resume                                 the newest run",
         "temper resume my-run@400                      from its step 400",
-        "temper resume my-run --epochs 5 --accept num_epochs",
+        "temper resume my-run --epochs 5 --accept epochs",
     )
     add_run(parser)
     add_accept(parser)

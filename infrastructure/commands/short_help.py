@@ -1,13 +1,13 @@
-"""The short `--help` text of a command that has a flag for every setting.
+"""The `--help` text of a command.
 
-It shows the most used flags; `--help-all` shows all of them.
+If the command has a flag for every setting, it shows the most used ones; `--help-all` shows all.
 """
 
 import argparse
 import re
 import shutil
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
@@ -18,6 +18,8 @@ FLAG_WIDTH = 27
 DEFAULT = "{default}"  # is replaced by the setting's default, so that no text can be wrong about it
 
 QUANTIZED = "quantize the base weights; QLoRA with --lora"
+_LAST_BRACKET = re.compile(r"\(default: .*\)$")
+_USAGES = {"?": "[{}]", "*": "[{} …]", "+": "{} …"}  # by the number of values that are accepted
 _STATED_DEFAULT = re.compile(r"\((?:default:|\{default\})[^)]*\)")
 
 # By title: the key of a setting, the placeholder of its value, and its description.
@@ -42,14 +44,14 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
         "training.optimizer": ("NAME", f"adamw, adamw_8bit, paged_adamw, sgd, … ({DEFAULT})"),
         "training.seed": ("N", f"random seed ({DEFAULT})"),
         "training.deadline": ("TIME", "save and stop within TIME, such as 11h or 90min"),
-        "price_per_hour": ("PRICE", "for a cost forecast, such as 2.5 or '2.5 EUR'"),
+        "price_per_hour": ("PRICE", "price per hour for the cost forecast, such as 2.5"),
     },
     "output": {
-        "output_dir": ("FOLDER", f"directory of the runs ({DEFAULT})"),
+        "output_dir": ("FOLDER", f"directory for run output ({DEFAULT})"),
         "run_name": ("NAME", "name of a new run and part of its directory name"),
         "backup.place": ("PLACE", "back up to a folder, Drive, s3://…, hf://buckets/OWNER/NAME"),
         "training.checkpoint_frequency": ("N", "save a checkpoint every N optimizer steps"),
-        "training.metrics_sinks": ("NAMES", f"metrics outputs ({DEFAULT})"),
+        "training.metrics_sinks": ("NAMES", f"where metrics are written ({DEFAULT})"),
         "new_run": ("", "start a new run even if one could be resumed"),
     },
 }
@@ -60,48 +62,48 @@ INHERITED = {
     "temper eval": (("data.max_length", "data.train_on"), IN_MODELS_RUN),
     "temper resume": (SETTINGS - {"output_dir"}, IN_RUN),
 }
-NOTES = {"temper resume": "Flags change settings of the run. All others stay as in the run."}
+NOTES = {
+    "temper resume": "Each flag changes that setting of the run; all other settings keep their"
+    " values. A change that affects the result also needs --accept.",
+}
 HEADINGS = {("temper eval", "training"): "evaluation"}
 
 
-def short_help(
-    parser: argparse.ArgumentParser,
-    unused: Collection[str] = (),
-    texts: Mapping[str, str] = {},
-    examples: Sequence[str] = (),
-) -> str:
-    """Return the `--help` text of a parser that has a flag for every setting.
+def short_help(parser: Any) -> str:
+    """Return the `--help` text of a command.
 
     Args:
-        unused, texts, examples: the attributes of a `CommandParser`.
+        parser: a `CommandParser`, whose module imports this one.
     """
     fields = schema_of(DeploymentConfig).fields
-    useful = SETTINGS.difference(unused)
+    useful = SETTINGS.difference(parser.unused)
     flags_of_settings = {flag for key in fields for flag in flag_names(key)}
     words = [action for action in parser._actions if not action.option_strings]
     own = [
         action
         for action in parser._actions
-        if action.option_strings and not flags_of_settings & {*action.option_strings}
+        if action.option_strings
+        and not (parser.is_long() and flags_of_settings & {*action.option_strings})
     ]
-    usage = " ".join(
-        f"[{word.metavar}]" if word.nargs == "?" else str(word.metavar) for word in words
-    )
+    usage = " ".join(_USAGES.get(str(word.nargs), "{}").format(word.metavar) for word in words)
     lines = [
-        f"usage: {parser.prog} {usage} [flags]".replace("  ", " "),
+        f"usage: {parser.typed} {usage} [flags]".replace("  ", " "),
         "",
-        parser.description or "",
+        *_wrapped(parser.description or ""),
     ]
-    lines += ["", NOTES[parser.prog]] if parser.prog in NOTES else []
-    lines += [""] if words else []
-    lines += [line for word in words for line in _entry(str(word.metavar), str(word.help))]
-    for title, settings in FAMILIAR.items():
+    lines += ["", *_wrapped(NOTES[parser.prog])] if parser.prog in NOTES else []
+    for word in words:
+        inner = [(choice.dest, choice.help) for choice in getattr(word, "_choices_actions", [])]
+        lines += [""] if word is words[0] else []
+        for name, text in inner or [(word.metavar, word.help)]:
+            lines += _entry(str(name), str(text))
+    for title, settings in FAMILIAR.items() if parser.is_long() else ():
         shown = {key: text for key, text in settings.items() if key in useful}
         as_in_run, words_for_run = INHERITED.get(parser.prog, ((), ""))
         heading = HEADINGS.get((parser.prog, title), title)
         lines += ["", f"{heading}:"] if shown else []
         for key, (value, text) in shown.items():
-            text = texts.get(key, text)
+            text = parser.texts.get(key, text)
             default = f"default: {plain(fields[key].default)}"
             if key in as_in_run:
                 text, default = _STATED_DEFAULT.sub(f"({DEFAULT})", text), words_for_run
@@ -109,19 +111,40 @@ def short_help(
                 text = "quantize the weights"
             name = f"{flag_names(key)[0]} {value}".rstrip()
             lines += _entry(name, text.replace(DEFAULT, default))
-    lines += ["", "other flags:"]
-    for action in own:
-        name = f"{action.option_strings[-1]} {action.metavar or ''}".rstrip()
-        text = str(action.help).split(". ")[0] % {"prog": parser.prog}
-        lines += _entry(name, text)
-    if examples:
-        lines += ["", "examples:", *(f"  {example}" for example in examples)]
+    lines += ["", "other flags:" if parser.is_long() else "flags:"]
+    lines += [line for action in own for line in _entry(*_words_of(action, parser.prog))]
+    lines += ["", *_wrapped(parser.epilog)] if parser.epilog else []
+    if parser.examples:
+        lines += ["", "examples:", *(f"  {example}" for example in parser.examples)]
     return "\n".join(lines) + "\n"
+
+
+def _words_of(action: argparse.Action, prog: str) -> tuple[str, str]:
+    """Return a flag with the placeholder of its value, and its description.
+
+    The description of a setting is a sentence, after which its values and its default may follow.
+    """
+    flag = next(name for name in action.option_strings if name.startswith("--"))
+    choices = "{" + ",".join(map(str, action.choices or ())) + "}"
+    value = action.metavar or (choices if action.choices else action.dest.upper())
+    text = str(action.help) % {"prog": prog}
+    sentence, _, rest = text.partition(". ")
+    default = "".join(_LAST_BRACKET.findall(rest))
+    text = f"{sentence[0].lower()}{sentence[1:]} {default}".rstrip() if default else sentence
+    return (flag if action.nargs == 0 else f"{flag} {value}"), text
+
+
+def _width() -> int:
+    return max(40, min(shutil.get_terminal_size().columns, 100))
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _width())
 
 
 def _entry(name: str, text: str) -> list[str]:
     """Format a flag and its description, indented, and on several lines on a narrow terminal."""
-    width = max(40, min(shutil.get_terminal_size().columns, 100))
+    width = _width()
     lines = textwrap.wrap(text, width - FLAG_WIDTH - 2) or [""]
     first, *rest = lines
     if len(name) >= FLAG_WIDTH:

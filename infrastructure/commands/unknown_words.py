@@ -26,16 +26,28 @@ NO_COMMAND = {
 }
 
 
-def flag_hint(flag: str, known: Collection[str], command: str) -> str:
-    """Return Temper's name or alternative for another tool's flag, or the nearest `known` flag."""
+def flag_hint(flag: str, known: Collection[str]) -> str:
+    """Return a hint at what `known` flag another tool's or a mistyped flag means; "" if none.
+
+    The nearest flag is one that is spelled like it, or the only one that begins like it.
+    """
     name = plain_name(flag)
     is_taken = {key.partition("=")[0] for key in as_flags(SAME.get(name, ())).split()} & {*known}
     if name in ABSENT or is_taken:
         return f"; {known_elsewhere(flag)}"
-    meant = nearest(flag, known)
-    if meant:
-        return phrase("commands.did_you_mean", meant=meant)
-    return phrase("commands.see_its_help", command=command)
+    meant = nearest(flag, known) or _only_one_that_begins(flag, known)
+    return phrase("commands.did_you_mean", meant=meant) if meant else ""
+
+
+def _only_one_that_begins(flag: str, known: Collection[str]) -> str | None:
+    """Return the only flag that has further words after one that is spelled like `flag`."""
+    num_words = flag.removeprefix("--").count("-") + 1
+    begun: dict[str, list[str]] = {}
+    for each in known:
+        begin = "-".join(each.removeprefix("--").split("-")[:num_words])
+        begun.setdefault(f"--{begin}", []).append(each)
+    of_begin = begun.get(nearest(flag, begun) or "", [])
+    return of_begin[0] if len(of_begin) == 1 else None
 
 
 def unknown_command(command: str, word: str, known: Collection[str]) -> tuple[str, bool]:

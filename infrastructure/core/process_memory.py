@@ -97,7 +97,7 @@ def give_back_large_blocks() -> None:
 
 
 def allowed_bytes(threads_to_come: int = 0) -> int | None:
-    """Return the most memory that this process may use, or None if the kernel sets no limit.
+    """Return the maximum memory that this process may use, or None if the kernel sets no limit.
 
     The limit is RLIMIT_DATA, for example from `ulimit -d`, on private memory.
 

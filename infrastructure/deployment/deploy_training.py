@@ -684,9 +684,9 @@ class TrainingDeployment:
         step = trainer.state.step
         self.report(
             phrase(
-                "deployment.resuming_from_step",
+                "deployment.resuming_from_step" if step else "deployment.starting_again",
                 run_id=run.run_id,
-                step=step,
+                **({"step": step} if step else {}),
                 new_run_hint=self._how_to_begin_anew,
             )
         )

@@ -152,7 +152,7 @@ def start(
 
 @contextmanager
 def only_runner(path: Path, code: str, **about: object) -> Iterator[None]:
-    """Hold the lock `path`, which then names this process, while it starts several trainings.
+    """Hold the lock `path`, which then names this process, while it starts several runs.
 
     Raises:
         ValueError: if another process holds it; the message has `about` and the holder's name.

@@ -490,7 +490,7 @@ def _loading(run: RunDirectory, name: str, folder: Path) -> str:
 
 
 def _usage_of_format(folder: Path) -> str:
-    """Return the code that loads an export in another format; "" if the model is no such export."""
+    """Return the code that loads an export in another format; "" if it is a plain model."""
     export = read_json(folder / EXPORT_FILE) if (folder / EXPORT_FILE).is_file() else {}
     usage: str = EXPORT_FORMATS.make(str(export.get("format", SAFETENSORS))).usage
     return usage

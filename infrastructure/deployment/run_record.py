@@ -179,6 +179,7 @@ def summarise(
         "after": None if after is None else after.table_row(),
         "example": example if before.example else None,
         "num_questions": 0 if after is None else after.num_questions,
+        "validation_prompts": trainer.training_config.validation_prompts,
     }
     if memory := summary["memory"]:
         seen = [summary["peak_memory_bytes"], memory.get("highest_bytes")]

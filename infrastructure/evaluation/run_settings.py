@@ -56,7 +56,7 @@ def inherit_from_run(config: DeploymentConfig) -> dict[str, object]:
 
 
 def _has_columns(config: DeploymentConfig, saved: DataConfig) -> bool:
-    """Return whether the measured data has the columns that were configured for the run's data."""
+    """Return whether the data to evaluate on has the columns that the run was configured with."""
     named = {name: getattr(saved, name) for name in COLUMNS}
     if all(named[name] == getattr(DataConfig(), name) for name in COLUMNS):
         return False

@@ -75,7 +75,7 @@ def check_vocabulary(num_tokens: int, tokenizer: "PreTrainedTokenizerBase", name
 def check_same_lora(
     model: torch.nn.Module, wanted: LoraConfig | None, folder: str, within: str | None = None
 ) -> None:
-    """Raise ValueError if `lora_config` describes another LoRA than the one that was loaded."""
+    """Raise ValueError if `lora_config` describes a different LoRA from the one that was loaded."""
     if wanted is None:
         return
     has, base = lora_of(model), inner_model(model)

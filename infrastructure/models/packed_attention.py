@@ -146,9 +146,9 @@ def packed_attention(
     max_length = attention_mask.shape[2]
     window = sliding_window(module, max_length, kwargs)
     refuse_unsupported(module, query, key, is_causal, kwargs)
-    for way in added_ways():
-        if way.takes(value, attention_mask, dropout, window):
-            return way.attend(query, key, value, attention_mask, scaling), None
+    for method in added_ways():
+        if method.takes(value, attention_mask, dropout, window):
+            return method.attend(query, key, value, attention_mask, scaling), None
     query, key, value = in_autocast_format(query, key, value)
     boundaries = attention_mask[0, 0, 0]
     if has_varlen_kernel(query, value, dropout):
@@ -176,7 +176,8 @@ def attention_form(
     name = attention_implementation(model) or "its own"
     ways = added_ways() if name == ATTENTION_NAME else ()
     # Checkpoints store and compare this text, so it is not a message.
-    return ", ".join([name, *filter(None, (way.form(device, dtype, length_step) for way in ways))])
+    forms = (method.form(device, dtype, length_step) for method in ways)
+    return ", ".join([name, *filter(None, forms)])
 
 
 def compiles_kernels(value: torch.Tensor) -> bool:

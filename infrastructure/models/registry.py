@@ -44,7 +44,7 @@ def register_model(name: str, entry: ModelEntry) -> None:
     """Make `entry` available as `model.name: <name>`.
 
     Raises:
-        ValueError: the name is taken, or would read as a path or a Hub name.
+        ValueError: the name is taken, or could be mistaken for a path or a Hub name.
     """
     if name in MODELS or name == "embedded":
         raise InputError("models.model_name_taken", name=name)

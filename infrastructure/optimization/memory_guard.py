@@ -77,7 +77,7 @@ class MemoryGuard:
         return used
 
     def check(self) -> Action:
-        """Check memory and release what is possible. This usually takes about 20 microseconds."""
+        """Check memory and release what it can. This usually takes about 20 microseconds."""
         used, limit = self.used_bytes(), self.limit_bytes
         if limit is not None and used > limit:
             self.release_all()

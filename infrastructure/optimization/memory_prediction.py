@@ -103,7 +103,7 @@ class MemoryBudget:
         return phrase(code, limit=limit)
 
     def size_bytes(self, device: torch.device, num_processes: int = 1) -> int:
-        """Return the most memory that this process should use on `device`, given its free memory.
+        """Return the maximum memory for this process on `device`, given its free memory.
 
         Args:
             num_processes: the number of processes that train. On a CPU they share its memory, while

@@ -13,6 +13,7 @@ from infrastructure.config.fingerprint import (
     differing_keys,
 )
 from infrastructure.config.schema import schema_of
+from infrastructure.config.sources.flags import key_of_keyword
 from infrastructure.core.errors import CheckpointError, InputError
 from infrastructure.core.lookup import nearest
 from infrastructure.core.messages import Setting, phrase
@@ -103,14 +104,14 @@ def recorded_grid(was: Facts) -> SizeGrid:
 
 
 def canonical_name(name: str) -> str:
-    """Return the displayed name of a difference from its full (`training.seed`) or short name.
+    """Return the displayed name of a difference from its name, its key or its flag's name.
 
     Raises:
         ValueError: if no difference has this name. The message suggests the nearest one.
     """
     known = names()
-    if name in known:
-        return known[name]
+    if (shown := accepted_name(name)) in known:
+        return known[shown]
     meant = nearest(name, known)
     hint = (
         phrase("run.meant_name", meant=meant)
@@ -118,6 +119,12 @@ def canonical_name(name: str) -> str:
         else phrase("run.names_to_accept", names=", ".join(FACT_NAMES))
     )
     raise InputError("run.unknown_accepted_name", name=name, hint=hint)
+
+
+def accepted_name(name: str) -> str:
+    """Return the displayed name that a user means, who may give a flag; an unknown one as it is."""
+    known = names()
+    return known.get(name) or known.get(key_of_keyword(name.removeprefix("--")), name)
 
 
 def names() -> dict[str, str]:

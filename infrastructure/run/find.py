@@ -221,7 +221,7 @@ class Loading:
     taken: str
 
     def is_same(self, wanted: object) -> bool:
-        """Return whether the setting `model.backend` of another command loads the same model.
+        """Return whether `wanted`, a command's `model.backend`, loads the model as this run did.
 
         This matters because Unsloth changes the model that it loads.
         """

@@ -253,6 +253,7 @@ class Summary(TypedDict, total=False):
     loss_function: str
     example: ExampleRecord | None
     num_questions: int
+    validation_prompts: int
     num_held_out: int
     num_pairs: int
     system_prompt: str

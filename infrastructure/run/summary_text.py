@@ -158,8 +158,9 @@ def _of_held_out(num_questions: int, summary: Summary) -> str:
     if num_questions >= num_held_out:
         few = phrase("run.too_few_prompts") if num_questions < FEW_PROMPTS else ""
         return phrase("run.held_out_prompts", count=num_questions, few=few)
+    is_cut = num_questions < summary.get("validation_prompts", 0)
     return phrase(
-        "run.answered_held_out_prompts",
+        "run.prompts_with_short_answers" if is_cut else "run.answered_held_out_prompts",
         answered=num_questions,
         total=num_held_out,
     )

@@ -212,17 +212,13 @@ def check_tested_versions(installation: Installation, has_gpu: bool) -> Iterator
         if has_gpu or r.name not in FOR_GPUS or installation.version(r.name) is not None
     ]
     others = [r for r in wanted if r not in same[column]]
-    differing = [r.name for r in others if installation.version(r.name) is not None]
-    missing = [r.name for r in others if r.name not in differing]
     text = phrase(
         "testing.num_tested_versions",
         num_matching=len(wanted) - len(others),
         num_packages=len(wanted),
         on=TESTED_ON[column],
     )
-    text += phrase("testing.other_versions", names=differing) if differing else ""
-    text += phrase("testing.packages_missing", names=missing) if missing else ""
-    yield Diagnosis("warn" if differing else "note" if missing else "ok", "versions", text)
+    yield Diagnosis("note" if others else "ok", "versions", text)
     needed = {r.name for r in installation.requirements(DISTRIBUTION)}
     for requirement in others:
         version = installation.version(requirement.name)
@@ -236,7 +232,9 @@ def check_tested_versions(installation: Installation, has_gpu: bool) -> Iterator
             yield Diagnosis("note", requirement.name, text, _pip_line(requirement))
         elif version is not None:
             text = phrase(
-                "testing.package_version_untested", version=version, specifier=requirement.specifier
+                "testing.package_version_untested",
+                version=version,
+                specifier=str(requirement.specifier).removeprefix("=="),
             )
             yield Diagnosis("warn", requirement.name, text, _pip_line(requirement))
 

@@ -55,7 +55,7 @@ def test_a_run_is_named_by_id_or_path_and_again_gives_the_same(run: Path, named:
     assert colab.download_results(name, output_dir=run.parent).read_bytes() == first
 
 
-def test_what_only_adds_to_another_model_is_said_to_need_it(
+def test_a_download_without_its_base_model_names_the_way_to_a_whole_one(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / "final" / "adapter_config.json").write_text("{}")

@@ -253,7 +253,7 @@ def test_a_path_that_does_not_exist_is_reported_beside_its_field(
     assert "notebook.run_can_start" in shown(form)
 
 
-def test_a_run_that_could_not_be_measured_is_not_said_to_start(
+def test_a_run_that_could_not_be_measured_is_not_promised_to_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("infrastructure.deployment.forecasting.forecast", {}.__getitem__)

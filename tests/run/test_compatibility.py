@@ -249,6 +249,7 @@ def test_an_unknown_name_gets_the_nearest_one() -> None:
 
 def test_a_name_may_be_given_in_full() -> None:
     assert canonical_name("training.learning_rate") == "learning_rate"
+    assert canonical_name("epochs") == canonical_name("--epochs") == "num_epochs"
     assert canonical_name("data.path") == canonical_name("data.path")
 
 

@@ -38,6 +38,9 @@ def test_the_last_table_counts_the_held_out_rows_that_were_not_answered(tmp_path
     lines = closing_lines(tmp_path, a_summary(tmp_path, num_held_out=10))
     (line,) = [line for line in lines if "run.exact_match_over" in line]
     assert "run.answered_held_out_prompts(answered=8, total=10)" in line
+    cut = closing_lines(tmp_path, a_summary(tmp_path, num_held_out=10, validation_prompts=9))
+    (line,) = [line for line in cut if "run.exact_match_over" in line]
+    assert "run.prompts_with_short_answers(answered=8, total=10)" in line
     lines = closing_lines(tmp_path, a_summary(tmp_path, num_held_out=8))
     assert "run.exact_match_over(prompts=run.held_out_prompts(count=8, few=))" in lines
     for number, few_words in ((1, "run.too_few_prompts()"), (5, "")):

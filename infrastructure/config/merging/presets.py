@@ -36,7 +36,7 @@ class Preset:
 
 PRESETS = {
     "quick": Preset(
-        "a first look: a few dozen steps, little measuring",
+        "a first look with a few dozen steps and little evaluation",
         {
             "training.max_steps": 60,
             "training.warmup_steps": 6,
@@ -44,7 +44,7 @@ PRESETS = {
         },
     ),
     "thorough": Preset(
-        "the best of the data: up to 10 epochs, as long as the held-out loss falls",
+        "the best result, in up to 10 epochs, as long as the held-out loss falls",
         {
             "training.num_epochs": 10,
             "training.early_stopping_patience": 2,
@@ -52,7 +52,7 @@ PRESETS = {
         },
     ),
     "small_memory": Preset(
-        "a model that hardly fits: LoRA, a batch size that fits, gradient checkpointing",
+        "LoRA, a measured batch size and gradient checkpointing, for a model that barely fits",
         {
             "model.lora_config": True,
             "training.batch_size": "auto",
@@ -60,7 +60,7 @@ PRESETS = {
         },
     ),
     "ci": Preset(
-        "does it all work? a tiny new model and six steps, in seconds on a CPU",
+        "a test that everything works, with a tiny new model and six steps, in seconds on a CPU",
         {
             "model.name": "embedded",
             "model.backend": "auto",

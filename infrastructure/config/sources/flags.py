@@ -194,7 +194,9 @@ def add_preset_flag(parser: argparse.ArgumentParser) -> None:
         dest=SETTINGS_DEST,
         default=argparse.SUPPRESS,
         metavar="NAME",
-        help=phrase("config.preset_flag_help", purposes=purposes, no_preset=NO_PRESET),
+        help=phrase(
+            "config.preset_flag_help", names=[*PRESETS], purposes=purposes, no_preset=NO_PRESET
+        ),
     )
 
 
@@ -247,7 +249,7 @@ class _Remember(argparse.Action):
 
 
 class _Gather(_Remember):
-    """An action for lists, which joins the items of all flags into one equivalent text."""
+    """An action for lists: `--reward a --reward b` stores what `--reward a,b` would."""
 
     def _after(self, earlier: Any, value: Any) -> Any:
         if earlier is None:

@@ -1,6 +1,6 @@
 """Formats of conversations as text before tokenization, and the positions of their answers.
 
-If there is a chat template, it writes the text. The characters that it marks with {% generation %}
+If there is a chat template, it renders the text. The characters that it marks with {% generation %}
 are trained on, and no others, as in transformers' `return_assistant_tokens_mask` and TRL's
 `assistant_only_loss`. If it marks nothing, answers are found by comparing its output with and
 without them. Without a template, the plain format below is used, for training and for generation:
@@ -172,7 +172,7 @@ class TemplateFormat:
         own_end: the end that it writes after a marked answer without marking it; "" if it marks
             its ends, or writes none. It is trained on too, so that the model learns to stop.
         writes_end: it writes an end after answers, so none has to be added.
-        takes_parts: it writes the text of a message only if that is a list of parts.
+        takes_parts: it renders the text of a message only if that is a list of parts.
         takes_json_text: it writes the arguments of a tool call only if they are JSON text.
         wraps_calls: it writes a tool call only as an object `function` (True), or only without one
             (False); None: in both forms.
@@ -241,8 +241,8 @@ class TemplateFormat:
     def can_find_answers(self, last_only: bool) -> bool:
         """Return whether answers (or the last one of each conversation) can be found in its output.
 
-        They can if it writes the text before them identically, whatever follows. Conversations that
-        it refuses to write do not count.
+        They can if it renders the text before them identically, whatever follows. Conversations
+        that it refuses to write do not count.
         """
         for history in map(Conversation, HISTORIES):
             try:

@@ -348,7 +348,7 @@ class _Marker:
     def _with_reasoning(
         self, text: str, kind: str, what: Message, number: int, is_learnt: bool
     ) -> str:
-        """Mark an answer that holds reasoning in tags, as two texts."""
+        """Mark an answer with reasoning in tags: the reasoning and the rest, each as a text."""
         match = REASONING.match(text)
         assert match is not None
         head, thought, close = match.groups()

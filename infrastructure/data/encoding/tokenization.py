@@ -449,7 +449,7 @@ class ConversationEncoder:
     def _spells_pictures(self) -> bool:
         """True if image marks are put into the texts, because no template for images writes them.
 
-        The template of a vision-language model also writes the text around an image.
+        The template of a vision-language model also renders the text around an image.
         """
         if self.pictures is None:
             return False

@@ -4,8 +4,9 @@
 `heldout.jsonl` next to this file, with the same bytes on every machine.
 
 The things that an example asks about (the words of a list, a pair of numbers, a person and a city)
-are its *key*, without order or phrasing. A hash of the key decides whether it is reserved for the
-held-out file, so no held-out question can occur in training in other words or in another order.
+are its *key*; their order and the phrasing do not matter. A hash of the key decides whether it is
+reserved for the held-out file, so no held-out question can occur in training in other words or in
+another order.
 """
 
 import json

@@ -38,7 +38,10 @@ NUM_TRIALS = 20
 def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of the command."""
     parser.unused = {"new_run"}
-    parser.texts = {"run_name": "name of the sweep and of its directory"}
+    parser.texts = {
+        "run_name": "name of the sweep and of its directory",
+        "training.deadline": "end the whole sweep within TIME",
+    }
     parser.examples = (
         "temper sweep chats.jsonl --search learning_rate=1e-5..1e-3:log --trials 10",
     )
@@ -51,7 +54,7 @@ def add_arguments(parser: CommandParser) -> None:
         help=phrase("sweep.help_search"),
     )
     parser.add_argument(
-        "--trials", type=int, default=NUM_TRIALS, metavar="N", help="number of trials (default: 20)"
+        "--trials", type=int, default=NUM_TRIALS, metavar="N", help="number of runs (default: 20)"
     )
     parser.add_argument(
         "--sampler",

@@ -7,7 +7,7 @@ FEATURE = Feature(
     commands={
         "sweep": Command(
             "infrastructure.features.sweep.command",
-            "search for the best hyperparameters",
+            "search for the hyperparameters with the best held-out loss (or --best-metric)",
             "Train",
             resuming=("sweep",),
         )

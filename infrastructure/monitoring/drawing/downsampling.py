@@ -121,7 +121,7 @@ def _extremes(points: Points) -> Points:
 
 
 def find_gaps(points: Points) -> list[Gap]:
-    """Return each run of neighboring records that are not finite, in order."""
+    """Return the gaps: each series of consecutive records that are NaN or infinite, in order."""
     gaps: list[Gap] = []
     was_finite = True
     for step, value in points:

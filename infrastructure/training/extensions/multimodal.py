@@ -1,9 +1,9 @@
-"""The extension `multimodal`: a vision encoder and a projector on a text model, projector first.
+"""The extension `multimodal`: training of a text model with an added vision encoder.
 
 Method: Liu et al. 2023, arXiv 2304.08485. The model itself is assembled when it is loaded
 (`models.vision_language`): an ordinary Llava of transformers, which the adapter for vision-language
 models feeds and saves. So a checkpoint, the final folder and code that loads it do not need this
-file, and the only state here is the position, which every training has.
+file, and this extension keeps no state of its own in them.
 
 This extension defines the order: first only the new projector, at its own rate, because its random
 output would spoil what the text model has learned; then what the configuration trains (LoRA
