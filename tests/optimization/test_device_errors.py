@@ -5,13 +5,13 @@ import weakref
 import pytest
 import torch
 
+from infrastructure.optimization import device_errors
 from infrastructure.optimization.device_errors import (
     can_be_halved,
     is_device_fault,
     is_out_of_memory,
     release_traceback,
 )
-from infrastructure.training.core import error_handlers
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_out_of_memory_is_distinguished_from_other_errors(error: Exception, expe
 def test_a_thread_that_is_refused_lacks_memory_where_the_kernel_limits_it(
     monkeypatch: pytest.MonkeyPatch, allowed: int | None, expected: bool
 ) -> None:
-    monkeypatch.setattr(error_handlers, "allowed_bytes", lambda: allowed)
+    monkeypatch.setattr(device_errors, "allowed_bytes", lambda: allowed)
     assert is_out_of_memory(RuntimeError("can't start new thread")) is expected
 
 
