@@ -214,7 +214,6 @@ def test_both_models_of_a_measurement_are_checked_and_mended_first(
     monkeypatch.setattr(one_call, "check_model", lambda name: done.append(("check", name)))
     monkeypatch.setattr(one_call, "repair_model", lambda path: done.append(("mend", path)))
     monkeypatch.setattr(one_call, "measure_model", keep(lambda given: given[1], []))
-    monkeypatch.setattr(one_call, "measure_tasks", keep(lambda given: given[1:], []))
     config = DeploymentConfig(model_name="one")
     each = [(what, kind(name)) for name in ("one", "two") for what, kind in KINDS]
     one_call.evaluate_configured(config, request := Request(against="two"))
@@ -222,10 +221,6 @@ def test_both_models_of_a_measurement_are_checked_and_mended_first(
     done.clear()
     one_call.evaluate_configured(config)
     assert done == [*each[:2], None]
-    done.clear()
-    tasks: Any = "tasks"
-    one_call.evaluate_tasks(config, tasks, "two")
-    assert done == [*each, (tasks, "two")]
 
 
 def test_what_is_given_to_a_run_that_goes_on_arrives(monkeypatch: pytest.MonkeyPatch) -> None:

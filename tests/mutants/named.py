@@ -190,8 +190,8 @@ NAMED = {
     ),
     "an export is written over what lies there": (
         "infrastructure/deployment/export.py",
-        "    refuse_what_is_there(folder)\n    converter",
-        "\n    converter",
+        "    refuse_what_is_there(folder)\n    check_possible",
+        "\n    check_possible",
     ),
     "an export has no SHA256SUMS": (
         "infrastructure/deployment/export.py",

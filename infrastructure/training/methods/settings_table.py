@@ -16,7 +16,16 @@ from infrastructure.config.schema import schema_of
 from infrastructure.core.features import fields_of_features
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.run.configuration_judge import names as accepted_names
-from infrastructure.training.methods.trainer_arguments import OPTIMIZERS, SCHEDULES
+
+# TRL's names of schedules and optimizers; it has no other of ours.
+SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
+OPTIMIZERS = {
+    "adamw": "adamw_torch",
+    "adamw_8bit": "adamw_bnb_8bit",
+    "paged_adamw": "paged_adamw_32bit",
+    "paged_adamw_8bit": "paged_adamw_8bit",
+    "sgd": "sgd",
+}
 
 
 class Use(Enum):

@@ -13,15 +13,8 @@ from infrastructure.config.auto import trains_lora
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.optimization.gpu_capability import AMPERE
 from infrastructure.training.core.precision import choose_precision
+from infrastructure.training.methods.settings_table import OPTIMIZERS, SCHEDULES
 
-SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
-OPTIMIZERS = {
-    "adamw": "adamw_torch",
-    "adamw_8bit": "adamw_bnb_8bit",
-    "paged_adamw": "paged_adamw_32bit",
-    "paged_adamw_8bit": "paged_adamw_8bit",
-    "sgd": "sgd",
-}
 LORA_FACTOR = 10  # times TRL's default learning rate, as TRL's documentation advises for adapters
 # Methods that take `max_length`. Both TRL versions in the table of `method_table` have them.
 WITH_LENGTH = ("dpo", "kto", "orpo", "reward")
