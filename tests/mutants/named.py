@@ -224,9 +224,9 @@ NAMED = {
         "max_norm = math.inf",
     ),
     "AdamW has other betas than the configuration": (
-        "infrastructure/training/strategies/base_strategy.py",
-        "torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)",
-        "torch.optim.AdamW(groups, lr=learning_rate, fused=True)",
+        "infrastructure/training/strategies/optimizers.py",
+        '{"betas": betas} if takes_betas else {}',
+        "{}",
     ),
     "an update takes the schedule two steps on": (
         "infrastructure/training/strategies/base_strategy.py",
