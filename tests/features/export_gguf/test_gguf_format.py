@@ -25,7 +25,7 @@ LLAMA_CPP = os.environ.get("LLAMA_CPP_DIR")
 def test_no_converter_is_refused_before_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = RunDirectory(deploy(small_config(tmp_path / "runs", max_steps=1))[0])
+    run = RunDirectory(deploy(small_config(tmp_path, max_steps=1))[0])
     if not is_installed("gguf"):
         pytest.skip("gguf is not installed")
     monkeypatch.setenv("PATH", "")
