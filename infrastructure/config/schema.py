@@ -39,7 +39,7 @@ class FieldSpec:
 
     @property
     def description(self) -> str:
-        """What the setting does. Other settings are spelled as the reader gives them."""
+        """Description of the setting. Other settings in it are spelled as the reader gives them."""
         return spelled(str(self.info.description))
 
 

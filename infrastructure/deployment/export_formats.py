@@ -1,4 +1,4 @@
-"""What a format of an export is, and the folder of transformers, which is the built-in one.
+"""The contract of an export format, and the built-in format, the folder of transformers.
 
 Others are in features and in the packages of other people; `EXPORT_FORMATS` has all of them.
 """

@@ -21,7 +21,7 @@ INPUT, OUTPUT = "input_ids", "logits"
 
 
 class TorchExportFormat(ExportFormat):
-    """A program for PyTorch alone, with the tokenizer beside it."""
+    """A program for PyTorch alone, and the tokenizer."""
 
     usage = f"""import torch
 from transformers import AutoTokenizer
@@ -45,7 +45,7 @@ logits = torch.export.load("{PROGRAM_FILE}").module()(token_ids)"""
 
 
 class OnnxFormat(ExportFormat):
-    """An ONNX file, whose weights are in a second one, with the tokenizer beside it."""
+    """An ONNX file, whose weights are in a second one, and the tokenizer."""
 
     packages = ("onnx", "onnxscript", "onnxruntime")
     usage = f"""import onnxruntime

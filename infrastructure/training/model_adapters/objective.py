@@ -32,7 +32,7 @@ class HiddenTokens(Protocol):
 
 
 class Objective(Protocol):
-    """What an adapter needs of such an objective; `Feature.objective` makes one.
+    """An objective that hides tokens, as an adapter uses it; `Feature.objective` makes one.
 
     Attributes:
         corruption: the name of what replaces hidden tokens.

@@ -1,4 +1,4 @@
-"""What a strategy adds to a run besides its steps, and what the trainer gives it for that."""
+"""The additions of a strategy to a run besides its steps, and their source of examples."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class ExampleSource:
 
 
 class RunParts:
-    """What a strategy adds to a run besides its steps. Most add nothing."""
+    """The additions of a strategy to a run besides its steps. Most add nothing."""
 
     def observers(self, folder: Path) -> list[Any]:
         """Return observers that record what is special about the run, in its folder."""

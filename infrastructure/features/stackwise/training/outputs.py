@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class StackRun(RunParts):
-    """What a block-wise strategy adds to a run: its plan with the costs, its stacks and its rack.
+    """The additions of a block-wise strategy to a run: plan with costs, stacks and rack.
 
     Args:
         strategy: a `StackwiseStrategy`.

@@ -381,12 +381,12 @@ def rows_of(batch: object) -> list[TokenizedExample]:
                 "stackwise.batch_shapes_differ", name=name, shape=list(ids.shape), given=what
             )
     keep = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-    learnt = keep & (targets != IGNORED)
-    if (learnt & (targets != ids)).any():
+    trained = keep & (targets != IGNORED)
+    if (trained & (targets != ids)).any():
         raise InputError("stackwise.labels_not_aligned")
     return [
         TokenizedExample(row[kept].numpy().astype(np.int32), _supervised(marks[kept].numpy()))
-        for row, marks, kept in zip(ids.cpu(), learnt.cpu(), keep.cpu(), strict=True)
+        for row, marks, kept in zip(ids.cpu(), trained.cpu(), keep.cpu(), strict=True)
         if kept.any()
     ]
 

@@ -242,10 +242,10 @@ def test_when_phases_began_is_known_after_a_kill(tmp_path: Path) -> None:
 def test_the_forecast_counts_what_is_left_beside_the_model(tmp_path: Path) -> None:
     shape = {"mode": "blockwise", "block_size": 2, "cache_activations": True}
     trainer = TrainerFactory().for_run(config_of(tmp_path, **shape, save_rack=True))
-    beside, meanwhile = trainer.strategy.run_parts(trainer).disk_bytes()
+    remaining, passing = trainer.strategy.run_parts(trainer).disk_bytes()
     model = trainer.initialize_model()
-    assert beside == 2 * sum(p.nbytes for p in model.parameters())
-    assert meanwhile > 0
+    assert remaining == 2 * sum(p.nbytes for p in model.parameters())
+    assert passing > 0
     config = config_of(tmp_path, **shape, save_stacks=False, cache_dir=str(tmp_path / "cached"))
     trainer = TrainerFactory().for_run(config)
     assert trainer.strategy.run_parts(trainer).disk_bytes() == (0, 0)
