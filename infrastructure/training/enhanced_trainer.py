@@ -357,7 +357,7 @@ class EnhancedTrainer:
         return self.data
 
     def cost_measurement(self) -> CostMeasurement:
-        """Return an object that measures the memory and time of this run's steps on this machine."""
+        """Return an object that measures memory and time of this run's steps on this machine."""
         model, data = self.initialize_model(), self.initialize_data()
         optimizer = partial(self.create_optimizer, model)
         epochs = (extension.epoch_lengths() for extension in self.hooks.extensions)
@@ -398,7 +398,10 @@ class EnhancedTrainer:
         return PeakMemory(self.device).now() + weights + part > there
 
     def _choose_sharding(self) -> str:
-        """Decide whether to shard the model, set `sharding`, and return the reason as a sentence."""
+        """Decide whether to shard the model, set `sharding`, and return a sentence with the reason.
+
+        The sentence is empty if sharding is not possible.
+        """
         wanted, size = self.training_config.shard, self.num_processes
         if not self._may_spread():
             return ""
@@ -434,7 +437,7 @@ class EnhancedTrainer:
         return self.planner.decide()
 
     def prepare(self) -> TrainingLoop:
-        """Build everything that is missing for training: model, data, optimizer, schedule and loop."""
+        """Build what is still missing for training: model, data, optimizer, schedule and loop."""
         if self.loop is None:
             if self.training_config.best_needs_answers and self.answering is None:
                 raise ConfigurationError(
@@ -493,7 +496,7 @@ class EnhancedTrainer:
 
     @property
     def quantization(self) -> str | None:
-        """The quantization of the base weights, "4bit" or "8bit"; None if they are not quantized."""
+        """The quantization of the base weights: "4bit", "8bit", or None if not quantized."""
         return self.model_config.quantization
 
     def use_precision(self, name: str) -> None:

@@ -169,14 +169,14 @@ class Extension(Hook):
         return None
 
     def seconds_beside_steps(self) -> float:
-        """Return the estimated seconds that the extension takes in addition to the optimizer steps."""
+        """Return the estimated seconds that the extension needs besides the optimizer steps."""
         return 0.0
 
     def carry_out(self, state: TrainingState) -> None:
         """Apply decisions that were made between two steps of a custom training loop."""
 
     def gradients_forgotten(self) -> None:
-        """Handle running out of memory within a step, before the step is repeated in smaller parts."""
+        """Handle running out of memory in a step, before the step is repeated in smaller parts."""
 
     def weights_updated(self) -> None:
         """Change weights in other ways than by gradients, right after the optimizer step.

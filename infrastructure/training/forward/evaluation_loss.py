@@ -69,7 +69,10 @@ class EvaluationLoss:
                 free_memory(self.adapter.device)
 
     def _add_piece(self, examples: Sequence[object]) -> bool:
-        """Measure one batch and return True; if memory runs out, halve the batch size; return False."""
+        """Measure one batch, and return whether it fit into memory.
+
+        If it did not fit, halve the size of later batches.
+        """
         try:
             loss_sum, num_items, metrics = self._measure_one(examples)
         except Exception as error:
