@@ -366,7 +366,7 @@ def _restored(
 ) -> tuple[Mapping[str, Any], History]:
     """Restore the parts of a checkpoint that the Trainer has not loaded itself.
 
-    This includes all weights, because a Trainer loads only those that it knows.
+    The model's weights are restored too, because a Trainer loads only those that it knows.
 
     Returns:
         The values in the checkpoint (empty if the run starts from the beginning), and the changes

@@ -282,7 +282,7 @@ class TemperCallback:
     def on_epoch_begin(
         self, args: object, state: object, control: "TrainerControl", **parts: object
     ) -> None:
-        """Begin an epoch (see `TrainerEvents.epoch_begins`), or stop a run that is already finished."""
+        """Begin an epoch (see `TrainerEvents.epoch_begins`), or stop an already finished run."""
         if (events := self._events()) is not None:
             events.epoch_begins()
         elif self._training is not None:

@@ -168,7 +168,7 @@ class Checkpointer:
         return self.manager.save(self.snapshot(state), kind=SaveKind.MANUAL, score=state.score)
 
     def save_decision(self, state: TrainingState) -> None:
-        """Save a decision at once, so that a run resumed after a kill does not decide differently."""
+        """Save a decision at once, so that a run resumed after a kill makes the same decision."""
         self.optimizer_step.mark_safe(state)
         self.save(state, SaveKind.SCHEDULED)
 

@@ -248,7 +248,7 @@ class TrainingLoop:
         self.optimizer_step.losses.sums.seconds += time.perf_counter() - started
 
     def _refuse_short_epoch(self, state: TrainingState) -> None:
-        """Raise if the data source ended before `num_examples`, because the loop would never end."""
+        """Raise if the data source ended before `num_examples`; the loop would never end."""
         if not self._is_over(state):
             raise RuntimeError(
                 f"the data source ended at example {state.position.example} of epoch"

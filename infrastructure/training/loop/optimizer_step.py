@@ -122,7 +122,7 @@ class OptimizerStep:
         self.safe_point = SafePoint.of(state, self.hooks, self.losses, self.device)
 
     def run(self, state: TrainingState, examples: Sequence[object]) -> None:
-        """Perform one optimizer step on one batch, with smaller micro-batches if memory runs out."""
+        """Perform one optimizer step on one batch, in smaller micro-batches if memory runs out."""
         state.batch = examples
         self.losses.begin_step(state.position)
         self.optimizer.zero_grad(set_to_none=True)  # drop gradients of an aborted step
@@ -293,7 +293,7 @@ class OptimizerStep:
         return self._agreed(state, lambda: self.strategy.update_parameters(*parts))
 
     def _pass_over(self, state: TrainingState) -> None:
-        """Count a skipped step, without an update; the schedule and all intervals advance as usual."""
+        """Count a skipped step without an update; schedule and intervals advance as usual."""
         self.losses.pass_over()
         state.grad_norm = None
         if self.group.is_first and not is_sharded(state.model):

@@ -32,7 +32,7 @@ class RowKind(Enum):
 
 @dataclass(frozen=True)
 class Method:
-    """A training method of TRL.
+    """A TRL method, such as DPO or GRPO.
 
     Attributes:
         title: the name shown to users.

@@ -257,7 +257,7 @@ class StepProbe:
 
 
 def create_optimizer_of(trainer: Any) -> CreateOptimizer:
-    """Return a function that creates an optimizer for a module, of the same kind as the Trainer's."""
+    """Return a function that creates an optimizer of the Trainer's kind for a module."""
     optimizer_class, arguments = trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
 
     def create(module: torch.nn.Module) -> torch.optim.Optimizer:

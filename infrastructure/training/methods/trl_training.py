@@ -176,7 +176,7 @@ class TrlTraining:
         return tokenizer
 
     def _check_model(self) -> None:
-        """Check the model's maximum length, vocabulary and LoRA targets, and the teacher's tokenizer.
+        """Check the model's maximum length, vocabulary and LoRA, and the teacher's tokenizer.
 
         Raises:
             ValueError: the settings do not fit the model, or the teacher model does not.
@@ -308,7 +308,7 @@ class TrlTraining:
         return answer_end_ids(self.tokenizer, self.config.data.max_length)
 
     def questions(self, most: int) -> list[GenerationPrompt]:
-        """Return up to `most` prompts of held-out rows, or of training rows if none are held out."""
+        """Return up to `most` prompts of held-out rows, or of training rows if there are none."""
         rows = (self.data.held_out or self.data.train)[:most]
         settings: dict[str, Any] = self.config.training.method_settings
         given = settings.get(OPTIONS) or {}  # apply to all rows
