@@ -57,7 +57,7 @@ def mlp_at(
 ) -> AbstractContextManager[None]:
     """Return a context in which `mlp` is computed only at `positions`.
 
-    Nothing changes if these are no positions or all of them.
+    Nothing changes if `positions` is empty or contains every position.
 
     Args:
         mlp: the result of `last_mlp`. None: nothing changes.

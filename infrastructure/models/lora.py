@@ -294,7 +294,7 @@ def adapted_paths(model: torch.nn.Module) -> set[str]:
 
 
 def expert_parameters(model: torch.nn.Module) -> list[str]:
-    """Return the full names of weights that contain all experts of a layer, with or without LoRA."""
+    """Return the full names of weights that contain all experts of a layer (LoRA or not)."""
     return [
         name.replace(".base_layer", "")
         for name, parameter in model.named_parameters()

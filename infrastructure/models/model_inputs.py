@@ -131,7 +131,7 @@ def call_model(model: torch.nn.Module, arguments: Mapping[str, object]) -> Any:
 def within_forward(
     module: torch.nn.Module, compute: Callable[..., Result], *arguments: object
 ) -> Result:
-    """Call `compute(*arguments)` while all weights of the module are gathered.
+    """Call `compute(*arguments)` while the weights of the module are gathered.
 
     Use this for computing with parts of a module without calling it. The weights of a sharded model
     are whole only inside its forward.

@@ -494,7 +494,7 @@ class ModelManager:
             peft_arguments(layers, lora, self._lora_within(layers))
 
     def _lora_within(self, model: torch.nn.Module) -> str | None:
-        """Return the name of the part of the model that gets LoRA matrices. None: the whole model."""
+        """Return the name of the part of the model that gets LoRA. None: the whole model."""
         return language_part(model) if self.sees and not self.config.train_vision else None
 
     def _freeze_vision(self, model: torch.nn.Module) -> None:

@@ -98,7 +98,7 @@ class TrainerFactory:
     def _ranks(
         self, config: DeploymentConfig, trainer: EnhancedTrainer, options: Mapping[str, object]
     ) -> Ranks | None:
-        """Return the ranks for several processes, as configured or launched; None for one process."""
+        """Return the ranks if there are several processes, as configured or launched, else None."""
         launch = launched_process()
         if launch is not None and launch.rank != 0:
             raise ConfigurationError(

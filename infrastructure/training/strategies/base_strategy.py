@@ -172,11 +172,11 @@ class TrainingStrategy(ABC):
         return nullcontext()
 
     def measuring(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Return a context for measuring costs, with only the trained parameters requiring gradients."""
+        """Return a context for measuring costs, in which untrained parameters need no gradient."""
         return nullcontext()
 
     def parameter_groups(self, model: torch.nn.Module, learning_rate: float) -> ParameterGroups:
-        """Return parameter groups: matrices with weight decay, vectors (norms, biases) without it."""
+        """Return parameter groups: matrices with weight decay; vectors (norms, biases) without."""
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         return decay_groups(named, learning_rate, self.config.weight_decay)
 

@@ -55,7 +55,7 @@ class RunParts:
         return []
 
     def disk_bytes(self) -> tuple[int, int]:
-        """Return the bytes on disk of files that remain, and of files that exist only during training."""
+        """Return the bytes on disk of files that remain, and of temporary files during training."""
         return 0, 0
 
     def lines(self, step_seconds: float | None = None) -> list[str]:
