@@ -52,7 +52,6 @@
     for (const { name, value } of wanted.attributes) {
       if (live.getAttribute(name) !== value) live.setAttribute(name, value);
     }
-    if (live.isDrawn) live.classList.add("drawn");
     const there = [...live.childNodes].filter((node) => !node.isOwn);
     const next = [...wanted.childNodes];
     next.forEach((node, i) => {
