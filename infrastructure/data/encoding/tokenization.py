@@ -489,9 +489,7 @@ class ConversationEncoder:
         return replace(turn, text="".join(texts), fields=json.dumps(fields) if fields else "")
 
     def _needs_end(self, conversation: Conversation) -> bool:
-        """Return whether an end token must be added after answers, because the template writes
-        none.
-        """
+        """Return whether an end token must be added after answers: the template writes none."""
         template = self.template_for(conversation.inputs)
         assert template is not None
         return not template.writes_end

@@ -94,8 +94,7 @@ def _features(metadata: Mapping[bytes, bytes]) -> dict[str, object]:
 
 
 def _converter(kind: "DataType", feature: object, is_in_list: bool = False) -> Converter | None:
-    """Return a function that converts values of an Arrow type to plain ones; None if none is
-    needed.
+    """Return a function that makes values of an Arrow type plain; None if it is not needed.
 
     Args:
         feature: the description of the values by `datasets`.

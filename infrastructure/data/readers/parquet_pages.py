@@ -85,9 +85,7 @@ class Column:
         return in_dictionary or any(page.encoding == DELTA_BYTE_ARRAY for page in self.data_pages)
 
     def batch_bytes(self, num_rows: int) -> int:
-        """Return the largest memory that `num_rows` rows may take, including dictionary and open
-        page.
-        """
+        """Return the most memory that `num_rows` rows may take, with dictionary and open page."""
         opened = self.dictionary_bytes + self.largest_bytes
         if self.kind != TEXT:
             return opened + num_rows * self.width
@@ -290,8 +288,7 @@ class _Thrift:
         self.position = 0
 
     def struct(self, depth: int = 0) -> dict[int, Any]:
-        """Parse a struct; return its numbers, booleans and structs by field number, and skip the
-        rest.
+        """Parse a struct; return numbers, booleans and structs by field number, and skip the rest.
         """
         fields: dict[int, object] = {}
         number = 0

@@ -141,8 +141,7 @@ class BadRow:
 
     @property
     def shown_detail(self) -> str:
-        """The detail for display. It may quote the row; for an over-long row it has only numbers.
-        """
+        """The detail for display, which may quote the row; only numbers for an over-long row."""
         return self.detail
 
     def __str__(self) -> str:
@@ -151,8 +150,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message of a conversation. The role "text" marks a plain document, which is trained on as
-    a whole.
+    """One message of a conversation; with the role "text", a plain document to train on as a whole.
 
     Attributes:
         fields: other content of the message for a chat template (tool calls, thinking), as a JSON

@@ -437,8 +437,7 @@ def _not_found(path: Path, what: str) -> str:
 
 
 def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> list[DataFile]:
-    """Return all data files in a folder and its subfolders; text files only if there are no others.
-    """
+    """Return the data files in a folder and its subfolders; text files only without other data."""
     inside = [p for p in folder.rglob("*") if not _is_hidden(p, folder)]
     for directory in (folder, *filter(Path.is_dir, inside)):
         require_listable(directory)  # otherwise it would be skipped silently

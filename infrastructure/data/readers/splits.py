@@ -197,7 +197,10 @@ def _front_matter(path: Path) -> dict[str, object]:
 
 
 def _by_card(folder: Path, files: Sequence[Path]) -> Parts | None:
-    """Return the division that a dataset card defines; None if it names none of the files."""
+    """Return the division that a dataset card defines.
+
+    None if it defines no training split with existing files.
+    """
     listed = _front_matter(folder / CARD).get("configs") if (folder / CARD).is_file() else None
     configs = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     configured = {
@@ -254,9 +257,7 @@ def _files_of_config(
 
 
 def _patterns(listed: object) -> Iterable[tuple[str, str]]:
-    """Yield (split, pattern) for the files listed in a card; a list without splits is training
-    data.
-    """
+    """Yield (split, pattern) for the files that a card lists; without a split, it is "train"."""
     if isinstance(listed, str):
         yield TRAIN, listed
     elif isinstance(listed, dict):

@@ -266,9 +266,7 @@ def split_place(place: str) -> tuple[str, str]:
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Return whether `datasets.save_to_disk` wrote the folder, even if files are damaged or
-    missing.
-    """
+    """Return whether `datasets.save_to_disk` wrote the folder, even if files are damaged."""
     if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
         return True
     return (folder / "dataset_info.json").is_file() and any(folder.glob("*.arrow"))

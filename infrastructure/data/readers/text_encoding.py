@@ -110,8 +110,7 @@ def encoding_of(path: Path, setting: str) -> str:
 
 
 def _is_utf8(head: bytes) -> bool:
-    """Return whether the first bytes of a file contain non-ASCII characters that are valid UTF-8.
-    """
+    """Return whether the first bytes of a file have non-ASCII characters that are valid UTF-8."""
     if head.isascii():
         return False
     try:

@@ -236,9 +236,7 @@ class _Table:
 
     @cached_property
     def _has_long_records(self) -> bool:
-        """True if more of the first records really span several lines than are joined by a stray
-        quote.
-        """
+        """True if more of the first multi-line records are genuine than joined by a stray quote."""
         with open_utf8(self.path, self.encoding) as file:
             records = _Records(read_lines(file), self.name)
             reader = csv.reader(records, delimiter=self.delimiter)
