@@ -49,9 +49,7 @@ def canonical(key: str) -> str:
 
 
 def canonical_section(path: str) -> str:
-    """Return the canonical form of a section's path, or the key prefix that an alias of fields
-    means.
-    """
+    """Return the canonical form of a section's path, or the key prefix that it is an alias of."""
     return canonical(path + ".").removesuffix(".")
 
 
@@ -65,9 +63,7 @@ def spellings(keys: Collection[str]) -> dict[str, str]:
 
 
 def spelt_in_section(section: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str, object]]:
-    """Yield (given name, canonical key, value) for keywords of a section, with nested ones
-    flattened.
-    """
+    """Yield (given name, canonical key, value) for a section's keywords, flattening nested ones."""
     for name, value in values.items():
         path = f"{section}.{name}"
         if canonical_section(path) in VIEWS and value is not None:

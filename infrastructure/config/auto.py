@@ -34,9 +34,7 @@ def is_lora_folder(name: str) -> bool:
 
 
 def learning_rate_for(training: TrainingConfig, model: ModelConfig, from_scratch: bool) -> float:
-    """Return the configured peak learning rate, or the default for this kind of run if it is
-    "auto".
-    """
+    """Return the configured peak learning rate; for "auto", the default for this kind of run."""
     if training.learning_rate != "auto":
         return training.learning_rate
     if trains_lora(model):
@@ -60,8 +58,7 @@ def added_learning_rate_for(training: TrainingConfig, learning_rate: float) -> f
 def num_epochs_for(
     training: TrainingConfig, from_scratch: bool, num_steps_per_epoch: int, num_phases: int = 1
 ) -> int:
-    """Return the configured number of epochs per phase, or if it is "auto", as many as `max_steps`
-    needs.
+    """Return the configured epochs per phase; for "auto", as many as `max_steps` needs.
 
     Without `max_steps`, "auto" is `SCRATCH_EPOCHS` or `FINETUNE_EPOCHS`.
 

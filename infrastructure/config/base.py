@@ -132,9 +132,7 @@ class ConfigSection(BaseModel):
 
     @classmethod
     def _canonical(cls, values: Mapping[str, object]) -> dict[str, object]:
-        """Return keywords with canonical names; two spellings of one field must have the same
-        value.
-        """
+        """Return keywords with canonical names; two spellings of a field must have equal values."""
         given: dict[str, tuple[str, object]] = {}
         for spelt, key, value in spelt_in_section(cls.prefix, values):
             section, _, name = key.rpartition(".")
@@ -180,8 +178,7 @@ def owners() -> Mapping[str, type[ConfigSection]]:
 
 
 def _word_of(words: Collection[str], given: str) -> str:
-    """Return the accepted word that `given` means, such as another tool's word, or `given` itself.
-    """
+    """Return the accepted word that `given`, such as another tool's word, means; else `given`."""
     if not words or given in words:
         return given
     meant = SAME_WORDS.get(plain_name(given), plain_name(given))

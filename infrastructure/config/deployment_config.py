@@ -352,8 +352,8 @@ class DeploymentConfig(FieldsOfFeatures):
             raise ConfigurationError("\n".join(problems))
 
     def problems(self) -> list[str]:
-        """Return the problems that `check_supported` reports: a sentence for each inapplicable
-        setting.
+        """Return a sentence for each setting that cannot be applied, as `check_supported` reports
+        them.
         """
         with spelled_as_given(self.source):
             return [*self._found_problems()]
@@ -376,8 +376,7 @@ class DeploymentConfig(FieldsOfFeatures):
 
     @property
     def has_others(self) -> bool:
-        """True if several processes will train, as far as this is known without querying the GPUs.
-        """
+        """True if several processes will train, as far as known without querying the GPUs."""
         return self.num_processes != 1 or launched_process() is not None
 
     def _lora_in_passing(self) -> Iterable[str]:

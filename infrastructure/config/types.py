@@ -109,8 +109,7 @@ class RegisteredName:
     is_late: bool = False
 
     def names(self) -> tuple[str, ...]:
-        """Return all currently registered names: other accepted words, built-in names, added names.
-        """
+        """Return all accepted names: other words, built-in names, then added names."""
         built_in = self.registry.built_in
         added = [name for name in self.registry.names() if name not in built_in]
         return (*self.others, *built_in, *added)

@@ -48,7 +48,7 @@ def contradictions(config: HasSections) -> Iterator[str]:
 def several_processes(
     num_processes: int | str, device: str, cuda_visible_devices: str | None
 ) -> Iterator[str]:
-    """Yield an error if there are too few GPUs for the requested number of processes."""
+    """Yield an error if the requested processes cannot each have a GPU."""
     if num_processes in (1, "auto") or device == "cpu":
         return
     if device.startswith("cuda:"):

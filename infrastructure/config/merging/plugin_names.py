@@ -166,10 +166,9 @@ def require_shareable(config: ConfigSection) -> None:
 
 
 def find_where_they_were(recorded: Origins) -> list[str]:
-    """Add the folders that contained missing plug-ins when the run began to Python's path.
+    """Let Python import missing plug-ins from the folders that contained them when the run began.
 
-    Only folders whose files are unchanged are added. Return a sentence for each file found in this
-    way.
+    Only unchanged files are used. Return a sentence for each of these files.
     """
     sentences = []
     for origin in _origins_of_files(recorded):

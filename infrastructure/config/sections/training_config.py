@@ -116,7 +116,7 @@ if TYPE_CHECKING:  # the core reads no field of a feature
 else:
 
     class FieldsOfFeatures(with_fields_of_features("training"), TrainingFields):
-        """The fields that features add, with defaults for what the core asks them."""
+        """The fields that features add, and what the core needs to know about them."""
 
 
 class TrainingConfig(FieldsOfFeatures):
@@ -419,7 +419,7 @@ class TrainingConfig(FieldsOfFeatures):
     def ends_with_best(self) -> bool:
         """True if a run returns the model of its best checkpoint, not of its last step.
 
-        This is so if early stopping is on, or if `best_metric` is set.
+        This is so if early stopping is on, or if `best_metric` is not the loss.
         """
         return self.early_stopping_patience is not None or self.best_metric != LOSS
 
@@ -466,9 +466,7 @@ class TrainingConfig(FieldsOfFeatures):
 
     @property
     def extensions(self) -> list[str]:
-        """The active extensions: those listed by the user, and those that one of their settings
-        enables.
-        """
+        """The active extensions: those that the user lists, and those that a setting enables."""
         by_setting = (name for name, key in merged("enables").items() if self._is_set(key))
         return list(dict.fromkeys([*self.enabled_extensions, *by_setting]))
 
@@ -476,9 +474,7 @@ class TrainingConfig(FieldsOfFeatures):
         return getattr(self, name) is not None
 
     def __getattr__(self, name: str) -> Any:
-        """Return the value of a user-defined setting, which reads like a built-in one:
-        `config.stages`.
-        """
+        """Return the value of a user-defined setting: `config.stages` reads like a built-in one."""
         if name.startswith("_"):  # pydantic's
             return super().__getattr__(name)  # type: ignore[misc]
         own = self.own_settings if "settings" in self.__dict__ else {}
