@@ -330,8 +330,7 @@ class DeploymentConfig(FieldsOfFeatures):
         return max(held, key=lambda source: list(Layer).index(source.layer), default=None)
 
     def sources(self) -> dict[str, Source]:
-        """Return canonical key → source of its value, for all keys except those in absent sections.
-        """
+        """Return canonical key → source of its value, except for keys in absent sections."""
         settings = self._settings  # read once: Pydantic looks it up on each access
         return {key: self._source_of(key, settings.get(key)) for key in self.present_keys()}
 
@@ -434,8 +433,7 @@ class DeploymentConfig(FieldsOfFeatures):
         return saved | self.plugins_to_dict()
 
     def plugins_to_dict(self) -> dict[str, object]:
-        """Return the entry of `to_dict` that records the origins of plug-ins; {} without plug-ins.
-        """
+        """Return the part of `to_dict` with the origins of plug-ins; {} without plug-ins."""
         origins = plugin_names.origins_of(self, self._plugins)
         return {PLUGINS: plugin_names.as_json(origins)} if origins else {}
 

@@ -228,8 +228,7 @@ ABSENT: dict[str, str] = {
 
 
 def known_elsewhere(name: str) -> str | None:
-    """Return advice on another tool's name: Temper's name or an alternative; None if it is unknown.
-    """
+    """Return advice on another tool's name: Temper's name or an alternative; None if unknown."""
     plain = plain_name(name)
     if plain in ABSENT:
         return phrase(ABSENT[plain])

@@ -62,8 +62,7 @@ def metadata_of(info: FieldInfo, kind: type) -> Any:
 
 
 def placeholder(annotation: Any, metadata: Iterable[object] = ()) -> str:
-    """Return the placeholder for a field's value in `--help`, such as TIME; "" if it declares none.
-    """
+    """Return the placeholder for a field's value in `--help`, such as TIME; "" if there is none."""
     of_parts = (placeholder(part) for part in get_args(annotation) if get_args(part))
     stated = (item.placeholder for item in metadata if isinstance(item, Allowed))
     own = getattr(annotation, "__metadata__", ())

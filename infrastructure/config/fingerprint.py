@@ -50,8 +50,7 @@ def result_settings(config: DeploymentConfig) -> dict[str, object]:
 
 
 def _without_effect_on_the_result(config: DeploymentConfig) -> Iterator[str]:
-    """Yield key prefixes of settings that affect results in general, but not in this configuration.
-    """
+    """Yield key prefixes of settings that can affect results, but not in this configuration."""
     training = config.training
     for name in fields_of_features("") - {*training.extensions}:
         yield f"{name}."

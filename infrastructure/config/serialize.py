@@ -96,6 +96,5 @@ def absolute_place(key: str, value: str, model_names: Collection[str]) -> str:
 
 
 def _exists(text: str) -> bool:
-    """Return whether a text is an existing path, also for long texts, for which Path.exists fails.
-    """
+    """Return whether a text is an existing path; for long texts, Path.exists would fail."""
     return os.path.exists(text)  # noqa: PTH110

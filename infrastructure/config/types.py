@@ -197,8 +197,7 @@ def _normal_amount(value: object) -> object:
 
 
 def _duration_seconds(value: object) -> object:
-    """Convert a duration such as "11h", "90min" or "30s" to seconds; a plain number is in seconds.
-    """
+    """Convert a duration such as "11h", "90min" or "30s" to seconds, the unit of plain numbers."""
     if not isinstance(value, str):
         return value
     match = _DURATION.fullmatch(value)

@@ -291,8 +291,7 @@ class DataPipeline:
         return _places(self.store, [int(self._order().all_rows[number]) for number in ids])
 
     def candidate_lengths(self) -> Indices:
-        """Return the length in tokens of each training example, indexed by id, before augmentation.
-        """
+        """Return the length in tokens of each training example, by id, before augmentation."""
         return self.store.lengths()[self._order().all_rows]
 
     def candidate_tasks(self) -> list[str]:
@@ -439,8 +438,7 @@ class DataPipeline:
         return 0 if self._prepared is None else self.store.release_memory(unused_seconds)
 
     def close(self) -> None:
-        """Close the pipeline, which cannot be used afterwards; the cache may then delete its entry.
-        """
+        """Close the pipeline, which cannot be used again; the cache may then delete its entry."""
         if self._prepared is not None:
             self._prepared.entry.close()
 
@@ -513,8 +511,7 @@ class DataPipeline:
 
 @dataclass(frozen=True)
 class ShownExample:
-    """An example for display, with descriptions of the texts of its row that the model never reads.
-    """
+    """An example for display, with descriptions of its row's texts that the model never reads."""
 
     example: TokenizedExample
     left_out: tuple[str, ...] = ()
@@ -541,8 +538,7 @@ def first_examples(data: DataPipeline, count: int) -> list[ShownExample]:
 
 
 def _is_question(conversation: Conversation) -> bool:
-    """Return whether the conversation has a prompt and ends with a text answer without tool calls.
-    """
+    """Return whether a conversation has a prompt, and a last answer of text without tool calls."""
     answer = conversation.answer
     return bool(conversation.prompt) and bool(answer.text.strip()) and not answer.calls_tools
 

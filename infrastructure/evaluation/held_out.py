@@ -113,8 +113,7 @@ def measure(trainer: EnhancedTrainer, count: Callable[[int, int], None] = do_not
 
 
 def measure_answers(trainer: EnhancedTrainer, poll: Callable[[], None]) -> dict[str, float]:
-    """Compute `training.best_metric` on generated answers during a run, without changing its state.
-    """
+    """Compute `training.best_metric` on generated answers, without changing the run's state."""
     model, training = trainer.initialize_model(), trainer.training_config
     with preserve(model, random=trainer.device, modes=True), trainer.strategy.evaluating():
         answers = answer_questions(trainer, training.validation_prompts, poll)

@@ -79,8 +79,7 @@ def _ratios(sums: Floats, counts: Floats, drawn: npt.NDArray[np.int64]) -> Float
 
 
 def _resamples(num_rows: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield bootstrap samples of row indices, (resamples, rows), in chunks; always the same ones.
-    """
+    """Yield bootstrap samples of row indices, (resamples, rows), in chunks; always the same."""
     random = np.random.default_rng(0)
     left = NUM_RESAMPLES
     while left:

@@ -415,8 +415,7 @@ class Loading:
 
     @classmethod
     def like(cls, model: Any) -> "Loading":
-        """Return options to load a model with the device, attention and number format of `model`.
-        """
+        """Return options that load a model with this one's device, attention and number format."""
         inner: Any = inner_model(model)
         weights = next(p for p in inner.parameters() if p.is_floating_point())
         options: dict[str, Any] = {

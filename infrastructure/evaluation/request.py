@@ -1,5 +1,4 @@
-"""What an evaluation is asked to measure. Impossible requests are refused before torch is loaded.
-"""
+"""The options of an evaluation. Impossible requests are refused before torch is loaded."""
 
 from dataclasses import dataclass
 

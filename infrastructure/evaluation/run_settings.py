@@ -1,5 +1,4 @@
-"""Settings of the run that trained a model, so that an evaluation tokenizes rows as that run did.
-"""
+"""Settings of the run that trained a model, with which an evaluation tokenizes rows."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -95,8 +94,7 @@ def _data_of_run(config: DeploymentConfig) -> DataConfig | None:
 
 
 def record_of_run(model: Path) -> JsonObject | None:
-    """Return the content of run.json of the run that trained a model; None without a readable run.
-    """
+    """Return the content of run.json of the model's run; None without a readable run."""
     folder = run_folder(model)
     try:
         return None if folder is None else as_object(parse_json((folder / RUN_FILE).read_text()))

@@ -47,8 +47,7 @@ def can_be_halved(error: BaseException, micro_batch_size: int, batch_size: int) 
 
 
 def release_traceback(error: BaseException) -> None:
-    """Clear the local variables in the traceback of `error`, which keep the autograd graph alive.
-    """
+    """Clear local variables in the traceback of `error`, which keep the autograd graph alive."""
     for one in _with_causes(error):
         traceback.clear_frames(one.__traceback__)
         one.__traceback__ = None

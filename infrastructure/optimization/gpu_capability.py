@@ -94,8 +94,7 @@ def can_compile(device: torch.device) -> str | None:
 
 
 def require_capability(device: torch.device, least: float | None) -> None:
-    """Raise ValueError unless the device is a GPU of at least compute capability `least`, e.g. 8.6.
-    """
+    """Raise ValueError unless the device is a GPU of compute capability `least` (8.6) or more."""
     if least is None:
         return
     if device.type != "cuda":

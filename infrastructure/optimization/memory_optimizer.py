@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class MemoryOptimizer:
-    """An optimizer of a training's memory use, created by `create_memory_optimizer`.
+    """An optimizer of the memory use of a run, created by `create_memory_optimizer`.
 
     Attributes:
         profiles: the results of `memory_profiler`, the newest last.

@@ -157,8 +157,7 @@ class PipelineOptimizer:
     def _try(
         self, key: str, value: object, settings: Mapping[str, object], best: Measured | None = None
     ) -> Measured | None:
-        """Measure a setting's value; return the measurement if it is better than `best`, else None.
-        """
+        """Measure a setting's value; return the measurement if it is better than `best`."""
         refusal, measured = "", None
         try:
             measured = self.measure(settings)

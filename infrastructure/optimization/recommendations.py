@@ -37,8 +37,8 @@ class MemoryUse:
             measured.
         checkpointed_bytes: mode → `activations_bytes` in this mode of gradient checkpointing, for
             each mode that the model supports.
-        lora_bytes: the memory for gradients and moments if LoRA matrices on the linear layers were
-            trained instead of all weights.
+        lora_bytes: the memory for gradients and moments of LoRA matrices on the linear layers, if
+            LoRA replaced full fine-tuning.
     """
 
     weights_bytes: int

@@ -37,8 +37,7 @@ class Installation:
             return None
 
     def requirements(self, package: str, extra: str = "") -> list[Requirement]:
-        """Return the requirements of `package` on this platform; with `extra`, those of the extra.
-        """
+        """Return the requirements of `package`, or of its `extra`, on this platform."""
         distribution = self._distribution(package)
         requirements = [_parsed(line) for line in (distribution and distribution.requires) or []]
         return [

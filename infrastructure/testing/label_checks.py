@@ -533,8 +533,7 @@ def _remedy_for_bos(pipeline: DataPipeline) -> str:
 
 
 def check_prompts(pipeline: DataPipeline) -> CheckResult:
-    """Check that held-out prompts are the same in training and at inference (see `check_template`).
-    """
+    """Check that held-out prompts are the same in training and at inference."""
     prompts = _prompts_in_use(pipeline)
     if not prompts:
         return _check_invented(pipeline)

@@ -133,8 +133,7 @@ def _same(actual: torch.Tensor | None, expected: torch.Tensor) -> bool:
 
 
 def check_saved_model(subject: Subject) -> CheckResult:
-    """Check that the model that the run will save equals the trained one when it is loaded again.
-    """
+    """Check that the model that the run will save, once loaded again, equals the trained one."""
     with undone(subject), tempfile.TemporaryDirectory() as folder:
         take_steps(subject, 1, VISIBLE_LEARNING_RATE)  # else it might equal its source
         try:

@@ -148,8 +148,7 @@ class Subject:
         return self.trainer.bind_strategy()
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Return a new optimizer, created as in training, for the currently trainable parameters.
-        """
+        """Return a new optimizer, as in training, for the currently trainable parameters."""
         return self.bound_strategy().create_optimizer(self.model, self.learning_rate)
 
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -255,8 +254,7 @@ def undone(subject: Subject) -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserve_subject(subject: Subject) -> Iterator[None]:
-    """Restore modes, random state and gradients after the block, and disable compiling inside it.
-    """
+    """Restore modes, random state and gradients after the block; inside, disable compiling."""
     kept = preserve(subject.model, random=subject.device, modes=True, gradients=True)
     with kept, torch.compiler.set_stance("force_eager"):
         yield

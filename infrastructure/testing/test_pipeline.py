@@ -115,8 +115,7 @@ class CheckPipeline:
         )
 
     def _subject(self, folder: Path) -> Subject:
-        """Return the subject of the checks, which can create more trainers with the same tokenizer.
-        """
+        """Return the subject to check, which can create more trainers with the same tokenizer."""
         trainer = TrainerFactory().for_run(self.config)
         subject = Subject(trainer, lambda: self._another(folder))
         if trainer.adapter.tokenizer is not None:

@@ -129,8 +129,7 @@ def contradictions_in(table: Table, config: Any, **about: object) -> Iterator[st
 
 @cache
 def named_facts() -> Mapping[str, Callable[[Any], object]]:
-    """Return name → function, for the facts with names of their own, including those of features.
-    """
+    """Return name → function, for facts with names of their own, including those of features."""
     return {**_OWN_FACTS} | {name: loaded(address) for name, address in merged("facts").items()}
 
 

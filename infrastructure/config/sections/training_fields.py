@@ -21,8 +21,7 @@ class TrainingFields(ConfigSection):
 
     @property
     def needed_strategy(self) -> str | None:
-        """The strategy that these fields need if the user chose none; None if any strategy works.
-        """
+        """The strategy that these fields need by default; None if any strategy works."""
         return None
 
     @property

@@ -298,8 +298,7 @@ class TemplateFormat:
         return self._reads[name]
 
     def writes(self, mark: str) -> bool:
-        """Return whether the template writes this image placeholder for an image part of a message.
-        """
+        """Return whether the template writes this placeholder for an image part of a message."""
         parts = [{"type": PICTURE_PART}, {"type": "text", "text": QUESTION.text}]
         turn = Turn("user", QUESTION.text, json.dumps({"content": parts}))
         try:
@@ -518,8 +517,7 @@ def _changed(turn: Turn) -> Turn:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that matches any of the texts, the longest first; nothing if there are none.
-    """
+    """Return a pattern that matches any of the texts, the longest first; without texts, nothing."""
     ordered = sorted({text for text in texts if text}, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 

@@ -163,8 +163,7 @@ class LeftOut:
 
     @classmethod
     def from_json(cls, records: Iterable[Mapping[str, Any]]) -> Self:
-        """Restore the counts from the result of `to_json`; kinds and causes are texts, not codes.
-        """
+        """Restore the counts from the result of `to_json`, with texts instead of message codes."""
         left_out = cls()
         for record in records:
             left_out.rows[record["kind"]] = record["rows"]
@@ -239,8 +238,7 @@ class RowAccounting:
         return self._by_itself(conversation, text)
 
     def _skeleton(self, marked: Conversation, marker: "_Marker") -> "_Skeleton | None":
-        """Return the cached output for marked rows of this form; None if the template rejects it.
-        """
+        """Return the cached output for marked rows of this form; None if the template fails."""
         turns = tuple((turn.role, turn.text, turn.fields, turn.is_learnt) for turn in marked.turns)
         form = (turns, marked.inputs, marked.num_given)
         if form in self._forms:

@@ -283,8 +283,7 @@ class RowSchema:
         return [Turn("system", system)] if system and not has_own else []
 
     def inputs(self, values: RowValues) -> str:
-        """Return the chat template's inputs besides messages, in the form of `Conversation.inputs`.
-        """
+        """Return the chat template's inputs besides messages, as `Conversation.inputs`."""
         inputs: dict[str, object] = {}
         for part, kind in (("tools", list), ("options", dict)):
             column = self.columns.get(part)

@@ -275,8 +275,7 @@ def _refuse_labels(
 
 
 def _preference_pair(columns: list[str], request: ShapeRequest) -> tuple[str, str] | None:
-    """Return the columns of the better and the worse answer, if no setting chooses one of the two.
-    """
+    """Return the columns of the better and the worse answer, if no setting chooses one."""
     if request.answer_column or request.text_column or request.shape != "auto":
         return None
     for pair in PREFERENCE_PAIRS:
@@ -631,8 +630,7 @@ def _columns_of(parts: dict[str, str]) -> str:
 
 
 def _way_on(rows: Sequence[Row], columns: list[str]) -> str:
-    """Return advice on which column settings to use, with names if there is only one possibility.
-    """
+    """Return advice on which column settings to use, with column names if they are clear."""
     texts = [name for name in _leaves(rows, columns) if plain(name) != "id"]
     texts = [name for name in texts if len(name) <= 2 * COLUMN_CHARACTERS]
     nested = (list, dict)

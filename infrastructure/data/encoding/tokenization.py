@@ -187,8 +187,7 @@ class ConversationEncoder:
 
     @cached_property
     def template(self) -> TemplateFormat | None:
-        """The chat template for training conversations; prompts use the tokenizer's own template.
-        """
+        """The chat template for training conversations; prompts use the tokenizer's own."""
         if self.own_template is None:
             return None
         return training_format(self.tokenizer, self.own_template, self.train_on == LAST_ANSWER)
@@ -420,13 +419,11 @@ class ConversationEncoder:
                 yield name
 
     def template_for(self, inputs: str) -> TemplateFormat | None:
-        """Return the training template for conversations with these inputs; None if there is none.
-        """
+        """Return the training template for conversations with these inputs, or None."""
         return self.tool_template if self._is_for_tools(inputs) else self.template
 
     def _is_for_tools(self, inputs: str) -> bool:
-        """Return whether the tokenizer's separate template for tools applies, as in transformers.
-        """
+        """Return whether the tokenizer's template for tools applies, as in transformers."""
         if self.own_tool_template is None or not inputs:
             return False
         return bool(json.loads(inputs).get("tools"))
@@ -456,8 +453,7 @@ class ConversationEncoder:
         return conversation
 
     def _is_whole(self, conversation: Conversation) -> bool:
-        """Return whether the whole conversation is trained on, so that no answers have to be found.
-        """
+        """Return whether the whole conversation is trained on; no answers have to be found then."""
         return self.train_on == "all" and all(turn.is_learnt for turn in conversation.turns)
 
     def _write(self, conversation: Conversation) -> Written:

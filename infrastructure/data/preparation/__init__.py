@@ -1,2 +1,1 @@
-"""Preparation of data before training: the plan, the pass over all rows, skipped rows, the report.
-"""
+"""Preparation of data for training: the plan, the pass over all rows, skipped rows, the report."""

@@ -90,8 +90,7 @@ class PreparationPlan:
 
 
 class Preparation:
-    """A preparation of data: it writes the examples and the report into a folder, as a cache entry.
-    """
+    """A preparation of data, which writes examples and report into the folder of a cache entry."""
 
     def __init__(self, plan: PreparationPlan, folder: Path) -> None:
         self.plan = plan

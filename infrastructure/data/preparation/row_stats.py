@@ -74,8 +74,7 @@ class RowFacts:
     def fill(
         self, report: DataReport, is_evaluation: Mask, tokenizer: "PreTrainedTokenizerBase"
     ) -> None:
-        """Compute the figures, such as token counts and length quantiles, and set them in a report.
-        """
+        """Compute figures such as token counts and length quantiles, and set them in a report."""
         train = ~is_evaluation
         content = np.array(self.content, dtype=np.uint64)
         lengths = np.array(self.length, dtype=np.int64)[train]

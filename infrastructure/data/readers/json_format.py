@@ -71,8 +71,7 @@ class JsonScanner:
         file.seek(self.offset)
 
     def peek(self) -> str:
-        """Return the next character that is not white space, without consuming it; "" at the end.
-        """
+        """Return the next character after white space, without consuming it; "" at the end."""
         while True:
             match = WHITESPACE.match(self._text, self._index)
             self._pass(match.end() - self._index if match else 0)
@@ -309,8 +308,7 @@ def _entered(scanner: JsonScanner, layout: Layout, key: str) -> JsonScanner:
 
 
 def _values(scanner: JsonScanner, layout: Layout) -> Iterator[tuple[object, int, int]]:
-    """Yield each JSON value of the layout with its line and offset, from the scanner's position on.
-    """
+    """Yield each JSON value with its line and offset, from the scanner's position on."""
     end = {Layout.ARRAY: "]", Layout.LIST: "]", Layout.RECORDS: "}"}.get(layout, "")
     while scanner.peek() != end:
         line, offset = scanner.line, scanner.offset

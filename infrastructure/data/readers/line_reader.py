@@ -14,8 +14,7 @@ UTF8_MARK = b"\xef\xbb\xbf"
 
 
 class Start(NamedTuple):
-    """The position at which a reader begins: a byte offset (or record number), and the line number.
-    """
+    """The position at which a reader begins: a byte offset or record number, and a line number."""
 
     offset: int = 0
     line: int = 1

@@ -288,8 +288,7 @@ class _Thrift:
         self.position = 0
 
     def struct(self, depth: int = 0) -> dict[int, Any]:
-        """Parse a struct; return numbers, booleans and structs by field number, and skip the rest.
-        """
+        """Parse a struct; return numbers, booleans and structs by field number, skip the rest."""
         fields: dict[int, object] = {}
         number = 0
         while byte := self._byte():

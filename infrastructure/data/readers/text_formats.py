@@ -230,8 +230,7 @@ class _Table:
         return len(self.columns) > 1 and all(map(self._is_row, lines))
 
     def is_joined(self, lines: Sequence[str]) -> bool:
-        """Return whether the lines of a record are really several rows that a stray quote joined.
-        """
+        """Return whether the lines of a record are several rows that a stray quote joined."""
         return self._are_rows(lines) and (self.delimiter != "," or not self._has_long_records)
 
     @cached_property
@@ -368,8 +367,7 @@ def _check_columns(columns: list[str], name: str) -> None:
 
 
 def has_surrogates(text: str) -> bool:
-    """Return whether a text has surrogates (undecodable bytes, half a pair) and so no UTF-8 form.
-    """
+    """Return whether a text has surrogates (undecodable bytes, half a pair), so no UTF-8 form."""
     if text.isascii():
         return False
     try:

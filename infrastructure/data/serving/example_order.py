@@ -27,14 +27,12 @@ def random_state(use: int, seed: int, *numbers: int) -> np.random.RandomState:
 
 
 def epoch_order(num_examples: int, seed: int, epoch: int) -> Indices:
-    """Return the indices of all examples in the shuffled order of an epoch: int64 (num_examples,).
-    """
+    """Return the indices of all examples, shuffled for this epoch: int64 (num_examples,)."""
     return random_state(ORDER, seed, epoch).permutation(num_examples).astype(np.int64)
 
 
 def random_selection(num_examples: int, num_selected: int, seed: int) -> Indices:
-    """Return the indices of a uniformly random subset, in ascending order: int64 (num_selected,).
-    """
+    """Return the indices of a uniformly random subset, ascending: int64 (num_selected,)."""
     order = random_state(SELECT, seed).permutation(num_examples)
     return np.sort(order[:num_selected]).astype(np.int64)
 

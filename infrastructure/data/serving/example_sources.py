@@ -43,8 +43,7 @@ class ExampleSource(Protocol):
         """Yield the examples of an epoch from position `start` on."""
 
     def places(self, epoch: int, start: int, count: int) -> list[str]:
-        """Return the source position (file:line) of `count` examples of an epoch, from `start` on.
-        """
+        """Return the source position (file:line) of `count` examples of an epoch from `start`."""
 
 
 class Order:
@@ -166,8 +165,7 @@ class TextTokenizer:
     def examples(
         self, conversations: Iterable[Conversation], epoch: int, start: int
     ) -> Iterator[TokenizedExample]:
-        """Tokenize conversations, and yield their examples; the first one is at position `start`.
-        """
+        """Tokenize conversations and yield their examples; the first one is at position `start`."""
         numbered = enumerate(conversations, start)
         while some := list(itertools.islice(numbered, ENCODED_TOGETHER)):
             plain = [conversation for _, conversation in some]
@@ -182,8 +180,7 @@ class TextTokenizer:
         return self.augment(conversation, random_state(AUGMENT, self.seed, epoch, position))
 
     def _unchanged(self, conversation: Conversation) -> TokenizedExample:
-        """Return the example of the original conversation, for when the augmented one is unusable.
-        """
+        """Return the example of the original conversation, if the augmented one is unusable."""
         (result,) = self.encoder.encode([conversation])
         if isinstance(result, BadRow):
             raise DataError("data.row_no_longer_usable", row=result)
@@ -191,7 +188,7 @@ class TextTokenizer:
 
 
 class AugmentedExamples:
-    """A source of examples that are augmented anew each time they are used."""
+    """A source of examples that are augmented again each time they are used."""
 
     def __init__(
         self, conversations: StoredConversations, order: Order, tokenizer: TextTokenizer

@@ -46,8 +46,7 @@ class WindowIndex:
         return window, item - before
 
     def layout_hash(self) -> str:
-        """Return a hash of the windows, which changes whenever the order of a stream would change.
-        """
+        """Return a hash of the windows, which changes whenever a stream's order would change."""
         return hashlib.sha256(np.ascontiguousarray(self.column("num_items")).data).hexdigest()
 
 

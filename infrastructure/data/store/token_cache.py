@@ -144,8 +144,7 @@ class TokenCache:
         self.sweep()
 
     def sweep(self) -> None:
-        """Delete old entries and remains of dead processes, then entries until `disk_size` is met.
-        """
+        """Delete old entries and remains of dead processes, then others to meet `disk_size`."""
         oldest = time.time() - self.config.max_age_days * SECONDS_PER_DAY
         for folder in self.root.glob(".partial-*"):
             self._remove_if_free(folder, key=folder.name.split("-")[1])

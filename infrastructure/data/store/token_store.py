@@ -209,8 +209,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 class CheckedFile:
-    """A file of a cache entry, whose chunks are verified by their checksums before they are used.
-    """
+    """A file of a cache entry, whose chunks are verified by checksum before they are used."""
 
     def __init__(self, path: Path, facts: FileFacts) -> None:
         self.path = path
@@ -259,8 +258,7 @@ class MappedArray:
         self._used_at = time.monotonic()
 
     def release_memory(self, unused_seconds: float) -> int:
-        """Free the file's memory and return the freed bytes; the file is read from disk afterwards.
-        """
+        """Free the file's memory, so that it is read from disk; return the freed bytes."""
         if not self._in_memory or time.monotonic() - self._used_at < unused_seconds:
             return 0
         held = self.values.nbytes

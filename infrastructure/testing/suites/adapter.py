@@ -36,8 +36,7 @@ class ModelAdapterSuite:
     learns_in_evaluation = True
 
     def make(self, folder: Path) -> ModelAdapter:
-        """Return a new adapter whose model is not initialized yet; data may be written to `folder`.
-        """
+        """Return a new adapter without its model initialized; `folder` may hold its data."""
         raise NotImplementedError
 
     def unsupervised(self, example: object) -> Any:

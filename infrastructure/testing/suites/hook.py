@@ -37,8 +37,7 @@ class HookSuite:
         return state
 
     def step(self, hook: Hook, state: TrainingState) -> None:
-        """Take one optimizer step with an evaluation, calling the hook as the training loop does.
-        """
+        """Take one optimizer step with an evaluation; call the hook as the training loop does."""
         hook.step_start(state)
         model, optimizer = state.model, state.optimizer
         assert optimizer is not None
@@ -69,8 +68,7 @@ class HookSuite:
         assert again == saved, "state_dict() changes on its way through JSON: keys are texts"
 
     def test_its_state_comes_back(self, tmp_path: Path) -> None:
-        """Check that a hook restored from its saved state ends like one that was never interrupted.
-        """
+        """Check that a hook restored from its state ends like one that was never interrupted."""
         with self._trained(tmp_path / "whole", 3) as (whole, state):
             saved = json.loads(json.dumps(whole.state_dict()))
             for _ in range(3):

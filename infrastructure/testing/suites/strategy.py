@@ -211,8 +211,7 @@ def tiny_data(folder: Path) -> DataConfig:
 def tiny_trainer(
     folder: Path, config: TrainingConfig | None = None, **options: Any
 ) -> EnhancedTrainer:
-    """Return a trainer with a tiny Llama and a few rows; `options` are passed to EnhancedTrainer.
-    """
+    """Return a trainer of a tiny Llama and a few rows; `options` go to EnhancedTrainer."""
     return EnhancedTrainer(
         ModelConfig(embedded=MODEL),
         config or tiny_training(),
