@@ -115,8 +115,9 @@ class BackupSystem(RunBackup):
     ) -> EmergencyResult:
         """Write a version as `create_checkpoint` does, on a machine that is about to disappear.
 
-        This does not raise if the state cannot be stored, or the disk or the destination fails. It
-        waits at most `seconds` (default: `emergency_seconds`) for the copy.
+        No exception is raised if the state cannot be stored, or if the disk or the destination
+        fails. The call waits at most `seconds` (default: `emergency_seconds`) until the destination
+        confirms the copy.
         """
         begin = time.monotonic()
         budget = self.options.emergency_seconds if seconds is None else seconds
@@ -141,7 +142,7 @@ class BackupSystem(RunBackup):
 
         Args:
             checkpoint: the path of a manifest, or a step; by default, the newest healthy version
-                that verifies. With a step or None, a version that this machine does not have is
+                that verifies. With a step or None, a version that is missing on this machine is
                 fetched from the destination.
 
         Returns:
@@ -149,8 +150,8 @@ class BackupSystem(RunBackup):
             and checkpoint_path.
 
         Raises:
-            CheckpointError: if there is no such version, it is damaged, or it does not fit. Nothing
-                is changed then.
+            CheckpointError: if there is no such version, or it is damaged or does not fit the
+                model. Nothing is changed then.
             StorageError: if the destination does not respond, or the local disk fails.
         """
         name = self._find(checkpoint)

@@ -13,8 +13,8 @@ from infrastructure.core.messages import phrase
 def require_free_space(where: str, store: Store, keep: int, bytes_per_version: int) -> str:
     """Check that a store has room for `keep` versions, and return a message on its free space.
 
-    A version is written before the one that it replaces is removed, so one more must fit. The
-    estimate assumes that versions share no objects.
+    There must be room for one more version, because a new version is written before an old one is
+    removed. The estimate assumes that no bytes are shared between versions.
 
     Raises:
         StorageError: if they do not fit.

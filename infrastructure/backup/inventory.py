@@ -1,4 +1,4 @@
-"""Lists of the versions on this machine and at a destination, and verification of them."""
+"""Lists of the checkpoints on this machine and at a backup destination, and their verification."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ HERE = "here"
 
 @dataclass(frozen=True)
 class BackupEntry:
-    """A version in a list. If only its name is known, `problem` has the reason.
+    """A version in a list. If its manifest cannot be read, `problem` has the reason.
 
     Attributes:
         places: where it is stored: "here", or the URL of a destination.
@@ -34,7 +34,7 @@ class BackupEntry:
 
 @dataclass(frozen=True)
 class VerifiedVersion:
-    """The result of verifying a version, or of a whole destination if `name` is None.
+    """The result of verifying a version, or a whole destination (then `name` is None).
 
     If `problem` is None, the version is intact.
     """
@@ -103,7 +103,7 @@ def verify_all(where: str, store: Store) -> Iterator[VerifiedVersion]:
 
 
 def _held(where: str, manifest: Manifest) -> Manifest:
-    """Return the manifest with only those objects that this store must hold.
+    """Return the manifest with only those objects that must be in the store `where`.
 
     The local store need not hold objects that other machines copied straight to the destination.
     """

@@ -125,7 +125,7 @@ class RunBackup:
         )
 
     def apart(self) -> ApartSettings | None:
-        """Return the settings with which other machines of the run copy their objects.
+        """Return the settings with which other machines of the run copy to the destination.
 
         Returns:
             The settings, or None if there is no destination or its identity is not known yet.
@@ -289,9 +289,11 @@ class RunBackup:
         return status
 
     def _with_newer(self, status: BackupStatus) -> BackupStatus:
-        """Return the status of a finished copier, corrected for a newer local version.
+        """Return the status of a finished copier.
 
-        The run may have continued without a copier.
+        If there is a newer local version, change the status.
+
+        A run that continued without a copier may have written a newer version.
         """
         newest = self.store.newest_healthy()
         if newest is None or newest == status.newest_name:
@@ -356,13 +358,13 @@ class RunBackup:
             raise self._unreachable(error) from error
 
     def check_place(self) -> str | None:
-        """Check that the destination can be written to, and is the one that the run was copied to.
+        """Check that the destination is writable, and is the one to which the run was copied.
 
         Call this before the first step.
 
         Returns:
-            None if the destination can be used. The problem if it cannot, but `allow_missing_place`
-            lets the run start without it.
+            None if the destination can be used. A message on the problem if it cannot be used, but
+            `allow_missing_place` lets the run start anyway.
 
         Raises:
             StorageError: if the destination cannot be used. The message says what to do.
@@ -388,7 +390,7 @@ class RunBackup:
         link.place.probe()
 
     def remember_place(self, place_id: str | None) -> None:
-        """Record the destination that this run is copied to, or None if it was not reached yet.
+        """Record the id of the destination to which this run is copied, or None if it is unknown.
 
         Raises:
             OSError: if the local disk fails.
@@ -397,7 +399,7 @@ class RunBackup:
             self.record.write(self._link.place.url, place_id)
 
     def adopt_place(self) -> None:
-        """Accept the destination that is at this address now, because the user has named it.
+        """Accept any destination at the configured address, because the user has chosen it.
 
         Raises:
             OSError: if the local disk fails.
@@ -411,7 +413,7 @@ class RunBackup:
             self._copier.start()
 
     def try_again(self) -> None:
-        """Try at once to start a copier that could not run, in case the cause is gone."""
+        """Try at once to start a copier that has repeatedly failed, in case the cause is gone."""
         if self._copier is not None:
             self._copier.try_again()
 
@@ -421,7 +423,7 @@ class RunBackup:
             self._copier.nudge()
 
     def finish(self, seconds: float | None = None, look: str | None = None) -> BackupStatus:
-        """Wait until the newest version is confirmed, and was then checked once more.
+        """Wait until the newest version is confirmed and its files were checked once more.
 
         This waits at most `seconds` (default: `finish_seconds`). An interrupt ends the wait, but
         not the copier.
@@ -456,8 +458,8 @@ class RunBackup:
     def close(self) -> None:
         """Tell the copier that the run has ended. It finishes by itself, within `finish_seconds`.
 
-        If the copier has nothing left to copy, it has ended when this returns, and writes no more
-        files in the run.
+        If nothing is left to copy, the copier has ended when this returns, and no longer writes
+        files in the run directory.
         """
         if self._copier is None:
             return
@@ -469,7 +471,7 @@ class RunBackup:
         return self._copier is None or self._copier.wait(seconds)
 
     def forget_status(self) -> None:
-        """Discard the recorded status, so that everything must be confirmed again."""
+        """Remove the recorded status, so that all copies must be confirmed again."""
         self.status_path.unlink(missing_ok=True)
 
     def publish(
@@ -548,7 +550,9 @@ def place_options(config: DeploymentConfig) -> BackupConfig:
 
 
 def refuse_unreachable_place(options: BackupConfig) -> None:
-    """Raise an error if a destination is visibly unusable, such as a missing disk. Do not connect.
+    """Raise an error if the destination is visibly unusable, such as a missing disk.
+
+    Do not connect.
 
     Raises:
         StorageError: if the destination cannot be used. The message says what to do.

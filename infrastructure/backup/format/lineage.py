@@ -1,11 +1,12 @@
-"""The versions at a destination that belong to the history of a local store.
+"""A record of which versions at a destination belong to the history of a local store.
 
     <store>/lineage.json      {"known": [names], "since": sequence, "checksum": …}
 
-A copied run folder, or another machine that resumed the same run, writes its own versions under the
-same run id. A version is named by the hash of its contents. So if this store does not hold a
-version at the destination, did not send it and was not restored from it, that version belongs to
-another run. The list is on disk, so a restarted copier recognizes foreign versions, too.
+If a run folder was copied, or another machine resumed the same run, a second process writes its own
+versions under the same run id. A version at the destination belongs to that process if this store
+does not hold it, did not send it and was not restored from it. Versions are named by the hash of
+their contents, so their names are enough to decide this. The list is on disk, so a restarted copier
+also recognizes the versions of another run.
 """
 
 import logging
@@ -30,7 +31,7 @@ def sequence_of(name: str) -> int:
 
 
 class Lineage:
-    """The names of the versions at a destination that belong to the history of a store.
+    """The recorded names of the versions at a destination that belong to a store's history.
 
     Args:
         root: the local store.
@@ -53,16 +54,16 @@ class Lineage:
 
     @property
     def known(self) -> frozenset[str]:
-        """The names of the known versions."""
+        """The names of the versions that belong to this store's history."""
         return frozenset(self._known)
 
     @property
     def newest_sequence(self) -> int:
-        """The highest known sequence number. A new version gets a higher one."""
+        """The highest sequence number in this store's history. A new version gets a higher one."""
         return max(map(sequence_of, self._known), default=0)
 
     def begin(self, local: Collection[str], parents: Collection[str]) -> None:
-        """Record the versions of this store and their parents, at first contact with a destination.
+        """Record the versions of this store and their parents, unless a record already exists.
 
         Args:
             parents: the versions before those of `local`; this store may no longer hold them.
@@ -72,7 +73,7 @@ class Lineage:
             self.add([*local, *parents])
 
     def restored(self, listed: Collection[str]) -> None:
-        """Record that this store was restored from a destination that lists these versions.
+        """Record that this store was restored from a destination with the versions `listed`.
 
         All of them belong to the history of this store, even those newer than the version from
         which the run resumes.

@@ -1,4 +1,4 @@
-"""The manifest of a version: canonical JSON, named by its hash. It is parsed as untrusted input."""
+"""The manifest of a checkpoint: canonical JSON, named by its hash. Every field is validated."""
 
 import json
 import re
@@ -53,7 +53,7 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class Pack:
-    """An object that holds tensors."""
+    """A stored file that holds tensors, named by its hash."""
 
     hash: str
     size_bytes: int
@@ -90,7 +90,7 @@ class VersionName:
 
 @dataclass(frozen=True)
 class Outline:
-    """The part of a version that rotation needs. Its fields are those of `Manifest`."""
+    """The fields of `Manifest` that decide which versions are kept and which are removed."""
 
     hash_name: str
     kind: str
@@ -111,7 +111,8 @@ class Manifest:
         sequence: grows by one with every version of a store; the newest has the highest.
         parent: the name of the version before it, for debugging.
         kind: the `SaveKind` that says why the version was written.
-        healthy: False for a state that is kept as evidence and is never resumed automatically.
+        healthy: False for a bad state, such as one after a NaN loss. It is kept for inspection, and
+            no run resumes from it automatically.
         step: the number of completed optimizer steps.
         score: the held-out loss of exactly this state (lower is better), or None if it was not
             measured.
@@ -133,7 +134,7 @@ class Manifest:
     tensors: dict[str, StoredTensor]
 
     def created_at(self, otherwise: float | None = None) -> float | None:
-        """Return `created` in seconds since 1970, or `otherwise` if it is not a valid time."""
+        """Return the creation time in seconds since 1970, or `otherwise` if it is invalid."""
         try:
             return datetime.fromisoformat(self.created).timestamp()
         except ValueError:
@@ -141,7 +142,7 @@ class Manifest:
 
     @property
     def needed_packs(self) -> tuple[Pack, ...]:
-        """The objects that a resume needs: all but those that contain only copies of run files."""
+        """The packs that a resume needs: all except those that contain only copies of run files."""
         needed = {
             place.pack for name, place in self.tensors.items() if name.partition("/")[0] != FILES
         }
@@ -155,16 +156,16 @@ class Manifest:
 
     @property
     def copied_apart(self) -> frozenset[str]:
-        """The hashes of objects that other machines copied straight to the destination.
+        """The hashes of the packs that other machines copied directly to the backup destination.
 
-        The machine that wrote this version never had them.
+        The machine that wrote this manifest never had these packs.
         """
         hashes = self.values.get(COPIED_APART)
         return frozenset(filter(_is_hash, hashes)) if isinstance(hashes, list) else frozenset()
 
     @property
     def outline(self) -> Outline:
-        """The small, immutable part of the manifest."""
+        """The few fields of the manifest that decide whether the version is kept."""
         return Outline(
             hash_name=self.hash_name,
             kind=self.kind,

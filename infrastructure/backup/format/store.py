@@ -2,9 +2,9 @@
 
     objects/ab/<hash>[.zst] · versions/<sequence>-<hash name>-<hash>.json · tmp/
 
-The manifest is the commit point: a version exists when its manifest does, and the manifest is
-written only after every object that it names is on the disk and was read back. Nothing is changed
-in place. FORMAT.md has the rules. A store has one writer at a time and any number of readers.
+The manifest is the commit point: a version exists if its manifest exists. The manifest is written
+only after every object that it names is on the disk and was read back. Nothing is changed in place.
+FORMAT.md has the rules. A store has one writer at a time and any number of readers.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ SMALL_PACK_BYTES = 1024**2  # rewriting a smaller pack is not worth the space th
 
 @dataclass(frozen=True)
 class Rejected:
-    """A damaged version and the reason."""
+    """A version that cannot be used because it is damaged, and the reason."""
 
     name: str
     reason: str
@@ -46,7 +46,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Placed:
-    """The locations of a version's tensors, as a manifest lists them."""
+    """The stored packs of a new version, and the location of each tensor in them."""
 
     packs: tuple[Pack, ...]
     tensors: dict[str, StoredTensor]
@@ -190,7 +190,7 @@ class Store:
         return None, rejected
 
     def newest_healthy(self) -> str | None:
-        """Return the newest version that a resume may choose. Only manifests are read."""
+        """Return the newest version from which a run may resume. Only manifests are read."""
         for name in self.versions():
             with contextlib.suppress(CheckpointError):
                 if self.outline(name).healthy:
@@ -226,7 +226,7 @@ class Store:
         return self.publish(kept, values, step=step, kind=kind, healthy=healthy, score=score)
 
     def place(self, tensors: Mapping[str, TensorBytes]) -> Placed:
-        """Write the objects that a version of `tensors` needs and the newest version does not hold.
+        """Write the tensors of a new version that the newest version does not already hold.
 
         This is the first half of `commit`. Several processes may call it at once.
 
@@ -324,7 +324,7 @@ class Store:
             return None
 
     def prepare(self) -> None:
-        """Create the directories and sync them, before anything is written into them.
+        """Create the directories of the store, and sync them to the disk.
 
         Raises:
             OSError: if the disk fails.
@@ -357,7 +357,7 @@ class Store:
     def _held_already(
         self, hashes: Mapping[str, str], tensors: Mapping[str, TensorBytes]
     ) -> dict[str, Pack]:
-        """Return the tensors that the newest version holds in intact objects worth keeping."""
+        """Return the tensors that are already stored, by name, and the pack that holds each."""
         names = self.versions()
         if not names:
             return {}
@@ -382,7 +382,7 @@ class Store:
 
 
 def _each(work: Callable[[Pack], Result], packs: Sequence[Pack]) -> Iterator[Result]:
-    """Yield `work(pack)` for each pack, in order, in two threads if the packs are large enough."""
+    """Yield `work(pack)` for each pack, in order. Two threads are used if the packs are large."""
     is_large = sum(pack.size_bytes for pack in packs) > PACK_BYTES
     return by_two(work, packs) if is_large else map(work, packs)
 
@@ -395,16 +395,16 @@ def _living_bytes(held: Mapping[str, Pack], tensors: Mapping[str, TensorBytes]) 
 
 
 def is_mostly_dead(pack: Pack, living_bytes: int) -> bool:
-    """Return whether more than half of a pack is of no use to a new version.
+    """Return whether a new version would use less than half of an existing pack.
 
-    If so, the new version writes the living bytes again. So the dead bytes that it keeps on the
-    disk never exceed its living ones.
+    If so, the new version writes the bytes that it needs again. So it never keeps more unused bytes
+    on the disk than used ones.
     """
     return pack.size_bytes > SMALL_PACK_BYTES and 2 * living_bytes < pack.size_bytes
 
 
 def groups_of(tensors: Mapping[str, TensorBytes]) -> Iterator[dict[str, TensorBytes]]:
-    """Yield groups of tensors for one pack each: all of one class, and limited in size."""
+    """Yield groups of tensors for one pack each: all of the same class, up to the maximum size."""
     classes: dict[str, dict[str, TensorBytes]] = {}
     for name, tensor in tensors.items():
         classes.setdefault(name.partition("/")[0], {})[name] = tensor

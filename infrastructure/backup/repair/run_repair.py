@@ -86,7 +86,7 @@ class StoreRepair:
             ) from error
 
     def _missing_version(self, names: list[str], confirmed: str | None) -> Iterator[Repair]:
-        """Restore the newest confirmed version if it is missing on this machine."""
+        """Restore the newest version at the destination if it is missing on this machine."""
         if confirmed is None or confirmed <= max(names, default=""):
             return
         what = f"checkpoint {confirmed[:12]}"
@@ -141,7 +141,7 @@ class StoreRepair:
                     yield self._object(pack, manifest, error)
 
     def _parts_of_others(self, serving: list[Manifest]) -> Repair | None:
-        """Fetch other machines' objects of the newest healthy version that can be completed."""
+        """Fetch the objects of other machines, for the newest version that can be completed."""
         reason = ""
         for manifest in serving:
             if not any(self._is_elsewhere(pack, manifest) for pack in manifest.packs):

@@ -29,11 +29,12 @@ OBJECT_FILE = re.compile(rf"([0-9a-f]{{64}})(?:{re.escape(SUFFIX)})?")
 
 @dataclass
 class PlacePruning:
-    """The removal of old versions and unnamed objects at the destination of `link`.
+    """The removal of old versions and unused objects at a backup destination.
 
     Attributes:
         retention: the rules for the versions to keep; only confirmed versions count.
-        grace_seconds: how long an object must have been unnamed.
+        grace_seconds: the time for which no manifest must have named an object before it is
+            removed.
         confirmed: versions that were confirmed in this session.
         doubted: confirmed versions that have since lost a file at the destination. They do not
             count as newer versions when older ones are removed.
@@ -51,7 +52,7 @@ class PlacePruning:
     _swept_at: float | None = None
 
     def is_due(self) -> bool:
-        """Return whether an object has, or may have, been unnamed for `grace_seconds`."""
+        """Return whether an unused object may have become old enough to be removed."""
         if self._swept_at is None:
             return True
         oldest = min([self._swept_at, *self.unnamed_since.values()])
@@ -60,7 +61,7 @@ class PlacePruning:
     def steps(
         self, listed: Collection[str], on_its_way: Iterable[str], spared: Collection[str] = ()
     ) -> Iterator[float]:
-        """Remove old versions and unnamed objects one by one. Yield the seconds to wait in between.
+        """Remove old versions and unused objects one by one. Yield the seconds to wait in between.
 
         Args:
             listed: the versions at the destination, from a fresh listing; all belong to this run.
@@ -86,7 +87,7 @@ class PlacePruning:
         self.link.place.close()
 
     def _take_in(self, name: str) -> None:
-        """Read a manifest, unless it was read before: it never changes."""
+        """Read a manifest, unless it has been read before. Manifests never change."""
         if name in self._read:
             return
         try:
@@ -112,7 +113,7 @@ class PlacePruning:
         return newer | unclear | {*self._special(readable), *self._special(sure)}
 
     def _special(self, manifests: dict[str, Manifest]) -> Iterator[str]:
-        """Yield the names of the best versions, each n-th one and the newest emergency version."""
+        """Yield the versions to keep besides the newest: the best, every n-th, an emergency one."""
         healthy = {n: m for n, m in sorted(manifests.items(), reverse=True) if m.healthy}
         scored = scores_of(manifests)
         yield from sorted(scored, key=lambda name: (scored[name], name))[: self.retention.keep_best]
@@ -148,7 +149,10 @@ class PlacePruning:
             yield 0.0
 
     def _sweep(self) -> Iterator[float]:
-        """Record the unnamed objects at the destination, such as those of a killed copier."""
+        """Record all objects at the destination as unused.
+
+        The caller then excludes the used ones.
+        """
         objects = self.link.store.root / "objects"
         place, now = self.link.place, self.link.clock()
         with contextlib.suppress(FileNotFoundError):
@@ -160,10 +164,10 @@ class PlacePruning:
 
 
 def prune_once(link: RemoteSession, retention: Retention, record: Path) -> list[str]:
-    """Prune a destination once, from a process that does not copy to it.
+    """Remove old versions and unused objects at a destination once, outside of the copier process.
 
     A version counts as confirmed if it can be read back from the destination. The file `record`
-    stores for the next call since when objects have been unnamed.
+    stores, for the next call, the time since which no manifest has named each unused object.
 
     Returns:
         Messages on what was removed.

@@ -47,7 +47,7 @@ def state_words(state: str) -> str:
 
 
 class PossibleLoss(NamedTuple):
-    """The work that would be lost: `seconds` since the confirmed state was saved, None if all."""
+    """The training time in seconds that would be lost now (None: all of it), and a message."""
 
     seconds: float | None
     text: str
@@ -55,7 +55,7 @@ class PossibleLoss(NamedTuple):
 
 @dataclass(frozen=True)
 class BackupStatus:
-    """One observation of a backup. Times are in seconds since 1970.
+    """The status of a backup at one moment. Times are in seconds since 1970.
 
     Attributes:
         place: the destination, without secrets; "" if it is unknown.
@@ -117,7 +117,7 @@ class BackupStatus:
 
     @property
     def _remedy(self) -> str:
-        """The advice in parentheses, and that copying then continues if the copier retries."""
+        """The advice in parentheses. If the copier retries, it adds that copying then continues."""
         if self.advice is None:
             return ""
         goes_on = phrase("backup.copying_then_continues") if self.state == RETRYING else ""
@@ -140,11 +140,11 @@ class BackupStatus:
         )
 
     def has_looked(self, token: str) -> bool:
-        """Return whether the check with this token ("": none) is done, or will never be done."""
+        """Return whether the check with this token is over, or impossible; "" means no check."""
         return token in ("", self.last_look) or self.state in (OFF, FENCED, DOWN)
 
     def is_settled(self, name: str | None) -> bool:
-        """Return whether a version is confirmed, or will not be copied, so waiting can end."""
+        """Return whether version `name` is confirmed or cannot be copied, so the wait is over."""
         return name in (self.confirmed_name, self.refused_name)
 
     def possible_loss(self, now: float) -> PossibleLoss:
@@ -201,7 +201,7 @@ class BackupStatus:
 
 
 def short_words(status: BackupStatus, now: float) -> str:
-    """Return the last confirmed step and the age of its state: `backup: step 120, 45 s old`."""
+    """Return the last confirmed step and its age as a short text: `backup: step 120, 45 s old`."""
     if status.state == FENCED:
         return phrase("backup.short_status_fenced")
     if status.state == DOWN:
@@ -234,7 +234,7 @@ def write_status(path: Path, status: BackupStatus) -> None:
 
 
 def read_status(path: Path) -> BackupStatus:
-    """Read the status in `path`. A missing or damaged file gives one with unknown values."""
+    """Read the status in `path`. If the file is missing or damaged, all values are unknown."""
     try:
         contents = parse_json(path.read_bytes(), parse_constant=_no_constant)
     except (OSError, ValueError):
@@ -249,7 +249,7 @@ def read_status(path: Path) -> BackupStatus:
 
 
 def live_status(path: Path) -> BackupStatus:
-    """Read a status as `read_status` does, with the state `GONE` if its copier was killed.
+    """Read the status in `path`. If its copier was killed, set the state to `GONE`.
 
     Nothing is being copied in the state `GONE`.
     """

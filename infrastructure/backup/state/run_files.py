@@ -1,7 +1,7 @@
 """The small files of a run, stored as byte tensors in its versions.
 
-With them, a version is all that another machine needs to resume the run. A file is cut into pieces,
-so that the unchanged beginning of a growing file is stored only once.
+So another machine can resume the run from a version alone. A file is cut into pieces, so that the
+unchanged beginning of a growing file is stored only once.
 """
 
 import re

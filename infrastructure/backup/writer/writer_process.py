@@ -1,8 +1,9 @@
-"""The helper that commits versions: `python -m infrastructure.backup.writer.writer_process`.
+"""The helper that writes checkpoints: `python -m infrastructure.backup.writer.writer_process`.
 
 Each input line gives the location of a version's JSON description in memory that both processes
 share; the tensors are in the same memory. Each output line reports that a version was committed or
-refused. The process is niced, so that it mainly uses CPU time that the training leaves.
+refused. The process has a low priority (nice), so that it mainly uses CPU time that the training
+does not need.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ _STORES: dict[Path, Store] = {}
 def commit_message(
     root: Path, retention: Retention, memory: mmap.mmap, begin: int, length: int
 ) -> dict[str, str]:
-    """Commit the version described by the message at `begin` in `memory`, then prune.
+    """Write the version that a message in `memory` describes, then remove old versions.
 
     The caller must hold the lock of the store. The helper process inherits this lock.
 
@@ -56,9 +57,10 @@ def commit_message(
 
 @contextlib.contextmanager
 def only_writer(root: Path) -> Iterator[None]:
-    """Hold the lock of a store, after waiting until no other process writes into it.
+    """Wait for the lock of a store, and hold it inside the block.
 
-    Such a process may be a helper that outlived its run.
+    Another holder of the lock may be a writer that is still running after its training process has
+    ended.
     """
     make_directory(root)
     lock = Lock(root / LOCK_FILE)
