@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 def run_at_place(config: DeploymentConfig, accepted: Collection[str]) -> str | None:
-    """Return the newest run at `config.backup.place` that trains what `config` specifies.
+    """Return the newest run at `config.backup.place` with the same settings as `config`, or None.
 
     Raises:
         ValueError: if the destination is invalid.
@@ -57,7 +57,7 @@ def run_at_place(config: DeploymentConfig, accepted: Collection[str]) -> str | N
 
 
 def runs_at_place(options: BackupConfig) -> list[str]:
-    """Return the runs that have a version at the destination.
+    """Return the runs that have a checkpoint at the backup destination.
 
     Raises:
         StorageError: if the destination does not respond.
@@ -67,7 +67,7 @@ def runs_at_place(options: BackupConfig) -> list[str]:
 
 
 def newest_values(place: Place, run_id: str) -> Mapping[str, object]:
-    """Return the values of the newest version with a readable manifest; empty if there is none."""
+    """Return the values in the newest readable manifest of a run; empty if there is none."""
     for manifest in readable(Store(Path(run_id), place)):
         return manifest.values
     return {}
@@ -144,8 +144,9 @@ def restore_run(
 def _was_killed(run: RunDirectory, place: Place) -> bool:
     """Return whether the run was killed instead of stopped normally.
 
-    This is read from summary.json if it exists on this machine. Otherwise, it follows from the kind
-    of the newest version at the destination, and from whether that holds a finished run.
+    The answer is in summary.json if that file exists on this machine. Otherwise, it follows from
+    the kind of the newest checkpoint at the destination, and from whether the run is finished
+    there.
     """
     if run.summary_file.is_file():
         return run.status() is RunStatus.RUNNING
@@ -159,9 +160,9 @@ def _was_killed(run: RunDirectory, place: Place) -> bool:
 
 
 def _restore_best(backup: RunBackup, remote: Store, store: Store) -> None:
-    """Also restore the version with the lowest score, if only the destination has it.
+    """Restore the checkpoint with the lowest score, if it exists only at the destination.
 
-    With it, `@best` names the same version as before the machine was lost.
+    Then `@best` refers to the same checkpoint as before the machine was lost.
     """
     try:
         here, there = best_of(store), best_of(remote)
@@ -176,7 +177,7 @@ def _restore_best(backup: RunBackup, remote: Store, store: Store) -> None:
 def _restore_end(place: Place, run: RunDirectory, step: int, report: Callable[[str], None]) -> None:
     """Restore the model, summary and report of a run that is finished at its destination.
 
-    If one of them is damaged, the run resumes from its last version and writes it again.
+    If one of them is damaged, the run can resume from its last checkpoint and write it again.
     """
     try:
         finished = finished_at(place, run.run_id, step)
@@ -260,7 +261,10 @@ def check_version(run: str, version: str | None) -> None:
 
 
 def why_empty(place: Place) -> str:
-    """Return `: ` and the reason if a destination's folder or repository is missing, or else ""."""
+    """Return the reason, after `: `, if the folder or repository of a destination does not exist.
+
+    Return "" if it exists.
+    """
     try:
         place.names(Path())
     except OSError as error:
@@ -271,7 +275,7 @@ def why_empty(place: Place) -> str:
 
 
 def answer_of(place: Place, question: Callable[[], T]) -> T:
-    """Call `question`, which queries the destination, and return its result.
+    """Return the result of `question`, a function that queries the destination.
 
     Raises:
         StorageError: if the destination does not respond. The message says what the user can do.
