@@ -130,9 +130,9 @@ class HardLimit:
     """A limit of `limit_bytes` on this process's private memory, which the kernel enforces.
 
     The kernel's limit, RLIMIT_DATA, counts address space, including reserved space that is not used
-    yet. So `tighten` sets it anew for the current memory use. An allocation beyond the limit fails
-    with a MemoryError, or with torch's RuntimeError, to which training responds with smaller
-    micro-batches.
+    yet. So each call of `tighten` adapts it to the current memory use. An allocation beyond the
+    limit fails with a MemoryError, or with torch's RuntimeError, to which training responds with
+    smaller micro-batches.
     """
 
     def __init__(self, limit_bytes: int) -> None:

@@ -1,8 +1,8 @@
 """The live page: one HTML document that polls the server for its parts.
 
-Style and script are embedded, so one request shows the complete page. The page's policy allows only
-these two, and requests to its own server. All addresses are relative, so the page works behind a
-proxy that adds a path prefix, as notebooks do.
+Its style sheet and its script are embedded, so one request loads the complete page. The
+Content-Security-Policy allows only these two, and requests to the page's own server. All addresses
+are relative, so the page works behind a proxy that adds a path prefix, as notebooks do.
 """
 
 import gzip
@@ -42,13 +42,13 @@ SECTIONS = (
 
 @dataclass(frozen=True)
 class Look:
-    """A snapshot of the page.
+    """A snapshot of the live page.
 
     Attributes:
         state: one of `live_run.STATES`, or "" if there is no run.
-        sections: the ID of each part that is not empty → its HTML.
-        next_seconds: the seconds after which the next request makes sense.
-        version: changes whenever another attribute does.
+        sections: ID of a part of the page → its HTML. Empty parts are left out.
+        next_seconds: the seconds that the page should wait before its next request.
+        version: a text that changes whenever another attribute changes.
     """
 
     title: str
@@ -63,7 +63,7 @@ class Look:
 
     @cached_property
     def zipped_json(self) -> bytes:
-        """The JSON for the page's script, compressed once for all viewers.
+        """The JSON for the page's script, compressed once and sent to all viewers.
 
         Empty parts are included, so that the script removes parts that have become empty.
         """
@@ -79,7 +79,10 @@ def live_rules() -> str:
 
 
 class Page:
-    """The document around the snapshots. It is created once: style and script do not change."""
+    """The HTML document that contains the snapshots.
+
+    It is created once, because only they change.
+    """
 
     def __init__(self) -> None:
         self.style = COLOURS + live_rules() + chart_rules()
@@ -88,10 +91,10 @@ class Page:
 
     @property
     def policy(self) -> str:
-        """The Content-Security-Policy.
+        """The Content-Security-Policy of the live page.
 
         The policy does not restrict which sites may embed the page, because notebooks embed it from
-        unknown addresses, and the page has nothing that is harmful to click by mistake.
+        unknown addresses. This is safe, because no click on the page changes anything.
         """
         return (
             f"default-src 'none'; style-src {allowed_by_hash(self.style)};"
@@ -100,7 +103,7 @@ class Page:
         )
 
     def render(self, look: Look, now: float) -> str:
-        """Return the document with `look` in it.
+        """Return the HTML document with the snapshot `look` in it.
 
         Args:
             now: the Unix time of this machine, from which ages are computed.

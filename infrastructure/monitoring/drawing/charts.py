@@ -1,8 +1,8 @@
-"""Line charts as SVG that is embedded in a page and colored by the page's CSS classes.
+"""Line charts as SVG, which is embedded in a page and colored by the page's CSS classes.
 
-A `Chart` describes the contents, for all ways to draw them: the SVG of this module, the script of
-the pages (`charts.js`, by `chart_json`), the PNG files (`plots.py`) and the terminal's sparkline.
-An SVG takes a few kilobytes, follows light and dark mode, and works without scripts, in a
+A `Chart` describes what to draw, however it is drawn: as SVG in this module, by the script of the
+pages (`charts.js`, which gets `chart_json`), as PNG files (`plots.py`) or as a sparkline in the
+terminal. An SVG takes a few kilobytes, follows light and dark mode, and works without scripts, in a
 notebook's cell and on paper. This module does not depend on training.
 """
 
@@ -48,11 +48,12 @@ class Chart:
         marks: (step, value) pairs that are drawn as dots on top, such as evaluations.
         from_zero: whether the value axis begins at 0.
         may_be_log: whether to use a logarithmic value axis if the values span a wide range.
-        axis: the unit that the horizontal axis counts, in whole numbers.
-        is_noisy: whether an average over neighboring values is more useful than single values.
-        x_unit, y_unit: the size of one unit of the axes in the original unit, such as seconds or
-            bytes, so that runs with other units can be overlaid.
-        num_buckets: the maximum number of buckets of the curve.
+        axis: the label of the horizontal axis, such as "step".
+        is_noisy: whether to draw an average over neighboring values, because single values
+            fluctuate.
+        x_unit, y_unit: the size of one unit on the axes in the original unit, such as seconds or
+            bytes. With it, runs that are drawn in different units can be compared in one chart.
+        num_buckets: the maximum number of points into which the curve is condensed.
     """
 
     title: str
@@ -69,7 +70,7 @@ class Chart:
 
     @cached_property
     def curve(self) -> Curve:
-        """The points as they are drawn."""
+        """The points of the chart, condensed and smoothed for drawing."""
         return make_curve(self.points, self.num_buckets, self.is_noisy)
 
     @property
@@ -81,7 +82,7 @@ class Chart:
 
     @property
     def is_one_dot(self) -> bool:
-        """True if there is only one point, so that a number can replace the chart."""
+        """True if there is only one point, so that a number is shown instead of the chart."""
         return sum(len(piece) for piece in self.curve.pieces) < 2 and len(self.marks) < 2
 
 
@@ -128,7 +129,7 @@ def render_chart(chart: Chart, width: int = 440, height: int = 220) -> str:
 def figure(
     key: str, chart: Chart, now: str = "", caption: Markup | None = None, is_wide: bool = False
 ) -> Markup:
-    """Return a chart with its heading: the image, and the numbers for the page's script.
+    """Return a chart with its heading, for a page. Its data for the page's script are included.
 
     Args:
         key: the key of the quantity, which is the same in every run.
@@ -142,7 +143,7 @@ def figure(
 
 
 def chart_json(chart: Chart, is_wide: bool = False) -> str:
-    """Return the input of `charts.js`: the format and the points, thinned if there are many."""
+    """Return the data of a chart for `charts.js`: the format and the points, fewer if many."""
     of_one, unit = LEADING_NUMBER.fullmatch(chart.format_value(1.0)).groups()  # type: ignore[union-attr]
     points = sorted(chart.points, key=lambda point: point[0])
     gaps = [(gap.first_step, gap.last_step) for gap in chart.curve.gaps]
@@ -169,7 +170,10 @@ def chart_json(chart: Chart, is_wide: bool = False) -> str:
 
 
 def _columns(points: Points, max_points: int) -> tuple[list[float], list[float | None]]:
-    """Return positions and values. A value that is not finite becomes null."""
+    """Return the positions and the values of at most `max_points` points.
+
+    NaN and infinity become null.
+    """
     if len(points) > max_points:
         bounded = BoundedPoints(max_points)
         for position, value in points:
@@ -180,14 +184,14 @@ def _columns(points: Points, max_points: int) -> tuple[list[float], list[float |
 
 
 def value_range(chart: Chart) -> tuple[float, float] | None:
-    """Return the smallest and the largest finite value, including marks, or None without any."""
+    """Return the smallest and the largest finite value, including marks; None if there is none."""
     values = [value for _, value in chart.marks if math.isfinite(value)]
     values += [value for bucket in chart.curve.buckets for value in (bucket.low, bucket.high)]
     return (min(values), max(values)) if values else None
 
 
 def uses_log_scale(chart: Chart) -> bool:
-    """Return whether the values are all positive and span more than a factor of thirty."""
+    """Return whether the value axis is logarithmic: all values positive, over a wide range."""
     low, high = value_range(chart) or (0.0, 0.0)
     return chart.may_be_log and low > 0 and high / low > LOG_SCALE_FROM_RATIO
 
@@ -235,7 +239,7 @@ def _axes(chart: Chart, frame: Frame) -> list[str]:
 def tick_labels(
     ticks: Sequence[float], format_value: Callable[[float], str] = format_number
 ) -> list[str]:
-    """Return the labels of ticks, with enough digits to show their distances."""
+    """Return the labels of axis ticks, with enough digits to tell neighboring ticks apart."""
     labels = [without_zeros(format_value(tick)) for tick in ticks]
     if format_value is format_number:
         for digits in range(5, MAX_DIGITS + 1):
@@ -246,14 +250,14 @@ def tick_labels(
 
 
 def _are_rounded(ticks: Sequence[float], labels: Sequence[str]) -> bool:
-    """Return whether a label is off its tick by more than a hundredth of the tick distance."""
+    """Return whether any label is too inexact: off by over a hundredth of the tick distance."""
     least = min((after - before for before, after in pairwise(ticks)), default=math.inf)
     shown = (float(label.replace(",", "")) for label in labels)
     return any(abs(one - tick) > least / 100 for one, tick in zip(shown, ticks, strict=True))
 
 
 def _step_ticks(frame: Frame) -> list[float]:
-    """Return ticks at whole steps that leave room for the word at the end of the axis."""
+    """Return the ticks of the step axis, which leave room for its label at the right end."""
     ticks = linear_ticks(*frame.steps, num_ticks=max(3, frame.width // 110))
     right_edge = frame.width - RIGHT - 48
     return [tick for tick in ticks if tick == int(tick) and frame.x(tick) <= right_edge]
@@ -273,7 +277,7 @@ def _short_count(count: float) -> str:
 
 
 def _gaps(curve: Curve, frame: Frame) -> list[str]:
-    """Return a band for each gap. Gaps that would overlap in the image share one band."""
+    """Return shaded bands for the gaps in a curve. Gaps close to each other share one band."""
     bands: list[tuple[float, list[Gap]]] = []
     right = -math.inf
     for gap in curve.gaps:
@@ -331,7 +335,10 @@ def _lines(curve: Curve, frame: Frame) -> list[str]:
 
 
 def _marks(chart: Chart, frame: Frame) -> list[str]:
-    """Return dots joined by a line, or, if there are many, a line through their extremes."""
+    """Return the marks of a chart as dots joined by a line.
+
+    Many marks become a line without dots.
+    """
     if len(chart.marks) > MAX_DOTS:
         curve = make_curve(chart.marks, num_buckets=MAX_DOTS)
         return [_polyline(_zigzag(piece, frame), "mark-line") for piece in curve.pieces]

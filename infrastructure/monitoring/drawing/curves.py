@@ -1,4 +1,4 @@
-"""The charts of a run: the quantities of `metrics.jsonl` to draw, and their titles."""
+"""The charts of a run: which quantities in `metrics.jsonl` are drawn, and their titles."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ PointsByKey = dict[str, Points]
 
 @dataclass(frozen=True)
 class Quantity:
-    """The way to draw one key of the records."""
+    """The way in which one key of `metrics.jsonl` is drawn."""
 
     key: str
     title: str
@@ -97,7 +97,8 @@ def charts_of(
 
     Args:
         evaluated: the keys that come from evaluations.
-        num_buckets: the maximum number of buckets of a curve, except the loss.
+        num_buckets: the maximum number of points into which each curve except the loss is
+            condensed.
     """
     points = without_tied_points(points)
     charts: dict[str, Chart] = {}
@@ -121,7 +122,7 @@ def charts_of(
 
 
 def holes(points: PointsByKey) -> list[str]:
-    """Return one sentence for each quantity that has values which are not finite."""
+    """Return a sentence for each quantity that has NaN or infinite values."""
     gaps_by_key = {key: find_gaps(pairs) for key, pairs in points.items()}
     return [
         f"{readable_key(key)}: {describe_gaps(gaps, max_named=3)}"
@@ -153,7 +154,7 @@ def chart_of(
 
 
 def _further(key: str, points_of: PointsByKey, is_evaluation: bool, num_buckets: int) -> Chart:
-    """Return the chart of a quantity that an evaluation or an extension added.
+    """Return the chart of a quantity that an evaluation or an extension added to the metrics.
 
     Values of an evaluation are drawn as dots, on top of the values from training if both exist.
     """
@@ -169,7 +170,7 @@ def _further(key: str, points_of: PointsByKey, is_evaluation: bool, num_buckets:
 
 
 def _unit(key: str, points: Points) -> tuple[float, Callable[[float], str]]:
-    """Return the divisor of the values and the format of the quotients.
+    """Return the number by which to divide the values for display, and the format of the result.
 
     Bytes get the unit that fits the largest value, so that the axis has round numbers.
     """

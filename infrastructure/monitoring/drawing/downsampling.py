@@ -1,4 +1,4 @@
-"""Reduction of curves to few points without distortion: envelopes, smoothing, gaps.
+"""Reduction of curves to few points, without losing spikes: buckets, smoothing, gaps.
 
 Downsampling keeps the smallest and the largest value of every bucket, so no spike disappears.
 Values that are not finite are never dropped silently: `find_gaps` reports their positions.
@@ -18,7 +18,7 @@ MAX_OPEN_POINTS = 64  # in a group that is not full yet, before it is thinned
 
 @dataclass(frozen=True)
 class Gap:
-    """A run of neighboring records whose values are not finite."""
+    """A series of consecutive records whose values are NaN or infinite."""
 
     first_step: float
     last_step: float
@@ -28,7 +28,7 @@ class Gap:
 
 @dataclass
 class Bucket:
-    """The finite values of one piece of the step axis."""
+    """The finite values in one interval of the step axis."""
 
     step: float
     low: float
@@ -38,7 +38,7 @@ class Bucket:
 
 @dataclass
 class Curve:
-    """One quantity over the steps, ready to draw.
+    """The values of one quantity over the steps, prepared for drawing.
 
     Attributes:
         pieces: the pieces between gaps, each a list of buckets in the order of the steps.
@@ -57,7 +57,7 @@ class Curve:
 
 
 class BoundedPoints:
-    """The points of a growing curve in bounded memory, however many are added.
+    """The points of a growing curve, condensed so that they need a bounded amount of memory.
 
     Neighboring points are combined into groups of equal size, which doubles when there are too many
     groups. A group keeps its lowest, its highest and its first value that is not finite. So no
@@ -97,7 +97,7 @@ class BoundedPoints:
 
     @property
     def kept(self) -> Points:
-        """The points that are kept, in order. The newest one is always among them."""
+        """The remaining points, in order. The newest one is always among them."""
         points = [point for group in self._groups for point in group]
         return points if points[-1:] == self._newest else points + self._newest
 
@@ -170,7 +170,7 @@ def smoothing_weight(num_values: int) -> float:
 
 
 def make_curve(points: Points, num_buckets: int = NUM_BUCKETS, is_noisy: bool = True) -> Curve:
-    """Sort `points` (step, value) into at most `num_buckets` buckets of equal width in steps.
+    """Condense `points` (step, value) into at most `num_buckets` intervals of equal width in steps.
 
     A noisy quantity is averaged; others, such as a learning rate, are drawn as they are. A curve
     breaks where values are not finite. A downsampled curve breaks only at a bucket without any
