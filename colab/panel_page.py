@@ -1,7 +1,4 @@
-"""The content of the live panel: the dashboard's parts, small enough for a cell's output.
-
-The panel takes text color and background from the surrounding notebook, light or dark.
-"""
+"""The content of the live panel: parts of the dashboard in a size for a cell's output."""
 
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.dashboard.page import live_rules

@@ -1,6 +1,7 @@
 """The `--help` text of a command.
 
-If the command has a flag for every setting, it shows the most used ones; `--help-all` shows all.
+For a command that has a flag for every setting, `--help` shows only the most used ones;
+`--help-all` shows all.
 """
 
 import argparse
@@ -143,7 +144,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _entry(name: str, text: str) -> list[str]:
-    """Format a flag and its description, indented, and on several lines on a narrow terminal."""
+    """Format an option and its description, on several lines if the terminal is narrow."""
     width = _width()
     lines = textwrap.wrap(text, width - FLAG_WIDTH - 2) or [""]
     first, *rest = lines

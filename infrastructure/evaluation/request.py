@@ -54,7 +54,7 @@ def refuse_flags_without_effect(config: DeploymentConfig) -> None:
     sentences = []
     for key, source in config.sources().items():
         section, _, name = key.partition(".")
-        is_of_learning = section == "training" and name in OF_LEARNING
+        is_of_learning = section == "training" and name.partition(".")[0] in OF_LEARNING
         reason = phrase("evaluation.nothing_trained") if is_of_learning else unused_because(key)
         if source.layer in (Layer.FLAG, Layer.KEYWORD) and reason is not None:
             sentences.append(phrase("evaluation.flag_no_effect", key=Setting(key), reason=reason))
