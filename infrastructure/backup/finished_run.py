@@ -2,7 +2,7 @@
 
 A finished run counts as safe when the destination holds these files:
 
-<place>/<run>/versions/ …            the newest version, confirmed
+<place>/<run>/versions/ …            the newest checkpoint, confirmed
              /final[-<8 digits>]/    the trained model and its SHA256SUMS
              /report/                the files written last: summary, report, metrics
 """
@@ -70,8 +70,8 @@ def complete(
     Files that the destination has already confirmed are not copied again, only checked.
 
     Args:
-        wait: a function that waits at most the given number of seconds until the newest version is
-            confirmed. That version is checked once more at the end.
+        wait: a function that waits at most the given number of seconds until the newest checkpoint
+            is confirmed. That checkpoint is checked once more at the end.
         record: a function that is called with the URL of the model before the summary and the
             report are copied.
 
@@ -167,7 +167,7 @@ def finished_at(place: Place, run_id: str, step: int) -> FinishedThere | None:
     """Return the finished run `run_id` at the destination, or None if it is not finished there.
 
     Args:
-        step: the step of the run's newest version at the destination.
+        step: the step of the run's newest checkpoint at the destination.
 
     Raises:
         OSError: if the destination does not respond.

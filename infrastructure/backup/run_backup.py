@@ -1,7 +1,7 @@
-"""The backup of one run: its versions in a local store, and their copies at a backup destination.
+"""The backup of one run: its checkpoints in a local store, and copies at a backup destination.
 
-A version is committed when it is safe on this machine's disk, and confirmed when it is safe from
-the loss of this machine. A copier in a separate process turns committed versions into confirmed
+A checkpoint is committed when it is safe on this machine's disk, and confirmed when it is safe from
+the loss of this machine. A copier in a separate process turns committed checkpoints into confirmed
 ones. This module does not import torch.
 """
 
@@ -76,7 +76,7 @@ class RunBackup:
             store.
         traceback_path: the file for the traceback of an unexpected error in the copier; None
             discards it.
-        retention: the rules for the versions to keep on this machine.
+        retention: the rules for the checkpoints to keep on this machine.
 
     Raises:
         ValueError: if the destination is invalid.
@@ -145,16 +145,16 @@ class RunBackup:
         self.close()
 
     def restore_run(self, step: int | None = None, on_progress: Progress | None = None) -> Path:
-        """Fetch and verify the newest healthy version, or the one of `step`, from the destination.
+        """Fetch and verify the newest healthy checkpoint at the destination, or the one of `step`.
 
-        Damaged newer versions are skipped with a warning. Objects that are intact on this machine
-        are not fetched again.
+        Damaged newer checkpoints are skipped with a warning. Objects that are intact on this
+        machine are not fetched again.
 
         Returns:
-            The path of the version's manifest in the local store.
+            The path of the checkpoint's manifest in the local store.
 
         Raises:
-            CheckpointError: if there is no such version.
+            CheckpointError: if there is no such checkpoint.
             StorageError: if the destination does not respond, or the local disk fails.
         """
         link = self._require_link()
@@ -166,7 +166,7 @@ class RunBackup:
         return self.store.manifest_path(name)
 
     def _adopt(self, link: RemoteSession) -> None:
-        """Record the versions at the destination as the history of this store.
+        """Record the checkpoints at the destination as the history of this store.
 
         Raises:
             StorageError: if the destination does not respond, or the local disk fails.
@@ -179,7 +179,7 @@ class RunBackup:
             raise self._unreachable(error) from error
 
     def _note_fetched(self, name: str, place: str) -> None:
-        """Record the fetched version as confirmed, unless a status of this destination exists."""
+        """Record the fetched checkpoint as confirmed, unless the destination has a status."""
         if read_status(self.status_path).place == place:
             return
         manifest, now = self.store.read(name), time.time()
@@ -201,7 +201,7 @@ class RunBackup:
             write_status(self.status_path, status)
 
     def repair(self, directory: Path | None = None) -> list[Repair]:
-        """Restore damaged or missing files from the destination and from the copies in versions.
+        """Restore damaged or missing files from the destination and from the copies in checkpoints.
 
         Call this before a run resumes.
 
@@ -240,7 +240,7 @@ class RunBackup:
         return repairs
 
     def list_backups(self) -> list[BackupEntry]:
-        """List all versions on this machine and at the destination, the newest first.
+        """List all checkpoints on this machine and at the destination, the newest first.
 
         Raises:
             StorageError: if the destination does not respond.
@@ -251,7 +251,7 @@ class RunBackup:
             raise self._unreachable(error) from error
 
     def verify(self) -> list[VerifiedVersion]:
-        """Verify every version on this machine and at the destination by its hashes.
+        """Verify every checkpoint on this machine and at the destination by its hashes.
 
         The results report damage, and also a destination that does not respond.
         """
@@ -291,9 +291,9 @@ class RunBackup:
     def _with_newer(self, status: BackupStatus) -> BackupStatus:
         """Return the status of a finished copier.
 
-        If there is a newer local version, change the status.
+        If there is a newer local checkpoint, change the status.
 
-        A run that continued without a copier may have written a newer version.
+        A run that continued without a copier may have written a newer checkpoint.
         """
         newest = self.store.newest_healthy()
         if newest is None or newest == status.newest_name:
@@ -333,10 +333,10 @@ class RunBackup:
                 self.status()
 
     def prune(self) -> list[str]:
-        """Remove old versions on this machine and at the destination.
+        """Remove old checkpoints on this machine and at the destination.
 
-        A version at the destination is removed only if `keep` newer ones could be read back.
-        Objects at the destination that no version names are removed by the next call that is at
+        A checkpoint at the destination is removed only if `keep` newer ones could be read back.
+        Objects at the destination that no checkpoint names are removed by the next call that is at
         least an hour later.
 
         Returns:
@@ -418,12 +418,12 @@ class RunBackup:
             self._copier.try_again()
 
     def nudge(self) -> None:
-        """Notify the copier that a version was committed."""
+        """Notify the copier that a checkpoint was committed."""
         if self._copier is not None:
             self._copier.nudge()
 
     def finish(self, seconds: float | None = None, look: str | None = None) -> BackupStatus:
-        """Wait until the newest version is confirmed and its files were checked once more.
+        """Wait until the newest checkpoint is confirmed and its files were checked once more.
 
         This waits at most `seconds` (default: `finish_seconds`). An interrupt ends the wait, but
         not the copier.
@@ -445,7 +445,7 @@ class RunBackup:
             time.sleep(POLL_SECONDS)
 
     def begin_last_look(self) -> str:
-        """Request a final check of the newest version at the destination, after all pending copies.
+        """Request a final check of the newest checkpoint at the destination, after all copying.
 
         Returns:
             The token to pass to `BackupStatus.has_looked`.
@@ -487,7 +487,7 @@ class RunBackup:
 
         Each file is confirmed, and SHA256SUMS is written last. A different folder of this name at
         the destination is kept, unless `replaces` is True. The copier copies the folder after the
-        versions, and continues when this process ends.
+        checkpoints, and continues when this process ends.
 
         Args:
             name: the name at the destination; by default, the name of the folder.
@@ -537,7 +537,7 @@ class RunBackup:
 
 
 def last_place(checkpoints: Path) -> str | None:
-    """Return the destination to which the versions in this folder were last copied, or None.
+    """Return the destination to which the checkpoints in this folder were last copied, or None.
 
     A password in it is masked.
     """

@@ -65,7 +65,7 @@ class ConfigurationJudge:
     """The rules for runs that have a configuration; see `compatibility.Judge`."""
 
     def differences(self, was: Facts, now: Facts) -> list[Difference]:
-        """Return the settings, facts and versions that differ."""
+        """Return the settings, facts and checkpoints that differ."""
         return [
             *_settings(was, now),
             *_facts(was, now),

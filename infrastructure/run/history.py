@@ -43,7 +43,7 @@ class HistoryEntry(TypedDict):
     """The changes with which a run resumed once.
 
     Attributes:
-        step: the step of the version from which the run resumed.
+        step: the step of the checkpoint from which the run resumed.
         command: the command line, without secrets.
         data: the description of the data, as in `RunRecord`, if the data changed.
     """

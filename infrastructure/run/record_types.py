@@ -36,7 +36,7 @@ class BroughtBack(TypedDict):
     Attributes:
         place: the destination, without a password.
         was_killed: whether the run had been killed instead of stopped normally, as far as its
-            version shows.
+            checkpoint shows.
     """
 
     place: str
@@ -50,7 +50,7 @@ class BaseRunRecord(TypedDict, total=False):
         created: the local time of creation with its UTC offset, as ISO 8601.
         command: the command line, without secrets.
         hardware: the facts about the machine, with `device` and `processes` of the run.
-        went_on: the resumes, as in summary.json, but copied with the versions.
+        went_on: the resumes, as in summary.json, but copied with the checkpoints.
         brought_back: the restore of the run; present until the run resumes.
         history: the changes during training, oldest first; see `run.history`.
     """

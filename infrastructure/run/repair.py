@@ -61,7 +61,7 @@ def _stores(path: Path, options: BackupConfig) -> list[Store]:
 
 
 def repair_run(run: RunDirectory, options: BackupConfig, report: Callable[[str], None]) -> None:
-    """Repair the versions and small files of a run. The caller must hold the lock of the run.
+    """Repair the checkpoints and small files of a run. The caller must hold the lock of the run.
 
     Raises:
         StorageError: if the local disk fails.
@@ -78,7 +78,7 @@ def repair_run(run: RunDirectory, options: BackupConfig, report: Callable[[str],
 
 
 def repair_records_of(run: RunDirectory) -> None:
-    """Restore run.json and the tokenizer of a run from its own versions, and log each repair."""
+    """Restore run.json and the tokenizer of a run from its own checkpoints, and log each repair."""
     if not is_free(run.path):
         return
     with contextlib.suppress(OSError, CheckpointError):

@@ -112,7 +112,7 @@ class RunReplication:
             self.report(f"note: {caution}")
 
     def short(self) -> str | None:
-        """Return the age of the last confirmed version as a short text for the progress line."""
+        """Return the age of the last confirmed checkpoint as a short text for the progress line."""
         if not self.has_place:
             return None
         return short_words(self._look(), time.time())
@@ -142,7 +142,7 @@ class RunReplication:
         return self._seen[1]
 
     def age_seconds(self) -> float | None:
-        """Return the age of the last confirmed version in seconds, or None if there is none yet."""
+        """Return the age of the last confirmed checkpoint in seconds; None if there is none."""
         return self.backup.status().possible_loss(time.time()).seconds
 
     def probes(self) -> dict[str, Probe]:
@@ -161,13 +161,13 @@ class RunReplication:
         return self.backup.status().possible_loss(time.time()).text
 
     def wait(self, seconds: float) -> None:
-        """Wait at most `seconds` until the newest version is confirmed. Ctrl-C ends the wait."""
+        """Wait at most `seconds` until the newest checkpoint is confirmed. Ctrl-C ends the wait."""
         if self.has_place:
             with self._skipped_by_ctrl_c():
                 self._wait(seconds, self.backup.begin_last_look())
 
     def _wait(self, seconds: float, look: str = "") -> BackupStatus:
-        """Wait until the newest version is confirmed and the check with this token is done.
+        """Wait until the newest checkpoint is confirmed and the check with this token is done.
 
         Returns:
             The status at that moment, or when the time is up.

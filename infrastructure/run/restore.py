@@ -95,8 +95,8 @@ def restore_run(
 ) -> tuple[RunDirectory, Path]:
     """Restore a run from its destination into `output_dir`, and verify it.
 
-    If `run_id` is None, the newest run is restored. This fetches the newest intact version, the
-    best version, and the run's files, unless the files on this machine are newer. If the run is
+    If `run_id` is None, the newest run is restored. This fetches the newest intact checkpoint, the
+    best checkpoint, and the run's files, unless the files on this machine are newer. If the run is
     finished at the destination, it also fetches the model, summary and report.
 
     Returns:
@@ -105,7 +105,7 @@ def restore_run(
     Raises:
         ValueError: if the destination is invalid or has no such run, or `output_dir` is not
             writable.
-        CheckpointError: if the destination has no intact version.
+        CheckpointError: if the destination has no intact checkpoint.
         StorageError: if the destination does not respond, or the local disk fails.
     """
     place = open_place(str(options.place))
@@ -231,11 +231,11 @@ def folder_of(name: str) -> Path:
 
 
 def step_at_place(place: Place, run_id: str, version: str) -> int:
-    """Return the step of a version at a destination; see `split_version` and `check_version`.
+    """Return the step of a checkpoint at a destination; see `split_version` and `check_version`.
 
     Raises:
-        ValueError: if the best version is requested and none was measured.
-        CheckpointError: if the manifest of the version is missing or damaged.
+        ValueError: if the best checkpoint is requested and none was measured.
+        CheckpointError: if the manifest of the checkpoint is missing or damaged.
         StorageError: if the destination does not respond.
     """
     store = Store(Path(run_id), place)
@@ -250,7 +250,7 @@ def step_at_place(place: Place, run_id: str, version: str) -> int:
 
 
 def check_version(run: str, version: str | None) -> None:
-    """Check the name of a version before a destination is queried.
+    """Check the name of a checkpoint before a destination is queried.
 
     Raises:
         ValueError: if the name is invalid. The message describes valid ones.

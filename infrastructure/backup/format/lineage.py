@@ -1,12 +1,12 @@
-"""A record of which versions at a destination belong to the history of a local store.
+"""A record of which checkpoints at a destination belong to the history of a local store.
 
     <store>/lineage.json      {"known": [names], "since": sequence, "checksum": …}
 
 If a run folder was copied, or another machine resumed the same run, a second process writes its own
-versions under the same run id. A version at the destination belongs to that process if this store
-does not hold it, did not send it and was not restored from it. Versions are named by the hash of
-their contents, so their names are enough to decide this. The list is on disk, so a restarted copier
-also recognizes the versions of another run.
+checkpoints under the same run id. A checkpoint at the destination belongs to that process if this
+store does not hold it, did not send it and was not restored from it. Checkpoints are named by the
+hash of their contents, so their names are enough to decide this. The list is on disk, so a
+restarted copier also recognizes the checkpoints of another run.
 """
 
 import logging
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 
 
 def sequence_of(name: str) -> int:
-    """Return the sequence number in the name of a version."""
+    """Return the sequence number in the name of a checkpoint."""
     return int(name[:12])
 
 
 class Lineage:
-    """The recorded names of the versions at a destination that belong to a store's history.
+    """The recorded names of the checkpoints at a destination that belong to a store's history.
 
     Args:
         root: the local store.
@@ -54,28 +54,31 @@ class Lineage:
 
     @property
     def known(self) -> frozenset[str]:
-        """The names of the versions that belong to this store's history."""
+        """The names of the checkpoints that belong to this store's history."""
         return frozenset(self._known)
 
     @property
     def newest_sequence(self) -> int:
-        """The highest sequence number in this store's history. A new version gets a higher one."""
+        """The highest sequence number in this store's history.
+
+        A new checkpoint gets a higher one.
+        """
         return max(map(sequence_of, self._known), default=0)
 
     def begin(self, local: Collection[str], parents: Collection[str]) -> None:
-        """Record the versions of this store and their parents, unless a record already exists.
+        """Record the checkpoints of this store and their parents, unless a record already exists.
 
         Args:
-            parents: the versions before those of `local`; this store may no longer hold them.
+            parents: the checkpoints before those of `local`; this store may no longer hold them.
         """
         if not self.is_recorded:
             self._since = min(map(sequence_of, local), default=0) - 1
             self.add([*local, *parents])
 
     def restored(self, listed: Collection[str]) -> None:
-        """Record that this store was restored from a destination with the versions `listed`.
+        """Record that this store was restored from a destination with the checkpoints `listed`.
 
-        All of them belong to the history of this store, even those newer than the version from
+        All of them belong to the history of this store, even those newer than the checkpoint from
         which the run resumes.
 
         Raises:
@@ -87,7 +90,7 @@ class Lineage:
         self.add(listed)
 
     def add(self, names: Iterable[str]) -> None:
-        """Record versions as belonging to this store. The record is on the disk when this returns.
+        """Record checkpoints as belonging to this store. The record is on the disk on return.
 
         Raises:
             OSError: if the disk fails.
@@ -104,6 +107,6 @@ class Lineage:
         self.is_recorded = True
 
     def strangers(self, listed: Iterable[str], local: Collection[str]) -> list[str]:
-        """Return the versions at a destination that were written by another run."""
+        """Return the checkpoints at a destination that were written by another run."""
         ours = self._known | {*local}
         return [n for n in listed if n not in ours and sequence_of(n) > self._since]

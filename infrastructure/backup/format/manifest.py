@@ -28,7 +28,7 @@ VERSION_NAME = re.compile(r"(\d{12})-([a-z0-9]{1,16})-([0-9a-f]{64})")
 
 
 class SaveKind(StrEnum):
-    """The reason why a version was written. Readers of the format accept no other value."""
+    """The reason why a checkpoint was written. Readers of the format accept no other value."""
 
     SCHEDULED = "scheduled"
     MANUAL = "manual"
@@ -69,7 +69,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, order=True)
 class VersionName:
-    """The name of a version, `<sequence>-<hash name>-<hash>`, with the hash of its manifest.
+    """The name of a checkpoint, `<sequence>-<hash name>-<hash>`, with the hash of its manifest.
 
     Names sort by age.
     """
@@ -83,14 +83,14 @@ class VersionName:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Parse the name of a version. Return None if `text` is not one."""
+        """Parse the name of a checkpoint. Return None if `text` is not one."""
         match = VERSION_NAME.fullmatch(text)
         return cls(int(match[1]), match[2], match[3]) if match else None
 
 
 @dataclass(frozen=True)
 class Outline:
-    """The fields of `Manifest` that decide which versions are kept and which are removed."""
+    """The fields of `Manifest` that decide which checkpoints are kept and which are removed."""
 
     hash_name: str
     kind: str
@@ -104,13 +104,13 @@ class Outline:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of the manifest of one version.
+    """The contents of the manifest of one checkpoint.
 
     Attributes:
-        hash_name: the hash that names the version and its objects.
-        sequence: grows by one with every version of a store; the newest has the highest.
-        parent: the name of the version before it, for debugging.
-        kind: the `SaveKind` that says why the version was written.
+        hash_name: the hash that names the checkpoint and its objects.
+        sequence: grows by one with every checkpoint of a store; the newest has the highest.
+        parent: the name of the checkpoint before it, for debugging.
+        kind: the `SaveKind` that says why the checkpoint was written.
         healthy: False for a bad state, such as one after a NaN loss. It is kept for inspection, and
             no run resumes from it automatically.
         step: the number of completed optimizer steps.
@@ -165,7 +165,7 @@ class Manifest:
 
     @property
     def outline(self) -> Outline:
-        """The few fields of the manifest that decide whether the version is kept."""
+        """The few fields of the manifest that decide whether the checkpoint is kept."""
         return Outline(
             hash_name=self.hash_name,
             kind=self.kind,
@@ -200,7 +200,7 @@ Version = TypeVar("Version", Manifest, Outline)
 
 
 def scores_of(versions: Mapping[str, Version]) -> dict[str, float]:
-    """Return the comparable scores of healthy versions, by name.
+    """Return the comparable scores of healthy checkpoints, by name.
 
     Scores are comparable if they were measured on the same held-out rows as the newest score.
     """

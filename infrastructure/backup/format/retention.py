@@ -15,12 +15,12 @@ if TYPE_CHECKING:  # the writer and the copier start twice as fast without Pydan
 
 @dataclass(frozen=True)
 class Retention:
-    """The rules for the versions that rotation keeps. The newest emergency version is always kept.
+    """The rules for the checkpoints to keep. The newest emergency checkpoint is always kept.
 
     Attributes:
-        keep_last: the number of newest versions to keep; at least 2.
-        keep_best: the number of versions with the lowest score to keep.
-        keep_every: keep all versions whose step is a multiple of this number; None disables this
+        keep_last: the number of newest checkpoints to keep; at least 2.
+        keep_best: the number of checkpoints with the lowest score to keep.
+        keep_every: keep all checkpoints whose step is a multiple of this number; None disables this
             rule.
 
     Raises:
@@ -42,14 +42,14 @@ def retention_of(training: "TrainingConfig") -> Retention:
 
 
 def versions_to_keep(store: Store, retention: Retention) -> set[str]:
-    """Return the names of the versions to keep.
+    """Return the names of the checkpoints to keep.
 
-    The newest intact and healthy versions of `keep_last` different steps are kept, and every
-    version that is newer than the oldest of them, even if it is damaged or its loss was not finite.
-    Then the other rules of `retention` are applied.
+    The newest intact and healthy checkpoints of `keep_last` different steps are kept, and every
+    checkpoint that is newer than the oldest of them, even if it is damaged or its loss was not
+    finite. Then the other rules of `retention` are applied.
 
-    If there are fewer than `keep_last` such steps, everything is kept, because the newer versions
-    might not load.
+    If there are fewer than `keep_last` such steps, everything is kept, because the newer
+    checkpoints might not load.
     """
     names = store.versions()
     verified_steps: set[int] = set()  # a step is saved twice after a rollback or a stop
@@ -63,7 +63,7 @@ def versions_to_keep(store: Store, retention: Retention) -> set[str]:
 
 
 def is_good(store: Store, name: str) -> bool:
-    """Return whether a version is healthy and intact.
+    """Return whether a checkpoint is healthy and intact.
 
     Objects that were verified are not read again.
     """

@@ -1,4 +1,4 @@
-"""Repair of the small files of a run from the copies that its versions hold.
+"""Repair of the small files of a run from the copies that its checkpoints hold.
 
 Each kind of file is checked in its own way. A record must match its checksum, a file that is
 written once must equal its copy, and a file that only grows must begin with its copy. At its normal
@@ -93,10 +93,10 @@ def read_seal(directory: Path) -> dict[str, str]:
 
 
 class RunFileRepair:
-    """The repair of a run's small files from the copies in its versions.
+    """The repair of a run's small files from the copies in its checkpoints.
 
     Args:
-        stores: the stores of its versions, this machine's first.
+        stores: the stores of its checkpoints, this machine's first.
     """
 
     def __init__(self, directory: Path, stores: Sequence[Store]) -> None:
@@ -126,7 +126,7 @@ class RunFileRepair:
             pass
 
     def _known(self) -> dict[str, list[str]]:
-        """Return the run files that the newest version holds: path → names of their pieces."""
+        """Return the run files that the newest checkpoint holds: path → names of their pieces."""
         try:
             return pieces_of(self.manifests[0]) if self.manifests else {}
         except CheckpointError as error:  # written by another release of Temper
@@ -134,11 +134,11 @@ class RunFileRepair:
             return {}
 
     def names(self, prefix: str) -> list[str]:
-        """Return the files in the newest version whose paths begin with `prefix`."""
+        """Return the files in the newest checkpoint whose paths begin with `prefix`."""
         return [path for path in self._known() if path.startswith(prefix)]
 
     def restore(self, path: str) -> Repair | None:
-        """Restore one file if it is damaged or missing and a version holds it."""
+        """Restore one file if it is damaged or missing and a checkpoint holds it."""
         return next(self._file(path), None)
 
     def _file(self, path: str) -> Iterator[Repair]:
@@ -176,7 +176,7 @@ class RunFileRepair:
             return None
 
     def _copy(self, path: str) -> tuple[bytes | None, int]:
-        """Return the newest intact copy of a file, and the step of its version."""
+        """Return the newest intact copy of a file, and the step of its checkpoint."""
         for manifest in self.manifests:
             names = pieces_of(manifest).get(path)
             for number, store in enumerate(self.stores if names else ()):

@@ -1,4 +1,4 @@
-"""Backups of a version that several machines write together.
+"""Backups of a checkpoint that several machines write together.
 
 Each machine copies its own objects from memory directly to the backup destination. The manifest is
 written after all of them.
@@ -70,7 +70,7 @@ def place_apart(
     hash_name: str,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Placed:
-    """Write the objects of a version to a destination, and wait until all of them are confirmed.
+    """Write the objects of a checkpoint to a destination, and wait until all of them are confirmed.
 
     Raises:
         StorageError: if the destination fails, does not respond, or does not confirm.

@@ -2,10 +2,10 @@
 
     <store>/claims/<number>      {"version": name, "checksum": …}
 
-This requires conditional writes. Before a process writes a version's manifest, it claims the next
-number. If two processes resumed from the same checkpoint, both try to create the same number, and
-only one succeeds. The other finds an unknown version in that claim, and stops. The numbers are
-independent of the versions' own sequence numbers, which may differ between the two.
+This requires conditional writes. Before a process writes a checkpoint's manifest, it claims the
+next number. If two processes resumed from the same checkpoint, both try to create the same number,
+and only one succeeds. The other finds an unknown checkpoint in that claim, and stops. The numbers
+are independent of the checkpoints' own sequence numbers, which may differ between the two.
 """
 
 import errno
@@ -34,7 +34,7 @@ class Claims:
         self.folder = link.store.root / FOLDER
 
     def holder(self) -> str | None:
-        """Return the version in the newest claim, or None if there is none or it cannot be read.
+        """Return the checkpoint in the newest claim, or None if there is none or it cannot be read.
 
         Raises:
             OSError: if the destination does not respond.
@@ -45,7 +45,7 @@ class Claims:
         """Make `name` the newest claim, if the destination supports conditional writes.
 
         Args:
-            refuse: a function that raises an error if the version in the newest claim belongs to
+            refuse: a function that raises an error if the checkpoint in the newest claim belongs to
                 another run.
 
         Raises:

@@ -1,12 +1,12 @@
 """The copier, which copies new checkpoints from a local store to a backup destination.
 
-It copies one version at a time, the newest first. Finished folders, such as the trained model, are
-copied after the versions.
+It copies one checkpoint at a time, the newest first. Finished folders, such as the trained model,
+are copied after the checkpoints.
 
-If a newer version appears before the copy of an older one has begun, the older one is never copied.
-A copy that has begun is always finished, because otherwise a run that saves often would never have
-a backup. The copier does not give up, and it cannot harm the training, because it reads only
-committed versions.
+If a newer checkpoint appears before the copy of an older one has begun, the older one is never
+copied. A copy that has begun is always finished, because otherwise a run that saves often would
+never have a backup. The copier does not give up, and it cannot harm the training, because it reads
+only committed checkpoints.
 """
 
 import contextlib
@@ -46,15 +46,15 @@ FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 300.0
 
 
 class FencedError(Exception):
-    """An error for a version that another run wrote under this run's name. The text is its name."""
+    """An error for a checkpoint that another run wrote under this name. The text is its name."""
 
 
 class Copier:
-    """The copier of the versions in `local` to the destination of `link`. Call `tick` repeatedly.
+    """The copier of the checkpoints in `local` to a backup destination. Call `tick` repeatedly.
 
     Args:
-        retention: the rules for the versions to keep at the destination. Only confirmed versions
-            count.
+        retention: the rules for the checkpoints to keep at the destination. Only confirmed
+            checkpoints count.
         record: the record of the destination that this run was copied to; updated at first contact.
         on_piece: called after each megabyte sent, to show progress.
         on_fault: called with an error that a backend was not allowed to raise.
@@ -155,7 +155,7 @@ class Copier:
         return self._num_failures > 0
 
     def publish(self, what: Publication) -> None:
-        """Copy a finished folder after all versions. `status` reports when it is confirmed.
+        """Copy a finished folder after all checkpoints. `status` reports when it is confirmed.
 
         The request replaces an earlier one for the same name that is not done yet.
         """
@@ -169,7 +169,7 @@ class Copier:
         self.nudge()
 
     def look_again(self, token: str) -> None:
-        """Check every file of the newest version as soon as nothing is left to copy.
+        """Check every file of the newest checkpoint as soon as nothing is left to copy.
 
         Files that are missing at the destination are copied again. `status` shows the token of the
         last completed check.
@@ -178,7 +178,7 @@ class Copier:
         self.nudge()
 
     def look_at_the_end(self) -> None:
-        """Call `look_again`, unless all files were checked since the last version was copied."""
+        """Call `look_again`, unless all files were checked since the last checkpoint was copied."""
         if not self._is_looked_at:
             self.look_again(AT_THE_END)
 
@@ -188,7 +188,7 @@ class Copier:
         return self._last_look is None or self._stranger is not None
 
     def _holding(self) -> dict[str, Seen]:
-        """Return the confirmed versions of which no file was missing or wrong at its last check."""
+        """Return the confirmed checkpoints whose files were all intact at their last check."""
         known = {
             name: seen_of(self.link.files_of(name, manifest))
             for name, manifest in self.pruning.confirmed.items()
@@ -200,7 +200,7 @@ class Copier:
         return max((name for name in holding if confirmed[name].healthy), default=None)
 
     def _files(self, *names: str | None) -> list[UploadedFile]:
-        """Return the files at the destination of the confirmed versions `names`, each file once."""
+        """Return the remote files of the confirmed checkpoints `names`, each file once."""
         files = (
             file
             for name in names
@@ -272,7 +272,7 @@ class Copier:
         return "doubtful" if self.link.is_doubtful else self._phase
 
     def _round(self) -> Iterator[float]:
-        """Check the store and the destination, then copy and confirm one version if any waits."""
+        """Check the store and the destination, then copy and confirm one checkpoint, if any."""
         if self._lineage is None:
             yield from self._begin()
         self._look_here()
@@ -356,7 +356,7 @@ class Copier:
                 self._record.write(place.url, identity)
 
     def _publish(self) -> Iterator[float]:
-        """Copy the requested folders, unless a version is waiting to be copied."""
+        """Copy the requested folders, unless a checkpoint is waiting to be copied."""
         for token, what in list(self._publications.items()):
             try:
                 self._publishing = folder = self._opened(token, what)
@@ -397,7 +397,7 @@ class Copier:
         return folder
 
     def _take_in(self, name: str) -> bool:
-        """Record the objects that a remote version names. Return False if it is unreadable."""
+        """Record the objects that a remote checkpoint names. Return False if it is unreadable."""
         try:
             self.link.named |= {pack.hash for pack in self.link.store.read(name).packs}
         except CheckpointError:
@@ -405,7 +405,7 @@ class Copier:
         return True
 
     def _look_here(self) -> None:
-        """Read the list of versions in the local store, and the manifests of new ones."""
+        """Read the list of checkpoints in the local store, and the manifests of new ones."""
         try:
             self._local_names, self._local_error = self.local.versions(), None
         except OSError as error:
@@ -425,15 +425,15 @@ class Copier:
             self._note_damage(name, error)
 
     def _note_damage(self, name: str, error: CheckpointError) -> None:
-        """Record that a local version is damaged and is not copied, unless it was just removed."""
+        """Record that a local checkpoint is damaged and is not copied, unless it was removed."""
         with contextlib.suppress(OSError):  # the next check decides
             if name in self.local.versions():
                 self._refused[name] = str(error)
 
     def _damage(self, name: str | None) -> str | None:
-        """Return a message on a local problem: with the store, a folder, or the version `name`.
+        """Return a message on a local problem: with the store, a folder, or the checkpoint `name`.
 
-        The message on a version is shown until a newer version is confirmed.
+        The message on a checkpoint is shown until a newer checkpoint is confirmed.
         """
         if self._local_error is not None:
             return self._local_error
@@ -444,7 +444,7 @@ class Copier:
         )
 
     def _loss(self, holding: Collection[str]) -> str | None:
-        """Return a message if the newest confirmed version has since lost a file, or None."""
+        """Return a message if the newest confirmed checkpoint has since lost a file, or None."""
         for name in sorted(self.pruning.confirmed.keys() - {*holding}, reverse=True):
             files = self.link.files_of(name, self.pruning.confirmed[name])
             problems = [file.problem for file in files if file is not None and file.problem]
@@ -463,7 +463,7 @@ class Copier:
         return max((name for name in self._refused if name > confirmed), default=None)
 
     def _look_there(self) -> list[str]:
-        """Return the versions that exist at the destination.
+        """Return the checkpoints that exist at the destination.
 
         Raises:
             FencedError: if one of them belongs to another run.
@@ -478,7 +478,7 @@ class Copier:
         """Stop for good if another run writes under this run's name.
 
         Raises:
-            FencedError: if a version belongs to another run.
+            FencedError: if a checkpoint belongs to another run.
         """
         assert self._lineage is not None
         for name in self._lineage.strangers(listed, self._local_names):
@@ -487,7 +487,7 @@ class Copier:
         self._late |= {*listed} - self._lineage.known - {*self._local_names}
 
     def _pending(self) -> list[str]:
-        """Return the versions that still have to be copied, in order."""
+        """Return the checkpoints that still have to be copied, in order."""
         confirmed = self.pruning.confirmed.keys()
         again = ({self._newest_sent} | confirmed) - self._holding().keys()
         over = self._refused.keys() | confirmed | self._sent
@@ -536,13 +536,13 @@ class Copier:
         self._pruned_at = float("-inf")
 
     def close(self) -> None:
-        """Close the files of the version that is being copied."""
+        """Close the files of the checkpoint that is being copied."""
         if self._upload is not None:
             self._upload.close()
         self._upload, self._phase = None, "idle"
 
     def _prune(self) -> Iterator[float]:
-        """Remove old versions and objects at the destination, if there may be any to remove."""
+        """Remove old checkpoints and objects at the destination, if there may be any to remove."""
         now = self.link.clock()
         is_new = self._pruned_at == float("-inf") and self.pruning.confirmed
         if not is_new and (now - self._pruned_at < LOOK_SECONDS or not self.pruning.is_due()):
@@ -575,7 +575,7 @@ class Copier:
         return wait
 
     def _pass_over(self, error: CheckpointError) -> float:
-        """Skip a local version that is damaged.
+        """Skip a local checkpoint that is damaged.
 
         Return the seconds to wait before the next unit of work.
         """

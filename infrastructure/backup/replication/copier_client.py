@@ -109,7 +109,7 @@ class CopierClient:
         self._send("")
 
     def look_again(self, token: str) -> None:
-        """Request a check of all files of the newest version, after everything is copied."""
+        """Request a check of all files of the newest checkpoint, after everything is copied."""
         self._look = token
         if self.process_id is None:
             self.start()

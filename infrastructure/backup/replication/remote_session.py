@@ -93,7 +93,7 @@ class RemoteSession:
         fresh_seconds: how long a confirmation is valid. It is half the time after which an unnamed
             object is removed, so an object that a manifest is about to name is never removed.
         sent: the sent files; objects by hash, manifests by name.
-        named: objects and versions that may be in use at the destination. They are never
+        named: objects and checkpoints that may be in use at the destination. They are never
             overwritten, because a file that seems to be missing or wrong on a mounted folder may be
             intact in the cloud, and overwriting it would first remove it.
         num_wrong: how often in a row a file was found to be different.
@@ -177,7 +177,7 @@ class RemoteSession:
         return is_safe
 
     def files_of(self, name: str, manifest: Manifest) -> Iterator[UploadedFile | None]:
-        """Yield the record of each file of a version at the destination, or None without a record.
+        """Yield the record of each file of a remote checkpoint; None for a file without record.
 
         Objects that other machines copied to the destination are not included, because the sessions
         of those machines track them.

@@ -1,8 +1,8 @@
-"""The upload of a version to a backup destination: first its objects, then its manifest.
+"""The upload of a checkpoint to a backup destination: first its objects, then its manifest.
 
-Every file is confirmed. All files of the version are opened first, so they can be removed on this
-machine during the upload. Every object is compared with its hash while it is read, so a damaged
-object is never copied completely.
+Every file is confirmed. All files of the checkpoint are opened first, so they can be removed on
+this machine during the upload. Every object is compared with its hash while it is read, so a
+damaged object is never copied completely.
 """
 
 import contextlib
@@ -115,8 +115,8 @@ class ObjectUpload:
     def _is_unknown(self, pack: Pack) -> bool:
         """Return whether the state of an object at the destination is not known in this session.
 
-        An object that was confirmed for an earlier version is checked again, because this version
-        needs it now.
+        An object that was confirmed for an earlier checkpoint is checked again, because this
+        checkpoint needs it now.
         """
         sent = self.link.sent.get(pack.hash)
         if sent is None:
@@ -173,7 +173,7 @@ class ObjectUpload:
         return UploadedFile(path, content, self.link.clock())
 
     def _forget_unconfirmed(self, packs: Sequence[Pack]) -> None:
-        """Forget the unconfirmed objects, so that the next version checks them again."""
+        """Forget the unconfirmed objects, so that the next checkpoint checks them again."""
         self.link.is_doubtful = True
         for pack in packs:
             if not self.link.is_confirmed(pack.hash):
@@ -316,14 +316,14 @@ class ObjectUpload:
 
 
 class Upload:
-    """The upload of one version. All its files are opened first.
+    """The upload of one checkpoint. All its files are opened first.
 
     Args:
         before_manifest: called when all objects are confirmed; if it raises, the upload ends.
         on_piece: called after each megabyte.
 
     Raises:
-        CheckpointError: if the version is damaged on this machine, or was removed meanwhile.
+        CheckpointError: if the checkpoint is damaged on this machine, or was removed meanwhile.
     """
 
     def __init__(
@@ -359,7 +359,7 @@ class Upload:
 
     @property
     def total_bytes(self) -> int:
-        """The size of all objects of the version in bytes."""
+        """The size of all objects of the checkpoint in bytes."""
         return self.objects.total_bytes
 
     @property
@@ -368,7 +368,7 @@ class Upload:
         return self.objects.done_bytes
 
     def close(self) -> None:
-        """Close the files of the version."""
+        """Close the files of the checkpoint."""
         for file in self._files.values():
             file.close()
 
@@ -377,7 +377,7 @@ class Upload:
 
         If no object is confirmed for a long time, the manifest is written anyway, so that there is
         a copy even at a destination that never confirms. `is_confirmed` is False for such a
-        version.
+        checkpoint.
 
         Raises:
             OSError, StorageError, CheckpointError: as in `ObjectUpload.steps`.
@@ -433,7 +433,7 @@ def _joined(buffers: Sequence[Buffer]) -> bytes:
 def fetch_version(
     remote: Store, name: str, local: Store, on_progress: Progress, *, run_files: bool = True
 ) -> None:
-    """Write a version of `remote` into `local` under the same name, the manifest last.
+    """Write a checkpoint of `remote` into `local` under the same name, the manifest last.
 
     Everything is verified and on the disk when this returns. Objects that are intact in `local` are
     not fetched again. The caller must be the only writer of `local`.
@@ -442,7 +442,7 @@ def fetch_version(
         run_files: False skips a damaged object that contains only copies of run files.
 
     Raises:
-        CheckpointError: if the version is damaged in `remote`, or cannot be read.
+        CheckpointError: if the checkpoint is damaged in `remote`, or cannot be read.
         StorageError: if the local disk fails.
     """
     manifest = remote.read(name)
@@ -465,7 +465,7 @@ def fetch_objects(
     *,
     run_files: bool = True,
 ) -> None:
-    """Fetch the objects of a version that are not intact in `local`.
+    """Fetch the objects of a checkpoint that are not intact in `local`.
 
     Raises:
         CheckpointError: if one of them is damaged in `remote`, too.

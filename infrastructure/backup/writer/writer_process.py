@@ -1,8 +1,8 @@
 """The helper that writes checkpoints: `python -m infrastructure.backup.writer.writer_process`.
 
-Each input line gives the location of a version's JSON description in memory that both processes
-share; the tensors are in the same memory. Each output line reports that a version was committed or
-refused. The process has a low priority (nice), so that it mainly uses CPU time that the training
+Each input line gives the location of a checkpoint's JSON description in memory that both processes
+share; the tensors are in the same memory. Each output line reports that a checkpoint was committed
+or refused. The process has a low priority (nice), so that it mainly uses CPU time that the training
 does not need.
 """
 
@@ -31,12 +31,12 @@ _STORES: dict[Path, Store] = {}
 def commit_message(
     root: Path, retention: Retention, memory: mmap.mmap, begin: int, length: int
 ) -> dict[str, str]:
-    """Write the version that a message in `memory` describes, then remove old versions.
+    """Write the checkpoint that a message in `memory` describes, then remove old checkpoints.
 
     The caller must hold the lock of the store. The helper process inherits this lock.
 
     Returns:
-        A dictionary with either the `name` of the version or an `error`.
+        A dictionary with either the `name` of the checkpoint or an `error`.
     """
     view = memoryview(memory)
     places, rest = json.loads(bytes(view[begin : begin + length]))
@@ -72,7 +72,7 @@ def only_writer(root: Path) -> Iterator[None]:
 
 
 def main(root: Path, retention: Retention, descriptor: int) -> None:
-    """Commit versions until the standard input ends."""
+    """Commit checkpoints until the standard input ends."""
     ignore_stop_signals()
     os.nice(NICENESS)
     for line in sys.stdin.buffer:
