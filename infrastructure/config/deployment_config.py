@@ -156,7 +156,7 @@ class DeploymentConfig(FieldsOfFeatures):
     )
     verbose: bool = Field(
         default=False,
-        description="Print all findings before the first step; the report contains them in any"
+        description="Print all details before the first step; the report contains them in any"
         " case.",
     )
     device: Annotated[
@@ -167,7 +167,7 @@ class DeploymentConfig(FieldsOfFeatures):
     )
     cuda_visible_devices: Annotated[str | None, BeforeValidator(_device_list)] = Field(
         default=None,
-        description='GPUs that this run may use, such as "0"; "": none of them; none: all.',
+        description='GPUs that this run may use, such as "0"; empty text: no GPU; none: no limit.',
     )
     num_processes: Count | Auto = Field(
         default=1,
@@ -199,12 +199,14 @@ class DeploymentConfig(FieldsOfFeatures):
         description="Back up checkpoints to a destination that survives the loss of this machine.",
     )
     enable_testing: bool = Field(
-        default=True, description="Check model, data and machine for a few seconds before training."
+        default=True,
+        description="Testing: check model, data and machine before training, which"
+        " takes a few seconds.",
     )
     testing_interval: Duration | None = Field(
         default=None,
-        description="Time between two rounds of checks during training; none: only before"
-        " training.",
+        description="Time after which the checks of {=enable_testing} are repeated in training;"
+        " none: never.",
     )
     max_memory_percent: Annotated[Percent, OPTIMIZES_MEMORY] = Field(
         default=85.0,

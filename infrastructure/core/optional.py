@@ -22,7 +22,6 @@ PIP_LINES = {
     "h5py": "pip install h5py",
     "openpyxl": "pip install openpyxl",
     "lm_eval": 'pip install "lm_eval>=0.4.9,<0.5"',
-    "matplotlib": "pip install matplotlib",
     "peft": "pip install peft",
     "PIL": "pip install pillow",
     "prometheus_client": "pip install prometheus_client",

@@ -23,8 +23,8 @@ class BackupConfig(ConfigSection):
 
     place: PathText | None = Field(
         default=None,
-        description="Backup destination: folder, Drive, fsspec URL, hf://…, module:Class://…;"
-        " none: no backups.",
+        description="Place for backups: folder, Drive, fsspec URL, hf://…, module:Class://…; none:"
+        " no backups.",
     )
     keep: Annotated[int, Ge(2), Le(LARGEST)] = Field(
         default=2,

@@ -87,8 +87,8 @@ class LoraConfig(ConfigSection):
     )
     init_lora_weights: Literal["default", "pissa", "loftq"] = Field(
         default="default",
-        description="LoRA init; default: no effect yet; pissa: principal components; loftq:"
-        " offset 4-bit error.",
+        description="Initial LoRA; default: zero; pissa: principal components; loftq: corrects"
+        " 4-bit rounding.",
     )
     experts: Annotated[bool, _ALL_LINEAR] = Field(
         default=True,
@@ -190,8 +190,8 @@ class ModelConfig(ConfigSection):
         RegisteredName(ADAPTERS, ("auto",), is_late=True),
     ] = Field(
         default="auto",
-        description="Class that feeds rows to the model; auto: multimodal if rows have"
-        " images, else standard.",
+        description="Class that feeds rows to the model; standard: text; multimodal: images; auto:"
+        " by the data.",
     )
     train_vision: bool = Field(
         default=False,

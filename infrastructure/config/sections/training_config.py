@@ -123,6 +123,13 @@ class TrainingConfig(FieldsOfFeatures):
     """The settings of the loop and of the training strategies."""
 
     prefix: ClassVar[str] = "training"
+    help_note: ClassVar[str] = (
+        "{=training.strategy} says how the layers are trained. standard: all of them alike."
+        " finetune: the same, but {=training.layerwise_lr_decay} and {=training.unfreeze_interval}"
+        " can give each layer its own learning rate and start. curriculum: easy rows first."
+        " progressive and end_to_end: block-wise, which has its own section below. auto: what the"
+        " other settings need, or else finetune with LoRA and standard without it."
+    )
 
     method: Literal["sft", "dpo", "kto", "orpo", "grpo", "rloo", "reward", "distillation"] = Field(
         default="sft",
@@ -174,7 +181,8 @@ class TrainingConfig(FieldsOfFeatures):
     )
     strategy: Annotated[str, RegisteredName(STRATEGIES, ("auto",))] = Field(
         default="auto",
-        description="Strategy; progressive, end_to_end: block-wise; auto: as needed.",
+        description="How layers train; standard: all alike; finetune: can differ by layer; auto: as"
+        " needed.",
     )
     num_epochs: Count | Auto = Field(
         default="auto",
@@ -224,7 +232,8 @@ class TrainingConfig(FieldsOfFeatures):
     )
     mixed_precision: bool | Literal["bf16", "fp16", "fp32", "fp8"] = Field(
         default=True,
-        description="Precision of the forward pass; true: the fastest safe one here; false: fp32.",
+        description="Precision of the forward pass; true: the fastest safe one on this machine;"
+        " false: fp32.",
     )
     gradient_checkpointing: bool = Field(
         default=False,
@@ -234,7 +243,7 @@ class TrainingConfig(FieldsOfFeatures):
         Literal["all", "selective", "offload"], SAME_RESULT, _CHECKPOINTED, _TRANSFORMERS
     ] = Field(
         default="all",
-        description="Blocks to recompute; selective: every second; offload: all, inputs in"
+        description="Blocks to recompute; selective: every second; offload: all, inputs kept in"
         " main memory.",
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "auto"] | None = Field(
@@ -243,8 +252,8 @@ class TrainingConfig(FieldsOfFeatures):
     )
     shard: Annotated[Literal["auto", "no", "yes", "offload"], SAME_RESULT] = Field(
         default="auto",
-        description="Shard the model over processes; auto: if one cannot hold it; offload:"
-        " use main memory.",
+        description="Shard the model over processes; auto: if it needs that; offload: shards in"
+        " main memory.",
     )
     memory_efficient_attention: bool | None = Field(
         default=None,
@@ -271,8 +280,8 @@ class TrainingConfig(FieldsOfFeatures):
     ] = Field(default=2, description="Number of checkpoints to keep; older ones are removed.")
     checkpoint_seconds: Annotated[Duration | Auto | None, SAME_RESULT] = Field(
         default="auto",
-        description="Also save a checkpoint after this time; auto: from how long a save"
-        " takes; none: off.",
+        description="Also save a checkpoint this often; auto: based on how long a save takes; none:"
+        " off.",
     )
     keep_best: Annotated[CountOrZero, SAME_RESULT, _HOLDS_OUT] = Field(
         default=1,
@@ -308,7 +317,7 @@ class TrainingConfig(FieldsOfFeatures):
     )
     validation_prompts: CountOrZero = Field(
         default=320,
-        description="Held-out prompts to answer, at most, before and after training; 0: none.",
+        description="Most held-out prompts to answer, before training and again after it; 0: none.",
     )
     log_frequency: Annotated[Count, SAME_RESULT] = Field(
         default=1,
@@ -369,8 +378,8 @@ class TrainingConfig(FieldsOfFeatures):
         SAME_RESULT,
     ] = Field(
         default=["console", "jsonl", "csv", "tensorboard"],
-        description="Where metrics are written; metrics.jsonl always is; trackio and wandb"
-        " need a package.",
+        description="Where metrics are written, always to metrics.jsonl; trackio and wandb need a"
+        " package.",
     )
     loss: Annotated[str, RegisteredName(LOSSES)] = Field(
         default="cross_entropy",

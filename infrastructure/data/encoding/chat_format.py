@@ -19,6 +19,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -232,7 +233,10 @@ class TemplateFormat:
         for index, turn in enumerate(turns):
             is_prompt = index < conversation.num_given and turn.is_learnt
             if turn.role == "assistant" and not is_prompt:
-                start = self._length_before(turns[:index], inputs, text, prompts=True)
+                if index:
+                    start = self._length_before(turns[:index], inputs, text, prompts=True)
+                else:
+                    start = self._start_of_greeting(turns, inputs, text)
                 end = self._length_before(turns[: index + 1], inputs, text)
                 spans.append((start, self._without_trailing_space(text, start, end)))
                 is_learnt.append(conversation.is_learnt(index))
@@ -313,6 +317,26 @@ class TemplateFormat:
             what = phrase("data.text_before_answer" if prompts else "data.earlier_messages")
             raise HistoryError(phrase("data.template_rewrites_earlier", what=what))
         return len(prefix)
+
+    def _start_of_greeting(self, turns: Sequence[Turn], inputs: str, text: str) -> int:
+        """Return where the answer that begins a conversation starts.
+
+        Few templates render an empty conversation. So look for the header of an answer in the
+        part of the output that does not depend on this answer.
+        """
+        if len(turns) == 1:
+            raise FormatError(
+                phrase("data.conversation_begins_with_answer"),
+                phrase("data.put_whole_text_in_column"),
+            )
+        greetings = (Turn("assistant", CHANGED), Turn("assistant", CHANGED[::-1]))
+        outputs = [self._render((greeting, *turns[1:]), inputs)[0] for greeting in greetings]
+        before = _common_start(*outputs, text)
+        asked, prompt = (self._render((QUESTION,), inputs, prompts=p)[0] for p in (False, True))
+        header = prompt[len(_common_start(asked, prompt)) :]
+        if not header or (start := before.rfind(header)) < 0:
+            raise FormatError(phrase("data.conversation_begins_with_answer"))
+        return start + len(header)
 
     def _spans_of(
         self, conversation: Conversation, index: int, text: str, spans: Sequence[tuple[int, int]]
@@ -495,6 +519,12 @@ def _wrapped(one: JsonObject, wraps: bool | None) -> JsonObject:
     if function is None:
         return {"type": "function", "function": one} if wraps else one
     return function if wraps is False else one
+
+
+def _common_start(first: str, *others: str) -> str:
+    """Return the longest text that all of these texts begin with."""
+    columns = zip(first, *others, strict=False)
+    return "".join(letters[0] for letters in takewhile(lambda one: len({*one}) == 1, columns))
 
 
 def _changed(turn: Turn) -> Turn:

@@ -30,7 +30,8 @@ from infrastructure.core.messages import Message, phrase
 from infrastructure.data.readers.rows import ANSWER_ROLES, Conversation, Turn, excerpt
 
 # Version of the facts that are stored with prepared rows. 2: each kind of text with its own cause.
-ACCOUNTING_VERSION = 2
+# 3: a conversation may begin with an answer.
+ACCOUNTING_VERSION = 3
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 REASONING = re.compile(r"(\s*<think>)?(.*?)(</think>)", re.DOTALL)
 THINK_TAGS = ("<think>", "</think>")

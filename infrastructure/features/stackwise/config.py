@@ -120,8 +120,8 @@ class ProgressiveConfig(ConfigSection):
     )
     trunk_strategy: Annotated[Literal["frozen", "qlora"], _IN_TURN] = Field(
         default="frozen",
-        description="While a stack trains, finished stacks are frozen, or QLoRA matrices of"
-        " them train.",
+        description="While a stack trains, finished stacks are frozen, or their QLoRA matrices"
+        " train (qlora).",
     )
     new_stack_precision: Annotated[Literal["full", "bf16", "fp16", "nf_fp8"], _IN_TURN] = Field(
         default="full",
@@ -134,8 +134,8 @@ class ProgressiveConfig(ConfigSection):
     )
     init: Annotated[Literal["keep", "zero", "copy", "middle"], _PROGRESSIVE] = Field(
         default="keep",
-        description="New stack; keep: its weights; zero: no effect; copy: stack below;"
-        " middle: middle layers.",
+        description="New stack's weights; keep: own; zero: no effect; copy: stack below; middle:"
+        " mid layers.",
     )
 
 
@@ -158,8 +158,8 @@ class StackwiseFields(TrainingFields):
     )
     mode: Literal["layerwise", "blockwise", "fused"] | None = Field(
         default=None,
-        description="What is trained at a time: a layer, a block, or a block and all layers"
-        " below it (fused).",
+        description="Train a layer at a time (layerwise), a block (blockwise), or it and all below"
+        " it (fused).",
     )
     block_size: Annotated[Count, _IN_BLOCKS] = Field(default=4, description="Layers in a block.")
     train_head: Annotated[Literal["first", "always"], _IN_TURN] = Field(

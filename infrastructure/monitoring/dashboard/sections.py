@@ -35,7 +35,6 @@ from infrastructure.monitoring.report.report_sections import (
 MAX_RUNS = 60
 MAX_OPEN_RUNS = 5
 BAR_WIDTH = 1000
-NUM_SMALL_BUCKETS = 150  # keeps a page small that is sent every few seconds
 
 
 def sections_of(view: RunView, runs: Sequence[RunRow]) -> dict[str, Markup]:
@@ -48,9 +47,9 @@ def sections_of(view: RunView, runs: Sequence[RunRow]) -> dict[str, Markup]:
         "notices": notices(view),
         "alerts": alerts(view),
         "result": joined([before_after(view), example(view)]),
-        "curves": curve_section(view, NUM_SMALL_BUCKETS),
+        "curves": curve_section(view),
         "features": joined([make(view) for make in all_of("live")]),
-        "machine": section("Machine", meters(view), machine_figures(view, NUM_SMALL_BUCKETS)),
+        "machine": section("Machine", meters(view), machine_figures(view)),
         "errors": errors(view),
         "safety": safety(view),
         "next": next_steps(view) if view["is_over"] else NOTHING,

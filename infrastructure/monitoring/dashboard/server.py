@@ -20,7 +20,6 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
-from infrastructure.monitoring.dashboard.page import Page
 from infrastructure.monitoring.dashboard.snapshots import Looks
 
 logger = logging.getLogger(__name__)
@@ -31,6 +30,7 @@ WHY_NOT = {
     errno.EACCES: "monitoring.port_reserved",
     errno.EADDRNOTAVAIL: "monitoring.address_unknown",
 }
+HTML = "text/html; charset=utf-8"
 IDLE_SECONDS = 60.0  # an idle connection is closed
 
 
@@ -59,7 +59,6 @@ class Dashboard:
         port: int = DEFAULT_PORT,
     ) -> None:
         self.looks = Looks(output_dir, run)
-        self.page = Page()
         self.token = secrets.token_urlsafe(24)
         try:
             self._server = _Server((host, port), _Handler)
@@ -169,15 +168,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_text(HTTPStatus.NOT_FOUND, str(error))
 
     def _send_page(self, run: str | None) -> None:
-        dashboard = self.server.dashboard
-        html = dashboard.page.render(dashboard.looks.look(run), time.time())
-        policy = {"Content-Security-Policy": dashboard.page.policy}
-        self._send(
-            HTTPStatus.OK,
-            "text/html; charset=utf-8",
-            html.encode(errors="backslashreplace"),
-            policy,
-        )
+        html = self.server.dashboard.looks.look(run).render()
+        self._send(HTTPStatus.OK, HTML, html.encode(errors="backslashreplace"), {})
 
     def _send_look(self, run: str | None) -> None:
         look = self.server.dashboard.looks.look(run)
@@ -187,10 +179,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.NOT_MODIFIED, None, b"", headers)
         elif "gzip" in self.headers.get("Accept-Encoding", ""):
             headers["Content-Encoding"] = "gzip"
-            self._send(HTTPStatus.OK, "application/json", look.zipped_json, headers)
+            self._send(HTTPStatus.OK, HTML, look.zipped, headers)
         else:
-            body = gzip.decompress(look.zipped_json)
-            self._send(HTTPStatus.OK, "application/json", body, headers)
+            self._send(HTTPStatus.OK, HTML, gzip.decompress(look.zipped), headers)
 
     def _send_text(self, status: HTTPStatus, text: str) -> None:
         self._send(status, "text/plain; charset=utf-8", f"{text}\n".encode(), {})

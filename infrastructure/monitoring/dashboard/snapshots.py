@@ -6,6 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from infrastructure.core.errors import InputError
@@ -103,12 +104,11 @@ class Looks:
         look = self._look_at(path)
         cost_seconds = (self.cpu_clock() - began) / MAX_CPU_SHARE
         wait = min(MAX_LONGEST_SECONDS, max(look.next_seconds, math.ceil(cost_seconds)))
-        look = Look(look.title, look.state, look.sections, wait)
-        return self.clock() + 0.9 * wait, look
+        return self.clock() + 0.9 * wait, replace(look, next_seconds=wait)
 
     def _look_at(self, path: Path | None) -> Look:
         if path is None:
-            return Look("Temper", "", no_run(str(self.output_dir)), LOOK_SECONDS)
+            return Look("Temper", no_run(str(self.output_dir)), LOOK_SECONDS)
         try:
             run = self._opened(path)
             return look_at(run, self._rows.read())
@@ -120,7 +120,7 @@ class Looks:
                 "monitoring.run_not_shown_on_page", error_type=type(error).__name__, error=error
             )
             sections = {"notices": element("section", message, css_class="notice")}
-            return Look(f"{path.name} · Temper", "", sections, ENDED_LOOK_SECONDS)
+            return Look(f"{path.name} · Temper", sections, ENDED_LOOK_SECONDS)
 
     def _opened(self, path: Path) -> LiveRun:
         """Return a run with its newest records.
@@ -146,5 +146,4 @@ def look_at(run: LiveRun, rows: list[RunRow]) -> Look:
         wait = LOOK_SECONDS
         if view["share_done"] is not None:
             title = f"{format_share(view['share_done'])} · {title}"
-    sections = {name: part for name, part in sections_of(view, rows).items() if part}
-    return Look(title, view["state"], sections, wait)
+    return Look(title, sections_of(view, rows), wait)

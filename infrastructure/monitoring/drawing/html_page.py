@@ -12,7 +12,7 @@ from pathlib import Path
 
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.css import STYLE
-from infrastructure.monitoring.drawing.html import element, joined, raw_markup
+from infrastructure.monitoring.drawing.html import Markup, element, joined, raw_markup
 
 FOLDER = Path(__file__).parent
 # In a notebook the page is a frame without an address, in which a link to a section would load the
@@ -55,22 +55,26 @@ def page(title: str, *sections: object) -> str:
     script = f"{chart_script()}\n{DRAW}" if has_charts else ""
     script += GO_TO_PART if '<nav class="contents"' in content else ""
     style = STYLE + (chart_rules() if has_charts else "")
-    rules = ["default-src 'none'", f"style-src {allowed_by_hash(style)}"]
-    if script:
-        rules.append(f"script-src {allowed_by_hash(script)}")
-    policy = {"http-equiv": "Content-Security-Policy", "content": "; ".join(rules)}
-    viewport = {"name": "viewport", "content": "width=device-width, initial-scale=1"}
+    foot = element("footer", phrase("monitoring.page_is_self_contained"))
+    return document(title, element("main", content, foot), style, script)
+
+
+def document(title: str, main: Markup, style: str, script: str, *rules: str) -> str:
+    """Return a complete page around `main`, which allows only this style and this script.
+
+    Args:
+        rules: further rules of the page's policy.
+    """
+    allowed = {"style-src": style, "script-src": script}
+    by_hash = [f"{kind} {allowed_by_hash(text)}" for kind, text in allowed.items() if text]
+    policy = "; ".join(["default-src 'none'", *by_hash, *rules])
     head = element(
         "head",
         element("meta", charset="utf-8"),
-        element("meta", **policy),
-        element("meta", **viewport),
+        element("meta", **{"http-equiv": "Content-Security-Policy", "content": policy}),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("title", title),
         element("style", raw_markup(style)),
     )
-    body = [
-        element("main", content, element("footer", phrase("monitoring.page_is_self_contained")))
-    ]
-    if script:
-        body.append(element("script", raw_markup(script)))
-    return f"<!DOCTYPE html>\n{element('html', head, element('body', *body), lang='en')}\n"
+    body = element("body", main, element("script", raw_markup(script)) if script else "")
+    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"

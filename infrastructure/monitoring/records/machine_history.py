@@ -9,11 +9,7 @@ from typing import TypedDict
 
 from infrastructure.core.features import merged
 from infrastructure.monitoring.drawing.charts import Chart
-from infrastructure.monitoring.drawing.downsampling import (
-    NUM_BUCKETS,
-    BoundedPoints,
-    Points,
-)
+from infrastructure.monitoring.drawing.downsampling import BoundedPoints, Points
 from infrastructure.monitoring.drawing.formatting import (
     format_bytes,
     format_number,
@@ -188,12 +184,10 @@ class MachineHistory:
         ]
 
 
-def machine_charts(
-    points_of: Mapping[str, Points], num_buckets: int = NUM_BUCKETS
-) -> dict[str, Chart]:
+def machine_charts(points_of: Mapping[str, Points]) -> dict[str, Chart]:
     """Return a chart, by key, for each sampled quantity that is not always zero."""
     return {
-        key: _chart(title, points_of[key], key, num_buckets)
+        key: _chart(title, points_of[key], key)
         for key, title in _titles(DRAWN, points_of)
         if any(value for _, value in points_of[key])
     }
@@ -271,7 +265,7 @@ def _heat(gpu: Mapping[str, object]) -> str:
     return text
 
 
-def _chart(title: str, points: Points, key: str, num_buckets: int) -> Chart:
+def _chart(title: str, points: Points, key: str) -> Chart:
     """Return a chart over the time since the first sample, in suitable units."""
     first, last = points[0][0], points[-1][0]
     seconds, unit = next((s, u) for least, s, u in TIME_UNITS if last - first >= least)
@@ -286,7 +280,6 @@ def _chart(title: str, points: Points, key: str, num_buckets: int) -> Chart:
         x_unit=seconds,
         y_unit=size,
         is_noisy="memory" not in key,
-        num_buckets=num_buckets,
     )
 
 

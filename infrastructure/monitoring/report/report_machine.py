@@ -3,7 +3,6 @@
 from infrastructure.core.json_text import JsonObject, as_integer, as_list, as_number, as_object
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.charts import Chart, figure
-from infrastructure.monitoring.drawing.downsampling import NUM_BUCKETS
 from infrastructure.monitoring.drawing.formatting import clip, format_duration
 from infrastructure.monitoring.drawing.html import Markup, element, table
 from infrastructure.monitoring.records.machine_history import machine_charts
@@ -14,10 +13,10 @@ MAX_OPERATIONS = 15
 COLUMNS = ("", "mean", "95th percentile of the newest", "maximum", "last")
 
 
-def machine_figures(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
+def machine_figures(view: RunView) -> Markup:
     """Return the curves of the machine during training, and a note on pauses (not drawn)."""
     curves = view["machine"]["curves"]
-    charts = machine_charts(curves, num_buckets)
+    charts = machine_charts(curves)
     figures = [
         figure(key, chart, _newest(chart)) for key, chart in charts.items() if not chart.is_one_dot
     ]

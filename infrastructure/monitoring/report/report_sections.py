@@ -9,7 +9,6 @@ from typing import Any
 from infrastructure.config.merging.precedence import EXCLUDING
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.curves import charts_of, curves, single_numbers
-from infrastructure.monitoring.drawing.downsampling import NUM_BUCKETS
 from infrastructure.monitoring.drawing.formatting import blank, clip
 from infrastructure.monitoring.drawing.html import (
     MAX_TEXT_CHARACTERS,
@@ -235,14 +234,9 @@ def _as_text(value: object) -> str:
     return clip(value if isinstance(value, str) else as_json(value), MAX_TEXT_CHARACTERS)
 
 
-def curve_section(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
-    """Return the curves of the run, or a note on why there are none yet.
-
-    Args:
-        num_buckets: the maximum number of points into which each curve except the loss is
-            condensed.
-    """
-    charts = charts_of(view["curves"], view["evaluated"], num_buckets)
+def curve_section(view: RunView) -> Markup:
+    """Return the curves of the run, or a note on why there are none yet."""
+    charts = charts_of(view["curves"], view["evaluated"])
     figures, numbers = curves(charts), single_numbers(charts)
     if not figures and not numbers:
         waits = phrase("monitoring.preparing_before_first_step")
