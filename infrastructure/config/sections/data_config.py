@@ -144,7 +144,9 @@ class DataConfig(ConfigSection):
 
     @property
     def max_unlearnable_percent(self) -> float:
-        """The highest percentage of rows whose answers would lose text. Above it, no run starts."""
+        """The maximum percentage of rows whose answers may lose text; with more, a run does not
+        start.
+        """
         is_set = "max_bad_rows_percent" in self.model_fields_set
         return self.max_bad_rows_percent if is_set else MAX_UNLEARNABLE_PERCENT
 

@@ -151,10 +151,11 @@ class StackwiseFields(TrainingFields):
         *("time_interpretation", "corruption", "mask_weighting"),
     )
     help_note: ClassVar[str] = (
-        "Trains the layers in parts, one after another. A block is a group of layers, and a stack"
-        " is a group by which the model grows. A unit is what trains at a time: a layer, a block"
-        " or a stack. The trunk is everything below it, and the rack is the whole model. With"
-        " masked tokens, a time step says how many tokens are masked."
+        "Block-wise training trains the layers in parts, one after another. A block is a group of"
+        " layers. A stack is a larger group, by which a model can grow. A unit is the part that"
+        " trains at a time: a layer, a block or a stack. The trunk is all layers below the unit,"
+        " and the rack is the whole model. A time step is a level of masking: the higher it is,"
+        " the more tokens are masked."
     )
     mode: Literal["layerwise", "blockwise", "fused"] | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""The charts of a run: the quantities of `metrics.jsonl` to draw, and their titles."""
+"""The charts of a run: which quantities in `metrics.jsonl` are drawn, and their titles."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ PointsByKey = dict[str, Points]
 
 @dataclass(frozen=True)
 class Quantity:
-    """The way to draw one key of the records."""
+    """The way in which one key of `metrics.jsonl` is drawn."""
 
     key: str
     title: str
@@ -113,7 +113,7 @@ def charts_of(points: PointsByKey, evaluated: Collection[str]) -> dict[str, Char
 
 
 def holes(points: PointsByKey) -> list[str]:
-    """Return one sentence for each quantity that has values which are not finite."""
+    """Return a sentence for each quantity that has NaN or infinite values."""
     gaps_by_key = {key: find_gaps(pairs) for key, pairs in points.items()}
     return [
         f"{readable_key(key)}: {describe_gaps(gaps, max_named=3)}"
@@ -142,7 +142,7 @@ def _chart_of(quantity: Quantity, points_of: PointsByKey) -> Chart | None:
 
 
 def _further(key: str, points_of: PointsByKey, is_evaluation: bool) -> Chart:
-    """Return the chart of a quantity that an evaluation or an extension added.
+    """Return the chart of a quantity that an evaluation or an extension added to the metrics.
 
     Values of an evaluation are drawn as dots, on top of the values from training if both exist.
     """
@@ -158,7 +158,7 @@ def _further(key: str, points_of: PointsByKey, is_evaluation: bool) -> Chart:
 
 
 def _unit(key: str, points: Points) -> tuple[float, Callable[[float], str]]:
-    """Return the divisor of the values and the format of the quotients.
+    """Return the number by which to divide the values for display, and the format of the result.
 
     Bytes get the unit that fits the largest value, so that the axis has round numbers.
     """
