@@ -1,4 +1,4 @@
-"""Masked diffusion as a training objective: which tokens of an example are masked, and weights.
+"""The objective of masked diffusion: which tokens of an example are masked, and their weights.
 
 A share f(t) of an example's tokens is replaced. The model, which attends in both directions,
 predicts the original token at each of these positions. Sources: MDLM (Sahoo et al. 2024, arXiv
