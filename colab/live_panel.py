@@ -16,7 +16,6 @@ from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.monitoring.dashboard.snapshots import MAX_CPU_SHARE, MAX_LONGEST_SECONDS
 from infrastructure.monitoring.drawing.html import element
-from infrastructure.monitoring.drawing.plots import FOLDER, write_plots
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_view import view_of
 from infrastructure.run.latest_checkpoint import SavedSteps
@@ -92,9 +91,8 @@ class LivePanel:
         self._best_effort.attempt(PANEL, self._draw)
 
     def finish(self) -> None:
-        """Draw the run for the last time, write its plots, and close its files."""
+        """Draw the run for the last time, and close its files."""
         self._best_effort.attempt(PANEL, self._draw)
-        self._best_effort.attempt(PANEL, self._write_plots)
         if self._run is not None:
             self._run.close()
 
@@ -118,7 +116,3 @@ class LivePanel:
         cost_seconds = (self._cpu_clock() - began) / MAX_CPU_SHARE
         wait_seconds = min(MAX_LONGEST_SECONDS, max(LOOK_SECONDS, cost_seconds))
         self._next_look = self._clock() + wait_seconds
-
-    def _write_plots(self) -> None:
-        if self._run is not None and not self._is_gone():
-            write_plots(self._run.curves, self.run_path / FOLDER)

@@ -83,7 +83,7 @@ def _add_action_arguments(
     run_help: str, parser: argparse.ArgumentParser, can_be_tried: bool
 ) -> None:
     add_run(parser, run_help)
-    parser.add_argument("--place", metavar="TEXT", help=phrase("commands.help_backup_place"))
+    parser.add_argument("--place", metavar="PLACE", help=phrase("commands.help_backup_place"))
     if can_be_tried:
         parser.add_argument(
             "--dry-run", action="store_true", help=phrase("commands.help_prune_dry_run")
@@ -439,7 +439,8 @@ Action = Callable[[argparse.Namespace, DeploymentConfig], ExitCode]
 ACTIONS: dict[str, tuple[str, Action]] = {
     "create": ("back up the newest checkpoint now", create),
     "list": (
-        "list the checkpoints here and at the destination; without RUN, the runs at --place",
+        "list a run's checkpoints, here and at the destination; with --place but no RUN, list"
+        " the runs there",
         list_backups,
     ),
     "verify": ("verify every byte of a run, here and at the destination", verify),

@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
     parser.epilog = (
-        'for bash, a line in ~/.bashrc: eval "$(temper completion bash)"; for zsh the same with'
-        " zsh in ~/.zshrc; for fish: temper completion fish >"
+        'For bash, add this line to ~/.bashrc: eval "$(temper completion bash)". For zsh, add the'
+        " same line with zsh to ~/.zshrc. For fish, run: temper completion fish >"
         " ~/.config/fish/completions/temper.fish"
     )
 

@@ -53,22 +53,22 @@ GROUPS = {
     "Train": {
         "train": "train a model, or resume the unfinished run that has the same settings",
         "resume": "resume an interrupted run",
-        "stop": "stop a run after saving a checkpoint",
+        "stop": "make a run save a checkpoint and stop",
     },
     "Before you train": {
         "check": "check model, data and machine, without training",
         "config": "show all settings and their sources, or write a configuration file",
-        "doctor": "check versions, devices, memory and disk",
+        "doctor": "show versions, devices, memory and disk of this machine",
     },
     "Use a model": {
-        "eval": "evaluate a model on held-out data",
+        "eval": "evaluate a model on held-out data, or compare two models",
         "ask": "ask a model questions",
         "export": "export a checkpoint as a model that other programs load",
     },
     "Runs and backups": {
         "list": "list runs",
-        "watch": "follow a run in the terminal",
-        "dashboard": "follow runs in a browser",
+        "watch": "follow the progress of a run in the terminal",
+        "dashboard": "follow the progress of runs in a browser",
         "checkpoints": "list or verify checkpoints",
         "backup": "back up, list and restore runs",
     },

@@ -40,7 +40,7 @@ def _home() -> Path | None:
 
 
 def _can_be_written(folder: Path) -> bool:
-    """Return whether the folder, or files in it, could be created. Create nothing."""
+    """Return whether files could be created in the folder, even if it does not exist yet."""
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 

@@ -38,7 +38,7 @@ ADVICE = {
 
 
 def read_drive_id(path: Path) -> str | None:
-    """Return the id that DriveFS has for a file, or None if it has none or this is not DriveFS.
+    """Return the id that DriveFS has for a file, or None without an id or without DriveFS.
 
     Raises:
         OSError: if the mount does not respond.
@@ -112,7 +112,7 @@ class DrivePlace(FolderPlace):
         """Do nothing, because neither partial files nor probe files are written to a Drive."""
 
     def probe(self) -> None:
-        """Check permissions without writing a file, because Drive's trash would keep that file."""
+        """Check permissions without writing a file, which would stay in Drive's trash."""
         if not os.access(self.root, os.W_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(self.root))
 

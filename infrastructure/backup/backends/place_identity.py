@@ -1,4 +1,4 @@
-"""The identity of a destination, defined by a marker file with a random id at the destination.
+"""The identity of a backup destination, defined by a marker file there with a random id.
 
     <place>/.temper-place/<id>      {"format": 1, "id": "<id>"}
 

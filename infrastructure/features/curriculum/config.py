@@ -61,7 +61,8 @@ class CurriculumTraining(ConfigSection):
     )
     curriculum_by: Annotated[Literal["length", "loss", "task"], _IN_STAGES] = Field(
         default="length",
-        description="Start with short rows (length), rows of low initial loss, or the first task.",
+        description="Start with short rows (length), rows of low initial loss (loss), or the first"
+        " task (task).",
     )
     curriculum_order: Annotated[
         list[str],

@@ -120,8 +120,8 @@ class ProgressiveConfig(ConfigSection):
     )
     trunk_strategy: Annotated[Literal["frozen", "qlora"], _IN_TURN] = Field(
         default="frozen",
-        description="While a stack trains, finished stacks are frozen, or QLoRA matrices of"
-        " them train.",
+        description="While a stack trains, finished stacks are frozen, or their QLoRA matrices"
+        " train (qlora).",
     )
     new_stack_precision: Annotated[Literal["full", "bf16", "fp16", "nf_fp8"], _IN_TURN] = Field(
         default="full",
@@ -134,8 +134,8 @@ class ProgressiveConfig(ConfigSection):
     )
     init: Annotated[Literal["keep", "zero", "copy", "middle"], _PROGRESSIVE] = Field(
         default="keep",
-        description="New stack; keep: its weights; zero: no effect; copy: stack below;"
-        " middle: middle layers.",
+        description="New stack's weights; keep: own; zero: no effect; copy: stack below; middle:"
+        " mid layers.",
     )
 
 
@@ -151,15 +151,16 @@ class StackwiseFields(TrainingFields):
         *("time_interpretation", "corruption", "mask_weighting"),
     )
     help_note: ClassVar[str] = (
-        "Trains the layers in parts, one after another. A block is a group of layers, and a stack"
-        " is a group by which the model grows. A unit is what trains at a time: a layer, a block"
-        " or a stack. The trunk is everything below it, and the rack is the whole model. With"
-        " masked tokens, a time step says how many tokens are masked."
+        "Block-wise training trains the layers in parts, one after another. A block is a group of"
+        " layers. A stack is a larger group, by which a model can grow. A unit is the part that"
+        " trains at a time: a layer, a block or a stack. The trunk is all layers below the unit,"
+        " and the rack is the whole model. A time step is a level of masking: the higher it is,"
+        " the more tokens are masked."
     )
     mode: Literal["layerwise", "blockwise", "fused"] | None = Field(
         default=None,
-        description="What is trained at a time: a layer, a block, or a block and all layers"
-        " below it (fused).",
+        description="Train a layer at a time (layerwise), a block (blockwise), or it and all below"
+        " it (fused).",
     )
     block_size: Annotated[Count, _IN_BLOCKS] = Field(default=4, description="Layers in a block.")
     train_head: Annotated[Literal["first", "always"], _IN_TURN] = Field(

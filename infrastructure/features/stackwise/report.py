@@ -150,8 +150,6 @@ def _keys(bars: list[Bar]) -> list[Markup]:
     keys.append((phrase("stackwise.frozen_legend"), "key frozen"))
     if not all(bar.has_begun for bar in bars):
         keys.append(("pale: planned", NO_MARK))
-    if any(bar.held_out for bar in bars):
-        keys.append(("held-out loss", "key held-out"))
     if any(bar.label.startswith("t ") for bar in bars):
         keys.append((phrase("stackwise.mask_time_step_legend"), NO_MARK))
     return [element("span", text, css_class=key) for text, key in keys]
