@@ -135,7 +135,7 @@ class ConfigForm:
         return [key for key in now | settings if now.get(key) != settings.get(key)]
 
     def _cost(self) -> list[str]:
-        """Return the known costs, and the measured ones with any settings that changed since."""
+        """Return the known costs and the last measured ones, even if settings changed since."""
         lines = [*self._doubt(), *self._known.lines(self._state.config)]
         if self._measured is None:
             return [*lines, phrase(NOT_MEASURED)]

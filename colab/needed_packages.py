@@ -50,7 +50,7 @@ def needed(column: Column, with_unsloth: bool) -> Needed:
     """Return the packages that this environment lacks.
 
     Raises:
-        InstallError: if one of `HELD` is installed in a version with which Temper does not work.
+        InstallError: if torch, numpy or ipywidgets is installed in a version that is too old.
     """
     requirements = requirement_lines()
     base = {name_of(line): line for line in requirements[""]}

@@ -105,7 +105,7 @@ def attach(run: str | Path | None = None, output_dir: str | Path = "runs") -> Su
 
 @speaking(as_cell)
 def stop(run: str | Path | None = None, output_dir: str | Path = "runs") -> bool:
-    """Make the process that trains a run save a checkpoint and stop, and wait for this.
+    """Make the process that trains a run save a checkpoint and stop, and wait until it has ended.
 
     Args:
         run, output_dir: as for `attach`.

@@ -1,5 +1,7 @@
 """A run in a separate process that outlives the shell or the kernel that started it.
 
+The process and whoever watches it share these files:
+
     <output_dir>/.detached/<token>/trained_by     the process that prepares or trains it
                                   /purpose.json   what it trains, to detect an identical run
                                   /output.txt     its output until its run has a directory
@@ -256,11 +258,10 @@ def follow(
     report: ReportLine = print,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Path:
-    """Report the output of the process until it has a run; return the directory of the run.
+    """Report the output of the process until its run has a directory, and return that directory.
 
     Raises:
-        RunFailedError: if the process ended before it had a run; the message is the end of its
-            output.
+        RunFailedError: if the process ended before that; the message is the end of its output.
         KeyboardInterrupt: if the user stopped waiting; the process continues.
     """
     lines: list[str] = []

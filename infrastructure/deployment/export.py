@@ -74,7 +74,7 @@ def export_model(
 ) -> dict[str, Any]:
     """Export a checkpoint in the requested format and precision, and verify the exported model.
 
-    The folder appears only after everything in it was read back and matches the trained model. A
+    The folder appears only after the exported model was loaded and matches the trained one, so a
     killed process leaves nothing that looks like a finished export.
 
     Args:

@@ -123,7 +123,7 @@ def check_device(config: DeploymentConfig) -> None:
     """Refuse settings that need a GPU if this machine certainly has none.
 
     Raises:
-        ValueError: if there certainly is none; the message says what to use instead.
+        ValueError: if a setting needs a missing GPU; the message says what to use instead.
     """
     is_missing = has_no_gpu()
     if config.device.startswith("cuda") and is_missing:

@@ -290,7 +290,7 @@ def _cause(source: ModelSource, error: BaseException) -> BaseException | None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return an error's message on one line, with the error's type if it is needed to understand it."""
+    """Return an error's message on one line, with the error's type if the message needs it."""
     text = " ".join(str(error).split())
     is_terse = isinstance(error, WRONG_VALUE) and not isinstance(error, ValueError)
     return f"{type(error).__name__}: {text}" if is_terse else text

@@ -1,4 +1,4 @@
-"""Settings of the quantum step that contradict others, and what it lacks on this machine."""
+"""Checks for contradictory settings of the quantum step, and for missing samplers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -67,12 +67,12 @@ def is_enabled(config: Any) -> bool:
 
 
 def problem_of(config: Any) -> str | None:
-    """Return what the quantum step decides; None: there is no quantum step."""
+    """Return the name of the problem that the quantum step solves, or None without such a step."""
     return config.quantum.problem if is_enabled(config) else None
 
 
 def problems(config: Any) -> Iterator[str]:
-    """Yield a message if the answer has an unknown name, and for each sampler that is missing."""
+    """Yield a message for an unknown `quantum.answer`, and for each sampler that is unavailable."""
     if not is_enabled(config):
         return
     quantum: QuantumConfig = config.quantum
@@ -88,7 +88,7 @@ def problems(config: Any) -> Iterator[str]:
 
 
 def own_samplers(config: Any) -> Iterator[tuple[str, str]]:
-    """Yield the addresses of user-defined samplers that the quantum step uses, with their group."""
+    """Yield (plug-in group, address) of each user-defined sampler that the quantum step uses."""
     if is_enabled(config):
         names = (name for _, name in config.quantum.samplers())
         yield from ((SAMPLER_GROUP, name) for name in names if is_address(name))

@@ -1,4 +1,4 @@
-"""`temper quantum …`: solve one problem, or measure the effect of the quantum step on a run."""
+"""`temper quantum …`: solve one problem, or measure how the quantum step affects a run."""
 
 import argparse
 from functools import partial
@@ -75,9 +75,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compare(config: DeploymentConfig, as_json: bool) -> ExitCode:
-    """Train the runs of the comparison, with progress lines, and print the table.
+    """Train the runs of a comparison, report progress, and print the table of results.
 
-    A stopped comparison has the exit code of its run; see `exit_code_of_training`.
+    If a run is stopped, return its exit code; see `exit_code_of_training`.
 
     Raises:
         ValueError: if a run cannot be started with this configuration.
@@ -95,7 +95,7 @@ def compare(config: DeploymentConfig, as_json: bool) -> ExitCode:
 
 
 def solve(options: argparse.Namespace) -> ExitCode:
-    """Read a problem, solve it with a sampler, and print the best solution.
+    """Read a problem from a file, solve it with a sampler, and print the best solution.
 
     Raises:
         ValueError: if the file contains no model, or the sampler does not support the request.

@@ -1,6 +1,7 @@
-"""`temper quantum compare`: compare runs with the sampler, with baselines, and without either.
+"""`temper quantum compare`: compare runs with the sampler, with baselines, and with neither.
 
-All have the same number of steps. Each is a separate run, so an interrupted comparison resumes.
+All runs have the same number of steps. Finished runs are not trained again, so an interrupted
+comparison resumes.
 """
 
 from collections.abc import Callable
@@ -43,7 +44,7 @@ OF_A_SAMPLER = tuple(f"quantum.{name}" for name in ("solver", "fallback", "timeo
 
 
 class Row(TypedDict):
-    """The result of one run of a comparison. `run` is the folder of the run."""
+    """The result of one run of a comparison. `run` is its directory."""
 
     answer: str
     run: str
@@ -55,7 +56,7 @@ class Row(TypedDict):
 
 
 def compare_quantum_steps(config: DeploymentConfig) -> list[Row]:
-    """Train with the sampler's answers, with baselines and without, and print the table.
+    """Train with the sampler, with baselines and with neither, and print a table of the results.
 
     Returns:
         A row for each run. Runs that finished before are not trained again.
@@ -68,10 +69,10 @@ def compare_quantum_steps(config: DeploymentConfig) -> list[Row]:
 def compared(
     config: DeploymentConfig, report: Callable[[str], None] = print
 ) -> tuple[list[Row], Summary | None]:
-    """Return a row for each answer, and the summary of a run that was stopped (None if none was).
+    """Train the runs of a comparison. Return a row for each, and a stopped run's summary or None.
 
     The rows are stored in each run, so that its report shows them. One line is printed before each
-    run and one after it. The other output of a run is in its report.
+    run and one after it. All other output of a run is in its report.
 
     Raises:
         ConfigurationError: if a run skipped every quantum step, so that there is nothing to
@@ -112,7 +113,7 @@ def compared(
 
 
 def refuse_skipped(run: Path) -> None:
-    """Refuse to compare a run that was meant to show the quantum step but skipped every one.
+    """Check that a run of the comparison did not skip all of its quantum steps.
 
     Raises:
         ConfigurationError: if it did; the message gives the reason why they were skipped.
@@ -135,7 +136,7 @@ def _what(answer: str) -> str:
 
 
 def with_quantum_step(config: DeploymentConfig) -> DeploymentConfig:
-    """Return the configuration with the quantum step enabled, and set the default data."""
+    """Enable the quantum step in a configuration. Use the sample data if no data is given."""
     use_sample_data(config)
     if QUANTUM in config.training.extensions:
         return config
@@ -144,7 +145,7 @@ def with_quantum_step(config: DeploymentConfig) -> DeploymentConfig:
 
 
 def answered_by(config: DeploymentConfig, answer: str, steps: int | None) -> DeploymentConfig:
-    """Return the configuration of the same run with another answer and this number of steps."""
+    """Return the configuration with another method of choosing, and with this number of steps."""
     changes: dict[str, object] = {} if steps is None else {"training.max_steps": steps}
     if answer == NONE:
         others = [name for name in config.training.enabled_extensions if name != QUANTUM]
@@ -159,14 +160,14 @@ def answered_by(config: DeploymentConfig, answer: str, steps: int | None) -> Dep
 
 
 def _undone(config: DeploymentConfig, keys: tuple[str, ...]) -> dict[str, object]:
-    """Return the defaults of those `keys` that were changed: unused settings are refused."""
+    """Return the default values of changed settings, because unused settings are rejected."""
     fields = schema_of(DeploymentConfig).fields
     defaults = {key: spec.default for key, spec in fields.items() if key.startswith(keys)}
     return {key: value for key, value in defaults.items() if config.value(key) != value}
 
 
 def row_of(answer: str, summary: Summary) -> Row:
-    """Return the outcome of one run."""
+    """Collect the result of one run from its summary and records."""
     run = Path(summary["paths"]["run"])
     records = read_records(run)
     loss = (summary.get("after") or {}).get("eval_loss")
@@ -183,7 +184,7 @@ def row_of(answer: str, summary: Summary) -> Row:
 
 
 def table_of(rows: list[Row]) -> list[str]:
-    """Format the rows as a table, with a caution about single runs."""
+    """Format the rows as a table, with a caution that each result is of a single run."""
     lines = [f"{'trained on':<16}{'held-out loss':>14}{'steps':>8}{'quantum steps':>15}{'all':>12}"]
     for row in rows:
         loss = "–" if row["eval_loss"] is None else format_number(row["eval_loss"])

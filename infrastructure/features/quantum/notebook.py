@@ -1,4 +1,4 @@
-"""The quantum steps of a run, below a notebook's cell."""
+"""The display of a run's quantum steps below a notebook cell."""
 
 from pathlib import Path
 
@@ -17,9 +17,10 @@ from infrastructure.monitoring.report.report import REPORT_FILE
 
 @speaking(as_cell)
 def show_quantum_steps(run: str | Path) -> list[Record]:
-    """Show the decisions of a run's quantum steps, as the section of the report.
+    """Show the decisions of a run's quantum steps.
 
-    Without a notebook, a line is printed for each step.
+    In a notebook, this displays the section of the report. Elsewhere, it prints a line for each
+    step.
 
     Returns:
         A record of each step.

@@ -1,7 +1,7 @@
-"""Images of quantum steps as SVG: energies compared with random answers, and the choices.
+"""SVG images of quantum steps: the energies of answers, and the chosen examples and blocks.
 
-Colors are the page's CSS classes. This module does not depend on training: its inputs are energies,
-shares and names.
+Colors are CSS classes of the page. This module does not depend on training: its inputs are
+energies, shares and names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ def energy_picture(chance: Sequence[float], answers: Mapping[str, float], best: 
 
     Args:
         chance: the energies of random answers.
-        answers: the energies by the solver or method that gave the answer.
+        answers: the energy of each answer, by the solver or method that found it.
         best: the name of the answer that was used.
     """
     values = [*chance, *answers.values()]
@@ -64,7 +64,7 @@ def energy_picture(chance: Sequence[float], answers: Mapping[str, float], best: 
 
 
 def density_picture(rows: Sequence[tuple[str, Sequence[float]]]) -> Markup:
-    """Draw a strip for each answer: the share of each part of the training data that was chosen.
+    """Draw a strip for each answer, with the share of chosen examples in each part of the data.
 
     Args:
         rows: the label of each strip, and the shares from 0 to 1 in the order of the data.
@@ -88,7 +88,7 @@ def density_picture(rows: Sequence[tuple[str, Sequence[float]]]) -> Markup:
 
 
 def block_picture(blocks: Sequence[str], answers: Sequence[tuple[str, Sequence[str]]]) -> Markup:
-    """Draw a row for each block and a column for each answer, with chosen blocks filled.
+    """Draw a row for each block of the model and a column for each answer; fill the chosen blocks.
 
     Args:
         answers: for each answer, a name, such as its step, and the chosen blocks.

@@ -1,4 +1,4 @@
-"""The report's section on quantum steps: the problem, the choice, its solver, and a comparison."""
+"""The report's section on quantum steps: the decision, how it was made, and a comparison."""
 
 from collections.abc import Mapping, Sequence
 
@@ -46,7 +46,7 @@ COMPARED = {
 
 
 def quantum_steps(view: RunView) -> Markup:
-    """Return the section, or nothing if there was no quantum step."""
+    """Return the report's section on quantum steps, which is empty if the run had none."""
     files = view["of_features"]
     records = objects_in(files[QUANTUM_FILE].get("records"))
     compared = files[COMPARISON_FILE]
@@ -74,7 +74,7 @@ def quantum_steps(view: RunView) -> Markup:
 def _decision(
     answered: Sequence[Mapping[str, object]], records: Sequence[Mapping[str, object]]
 ) -> str:
-    """Return a sentence on the decision of the newest answer."""
+    """Return a sentence that says what the newest answer decided."""
     if not answered:
         why = clip(str(records[-1].get("why", "")), 600)
         if not why:
@@ -85,9 +85,9 @@ def _decision(
 
 
 def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, object]) -> str:
-    """Return a sentence on whether the quantum step paid off.
+    """Return a sentence that says whether the quantum step paid off.
 
-    The sentence uses a comparison if there is one, and otherwise the baselines.
+    It uses the result of `temper quantum compare` if there is one, and otherwise the baselines.
     """
     if not answered:
         return ""
@@ -118,7 +118,7 @@ def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, obje
 
 
 def comparison_table(compared: Mapping[str, object]) -> Markup:
-    """Return the held-out losses of this run with other answers, or nothing without any."""
+    """Build a table of the compared runs' held-out losses, or nothing without a comparison."""
     rows = [
         [
             COMPARED.get(str(row.get("answer")), clip(str(row.get("answer")), 60)),
@@ -144,7 +144,7 @@ def comparison_table(compared: Mapping[str, object]) -> Markup:
 
 
 def _last(answered: Sequence[Mapping[str, object]], records: Sequence[Mapping[str, object]]) -> str:
-    """Return the number of answers, and the solver of the newest one."""
+    """Say in a sentence how many answers there were, and which solver gave the newest."""
     skipped = sum(r.get("outcome") in ("skipped", "failed", "unused") for r in records)
     without = phrase("quantum.unanswered_times", times=_times(skipped)) if skipped else ""
     if not answered:
@@ -263,7 +263,7 @@ def _step(record: Mapping[str, object]) -> list[object]:
 
 
 def _tasks(answered: Sequence[Mapping[str, object]]) -> Markup:
-    """Return a table of the tasks whose examples the newest answer kept."""
+    """Build a table of how many examples of each task the newest answer chose."""
     tasks = mapping_of(answered[-1].get("by_task")) if answered else {}
     rows = [
         (clip(str(task), 80), f"{kept:,}", f"{there:,}", format_share(kept / there))
@@ -278,7 +278,7 @@ def _tasks(answered: Sequence[Mapping[str, object]]) -> Markup:
 
 
 def _words(answered: Sequence[Mapping[str, object]]) -> Markup:
-    """Return remarks on the newest answer, and the data that the answer left out."""
+    """Build a list of remarks on the newest answer, and of examples that it excluded."""
     if not answered:
         return NOTHING
     newest = answered[-1]

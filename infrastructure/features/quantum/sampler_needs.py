@@ -1,4 +1,4 @@
-"""The requirements of each sampler of `quantum.solver`, and the largest problem that it takes.
+"""The requirements of each sampler in `quantum.solver`, and the largest problem that it supports.
 
 This module does not import the samplers' packages or contact a remote machine, so a configuration
 is checked before any slow operation. The samplers themselves are in `quantum/samplers/`.
@@ -23,7 +23,7 @@ MOST_COUNTED = 20  # most variables for which all assignments can be enumerated 
 
 @dataclass(frozen=True)
 class Access:
-    """The requirements for reaching a remote machine.
+    """The requirements for access to a remote machine.
 
     Attributes:
         variables: environment variables, one of which must be set; users normally set the first.
@@ -40,7 +40,7 @@ class SamplerNeeds:
 
     Attributes:
         package: the import name of the required package.
-        max_variables: the number of variables of the largest problem that it takes.
+        max_variables: the number of variables of the largest problem that it supports.
     """
 
     package: str | None = None
@@ -82,8 +82,8 @@ def check_sampler(name: str) -> None:
     """Check that a sampler can be used on this machine.
 
     Raises:
-        ValueError: if there is no sampler of this name, or the module of a `module:Class` is
-            missing.
+        ValueError: if there is no sampler of this name, or the module of a custom `module:Class`
+            does not exist.
         MissingPackageError: if its package is not installed; the message says how to install it.
         MissingSecretError: if the environment variables for its remote machine are not set.
     """
@@ -98,10 +98,10 @@ def check_sampler(name: str) -> None:
 
 
 def check_access(name: str) -> None:
-    """Check that the access to a sampler's remote machine is configured.
+    """Check that the environment contains the access data of a sampler's remote machine.
 
     Raises:
-        MissingSecretError: if it is not. The message says which variable to set.
+        MissingSecretError: if it does not. The message says which variable to set.
     """
     access = SAMPLER_NEEDS[canonical(name)].access
     if access is not None and not any(map(os.environ.get, access.variables)):
@@ -110,11 +110,11 @@ def check_access(name: str) -> None:
 
 
 def most_variables(name: str) -> int | None:
-    """Return how many variables a sampler takes; None if unlimited or if it is user-defined."""
+    """Return the most variables that a sampler supports; None: no limit, or a custom sampler."""
     needs = SAMPLER_NEEDS.get(canonical(name))
     return None if needs is None else needs.max_variables
 
 
 def canonical(name: str) -> str:
-    """Return the name of a sampler with underscores, where the specification has hyphens."""
+    """Replace hyphens in a sampler's name, as the specification writes it, by underscores."""
     return name.replace("-", "_")

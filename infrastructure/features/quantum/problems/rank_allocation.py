@@ -1,13 +1,14 @@
-"""The choice of the rank-1 LoRA components to keep, by the loss to second order.
+"""The choice of the rank-1 LoRA components to keep, by a second-order model of the loss.
 
 Component i has a gate z_i = 1. Without the components in R the loss changes by
 
     dL(R) = -sum_R dL/dz_i + 1/2 sum_RR Q_ij,      Q the sampled Fisher of the gates.
 
-Measured on a tiny model with 448 gates: the full Q predicts the change of random removals better
-than its diagonal does (0.986 against 0.979), but its optimum is worse when measured: if half is
-kept, 3.094 against 2.991. (The choice that looks best is the one whose errors flatter it.) So sort
-by the diagonal, which is the first of the baselines. The rest exists for comparison.
+Measured on a tiny model with 448 gates: the full Q predicts the effect of random removals better
+than its diagonal does (0.986 against 0.979), but its optimum is worse: if half is kept, the loss is
+3.094 against 2.991. (The choice with the lowest predicted loss is the one whose prediction errors
+are largest.) So prefer the first baseline, which sorts by the diagonal. The rest exists for
+comparison.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from infrastructure.features.quantum.solving.arrays import Array
 
 
 class RankAllocation(Choice):
-    """The problem of choosing the `num_kept` of all components that stay.
+    """The problem of choosing `num_kept` of all LoRA components to keep.
 
     Args:
         ranks: number of components of each LoRA module, by name. n is their sum, and gates are in
@@ -65,7 +66,7 @@ class RankAllocation(Choice):
         )
 
     def decode(self, sample: Sample) -> dict[str, list[int]]:
-        """Return the components that stay, by module; every module is listed."""
+        """Return the indices of the kept components of each module; every module is listed."""
         kept: dict[str, list[int]] = {module: [] for module, _ in self.components}
         for i in self.indices(self.repair(sample)):
             module, component = self.components[i]
@@ -76,7 +77,7 @@ class RankAllocation(Choice):
         training.keep_components(decision)
 
     def alternatives(self) -> dict[str, Sample]:
-        """Return three baselines: diagonal Fisher, sensitivity |dL/dz|, random.
+        """Return the baselines: diagonal Fisher, sensitivity |dL/dz|, random.
 
         Sensitivity is the criterion of AdaLoRA (arXiv 2303.10512).
         """
@@ -90,5 +91,5 @@ class RankAllocation(Choice):
 
 
 def largest(worth: Array, num_kept: int) -> Array:
-    """Return the indices of the largest values; the first ones among equal values."""
+    """Return the indices of the `num_kept` largest values; of equal values, the first ones."""
     return np.argsort(-worth, kind="stable")[:num_kept]

@@ -26,10 +26,12 @@ LEAST_DENSITY = 0.01
 
 
 class AutoSampler(dimod.Sampler):
-    """A sampler that queries the one that fits the problem; `info` has `sampler` and `reason`.
+    """A sampler that passes each problem to the sampler that fits it.
+
+    The `info` of the answer contains the name (`sampler`) and the reason for the choice (`reason`).
 
     Args:
-        make: returns the sampler of a name.
+        make: creates the sampler with a given name.
     """
 
     parameters: ClassVar[dict[str, object]] = {
@@ -49,7 +51,7 @@ class AutoSampler(dimod.Sampler):
         num_ones: int | None = None,
         **parameters: object,
     ) -> dimod.SampleSet:
-        """Choose a sampler and query it, without the parameters that it does not know."""
+        """Choose a sampler and query it, without parameters that it does not support."""
         began = time.monotonic()
         name, reason = choose(bqm, time_limit, num_ones)
         if name not in self.samplers:
@@ -72,7 +74,7 @@ class AutoSampler(dimod.Sampler):
 def choose(
     bqm: dimod.BinaryQuadraticModel, time_limit: float | None, num_ones: int | None
 ) -> tuple[str, str]:
-    """Return the name of the sampler for a problem, and the reason for the choice."""
+    """Return the name of the sampler that fits a problem, and the reason for the choice."""
     n, m = bqm.num_variables, bqm.num_interactions
     density = 2 * m / max(1, n * (n - 1))
     shape = phrase("quantum.problem_density", count=n, percent=100 * density)
@@ -94,7 +96,7 @@ def choose(
 def has_no_time_for_a_tree(
     bqm: dimod.BinaryQuadraticModel, time_limit: float | None, num_ones: int | None
 ) -> bool:
-    """Return whether the time limit alone rules out tree decomposition."""
+    """Return whether tree decomposition is ruled out only because the time limit is short."""
     is_short = time_limit is not None and time_limit <= PROCESS_SECONDS
     is_eligible = num_ones is None and bqm.num_variables > MOST_COUNTED
     return is_short and is_eligible and _may_be_tree(bqm)
@@ -106,10 +108,10 @@ def _may_be_tree(bqm: dimod.BinaryQuadraticModel) -> bool:
 
 
 def treewidth_at_most(bqm: dimod.BinaryQuadraticModel, limit: int) -> int | None:
-    """Return an upper bound of the treewidth by minimum-degree elimination; None if above `limit`.
+    """Return an upper bound of a model's treewidth, or None if it is above `limit`.
 
-    Source: Bodlaender & Koster 2010 ("Treewidth computations I. Upper bounds"), heuristic minimum
-    degree.
+    The bound is found by minimum-degree elimination (Bodlaender & Koster 2010, "Treewidth
+    computations I. Upper bounds").
     """
     neighbours = _neighbours(bqm)
     by_degree: list[set[int]] = [set() for _ in range(limit + 1)]
@@ -129,7 +131,7 @@ def treewidth_at_most(bqm: dimod.BinaryQuadraticModel, limit: int) -> int | None
 
 
 def _eliminate(variable: int, neighbours: list[set[int]], by_degree: list[set[int]]) -> None:
-    """Remove a variable and connect its neighbors with each other."""
+    """Remove a variable from a graph and connect its neighbors with each other."""
     around = neighbours[variable]
     for other in around:
         before = neighbours[other]

@@ -1,4 +1,4 @@
-"""D-Wave's machines through dwave-system. The token comes from the environment only."""
+"""Samplers on D-Wave's machines, by dwave-system. The token comes only from the environment."""
 
 import os
 from collections.abc import Callable
@@ -25,9 +25,9 @@ class LeapHybrid(dimod.Sampler):
     """Leap's hybrid solver for binary quadratic models, for thousands of dense variables.
 
     Args:
-        make: creates the sampler; None: `dwave.system.LeapHybridSampler` with the token of the
+        make: creates the sampler; None: `dwave.system.LeapHybridSampler` with the token from the
             environment.
-        config: keywords of that class, such as `solver` or `region`.
+        config: keyword arguments of that class, such as `solver` or `region`.
 
     Raises:
         MissingSecretError: there is no token.
@@ -52,7 +52,7 @@ class LeapHybrid(dimod.Sampler):
         """Query the solver with its own minimum time for a model of this size.
 
         Raises:
-            ValueError: `time_limit` is below the solver's minimum for a model of this size.
+            ValueError: `time_limit` is below that minimum.
         """
         self.remove_unknown_kwargs(**unknown)
         least = float(self.sampler.min_time_limit(bqm))
@@ -69,13 +69,13 @@ class LeapHybrid(dimod.Sampler):
 
 
 class QuantumAnnealer(dimod.Sampler):
-    """A quantum annealer; `EmbeddingComposite` embeds the model into its graph.
+    """A quantum annealer. `EmbeddingComposite` maps the model to its graph of qubits.
 
     A machine with 5600 qubits holds about 180 fully connected variables.
 
     Args:
         make: creates the structured sampler; None: `dwave.system.DWaveSampler`.
-        config: keywords of that class, such as `solver` or `region`.
+        config: keyword arguments of that class, such as `solver` or `region`.
 
     Raises:
         MissingSecretError, MissingPackageError: as for `LeapHybrid`.
@@ -92,8 +92,9 @@ class QuantumAnnealer(dimod.Sampler):
     def sample(
         self, bqm: dimod.BinaryQuadraticModel, *, num_reads: int | None = None, **unknown: object
     ) -> dimod.SampleSet:
-        """Take shots, and return them with `chain_break_fraction` as a field and its mean in
-        `info`.
+        """Return the samples of `num_reads` shots, and the share of broken chains.
+
+        `chain_break_fraction` is a field of each sample, and its mean is in `info`.
 
         Raises:
             ValueError: no embedding was found.
@@ -114,7 +115,7 @@ def _counts(sample_set: dimod.SampleSet) -> Any:
 
 
 def _access(name: str) -> dict[str, object]:
-    """Return the token of the environment, and the configuration file that it names, if any.
+    """Return the D-Wave token from the environment, and the configuration file named there, if any.
 
     Raises:
         MissingSecretError: the environment has neither.

@@ -1,7 +1,7 @@
 """A chain of samplers as one sampler: if one fails, the next one is queried.
 
-An answer after a failure does not depend on the problem alone. A caller that must be able to repeat
-the answer has to store it, as a run does in its checkpoints.
+After a failure, the answer does not depend on the problem alone. A caller that must be able to
+repeat the answer has to store it. A run stores it in its checkpoints.
 """
 
 import logging
@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 
 
 class FallbackSampler(dimod.Sampler):
-    """A `dimod.Sampler` that queries a chain of samplers in order.
+    """A `dimod.Sampler` that queries a chain of samplers in order until one answers.
 
-    Each keyword is passed to the samplers that know it. A `time_limit` (seconds) is for the whole
-    chain: each sampler may use an equal share of the time left, so one that hangs leaves the others
-    their share.
+    Each keyword argument is passed to the samplers that support it. A `time_limit` (seconds) is for
+    the whole chain: each sampler may use an equal share of the time left, so if one hangs, the
+    others still have theirs.
 
     Args:
         samplers: samplers by name, the preferred one first.
@@ -47,7 +47,7 @@ class FallbackSampler(dimod.Sampler):
 
     @property
     def parameters(self) -> dict[str, object]:
-        """The keywords that at least one of the samplers knows."""
+        """The keyword arguments that at least one of the samplers supports."""
         known: dict[str, Any] = {}
         for sampler in reversed(self.samplers.values()):
             known |= sampler.parameters
@@ -59,11 +59,11 @@ class FallbackSampler(dimod.Sampler):
         return {name: sampler.properties for name, sampler in self.samplers.items()}
 
     def sample(self, bqm: dimod.BinaryQuadraticModel, **parameters: Any) -> dimod.SampleSet:
-        """Solve one problem.
+        """Solve one problem with the first sampler that answers.
 
         Raises:
-            ValueError: none of the samplers knows a keyword.
-            SamplerError: all samplers failed; the text gives the reason of each.
+            ValueError: none of the samplers supports a keyword argument.
+            SamplerError: all samplers failed; the message gives the reason of each.
         """
         unknown = sorted(parameters.keys() - self.parameters.keys() - {TIME_LIMIT})
         if unknown:

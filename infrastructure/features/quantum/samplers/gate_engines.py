@@ -1,4 +1,4 @@
-"""Engines for QAOA circuits of gates: Aer on this machine, or a machine of Azure Quantum.
+"""Engines that run QAOA circuits: the Aer simulator on this machine, or Azure Quantum.
 
 Both get a qiskit circuit. Neither falls back to another engine: the requested one answers or
 raises.
@@ -21,7 +21,7 @@ WAIT_SECONDS = 300  # for a job; a shorter deadline ends the waiting process
 
 
 def qaoa_circuit(bqm: dimod.BinaryQuadraticModel, angles: Angles) -> object:
-    """Return the measured circuit.
+    """Build the QAOA circuit of a model, with a measurement of all qubits.
 
     It applies H to all qubits, then, layer by layer, RZ and RZZ by the energies and RX. Qubit i is
     the i-th variable; a measured 1 is a one, or up. For spins s = ±1 with energies h·s and J·s·s,
@@ -43,7 +43,7 @@ def qaoa_circuit(bqm: dimod.BinaryQuadraticModel, angles: Angles) -> object:
 
 
 class AerEngine:
-    """An engine that measures with qiskit-aer's simulator on this machine.
+    """An engine that runs circuits with qiskit-aer's simulator on this machine.
 
     Raises:
         MissingPackageError: qiskit-aer is not installed.
@@ -66,7 +66,7 @@ class AerEngine:
 
 
 class AzureEngine:
-    """An engine that measures on a target of an Azure Quantum workspace.
+    """An engine that runs circuits on a target of an Azure Quantum workspace.
 
     Args:
         target: such as `ionq.simulator`, `quantinuum.sim.h2-1e` or `rigetti.sim.qvm`.
@@ -85,8 +85,9 @@ class AzureEngine:
     def counts(
         self, bqm: dimod.BinaryQuadraticModel, angles: Angles, num_shots: int, seed: int | None
     ) -> Mapping[int, int]:
-        """Run one job, and return its counts; `seed` is ignored, because a machine's shots have
-        none.
+        """Run one job, and return how often each assignment was measured.
+
+        `seed` is ignored, because a machine's shots cannot be seeded.
 
         Raises:
             RuntimeError: the job failed at Azure Quantum.
@@ -106,5 +107,5 @@ def _provider() -> Any:
 
 
 def _numbers(counts: Mapping[str, int]) -> dict[int, int]:
-    """Convert measured texts such as "0110", the last qubit first, to numbers."""
+    """Convert measured bit strings such as "0110", with the last qubit first, to numbers."""
     return {int(text.replace(" ", ""), 2): count for text, count in counts.items()}

@@ -1,9 +1,9 @@
-"""The samplers of dwave-samplers, run one read at a time until work or time is used up.
+"""The samplers of dwave-samplers, with a time limit: they run one read at a time.
 
-They have no deadline: simulated annealing checks the clock only between reads, and tabu's timeout
-is for a single read. The annealers' default temperatures are found by a slow walk over the model in
-Python and suit sparse models, so they are set here. If a single read overruns, only the process
-that runs it can be ended (`process_sampler`).
+The library has no deadline: simulated annealing checks the clock only between reads, and tabu's
+timeout is for a single read. The annealers' default temperatures are found by a slow loop over the
+model in Python and suit sparse models, so they are set here. If a single read takes too long, it
+can only be stopped by ending its process (`process_sampler`).
 """
 
 import time
@@ -31,7 +31,7 @@ HOT_FIELDS, COLD_FIELDS = 2.0, 0.05  # temperatures, as multiples of the field t
 
 
 class LibrarySampler(dimod.Sampler):
-    """A sampler that does reads in turn and keeps the best assignments."""
+    """A sampler that does one read after another and keeps the best assignments."""
 
     parameters: ClassVar[dict[str, object]] = {"num_reads": [], "seed": [], "time_limit": []}
     properties: ClassVar[dict[str, object]] = {}
@@ -76,14 +76,14 @@ class LibrarySampler(dimod.Sampler):
         return DEFAULT_READS
 
     def caution(self, done: int) -> float:
-        """Return the factor by which the next read may take longer than the longest so far."""
+        """Return how long the next read may take, as a multiple of the longest one so far."""
         return 1.2
 
     @abstractmethod
     def read(
         self, bqm: dimod.BinaryQuadraticModel, number: int, seed: int, seconds_left: float
     ) -> dimod.SampleSet:
-        """Do one read; `number` counts from 0."""
+        """Do read `number` (from 0), and return its samples."""
 
 
 class SimulatedAnnealing(LibrarySampler):
@@ -125,13 +125,13 @@ class SimulatedAnnealing(LibrarySampler):
 
 
 class PathIntegral(SimulatedAnnealing):
-    """Simulated quantum annealing: a transverse field fades over worldlines of spins."""
+    """Simulated quantum annealing by path integrals, with a decreasing transverse field."""
 
     library_class: ClassVar[str] = "PathIntegralAnnealingSampler"
 
 
 class Tabu(LibrarySampler):
-    """Multistart tabu search (MST2) of `dwave.samplers`; a read gets a share of the time left."""
+    """Multistart tabu search (MST2) of `dwave.samplers`; each read gets a share of the time."""
 
     ends_by_clock = True
 
@@ -151,7 +151,7 @@ class Tabu(LibrarySampler):
 class SteepestDescent(LibrarySampler):
     """Steepest descent of `dwave.samplers` from random assignments.
 
-    A read has a hundred of them, or one for more than 1000 variables.
+    A read is a hundred descents, or one for more than 1000 variables.
     """
 
     def __init__(self) -> None:
@@ -167,10 +167,7 @@ class SteepestDescent(LibrarySampler):
 
 
 class TreeDecomposition(dimod.Sampler):
-    """A sampler for the exact minimum of a model whose interactions are nearly a tree.
-
-    It is that of `dwave.samplers`.
-    """
+    """Tree decomposition of `dwave.samplers`: the exact minimum of a model of small treewidth."""
 
     parameters: ClassVar[dict[str, object]] = {"num_reads": []}
     properties: ClassVar[dict[str, object]] = {}
@@ -183,7 +180,7 @@ class TreeDecomposition(dimod.Sampler):
     def sample(
         self, bqm: dimod.BinaryQuadraticModel, *, num_reads: int = 1, **unknown: object
     ) -> dimod.SampleSet:
-        """Return the `num_reads` best assignments.
+        """Return the `num_reads` assignments with the lowest energies.
 
         Raises:
             ValueError: the treewidth is too large.
@@ -195,11 +192,11 @@ class TreeDecomposition(dimod.Sampler):
 
 
 def beta_range_of(bqm: dimod.BinaryQuadraticModel) -> tuple[float, float]:
-    """Return inverse temperatures from hot to cold for an anneal over spins.
+    """Return the inverse temperatures at the start and the end of an anneal over spins.
 
-    A spin feels about the root of the sum of its squared couplings. In a dense model this is far
-    less than the sum, with which the library's default begins. The model is read as vectors, not as
-    dicts.
+    The typical effect on a spin is the root of the sum of its squared couplings. In a dense model
+    this is far less than the sum, with which the library's default begins. The coefficients are
+    read as arrays, not as dicts.
     """
     n = bqm.num_variables
     fields, rows, columns, biases, _ = vectors_of(bqm)
@@ -216,6 +213,6 @@ def beta_range_of(bqm: dimod.BinaryQuadraticModel) -> tuple[float, float]:
 
 
 def _best_of(sets: list[dimod.SampleSet]) -> dimod.SampleSet:
-    """Return at most `KEPT_ROWS` rows of all sets, best first."""
+    """Return the best rows of all sample sets, best first, and at most `KEPT_ROWS`."""
     joined = dimod.concatenate(sets) if len(sets) > 1 else sets[0]
     return joined.truncate(KEPT_ROWS)

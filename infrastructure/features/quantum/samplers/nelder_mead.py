@@ -1,7 +1,6 @@
-"""Minimization of a function of few numbers without derivatives (Nelder & Mead 1965).
+"""Minimization of a function of a few variables without derivatives (Nelder & Mead 1965).
 
-The method is implemented here because Temper does not require SciPy, and six angles need nothing
-more.
+Temper implements the method itself, because it does not require SciPy.
 """
 
 from collections.abc import Callable
@@ -22,7 +21,7 @@ def minimize(
     evaluations: int,
     deadline: Deadline,
 ) -> tuple[Point, float]:
-    """Return the best point that was evaluated, and its value; at least `start` is evaluated.
+    """Return the best point that was evaluated, and its value. `start` is always evaluated.
 
     Args:
         step: size of the first simplex along each axis.
@@ -43,7 +42,7 @@ def minimize(
 
 
 def _improve(function: Callable[[Point], float], simplex: list[tuple[float, Point]]) -> int:
-    """Replace the worst corner of a sorted simplex or shrink it; return the evaluations used."""
+    """Replace the worst corner of a sorted simplex, or shrink it; return the evaluations used."""
     worst_value, worst = simplex[-1]
     centre = np.mean([point for _, point in simplex[:-1]], axis=0)
 

@@ -1,6 +1,6 @@
 """A wrapper that runs any dimod sampler in a separate process and ends it at the deadline.
 
-Whatever the sampler does there (hang, raise, die, return an invalid answer) becomes a
+Whatever goes wrong in the sampler (it hangs, raises, dies, or returns an invalid answer) becomes a
 `SamplerError` here, at most half a second after the deadline. The process is started fresh, not
 forked, because threads and a GPU may be in use here. It is kept for the next problem and ends with
 this process.
@@ -39,13 +39,13 @@ ENERGY_TOLERANCE = 1e-4  # relative to the sum of all coefficients: some solvers
 
 
 class ProcessSampler(dimod.Sampler):
-    """A sampler, given by name, that runs in another process.
+    """A sampler that runs in another process.
 
     Args:
         name: a name in `unbounded_samplers.DIRECT`, or `module:Class` of a custom sampler.
-        options: keywords that create the sampler, as JSON values.
-        known: keywords of `sample` besides `time_limit`. A custom class gets `num_reads`, `seed`
-            and `time_limit` only if it knows them.
+        options: keyword arguments that create the sampler, as JSON values.
+        known: keyword arguments of `sample` besides `time_limit`. A custom class gets `num_reads`,
+            `seed` and `time_limit` only if it supports them.
     """
 
     properties: ClassVar[dict[str, object]] = {}
@@ -66,13 +66,13 @@ class ProcessSampler(dimod.Sampler):
         return {name: [] for name in ("time_limit", *self.known)}
 
     def start(self) -> None:
-        """Start the process ahead of the next problem, without waiting for it."""
+        """Start the process before it is needed, without waiting for it."""
         if self._child is None or self._child.process.poll() is not None:
             self.close()
             self._child = Child()
 
     def close(self) -> None:
-        """End the process; the next problem starts another one."""
+        """End the process. The next problem starts another one."""
         if self._child is not None:
             self._child.end()
             self._child = None
@@ -87,8 +87,7 @@ class ProcessSampler(dimod.Sampler):
         """Query the sampler and wait at most `time_limit` seconds for the answer.
 
         Args:
-            parameters: parameters of the sampler, as JSON values; it refuses those it does not
-                know.
+            parameters: parameters of the sampler, as JSON values; unknown ones are rejected.
 
         Raises:
             SamplerError: the sampler raised, died, gave an invalid answer, or missed the deadline.
@@ -134,11 +133,11 @@ class ProcessSampler(dimod.Sampler):
 
 
 class Child:
-    """A Python process of Temper that ends with this process.
+    """A Python process of Temper that ends when this process ends.
 
     Args:
-        module: the module that runs there. It gets the number of the lifeline as its argument and
-            reads the messages that `wire` sends.
+        module: the module that runs there. It gets the file descriptor of the lifeline (a pipe that
+            closes when this process ends) as its argument, and reads messages of `wire.send`.
     """
 
     def __init__(self, module: str = MODULE) -> None:
@@ -171,14 +170,14 @@ class Child:
         return self.talk(question, arrays).result(deadline)
 
     def talk(self, question: Mapping[str, object], arrays: dict[str, Array]) -> "Talk":
-        """Send and receive in a thread, because either may block forever; return at once."""
+        """Start to send and receive in a thread, because either may block; return at once."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         return Talk(self.process.stdin, self.process.stdout, question, arrays)
 
 
 class Talk:
-    """A message in transit to another process, and its reply."""
+    """A message to another process, and the reply that it will send."""
 
     def __init__(
         self,
@@ -201,7 +200,7 @@ class Talk:
 
     @property
     def is_over(self) -> bool:
-        """True if `result` returns or raises at once."""
+        """True if calling `result` does not have to wait."""
         return bool(self._got)
 
     def result(self, deadline: Deadline) -> Message:
@@ -217,7 +216,7 @@ class Talk:
 
 
 def _end(process: HelperProcess, held: int) -> None:
-    """End the process and everything it has started."""
+    """End a process and everything that it has started."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     os.close(held)
@@ -231,7 +230,7 @@ def _checked(
     values: JsonObject,
     arrays: dict[str, Array],
 ) -> dimod.SampleSet:
-    """Return the answer with energies computed here.
+    """Check a sampler's answer, and return it with energies that are computed here.
 
     Raises:
         SamplerError: the answer is empty, has values outside its vartype, or reports wrong

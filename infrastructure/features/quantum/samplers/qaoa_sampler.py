@@ -2,10 +2,10 @@
 
 Each layer turns the phase of every assignment by its energy (RZ and RZZ gates) and mixes
 assignments (RX). Two angles per layer are optimized on an exact simulation for the least mean
-energy. Then an engine measures the circuit with these angles: numpy, Aer, or a machine of Azure
-Quantum. Every shot is returned with the model's energy. Up to 20 variables, enumerating all
-assignments is exact and faster. So this sampler is for demonstrations and for trying machines, not
-for training decisions.
+energy. Then an engine runs the circuit with these angles: numpy, Aer, or a machine of Azure
+Quantum. Every shot is returned with the model's energy. The sampler supports up to 20 variables,
+for which enumerating all assignments is exact and faster. So it is for demonstrations and for
+trying machines, not for training decisions.
 """
 
 from collections.abc import Mapping
@@ -35,10 +35,10 @@ Angles = npt.NDArray[np.float64]
 
 
 class Engine(Protocol):
-    """An engine that measures a circuit.
+    """An engine that runs and measures a QAOA circuit.
 
     Attributes:
-        repeats_itself: the same seed gives the same counts.
+        repeats_itself: whether the same seed gives the same counts.
     """
 
     repeats_itself: bool
@@ -46,7 +46,7 @@ class Engine(Protocol):
     def counts(
         self, bqm: dimod.BinaryQuadraticModel, angles: Angles, num_shots: int, seed: int | None
     ) -> Mapping[int, int]:
-        """Return the number of times that each assignment was measured.
+        """Return how often each assignment was measured.
 
         Bit i of an assignment's number is variable i.
 
@@ -57,8 +57,10 @@ class Engine(Protocol):
 
 
 class StateVector:
-    """An engine that holds all amplitudes in numpy; phases are one product, so it needs no
-    gates."""
+    """An engine that simulates all amplitudes in numpy.
+
+    It multiplies amplitudes by phases directly, so it needs no gates.
+    """
 
     repeats_itself = True
 
@@ -77,7 +79,7 @@ class QAOASampler(dimod.Sampler):
     """QAOA as a `dimod.Sampler`, for up to 20 variables.
 
     Args:
-        engine: measures the circuit; None: numpy.
+        engine: runs the circuit; None: a simulation in numpy.
         num_layers: number of layers, with two angles each.
     """
 
@@ -126,11 +128,11 @@ class QAOASampler(dimod.Sampler):
 
 
 def best_angles(energies: Energies, num_layers: int, deadline: Deadline) -> tuple[Angles, float]:
-    """Return the best angles that a search from a ramp finds, and their mean energy.
+    """Search for the angles with the lowest mean energy; return them and that energy.
 
-    The ramp imitates an anneal: phases grow while mixing fades. Mixing is negative because equal
-    amplitudes are the lowest state of -X. Phases are searched in units of the spread of the
-    energies, so their size does not depend on the scale of the model.
+    The search starts from a ramp that imitates an anneal: phases grow while mixing fades. Mixing is
+    negative because equal amplitudes are the lowest state of -X. Phases are searched in units of
+    the spread of the energies, so their size does not depend on the scale of the model.
     """
     spread = float(energies.std()) or 1.0
     ramp = (np.arange(num_layers) + 0.5) / num_layers
@@ -152,7 +154,7 @@ def _scaled(flat: Angles, spread: float) -> Angles:
 
 
 def evolve(energies: Energies, angles: Angles) -> npt.NDArray[np.complex128]:
-    """Return the state after all layers, starting from equal amplitudes; (2^n,).
+    """Return the amplitudes after all layers, starting from equal amplitudes; (2^n,).
 
     A layer is exp(-i phase E) and then exp(-i mixing X) on every variable.
     """

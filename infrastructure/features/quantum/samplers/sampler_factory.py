@@ -1,4 +1,4 @@
-"""Samplers by name, each with a time limit.
+"""Creation of samplers by name, each with a time limit.
 
     create_sampler("auto").sample(bqm, time_limit=10, seed=0)
 
@@ -26,7 +26,7 @@ Make = Callable[..., dimod.Sampler]
 
 
 def _beside(name: str, *known: str) -> Make:
-    """Return a function that creates a sampler in a separate process; the sampler knows `known`."""
+    """Return a function that creates the sampler in a separate process, with these parameters."""
 
     def make(**options: object) -> dimod.Sampler:
         return ProcessSampler(name, options, known)
@@ -57,17 +57,17 @@ SAMPLERS: dict[str, Make] = {
 
 
 def create_sampler(name: str, **options: object) -> dimod.Sampler:
-    """Create the sampler of a name (hyphens are underscores), or of a custom `module:Class`.
+    """Create a sampler by name (hyphens are underscores), or a custom `module:Class`.
 
-    A custom sampler is a class with a method `sample`. It runs in a separate process, as all
-    samplers do that keep no time limit by themselves.
+    A custom sampler is a class with a method `sample`. It runs in a separate process, like all
+    samplers that keep no time limit by themselves.
 
     Args:
-        options: keywords that create the sampler, such as `num_sweeps` of simulated_annealing or
-            `target` of azure_quantum.
+        options: keyword arguments that create the sampler, such as `num_sweeps` of
+            simulated_annealing or `target` of azure_quantum.
 
     Raises:
-        ValueError: the sampler is unknown, or does not take an option.
+        ValueError: the sampler is unknown, or does not support an option.
     """
     if ":" in name:
         return ProcessSampler(name, options)
@@ -79,7 +79,7 @@ def create_sampler(name: str, **options: object) -> dimod.Sampler:
 
 
 def close_sampler(sampler: dimod.Sampler) -> None:
-    """End the processes that a sampler of `create_sampler` keeps for its next problem."""
+    """End the processes that a sampler from `create_sampler` keeps for its next problem."""
     for one in getattr(sampler, "samplers", {}).values():
         close_sampler(one)
     if isinstance(sampler, ProcessSampler):

@@ -1,9 +1,9 @@
-"""The process of a sampler that keeps no deadline by itself.
+"""The process that runs a sampler which keeps no deadline by itself.
 
 It reads problems from standard input and writes answers to the original standard output. Everything
-a sampler prints goes to standard error. It ends with its parent: the lifeline is a pipe that the
-parent holds open. When it closes, the kernel's SIGIO ends this process even while a sampler's
-compiled code runs.
+a sampler prints goes to standard error. The process ends with its parent: the lifeline is a pipe
+that the parent holds open. When it closes, the kernel's SIGIO ends this process even while a
+sampler's compiled code runs.
 """
 
 import fcntl
@@ -30,13 +30,13 @@ COMMON = ("num_reads", "seed", "time_limit")  # dropped if a sampler does not kn
 
 
 def main(lifeline: int) -> None:
-    """Let samplers solve the parent's problems until the input ends."""
+    """Solve the problems that the parent process sends, until the input ends."""
     samplers: dict[str, dimod.Sampler] = {}
     serve(lifeline, lambda values, arrays: answer(samplers, values, arrays))
 
 
 def serve(lifeline: int, answer: Answer) -> None:
-    """Answer the parent's messages until the input ends."""
+    """Reply to each message of the parent process with `answer`, until the input ends."""
     end_with_parent(lifeline)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -54,7 +54,7 @@ def serve(lifeline: int, answer: Answer) -> None:
 
 
 def end_with_parent(lifeline: int) -> None:
-    """Make the kernel end this process when the other end of the pipe is closed."""
+    """Make the kernel end this process when the parent's end of the pipe closes."""
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
     try:
@@ -68,7 +68,9 @@ def end_with_parent(lifeline: int) -> None:
 def answer(
     samplers: dict[str, dimod.Sampler], values: JsonObject, arrays: dict[str, Array]
 ) -> Outgoing:
-    """Query the named sampler, reusing the previous one if it is the same, and return the reply.
+    """Query the sampler that a message names, and return the reply.
+
+    The previous sampler is reused if it is the same.
 
     Raises:
         TypeError, ValueError: the sampler returned no sample set, or one over other variables.
@@ -109,7 +111,7 @@ def _packed(sample_set: dimod.SampleSet, bqm: dimod.BinaryQuadraticModel) -> Out
 
 
 def _plain(info: Mapping[object, object]) -> dict[str, object]:
-    """Return the part of a sampler's info that JSON can represent."""
+    """Return the values in a sampler's info that JSON can represent."""
     kept: dict[str, object] = {}
     for name, value in dict(info).items():
         plain = value.item() if isinstance(value, np.generic) else value

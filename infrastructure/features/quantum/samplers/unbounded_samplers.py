@@ -1,4 +1,4 @@
-"""Samplers by name as plain objects without a deadline, as a sampler process creates them."""
+"""Creation of samplers without a time limit, by name, in a sampler's own process."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -47,10 +47,10 @@ DIRECT: dict[str, Callable[..., dimod.Sampler]] = {
 
 
 def direct_sampler(name: str, options: Mapping[str, object]) -> dimod.Sampler:
-    """Create the sampler of a name, or of a custom `module:Class`.
+    """Create a sampler without a time limit by name, or a custom `module:Class`.
 
     Raises:
-        ValueError: the name, module or class does not exist, or does not take an option.
+        ValueError: the name, module or class does not exist, or does not support an option.
     """
     make = load_object("sampler", name) if ":" in name else look_up("sampler", name, DIRECT)
     try:

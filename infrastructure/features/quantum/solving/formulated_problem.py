@@ -12,7 +12,7 @@ from infrastructure.features.quantum.samplers.bqm_arrays import vectors_of
 
 
 class FormulatedProblem:
-    """The problem that the samplers of one quantum step solve.
+    """The problem that the samplers of one quantum step solve, with its model and baselines.
 
     Attributes:
         problem: the problem that was formulated.
@@ -20,12 +20,11 @@ class FormulatedProblem:
             penalties.
         samples: the baselines, by name.
         alternatives: the energies of the baselines, by name.
-        num_ones: the number of ones in every feasible answer; None if the problem has no such
-            number.
+        num_ones: the number of ones in every valid answer; None if it varies.
     """
 
     def __init__(self, problem: QuantumProblem) -> None:
-        """Formulate the problem.
+        """Build the model and the baselines of a problem.
 
         Raises:
             ValueError: the problem cannot be formulated.
@@ -49,7 +48,7 @@ class FormulatedProblem:
         return int(self.bqm.num_variables)
 
     def energies(self, samples: Sequence[Sample]) -> list[float]:
-        """Return the energies of the samples; for a constrained model, its objective."""
+        """Return the energies of samples; for a constrained model, the values of its objective."""
         if not samples:
             return []
         model: Any = self.bqm if self._cqm is None else self._cqm.objective
@@ -58,13 +57,13 @@ class FormulatedProblem:
         return [float(energy) for energy in model.energies((rows, order))]
 
     def cut_to(self, max_variables: int) -> dimod.BinaryQuadraticModel:
-        """Return the model with at most `max_variables` variables.
+        """Return the model, reduced to at most `max_variables` variables.
 
         The variables with the lowest linear terms are kept. The others are fixed at 0.
 
         Raises:
-            SamplerError: the model is too large and cannot be cut: it is constrained or has spin
-                variables, or every answer has at least `max_variables` ones.
+            SamplerError: the model is too large and cannot be reduced: it is constrained or has
+                spin variables, or every answer has at least `max_variables` ones.
         """
         n = self.num_variables
         if n <= max_variables:
@@ -81,16 +80,16 @@ class FormulatedProblem:
         return _part(self.bqm, max_variables)
 
     def whole(self, sample: Mapping[Hashable, int]) -> Sample:
-        """Return a sampler's answer over all variables of the problem; variables left out are 0."""
+        """Extend a sampler's answer to all variables of the problem; missing ones become 0."""
         if self._invert is not None:
             return {label: int(value) for label, value in self._invert(sample).items()}
         return {label: int(sample.get(label, 0)) for label in self.bqm.variables}
 
     def kept_rules(self, sample: Sample) -> Sample:
-        """Return the repaired sample.
+        """Repair a sample, and check that it satisfies all constraints.
 
         Raises:
-            SamplerError: the repaired sample still breaks a constraint.
+            SamplerError: the repaired sample still violates a constraint.
         """
         repaired = self.problem.repair(sample)
         if self._cqm is not None and not self._cqm.check_feasible(repaired):
@@ -107,7 +106,7 @@ class FormulatedProblem:
 
 
 def _part(bqm: dimod.BinaryQuadraticModel, count: int) -> dimod.BinaryQuadraticModel:
-    """Return the model over the `count` variables with the lowest linear terms, in their order."""
+    """Reduce a model to the `count` variables with the lowest linear terms, in their order."""
     vectors = vectors_of(bqm)
     kept = np.sort(np.argsort(vectors.linear, kind="stable")[:count])
     place = np.full(len(vectors.linear), -1)

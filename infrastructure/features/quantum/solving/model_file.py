@@ -114,7 +114,7 @@ def _check_places(rows: Any, columns: Any, biases: Any) -> None:
 def _assembled(
     linear: Any, quadratic: tuple[Any, Any, Any], offset: float, vartype: str, labels: list[Any]
 ) -> dimod.BinaryQuadraticModel:
-    """Build the model. A diagonal entry is a linear term for bits and a constant for spins."""
+    """Build a model. A diagonal entry is a linear term for bits, and a constant for spins."""
     rows, columns, biases = quadratic
     if not (np.isfinite(biases).all() and np.isfinite(offset)):
         raise InputError("quantum.coefficient_not_finite")
@@ -153,7 +153,7 @@ def _read_json(path: Path) -> dimod.BinaryQuadraticModel:
 
 
 def _label(label: Any, bqm: dimod.BinaryQuadraticModel) -> Any:
-    """Return the variable that a label means.
+    """Return the model's variable for a label in a file.
 
     Keys of a JSON object are always text, so 0 means "0" if the linear part has "0".
     """

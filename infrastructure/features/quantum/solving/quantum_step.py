@@ -1,4 +1,4 @@
-"""The solution of one optimization problem of a run, even if samplers fail."""
+"""The solution of a run's optimization problem, by samplers or, if they fail, by a baseline."""
 
 import json
 import math
@@ -30,17 +30,18 @@ class Solution:
 
     Attributes:
         decision: the decision for the training, as JSON values.
-        sample: the value of each variable, 0 or 1 (or a spin); feasible.
+        sample: the valid value of each variable, 0 or 1 (or a spin).
         energy: energy of the sample; for a constrained model, its objective.
         answered_by: name of the sampler, or of the baseline that was used.
-        is_fallback: a baseline was used, because no sampler answered or the baseline was better.
+        is_fallback: whether a baseline was used, because no sampler answered or the baseline was
+            better.
         num_variables: variables of the problem.
         seconds: total wall time, formulation included.
         solver_seconds: the part of it that the samplers took.
         alternatives: energies of the baselines, by name.
         failures: a sentence for each sampler that did not answer, and for anything else that
             failed.
-        remarks: a sentence for each thing worth knowing that is not a failure.
+        remarks: sentences about the solution that are not failures.
         info: what the sampler reported, such as `num_reads` and `chain_break_fraction`;
             `bound_hit`: a time limit affected the result, so another attempt may give another
             answer; `left_out`: number of variables fixed at 0 because the problem exceeded the size
@@ -78,7 +79,7 @@ class Solution:
 
 
 def create_chain(config: QuantumConfig) -> FallbackSampler:
-    """Create the samplers of a configuration as one sampler, the preferred one first.
+    """Create the samplers of a configuration as one sampler, with fallbacks.
 
     Keep the chain between problems so that its processes stay warm. `close_chain` ends them.
 
@@ -98,7 +99,7 @@ def create_chain(config: QuantumConfig) -> FallbackSampler:
 
 
 def close_chain(chain: FallbackSampler) -> None:
-    """End the processes of a chain; the next problem starts new ones."""
+    """End the processes of a chain of samplers. The next problem starts new ones."""
     for sampler in chain.samplers.values():
         close_sampler(sampler)
 
@@ -120,7 +121,8 @@ def quantum_solve(
             own configuration, or else the defaults.
         seed: seed for the samplers.
         initial: an assignment to begin with, for samplers that support it.
-        chain: a chain of `create_chain` that is kept between problems; None: one for this call.
+        chain: the samplers from `create_chain`, to reuse them for several problems; None: new ones
+            for this call.
 
     Raises:
         ValueError: the problem cannot be formulated, or a sampler name is unknown.
@@ -165,7 +167,7 @@ def quantum_solve(
 
 @dataclass
 class _Answer:
-    """The samplers' answer before it is compared with the baselines."""
+    """An answer of the samplers, before it is compared with the baselines."""
 
     name: str
     sample: Sample | None = None
@@ -182,7 +184,7 @@ def _query(
     max_variables: int,
     given: Mapping[str, object],
 ) -> _Answer:
-    """Return the chain's answer with the failures of its samplers; empty if none answered."""
+    """Query a chain of samplers; return the answer (empty if none) and their failures."""
     try:
         bqm = question.cut_to(max_variables)
         if deadline.is_over:
@@ -203,7 +205,7 @@ def _query(
 
 
 def _compared(answer: _Answer, question: FormulatedProblem) -> _Answer:
-    """Return the answer, or a baseline if that is better or there is no answer.
+    """Return the samplers' answer, or a baseline if that is better or no sampler answered.
 
     Raises:
         SamplerError: there is neither an answer nor a baseline.
@@ -231,7 +233,7 @@ def _compared(answer: _Answer, question: FormulatedProblem) -> _Answer:
 
 
 def _plain(info: Mapping[str, object]) -> JsonObject:
-    """Return the part of a sampler's info that JSON can represent."""
+    """Return the values in a sampler's info that JSON can represent."""
     kept: JsonObject = {}
     for name, value in info.items():
         try:

@@ -20,7 +20,7 @@ KEPT_WITHIN_SECONDS = 0.5
 
 
 class SolvedFile(TypedDict):
-    """The best answer to a model; `values` are in the order of `variables`."""
+    """The best answer to a model from a file. `values` are in the order of `variables`."""
 
     file: str
     num_variables: int
@@ -53,11 +53,8 @@ def solve_file(
         parameters: `seed` of the random numbers, `num_ones` (up spins) in the answer, `num_reads`
             (searches, or shots of a machine); None: the sampler's default.
 
-    Returns:
-        The values that are written as JSON.
-
     Raises:
-        ValueError: the file holds no model, or the sampler does not support a parameter.
+        ValueError: the file contains no model, or the sampler does not support a parameter.
         SamplerError: the sampler failed, or had no answer in time.
     """
     deadline = Deadline(limit_seconds)
@@ -93,7 +90,7 @@ def solve_file(
 
 
 def _refuse_unknown(keywords: Mapping[str, object], sampler: dimod.Sampler, name: str) -> None:
-    """Refuse parameters that the sampler does not support."""
+    """Check that a sampler supports all parameters; raise ValueError if not."""
     unknown = sorted(keywords.keys() - sampler.parameters.keys())
     if unknown:
         able = [one for one in SAMPLERS if unknown[0] in create_sampler(one).parameters]

@@ -1,4 +1,4 @@
-"""The process that solves a whole problem while the training continues.
+"""The process that solves a whole problem while training continues.
 
 The problem arrives as pickled bytes. Only processes started by Temper write into that pipe, and the
 bytes are never stored on a disk.
@@ -22,13 +22,13 @@ PROBLEM = "problem"
 
 
 def question_of(problem: QuantumProblem, config: QuantumConfig, seed: int) -> Outgoing:
-    """Return the message to the solving process, whose reply is a `Solution` as JSON values."""
+    """Return the message that makes the solving process reply with a `Solution` as JSON values."""
     packed = np.frombuffer(pickle.dumps(problem, protocol=5), np.uint8)
     return {"config": config.model_dump(mode="json"), "seed": seed}, {PROBLEM: packed}
 
 
 def solved(values: JsonObject, arrays: dict[str, Array]) -> Outgoing:
-    """Solve the problem in a message of `question_of`, and return the reply."""
+    """Solve the problem in a message from `question_of`, and return the reply."""
     problem = pickle.loads(arrays[PROBLEM].data)
     settings: dict[str, Any] = as_object(values["config"])
     solution = quantum_solve(problem, QuantumConfig(**settings), seed=as_integer(values["seed"]))

@@ -1,4 +1,4 @@
-"""A problem that another process solves while the training continues."""
+"""A problem that another process solves while training continues."""
 
 from infrastructure.core.errors import SamplerError
 from infrastructure.features.quantum.config import QuantumConfig
@@ -14,8 +14,8 @@ MODULE = "infrastructure.features.quantum.solving.solve_process"
 class AsyncSolve:
     """The solution of one problem in a separate process, which ends with this process.
 
-    The separate process runs none of the training script's code. It returns the solution that
-    `quantum_solve` would return here, because it gets the same problem, samplers and seed.
+    The separate process runs none of the training script's code. It gets the same problem, samplers
+    and seed, so it returns the solution that `quantum_solve` would return here.
     """
 
     def __init__(self, problem: QuantumProblem, config: QuantumConfig, seed: int) -> None:
@@ -25,7 +25,7 @@ class AsyncSolve:
 
     @property
     def is_done(self) -> bool:
-        """True if `result` returns or raises at once."""
+        """True if calling `result` does not have to wait."""
         return self._talk.is_over
 
     def result(self) -> Solution:
@@ -45,5 +45,5 @@ class AsyncSolve:
         return Solution.from_json(values)
 
     def close(self) -> None:
-        """End the process and everything it has started; a second call does nothing."""
+        """End the process and everything it has started. A second call does nothing."""
         self._child.end()

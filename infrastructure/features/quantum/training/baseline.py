@@ -1,4 +1,4 @@
-"""The use of a baseline instead of a sampler: greedy, random, gradient norm."""
+"""Solutions by a baseline instead of a sampler: greedy, random, gradient norm and others."""
 
 import time
 
@@ -10,10 +10,10 @@ from infrastructure.features.quantum.solving.quantum_step import Solution
 
 
 def baseline_solution(problem: QuantumProblem, name: str) -> Solution:
-    """Return one of a problem's baselines as a solution, without a sampler.
+    """Solve a problem by one of its baselines, without a sampler.
 
     Raises:
-        ValueError: the problem has no baseline of that name; the text suggests the nearest.
+        ValueError: the problem has no baseline of that name; the message suggests the nearest.
     """
     started = time.monotonic()
     plain = problem.alternatives()

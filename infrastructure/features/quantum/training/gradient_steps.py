@@ -1,6 +1,6 @@
-"""Decisions made inside a training step, after its gradients are computed.
+"""Quantum steps that run inside a training step, after its gradients are computed.
 
-They choose the blocks that train until the next decision, or the LoRA components that stay.
+They choose the blocks that train until the next decision, or the LoRA components to keep.
 """
 
 from abc import ABC, abstractmethod
@@ -39,7 +39,7 @@ PASSES = 2  # forward and backward passes: with the data's labels, and with the 
 
 @dataclass(kw_only=True)
 class GradientStep(ABC):
-    """Base class of quantum steps that are decided inside a training step.
+    """The base class of quantum steps that run inside a training step.
 
     Attributes:
         examples: examples of the training step.
@@ -60,7 +60,7 @@ class GradientStep(ABC):
     number: int
 
     def cost_seconds(self, step_seconds: float) -> float:
-        """Return the predicted seconds of the quantum step, including a sampler's answer.
+        """Predict the seconds of the quantum step, including the time of a sampler.
 
         Args:
             step_seconds: time of forward and backward of this training step.
@@ -78,25 +78,25 @@ class GradientStep(ABC):
         """
 
     def rows(self) -> Sequence[object]:
-        """Return the examples used for measuring."""
+        """Return the examples with which this step measures the model."""
         return self.examples
 
     @abstractmethod
     def problem(self) -> QuantumProblem:
-        """Formulate the decision as a problem."""
+        """Formulate the decision as an optimization problem."""
 
     def apply(self, problem: QuantumProblem, decision: object, decisions: Decisions) -> Record:
-        """Add a decision to those in force, and return a description of it for reports."""
+        """Apply a solved decision to `decisions`, and return a record of it for reports."""
         problem.apply(decision, decisions)
         return self._chosen(problem, decisions)
 
     @abstractmethod
     def _chosen(self, problem: QuantumProblem, decisions: Decisions) -> Record:
-        """Return a description of the decision for reports."""
+        """Describe the decision for reports."""
 
 
 class BlockSelectionStep(GradientStep):
-    """The choice of the blocks that train until the next answer."""
+    """The choice of the blocks that train until the next decision."""
 
     def num_variables(self) -> int:
         return len(trainable_blocks(self.model))
@@ -139,7 +139,7 @@ class BlockSelectionStep(GradientStep):
 
 
 class RankAllocationStep(GradientStep):
-    """The choice of the LoRA components that stay."""
+    """The choice of the LoRA components to keep."""
 
     def num_variables(self) -> int:
         return sum(num_components(self.model).values())
@@ -191,7 +191,7 @@ def num_chosen_blocks(config: QuantumConfig, num_blocks: int) -> int:
 
 
 def check_blocks(config: QuantumConfig, model: torch.nn.Module) -> None:
-    """Refuse a model whose blocks leave no choice, if the problem is block selection.
+    """Check that block selection has at least two blocks to choose from.
 
     Raises:
         ValueError: there are too few blocks, or the model does not number them.

@@ -1,7 +1,7 @@
 """Gradients of the loss with respect to gates of value 1 on the rank-1 components of LoRA.
 
 A component contributes B[:, i] (A x)_i to a layer's output. So the gradient of its gate is the sum
-over tokens of (A x)_i times the gradient that arrives there: a few numbers per example.
+over tokens of (A x)_i times the gradient of (A x)_i: a few numbers per example.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,10 +20,10 @@ from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 
 
 def gated_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """Return the A matrices of the active LoRA, by the names of their modules.
+    """Return the A matrices of the active LoRA adapter, by module name.
 
     Raises:
-        ValueError: the model has no LoRA, or more than one is active.
+        ValueError: the model has no LoRA, or more than one adapter is active.
     """
     layers = {}
     for name, module in model.named_modules():
@@ -56,7 +56,7 @@ def rank_gradients(
     precision: Precision,
     labels_seed: int | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Return gradients of each example's summed losses by the gates, (n, number of gates).
+    """Return the gradients of each example's summed loss by the gates, (n, number of gates).
 
     Afterwards the model and the random state are as before, bit for bit.
 

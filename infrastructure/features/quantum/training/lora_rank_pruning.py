@@ -1,7 +1,7 @@
-"""The rank-1 components of LoRA matrices, and removal of some of them.
+"""Removal of rank-1 components from LoRA matrices.
 
 A component whose row of A and column of B are zero adds nothing, and its gradient is zero. So the
-pruned model is a plain PEFT model of the same shape, which PEFT can load.
+pruned model is still an ordinary PEFT model of the same shape, which PEFT can load.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ def ranks_of(model: torch.nn.Module) -> dict[str, int]:
 def matrices(
     model: torch.nn.Module, path: str
 ) -> Iterator[tuple[torch.nn.Linear, torch.nn.Linear]]:
-    """Yield A (r, inputs) and B (outputs, r) of each adapter in a module."""
+    """Yield A (r, inputs) and B (outputs, r) of each adapter in the module at `path`."""
     module: Any = model.get_submodule(path)
     for name in module.lora_A:
         yield module.lora_A[name], module.lora_B[name]
@@ -31,7 +31,7 @@ def matrices(
 
 @torch.no_grad()
 def keep_only(model: torch.nn.Module, kept: Mapping[str, Sequence[int]]) -> None:
-    """Set the components of the named modules that are not kept to zero; idempotent."""
+    """Set all components of the named modules to zero, except the kept ones."""
     for path, components in kept.items():
         for a, b in matrices(model, path):
             dropped = torch.ones(a.weight.shape[0], dtype=torch.bool, device=a.weight.device)

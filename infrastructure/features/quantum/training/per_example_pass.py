@@ -1,4 +1,4 @@
-"""One forward and backward pass over examples that keeps the sums of each example separate.
+"""A forward and backward pass that sums values separately for each example.
 
 Rows may be padded or packed. A batch that does not fit into memory is processed in halves.
 """
@@ -25,7 +25,7 @@ from infrastructure.training.model_adapters.base_adapter import Batch, ModelAdap
 
 @dataclass(frozen=True)
 class Split:
-    """The positions of each example's tokens: a row per example, or consecutive in a packed row."""
+    """The positions of each example's tokens: one example per row, or all in a packed row."""
 
     num_examples: int
     ends: list[int] | None
@@ -34,17 +34,17 @@ class Split:
         """Sum left times right over each example's tokens: (B, L, p), (B, L, q) to (B, p, q).
 
         Raises:
-            ValueError: tokens are not in the order of the examples.
+            ValueError: the tensors are not divided into examples.
         """
         if self._is_padded(left):
             return left.transpose(1, 2) @ right
         return torch.stack([left[0, s:e].T @ right[0, s:e] for s, e in self._pieces()])
 
     def sums(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum over each example's tokens: (B, L, p) to (B, p).
+        """Sum values over each example's tokens: (B, L, p) to (B, p).
 
         Raises:
-            ValueError: tokens are not in the order of the examples.
+            ValueError: the tensor is not divided into examples.
         """
         if self._is_padded(values):
             return values.sum(dim=1)
@@ -74,14 +74,14 @@ Add = Callable[[torch.Tensor, str, torch.Tensor, torch.Tensor, Split], None]
 
 @dataclass
 class ExamplePass:
-    """A pass that sums values for each example while gradients flow through `modules`.
+    """A pass that sums values for each example from the gradients of `modules`.
 
     Afterwards the model and the random state are as before, bit for bit.
 
     Attributes:
         num_columns: values per example.
         add: adds the values of one module.
-        keep_output: keep a module's output for `add` instead of its input.
+        keep_output: pass a module's output to `add` instead of its input.
         relabel: replaces the labels of a batch.
     """
 
@@ -95,11 +95,11 @@ class ExamplePass:
     relabel: Callable[[Batch], Batch] | None = None
 
     def rows(self, batches: Iterable[Sequence[object]]) -> npt.NDArray[np.float32]:
-        """Return the sums of the examples' losses, (n, num_columns), in the order of `batches`.
+        """Return the sums for each example, (n, num_columns), in the order of `batches`.
 
         Raises:
             ValueError: the adapter does not keep examples separate.
-            TemperError: the model bypasses a module.
+            TemperError: the forward of a module was not called.
         """
         with (
             measuring(self.model, self.adapter.device),

@@ -1,8 +1,8 @@
-"""The quantum step inside a run: its times, its cost limit, and the effects of its answer.
+"""The quantum step inside a run: when it runs, how much time it may take, and its effects.
 
 Data selection runs at the start of an epoch: before the first step, and then at the first epoch
-that begins `optimization_frequency` steps or more after the last answer. Blocks are chosen in a
-step for which all blocks have gradients. LoRA components are chosen once.
+that begins `optimization_frequency` steps or more after the last quantum step. Blocks are chosen in
+a step for which all blocks have gradients. LoRA components are chosen once.
 """
 
 import time
@@ -53,7 +53,7 @@ LONG_SECONDS = 5.0  # a step at least this long is announced
 
 
 class QuantumExtension(Extension):
-    """The extension that runs quantum steps when they are due and carries out their decisions.
+    """The extension that runs quantum steps when they are due, and applies their decisions.
 
     Args:
         trainer: its parts are used after the run has begun.
@@ -79,7 +79,7 @@ class QuantumExtension(Extension):
         return "quantum"
 
     def inspect(self, data: DataSource, model: torch.nn.Module) -> None:
-        """Apply the data budget, and refuse a run that has nothing to choose from.
+        """Apply the data budget, and check that the run has something to choose from.
 
         This is called before the run's length is computed.
 
@@ -112,8 +112,10 @@ class QuantumExtension(Extension):
         self._is_in_loop = True
 
     def phase_start(self, state: TrainingState) -> None:
-        """Freeze the blocks that were not chosen, since a new phase makes all its blocks
-        trainable."""
+        """Freeze the blocks that were not chosen.
+
+        This is needed because a new phase makes all of its blocks trainable.
+        """
         if self.session.decisions.blocks is not None:
             train_only(state, self.session.decisions.blocks)
 
@@ -138,7 +140,7 @@ class QuantumExtension(Extension):
         """Set dropped LoRA components to zero, and drop the optimizer state of frozen blocks.
 
         Weights and optimizer state change only here, because at any other time a checkpoint of the
-        last boundary could already contain the change.
+        previous step could already contain the change.
         """
         self.session.cost.step_has_ended()
         keep_only(state.model, self.session.decisions.kept)
@@ -148,7 +150,7 @@ class QuantumExtension(Extension):
             self.session.unlogged = {}
 
     def carry_out(self, state: TrainingState) -> None:
-        """Carry out decisions made between two steps of a custom loop."""
+        """Apply decisions that were made between two steps of a custom loop."""
         train_only(state, self.session.decisions.blocks)
         forget_optimizer_moments(state, self.session.decisions.blocks)
         keep_only(state.model, self.session.decisions.kept)
@@ -174,7 +176,7 @@ class QuantumExtension(Extension):
     # When
 
     def _decided_by_first(self, work: Callable[[], None]) -> None:
-        """Run `work` on rank 0 and give every rank the resulting decisions."""
+        """Run `work` on rank 0, and broadcast the resulting decisions to every rank."""
 
         def decide() -> dict[str, Any]:
             before = self.session.decisions
@@ -217,7 +219,7 @@ class QuantumExtension(Extension):
         return state.step - self.session.last_step >= self.frequency
 
     def _steps_ahead(self, state: TrainingState) -> int:
-        """Return the number of steps until the next answer replaces this one."""
+        """Return the number of training steps until the next quantum step replaces the decision."""
         left = max(1, state.total_steps - state.step)
         return left if self.frequency is None else min(left, self.frequency)
 
@@ -227,7 +229,7 @@ class QuantumExtension(Extension):
         return self.trainer.data
 
     def _drawn_by_chance(self) -> str:
-        """Return a note if a budget is set and nothing is selected, else "".
+        """Return a note that the examples are a random draw, or "" if they are not.
 
         Without the note, a random share could be taken for all examples, or for a choice.
         """
@@ -244,9 +246,9 @@ class QuantumExtension(Extension):
         )
 
     def hold_selection(self, state: TrainingState) -> None:
-        """Apply the selection in force to the data source.
+        """Apply the current selection of examples to the data source.
 
-        At the start of an epoch the latest selection comes into force.
+        At the start of an epoch, the latest selection becomes the current one.
         """
         if state.position.example == 0:
             self.in_force = self.session.decisions.selection
@@ -256,7 +258,7 @@ class QuantumExtension(Extension):
             self._data.select(self.in_force)
 
     def check_selection(self, ids: Sequence[int]) -> None:
-        """Refuse a selection that the data source cannot provide.
+        """Check that the data source can provide a selection.
 
         Raises:
             ValueError: this run does not select examples, or not that many, or an id is invalid.
@@ -266,7 +268,7 @@ class QuantumExtension(Extension):
         self._data.check_selection(ids)
 
     def data_selection_step(self, state: TrainingState) -> DataSelectionStep:
-        """Return the step that selects the examples of this run."""
+        """Create the quantum step that selects the examples of this run."""
         return DataSelectionStep(
             config=self.config,
             model=state.model,
@@ -324,7 +326,7 @@ class QuantumExtension(Extension):
         self.session.solve(state, step, problem, predicted, allowed)
 
     def gradient_step(self, state: TrainingState, number: int) -> GradientStep:
-        """Return the step that decides with the gradients of the last batch.
+        """Create the quantum step that decides with the gradients of the last batch.
 
         Args:
             number: quantum steps before this one.

@@ -1,6 +1,6 @@
-"""The solver session of a run, which has problems solved, and stores and reports the decisions.
+"""The solver session of a run: it solves the problems, and stores and reports the decisions.
 
-An answer depends only on the state of the run and its seed, unless a time limit cut it off or a
+An answer depends only on the state of the run and its seed, unless a time limit affected it or a
 remote machine gave it. A result that depended on a clock is saved at once. All decisions are in
 every checkpoint, so a resumed run does what the uninterrupted run would have done.
 """
@@ -58,7 +58,7 @@ LEAST_SECONDS = 0.01  # least time limit of a solver; none answers in it, so a b
 
 
 class TrainingParts(Protocol):
-    """The parts of a trainer that the quantum step needs; they are complete when the run begins."""
+    """The parts of a trainer that the quantum step needs. They exist once the run has begun."""
 
     training_config: TrainingConfig
     sections: Mapping[str, ConfigSection]
@@ -71,10 +71,10 @@ class TrainingParts(Protocol):
 
 
 class DecisionStep(Protocol):
-    """A step that made a problem and knows how to apply its solution."""
+    """A quantum step that formulated a problem and can apply its solution."""
 
     def apply(self, problem: QuantumProblem, decision: object, decisions: Decisions) -> Record:
-        """Add a decision to those in force, and return a description of it for reports."""
+        """Apply a solved decision to `decisions`, and return a record of it for reports."""
 
 
 @dataclass
@@ -87,14 +87,14 @@ class Waiting:
 
 
 class SolverSession:
-    """The solving of one run's problems; the extension determines when they are posed, and which.
+    """The solving of one run's problems. The extension determines which ones, and when.
 
     Args:
         trainer: its parts are used after the run has begun.
         clock: a monotonic clock in seconds.
 
     Attributes:
-        decisions: the decisions in force.
+        decisions: the current decisions.
         history: a record of each step.
         report: shows a line to the user.
         without_answer: returns a description of what the run does until a decision is made; "":
@@ -124,7 +124,7 @@ class SolverSession:
 
     @property
     def solver_seconds(self) -> float | None:
-        """The solver time of the last answer in seconds; None before the first."""
+        """The solver time of the last answer in seconds; None before the first answer."""
         newest = self.history.newest()
         return None if newest is None else newest.get("solver_seconds")
 
@@ -143,7 +143,7 @@ class SolverSession:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned.
 
-        A problem that another process was solving is due again, because its numbers are lost.
+        A problem that another process was solving is posed again, because its data is lost.
         """
         self.close()
         self.decisions.load_state_dict(saved["decisions"])
@@ -154,7 +154,7 @@ class SolverSession:
         self.unlogged = dict(saved["untold"])
 
     def run(self, state: TrainingState, decide: Callable[[], None]) -> None:
-        """Do one quantum step; if it fails, the training continues unchanged.
+        """Run one quantum step. If it fails, training continues unchanged.
 
         Raises:
             Exception: the GPU failed.
@@ -194,7 +194,7 @@ class SolverSession:
         predicted_seconds: float,
         allowed_seconds: float,
     ) -> None:
-        """Solve a problem in this process, or in the background.
+        """Solve a problem in this process, or start to solve it in the background.
 
         Args:
             predicted_seconds: predicted time of the whole step.
@@ -226,7 +226,7 @@ class SolverSession:
         return replace(solution, remarks=[*solution.remarks, remark])
 
     def collect(self, state: TrainingState) -> None:
-        """Apply the solution of the background process, if it is done."""
+        """Apply the solution of the background process if it is finished."""
         waiting = self.waiting
         if waiting is None or not waiting.background.is_done:
             return
@@ -247,7 +247,7 @@ class SolverSession:
         solution: Solution,
         record: Record,
     ) -> None:
-        """Apply a decision and report it; if an error occurs, nothing is applied."""
+        """Apply a decision and report it. If an error occurs, nothing is applied."""
         decisions = copy.copy(self.decisions)
         chosen = step.apply(problem, solution.decision, decisions)
         began = record.pop("began")
@@ -326,13 +326,13 @@ class SolverSession:
         self.report(in_words(kept))
 
     def report_unused(self, state: TrainingState) -> None:
-        """Report a problem that is unsolved, or solved but unused, at the end of the run."""
+        """Report a background problem whose solution is not used, at the end of the run."""
         if self.waiting is not None and state.error is None and not state.is_interrupted:
             why = phrase("quantum.ended_before_answer_used")
             self._report({**self.waiting.record, "outcome": UNUSED, "why": why})
 
     def close(self) -> None:
-        """End the background solution."""
+        """End the background process."""
         if self.waiting is not None:
             self.waiting.background.close()
             self.waiting = None

@@ -1,7 +1,7 @@
 """Records of quantum steps: the problem, the solver and the quality of the answer.
 
-Records are JSON values. They are stored in checkpoints and in `quantum.json` of a run directory,
-and the report, the metrics and the log are made from them.
+Records are JSON values. They are stored in checkpoints and in `quantum.json` of a run directory.
+The report, the metrics and the log are made from them.
 """
 
 import json
@@ -33,21 +33,21 @@ READS, CHAIN_BREAKS = "num_reads", "chain_break_fraction"
 
 
 class Record(TypedDict, total=False):
-    """The record of one quantum step; it always has `step`, `epoch`, `problem` and `outcome`.
+    """The record of one quantum step. It always has `step`, `epoch`, `problem` and `outcome`.
 
     The choice is described by `chosen`, as text, and by keys that depend on the problem.
 
     Attributes:
         began: start on the session's clock; never stored.
-        foretold_seconds, allowed_seconds: the predicted cost of the step, and its limit
-            (None: it has none).
+        foretold_seconds, allowed_seconds: the predicted cost of the step, and its limit (None: no
+            limit).
         used_at_step: the step at which the answer of another process was applied.
         why: the reason if there is no answer, and what the run does without one.
         seconds, solver_seconds: time of the whole step, and of the samplers in it.
         alternatives: energies of baselines, by name.
         info: what the sampler reported about itself.
         facts: what the problem reported about itself.
-        lower_bound: no answer has a lower energy.
+        lower_bound: a bound below which no answer's energy can be.
         random_energies: energies of random answers, ascending.
         selection: hash of the selected examples' ids.
         density: chosen share of each part of the training data in its order.
@@ -91,13 +91,13 @@ class Record(TypedDict, total=False):
 
 
 class History:
-    """The records of a run, oldest first; only the newest `MAX_RECORDS` are kept."""
+    """The records of a run's quantum steps, oldest first; the newest `MAX_RECORDS` are kept."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []  # copied at every step; copying texts is cheap
 
     def add(self, record: Record) -> Record:
-        """Store a record, and return it as reading it from JSON would give it."""
+        """Store a record, and return it in the form in which it is read from JSON."""
         text = json.dumps(record)
         self._texts = [*self._texts, text][-MAX_RECORDS:]
         if len(self._texts) > NUM_WHOLE:
@@ -135,7 +135,7 @@ def _parsed(text: str) -> Record:
 
 
 def answer_facts(problem: QuantumProblem, solution: Solution, seed: int) -> Record:
-    """Return the facts about an answer, without the answer itself, which may be long."""
+    """Return the parts of a record that describe an answer's quality, without the answer."""
     chosen = solution.info.get("sampler")  # the one that `auto` chose
     return {
         "energy": solution.energy,
@@ -169,14 +169,14 @@ def random_energies(problem: QuantumProblem, seed: int) -> list[float]:
 
 
 def histogram(ids: npt.NDArray[np.int64], num_examples: int) -> list[float]:
-    """Return the chosen share of each of `NUM_BINS` parts of the training data in its order."""
+    """Return the chosen share in each of `NUM_BINS` consecutive parts of the training data."""
     edges = np.linspace(0, num_examples, min(NUM_BINS, num_examples) + 1)
     counts = np.histogram(ids, edges)[0]
     return [round(float(share), 4) for share in counts / np.maximum(np.diff(edges), 1e-9)]
 
 
 def numbers_of(record: Record) -> dict[str, float]:
-    """Return the numbers of a quantum step that become metrics."""
+    """Return the numbers in a record that become metrics."""
     info = record.get("info", {})
     numbers = {
         "quantum_problem_size": record.get("num_variables"),
@@ -191,7 +191,7 @@ def numbers_of(record: Record) -> dict[str, float]:
 
 
 def gap(record: Record) -> float | None:
-    """Return the difference between the energy and its lower bound; None if one is unknown."""
+    """Return the answer's energy minus its lower bound, or None if one of them is unknown."""
     bound, energy = record.get("lower_bound"), record.get("energy")
     return None if bound is None or energy is None else energy - bound
 
