@@ -44,9 +44,10 @@ def platform() -> Platform:
 
 
 def has_browser() -> bool:
-    """Return whether a page of Colab may respond to this process: consent, secrets, downloads.
+    """Return whether this process may use a page of Colab, for consent, secrets or downloads.
 
-    A script and a `!command` have no page. It is unknown whether the page is Colab's own or that of
-    another program that shows notebooks, so every request to the page must have a time limit.
+    A script or a `!command` cannot use the page. It is unknown whether the page is Colab's own or
+    that of another program that shows notebooks, so every request to the page must have a time
+    limit.
     """
     return platform() is Platform.COLAB and in_notebook_kernel()

@@ -36,7 +36,7 @@ class SessionClock:
 
     Attributes:
         started: the start of the session, in seconds since 1970.
-        limit_seconds: the longest duration of the session, or None if no end is known.
+        limit_seconds: the maximum duration of the session, or None if unknown.
         now: returns the time in seconds since 1970.
     """
 
@@ -58,7 +58,7 @@ class SessionClock:
 
     @property
     def deadline_seconds(self) -> float | None:
-        """The value for `training.deadline`: the seconds until everything must be backed up."""
+        """The value for `training.deadline`: the seconds until the last backup must be done."""
         left = self.left_seconds
         if left is None:
             return None

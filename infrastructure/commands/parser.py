@@ -21,19 +21,19 @@ SHORT_FLAGS = 60  # above this number of arguments, `--help` only shows the most
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An ArgumentParser that raises ValueErrors of one sentence instead of printing its usage.
+    """An ArgumentParser that raises a ValueError with one sentence instead of printing its usage.
 
     The arguments are added when the parser is first used, because a command can have about two
     hundred flags.
 
     Args:
         add_arguments: the function that adds the arguments.
-        groups: for each heading, the commands below it: their names and descriptions.
+        groups: the commands to list, as a description by name, under each heading.
 
     Attributes:
-        unused: the familiar settings (`short_help.FAMILIAR`) without effect on the command.
-        texts: descriptions of familiar settings that are different in its short `--help`.
-        examples: command lines, shown at the end of its short `--help`.
+        unused: settings that `short_help.FAMILIAR` lists but that have no effect on this command.
+        texts: descriptions that replace those of settings in the short `--help`.
+        examples: command lines to show at the end of the short `--help`.
     """
 
     unused: Collection[str] = frozenset()
@@ -67,7 +67,11 @@ class CommandParser(argparse.ArgumentParser):
         return len(self._actions) > SHORT_FLAGS
 
     def format_help(self) -> str:
-        """Return the text of `--help`."""
+        """Return an option with the placeholder of its value, and its short description.
+
+        The short description is the first sentence of the help text, and the default if there is
+        one.
+        """
         if self._groups is not None:
             return self._grouped_help(self._groups)
         from infrastructure.commands.short_help import short_help
@@ -110,7 +114,7 @@ class CommandParser(argparse.ArgumentParser):
         )
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
-        """Refuse unknown commands and values, with a message that does not list hidden commands."""
+        """Raise an error for an unknown command or value, without listing hidden commands."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             from infrastructure.commands.unknown_words import unknown_command
 
@@ -134,7 +138,7 @@ class CommandParser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
     def _refuse_value_of_another(self, action: argparse.Action, value: object) -> None:
-        """Raise an error that names the flag to which `value` belongs, if there is one."""
+        """Raise an error if `value` belongs to another flag, and name that flag."""
         for other in self._actions:
             if other.option_strings and other.choices is not None and value in other.choices:
                 flag, given = other.option_strings[-1], action.option_strings[-1]
@@ -150,17 +154,17 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def as_sentence(text: str) -> str:
-    """Return the description in a command's help, made from its entry in the list of commands."""
+    """Turn a description from the list of commands into a sentence, for the command's own help."""
     return f"{text[0].upper()}{text[1:]}."
 
 
 def _is_a_run(word: str) -> bool:
-    """Return whether an unknown command looks like a run: a path, or an ID with its date first."""
+    """Return whether an unknown command looks like a run: a path, or an ID such as 20261129-…."""
     return "/" in word or "@" in word or word[:8].isdecimal()
 
 
 class ShowAll(argparse.Action):
-    """The action of `--help-all`."""
+    """The argparse action of `--help-all`."""
 
     def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
@@ -172,7 +176,7 @@ class ShowAll(argparse.Action):
 
 
 class ShowVersion(argparse.Action):
-    """The action of `--version`. It looks up the version only on request, which is slow."""
+    """The argparse action of `--version`. The version, which is slow to find, is read on use."""
 
     def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
@@ -228,7 +232,7 @@ def _refuse_value_of_switch(
     """Refuse `--lora true`, in which `true` would be taken for DATA.
 
     Raises:
-        ValueError: if a word follows such a flag; the message says how to switch it on and off.
+        ValueError: if `true`, `false` or a similar word follows a flag that takes no value.
     """
     pairs = [pair for pair in pairwise(words) if pair[1].lower() in TRUTH]
     if not any(flag.startswith("--") for flag, _ in pairs):
@@ -257,7 +261,7 @@ def _name_with_spaces(words: Sequence[str]) -> str | None:
 def _words_before_flags(
     words: Sequence[str], unknown: Sequence[str], options: argparse.Namespace
 ) -> list[str] | None:
-    """Return the command line with its positional words together, as argparse expects them.
+    """Return the command line with its positional arguments together, as argparse needs them.
 
     `RUN --flag FOLDER` becomes `RUN FOLDER --flag`. Return None if the unknown word is a flag, or
     if it is not clear where a word belongs.

@@ -48,10 +48,10 @@ DISK_NEEDED_BYTES = {"cpu": 4_000_000_000, "cuda": 12_000_000_000}
 
 @dataclass(frozen=True)
 class Part:
-    """A step of the installation. It is complete if the record has its `fingerprint` under `name`.
+    """A step of the installation. It is complete if the record maps `name` to `fingerprint`.
 
     Attributes:
-        left_out: packages that are in the files but are not installed.
+        left_out: packages that the requirement files list but this step does not install.
     """
 
     name: str
@@ -155,7 +155,10 @@ def _folder_name(options: argparse.Namespace) -> str:
 
 
 def _torch_build(driver: bool, record: dict[str, str]) -> TorchBuild:
-    """Return the build of PyTorch. A CUDA build is kept, as machines may share a folder."""
+    """Return which build of PyTorch to install: "cuda" or "cpu".
+
+    An installed CUDA build is kept, because several machines may share the folder.
+    """
     return "cuda" if driver or record.get("torch", "").startswith("cuda") else "cpu"
 
 
@@ -164,9 +167,9 @@ def _base_files(colab: bool) -> tuple[str, ...]:
 
 
 def _dev_files(colab: bool) -> tuple[str, ...]:
-    """Return the requirement files for development. The tests use every optional package.
+    """Return the requirement files for development, including those of the optional packages.
 
-    A Colab runtime has none of the optional packages.
+    On Colab, the optional packages are left out.
     """
     return ("requirements-dev.txt",) if colab else ("requirements-dev.txt", *OPTIONAL_FILES)
 
@@ -206,7 +209,7 @@ def read_record(folder: Path) -> dict[str, str]:
 
 
 def is_ready(plan: Plan) -> bool:
-    """Return whether all parts are installed, from a few small files and without any process."""
+    """Return whether all parts are installed, by reading a few small files."""
     record = read_record(plan.folder)
     in_place = record.get("location") == str(plan.folder) and python_of(plan.folder).exists()
     return in_place and not pending(plan, record)
@@ -372,7 +375,7 @@ def remove_triton(folder: Path, installer: Installer) -> None:
 
 
 def to_install(plan: Plan, part: Part) -> Sequence[Path]:
-    """Return the part's files, or one file without the lines that are left out."""
+    """Return the part's requirement files, or one file without the packages in `left_out`."""
     if not part.left_out:
         return part.files
     lines = [line for file in part.files for line in file.read_text().splitlines()]
@@ -415,7 +418,7 @@ def install_torch(installer: Installer, version: str, build: TorchBuild) -> None
 
 
 def show_machine(plan: Plan) -> None:
-    """Print the report of `temper doctor`, and ignore its verdict."""
+    """Print the report of `temper doctor`, whatever its exit code is."""
     python = str(python_of(plan.folder))
     command = [python, "-P", "-m", "infrastructure.testing.doctor"]
     subprocess.run(command, stdout=sys.stderr, check=False)
@@ -437,7 +440,7 @@ def _check_disk(plan: Plan, todo: list[Part]) -> None:
 
 @contextmanager
 def only_one_installer() -> Iterator[None]:
-    """Wait for other installations of this checkout, including a pip that outlived its parent."""
+    """Wait until no other process installs for this checkout, then hold the lock for the block."""
     with Path(__file__).open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

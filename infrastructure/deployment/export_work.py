@@ -1,4 +1,4 @@
-"""One export in progress: what a format is given, and the folder of transformers itself."""
+"""One export in progress, and the export as a transformers folder."""
 
 import gc
 import shutil
@@ -45,7 +45,8 @@ class Work:
         model: the model on the CPU, merged if the request says so.
         ends: the tokens that end answers.
         notes: notes for the user.
-        rounding: the rounding of the weights in training, if they are written with it.
+        rounding: the kind of rounding used in training, or None if the weights are exported
+            unrounded.
     """
 
     model: Any
@@ -59,11 +60,11 @@ class Work:
     rounding: str | None = None
 
     def write(self, folder: Path) -> None:
-        """Write the files of the requested format to `folder`, and compare what they compute.
+        """Write the files of the requested format, and compare them with the trained model.
 
         Raises:
-            ValueError: if the model cannot be written in this format; the error quotes the
-                exporter's message. Or if the format does not read it back.
+            ValueError: if the model cannot be written in this format, or the written files cannot
+                be read; the error quotes the exporter's message.
             CheckpointError: if the written model differs from the trained one.
         """
         for reading in self.request.format.write(self, folder):
@@ -72,7 +73,7 @@ class Work:
             raise InputError("deployment.export_not_read_back", format=self.request.form)
 
     def write_transformers_folder(self, folder: Path) -> Iterator[Reading]:
-        """Write the model for transformers or PEFT, rounded if the request says so."""
+        """Write the model as a transformers or PEFT folder, rounded if this was requested."""
         if self.rounding is not None:  # the weights with which training computed
             with self.whole_model(folder) as whole:
                 write_rounded(whole, folder, self.rounding, self.tokenizer)
@@ -132,7 +133,7 @@ class Work:
         return Logits(self.model)
 
     def logits_of(self, model: Any) -> Any:
-        """Return `Reading.logits` of a model that transformers has loaded."""
+        """Return the function for `Reading.logits` for a model that transformers has loaded."""
         return logits_of(model.eval())
 
     def save_beside(self, folder: Path) -> None:
@@ -145,7 +146,7 @@ class Work:
         """Return the questions, encoded by the tokenizer in a folder, or None if it has none.
 
         Args:
-            model: the model that they are for, if `self.model` is no longer there.
+            model: the model that the questions are for, if `self.model` was freed.
         """
         if not (folder / "tokenizer_config.json").is_file():
             return None
@@ -160,12 +161,16 @@ class Work:
         return str(written.write_prompt(turns).text).removeprefix(tokenizer.bos_token or "")
 
     def questions(self) -> list[str]:
-        """Return the texts of the questions, without the initial BOS token."""
+        """Return the test questions as formatted prompts, without the initial BOS token."""
         return [self.as_text([Turn("user", question)]) for question in QUESTIONS]
 
     @contextmanager
     def whole_model(self, folder: Path, dtype: torch.dtype | None = None) -> Iterator[Path]:
-        """Yield a temporary folder with the model in its own format or `dtype`. Free its memory."""
+        """Yield a temporary transformers folder with the model, after its memory was freed.
+
+        Args:
+            dtype: the data type of the written weights; by default, the model's own.
+        """
         whole = folder / WHOLE
         whole.mkdir()
         try:
@@ -180,7 +185,7 @@ class Work:
 
 
 class Logits(torch.nn.Module):
-    """A language model as a plain function from tokens to logits without a cache.
+    """A module that maps token ids to the logits of a language model, without a KV cache.
 
     Shapes: (batch, length) of int64 → (batch, length, vocabulary).
     """
@@ -197,6 +202,9 @@ class Logits(torch.nn.Module):
 
 
 def _output_layer(model: Any) -> list[str]:
-    """Return the name of the layer that bitsandbytes skips by default, unless others are listed."""
+    """Return the name of the output layer, in a list of modules that stay unquantized.
+
+    bitsandbytes skips this layer only as long as no other modules are listed.
+    """
     head = model.get_output_embeddings()
     return [name for name, module in model.named_modules() if module is head]

@@ -42,9 +42,10 @@ def train(
         summary = temper.train("chats.jsonl", model="./my-llama", lora=True, num_epochs=3)
 
     Args:
-        data: a file, a folder or a Hub dataset, or the whole section of settings; by default, the
-            sample tasks.
-        model: a folder or a Hub name, or the whole section; by default, a small model from scratch.
+        data: a file, a folder or a Hub dataset, or all settings of the section `data` as a mapping;
+            by default, the sample tasks.
+        model: a folder or a Hub name, or all settings of the section `model` as a mapping; by
+            default, a small model from scratch.
         preset: a predefined group of settings; `temper train --help-all` lists them.
         config_file: a YAML file; by default, `.config/training_config.yaml` if it exists.
         accept: the names of settings that may differ when a run resumes, such as
@@ -77,7 +78,7 @@ def _named(key: str, value: str | Path | Mapping[str, Any] | None) -> dict[str, 
 
 
 def _by_key(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by key. `data="rows.jsonl"` sets `data.path`, as the argument `data` does."""
+    """Return settings by their full key: `data="rows.jsonl"` becomes `data.path`."""
     named = {key_of_keyword(name): value for name, value in settings.items()}
     return named | _named("data.path", named.pop("data", None))
 
@@ -97,7 +98,7 @@ def resume(
     accept: Collection[str] = (),
     **changes: Any,
 ) -> Summary:
-    """Resume a run with its recorded settings. For a finished run, confirm its backup.
+    """Resume a run with its recorded settings. If it is finished, only complete its backup.
 
     Args:
         run: the name of the run, `name@step`, or its path; by default, the newest run. A run that
@@ -128,7 +129,7 @@ def resume_with(
     accept: Collection[str] = (),
     show_line: ShowLine = show,
 ) -> Summary:
-    """Resume as `resume` does, with changes that have a source (see `find_run` for `name`)."""
+    """Resume the run `name` (see `find_run`). `changes` are settings with their source."""
     place = next((c for c in changes if c.key == "backup.place" and c.value), None)
     chosen = find_to_resume(name, output_dir, changes, accept, show_line, place)
     return resume_run(chosen, accept, show_line)
@@ -178,8 +179,8 @@ def evaluate(
         settings: settings, as in `train`.
 
     Returns:
-        The loss, the shares of correct answers and other scores by task with their intervals, and
-        the path of the HTML page.
+        The loss, the path of the HTML page, and for each task the share of correct answers and
+        other scores with their confidence intervals.
 
     Raises:
         ValueError, TemperError: if a model or the data cannot be used.

@@ -77,7 +77,7 @@ def find_to_resume(
 
     Args:
         place: the setting `backup.place` as given now, from any source. A run that is not in
-            `output_dir` is restored from this destination, and backed up to it from now on.
+            `output_dir` is restored from this destination, and from then on backed up there.
 
     Raises:
         ValueError, TemperError: if there is no such run, its records cannot be read, `accept`
@@ -146,7 +146,7 @@ def _from_place(
 
 
 def refuse_changed(run: RunDirectory, was: DeploymentConfig, config: DeploymentConfig) -> None:
-    """Refuse to resume a finished run with other settings, unless these are accepted.
+    """Refuse changed settings of a finished run, if they would have changed its result.
 
     Raises:
         CheckpointError: if a setting that determines the result has changed; the message says how
@@ -174,7 +174,7 @@ def refuse_changed(run: RunDirectory, was: DeploymentConfig, config: DeploymentC
 
 
 def as_begun(run: RunDirectory, config: DeploymentConfig) -> DeploymentConfig:
-    """Return `config`, with the defaults from when `run` began for values that were not given."""
+    """Return `config`, with defaults replaced by those that applied when `run` started."""
     try:
         kept = kept_defaults(config, run.read_configuration())
     except ValueError:  # run.json is lost
@@ -185,7 +185,7 @@ def as_begun(run: RunDirectory, config: DeploymentConfig) -> DeploymentConfig:
 
 
 def backend_of(run: RunDirectory) -> "Backend | None":
-    """Return the library that loaded the model of a run, or None if no version recorded it."""
+    """Return the library that loaded the model of a run, or None if it was not recorded."""
     settings = settings_now(run, {})
     return backend_taken(settings) if BACKEND in settings else None
 
@@ -200,7 +200,7 @@ def commit_of_base(run: RunDirectory, config: DeploymentConfig) -> str | None:
 
 
 def describe_differences(agreed: Sequence[Difference], step: int) -> list[str]:
-    """Return a line for each difference, for a run that resumes at `step`."""
+    """Return lines that describe the accepted differences of a run that resumes at `step`."""
     accepted = [d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT]
     return [*in_words(agreed, step), *explain(accepted)]
 
@@ -216,7 +216,7 @@ def explain(accepted: Collection[str]) -> list[str]:
 
 
 def has_other_data(run: RunDirectory, config: DeploymentConfig) -> bool:
-    """Return whether the files that the run read are known to have changed since."""
+    """Return whether the training files have changed since the run recorded their hash."""
     described = run.read_run().get("data")
     recorded = described.get("files_sha256") if isinstance(described, Mapping) else None
     return recorded is not None and data_files_hash(config.data) not in (recorded, None)

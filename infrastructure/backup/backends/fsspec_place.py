@@ -1,7 +1,7 @@
-"""Any store that fsspec supports: S3, Google Cloud Storage, Azure, SFTP and others.
+"""A backup destination in any store that fsspec supports: S3, Google Cloud Storage, Azure, SFTP.
 
-These stores have a file when the write returns. The evidence is the server's own checksum if it
-provides a comparable one, and otherwise reading the file back.
+In these stores, a file is safe as soon as the write returns. To check it, Temper compares the
+server's own checksum if that is comparable, and otherwise reads the file back.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""Settings of the quantum step that contradict others, and what it lacks on this machine."""
+"""Checks for contradictory settings of the quantum step, and for missing samplers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -38,7 +38,7 @@ def is_enabled(config: Any) -> bool:
 
 
 def problem_of(config: Any) -> str | None:
-    """Return what the quantum step decides; None: there is no quantum step."""
+    """Return the name of the problem that the quantum step solves, or None without such a step."""
     return config.quantum.problem if is_enabled(config) else None
 
 
@@ -52,7 +52,7 @@ def problems(config: Any) -> Iterator[str]:
 
 
 def own_samplers(config: Any) -> Iterator[tuple[str, str]]:
-    """Yield the addresses of user-defined samplers that the quantum step uses, with their group."""
+    """Yield (plug-in group, address) of each user-defined sampler that the quantum step uses."""
     if is_enabled(config):
         names = (name for _, name in config.quantum.samplers())
         yield from ((SAMPLER_GROUP, name) for name in names if is_address(name))

@@ -1,4 +1,4 @@
-"""The settings of the quantum step: what it decides, which sampler solves it, and at what cost."""
+"""Settings of the quantum step: what it decides, which sampler it uses, and its cost limit."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -35,7 +35,7 @@ _DATA, _BLOCKS = map(_decides, (DATA_SELECTION, BLOCK_SELECTION))
 
 
 class QuantumConfig(ConfigSection):
-    """The settings of one decision of the run, which is solved repeatedly as a binary problem."""
+    """The settings of the quantum step, which solves a training decision as a binary problem."""
 
     prefix: ClassVar[str] = "quantum"
     help_note: ClassVar[str] = (
@@ -96,23 +96,23 @@ class QuantumConfig(ConfigSection):
     ] = Field(default=[], description="Solvers to try if the first one fails, in this order.")
 
     def samplers(self) -> list[tuple[str, str]]:
-        """Return (setting, name) of each sampler that may solve problems, best first."""
+        """Return (setting, sampler name) for the solver and its fallbacks, the preferred first."""
         return [("solver", self.solver), *(("fallback", name) for name in self.fallback)]
 
     @property
     def most_candidates(self) -> int:
-        """The largest number of variables worth using: the solver takes no larger problem."""
+        """The largest number of candidates that fits `max_qubits` and the solver's own limit."""
         return min(self.max_qubits, most_variables(self.solver) or self.max_qubits)
 
     @property
     def largest_problem(self) -> int:
-        """The number of variables of the largest problem that any of the samplers takes."""
+        """The number of variables of the largest problem that the solver or a fallback supports."""
         limits = [most_variables(name) or self.max_qubits for _, name in self.samplers()]
         return min(self.max_qubits, max(limits))
 
 
 class QuantumSection(ConfigSection):
-    """The field that the root of the configuration gets."""
+    """The field that the quantum step adds to the root of the configuration."""
 
     quantum: QuantumConfig = Field(
         default=QuantumConfig(), description="What the quantum step decides, and at what cost."
@@ -120,7 +120,7 @@ class QuantumSection(ConfigSection):
 
 
 class QuantumTraining(ConfigSection):
-    """The field that the training section gets."""
+    """The field that the quantum step adds to the training section."""
 
     prefix: ClassVar[str] = "training"
 
@@ -132,6 +132,6 @@ class QuantumTraining(ConfigSection):
 
 
 def config_of(trainer: Any) -> QuantumConfig:
-    """Return the settings of the quantum steps of a trainer."""
+    """Return the quantum settings of a trainer."""
     section: QuantumConfig = trainer.sections.get(QUANTUM) or QuantumConfig()
     return section

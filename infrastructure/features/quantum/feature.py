@@ -1,4 +1,4 @@
-"""The quantum step: at a chosen rhythm, a sampler decides a discrete question of the training."""
+"""The quantum step: during training, a sampler repeatedly solves a discrete decision."""
 
 from infrastructure.core.features import Feature
 

@@ -1,4 +1,4 @@
-"""The report's section on quantum steps: the problem, the choice, its solver, and a comparison."""
+"""The report's section on quantum steps: the decision, how it was made, and a comparison."""
 
 from collections.abc import Mapping, Sequence
 
@@ -51,7 +51,7 @@ def quantum_steps(view: RunView) -> Markup:
 def _decision(
     answered: Sequence[Mapping[str, object]], records: Sequence[Mapping[str, object]]
 ) -> str:
-    """Return a sentence on the decision of the newest answer."""
+    """Return a sentence that says what the newest answer decided."""
     if not answered:
         why = clip(str(records[-1].get("why", "")), 600)
         if not why:
@@ -139,7 +139,7 @@ def _step(record: Mapping[str, object]) -> list[object]:
 
 
 def _words(answered: Sequence[Mapping[str, object]]) -> Markup:
-    """Return remarks on the newest answer, and the data that the answer left out."""
+    """Build a list of remarks on the newest answer, and of examples that it excluded."""
     if not answered:
         return NOTHING
     newest = answered[-1]

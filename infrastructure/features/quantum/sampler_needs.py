@@ -1,4 +1,4 @@
-"""The requirements of each sampler of `quantum.solver`, and the largest problem that it takes.
+"""The requirements of each sampler in `quantum.solver`, and the largest problem that it supports.
 
 This module does not import the samplers' packages or contact a remote machine, so a configuration
 is checked before any slow operation. The samplers themselves are in `quantum/samplers/`.
@@ -50,8 +50,8 @@ def check_sampler(name: str) -> None:
     """Check that a sampler can be used on this machine.
 
     Raises:
-        ValueError: if there is no sampler of this name, or the module of a `module:Class` is
-            missing.
+        ValueError: if there is no sampler of this name, or the module of a custom `module:Class`
+            does not exist.
         MissingPackageError: if its package is not installed; the message says how to install it.
         MissingSecretError: if the environment variables for its remote machine are not set.
     """
@@ -68,11 +68,11 @@ def check_sampler(name: str) -> None:
 
 
 def most_variables(name: str) -> int | None:
-    """Return how many variables a sampler takes; None if unlimited or if it is user-defined."""
+    """Return the most variables that a sampler supports; None: no limit, or a custom sampler."""
     needs = SAMPLER_NEEDS.get(canonical(name))
     return None if needs is None else needs.max_variables
 
 
 def canonical(name: str) -> str:
-    """Return the name of a sampler with underscores, where the specification has hyphens."""
+    """Replace hyphens in a sampler's name, as the specification writes it, by underscores."""
     return name.replace("-", "_")

@@ -16,10 +16,12 @@ LEAST_DENSITY = 0.01
 
 
 class AutoSampler(dimod.Sampler):
-    """A sampler that queries the one that fits the problem; `info` has `sampler` and `reason`.
+    """A sampler that passes each problem to the sampler that fits it.
+
+    The `info` of the answer contains the name (`sampler`) and the reason for the choice (`reason`).
 
     Args:
-        make: returns the sampler of a name.
+        make: creates the sampler with a given name.
     """
 
     parameters: ClassVar[dict[str, object]] = {
@@ -39,7 +41,7 @@ class AutoSampler(dimod.Sampler):
         num_ones: int | None = None,
         **parameters: object,
     ) -> dimod.SampleSet:
-        """Choose a sampler and query it, without the parameters that it does not know."""
+        """Choose a sampler and query it, without parameters that it does not support."""
         began = time.monotonic()
         name, reason = choose(bqm, num_ones)
         if name not in self.samplers:

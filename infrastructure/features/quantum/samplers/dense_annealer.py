@@ -1,7 +1,7 @@
-"""Temper's sampler for dense problems of up to some ten thousand variables, in numpy only.
+"""Temper's sampler for dense problems of up to some ten thousand variables, with numpy only.
 
-With thousands of fully connected variables, library samplers exceed their time limit and end
-farther from the best known energies (`benchmarks/results/quantum_quality.md`).
+With thousands of fully connected variables, library samplers exceed their time limit and find
+energies farther from the best known ones (`benchmarks/results/quantum_quality.md`).
 """
 
 import time
@@ -24,7 +24,7 @@ MOST_SPARE_SHARE = 0.2
 
 
 class DenseAnnealer(dimod.Sampler):
-    """An annealer with a recombined population; a `dimod.Sampler` for any binary quadratic model.
+    """A `dimod.Sampler` for any binary quadratic model: annealing with a recombined population.
 
     If the time limit did not cut the search off (see `info["is_cut_off"]`), the answer depends only
     on model, `seed`, `num_reads` and `num_ones`, on any machine. The energies are the model's own,
@@ -52,7 +52,7 @@ class DenseAnnealer(dimod.Sampler):
         num_ones: int | None = None,
         **unknown: object,
     ) -> dimod.SampleSet:
-        """Search for the lowest energy.
+        """Search for the assignment with the lowest energy.
 
         Args:
             num_reads: number of independent searches; their best assignments are recombined. None:
@@ -91,14 +91,14 @@ class DenseAnnealer(dimod.Sampler):
 
 
 def default_reads(num_variables: int, num_ones: int | None = None) -> int:
-    """Return the default number of reads, which follows from the size of the problem."""
+    """Return the default number of reads for a problem of this size."""
     if num_ones is not None:
         return READS
     return min(MOST_READS, max(FEWEST_READS, VARIABLES_SEARCHED // max(1, num_variables)))
 
 
 def _samples(search: Search[Any], bqm: dimod.BinaryQuadraticModel) -> Bits:
-    """Return the assignments in the model's vartype, best first."""
+    """Return the assignments that a search found in the model's vartype, best first."""
     states = search.ranked()
     bits = np.array([state.bits for state in states], np.int8)
     return bits if bqm.vartype is dimod.BINARY else (2 * bits - 1).astype(np.int8)
@@ -115,7 +115,7 @@ def _search_info(search: Search[Any]) -> dict[str, object]:
 
 
 def _spare_seconds(bqm: dimod.BinaryQuadraticModel, time_limit: float | None) -> float:
-    """Return the seconds to reserve for the answers' energies, a limited share of the limit."""
+    """Return the seconds to reserve for computing energies, a limited share of the time limit."""
     needed = SECONDS_PER_TERM * bqm.num_interactions
     return 0.0 if time_limit is None else min(needed, MOST_SPARE_SHARE * time_limit)
 

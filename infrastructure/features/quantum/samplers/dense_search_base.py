@@ -1,4 +1,4 @@
-"""The base class of searches over a dense problem: independent reads until the search ends."""
+"""The base class of searches over a dense problem by independent reads."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -18,20 +18,20 @@ State = TypeVar("State", bound=DenseState)
 
 
 class TimeIsUp(Exception):  # noqa: N818 - no error: the search ends where it is
-    """A signal that the deadline has passed."""
+    """The exception that ends a search when its deadline has passed."""
 
 
 @dataclass
 class Search(ABC, Generic[State]):
-    """The state of a search for one problem.
+    """The state of a search for the lowest energy of one problem.
 
     Attributes:
         spare_seconds: how long before the deadline the search ends.
         best: the assignment with the lowest energy.
         champions: the best assignments of the reads.
         read_energies: the lowest energy of each finished read.
-        num_steps: children or kicks so far.
-        is_cut_off: the deadline ended the search.
+        num_steps: number of children or kicks so far.
+        is_cut_off: whether the deadline ended the search.
     """
 
     problem: DenseProblem
@@ -66,7 +66,7 @@ class Search(ABC, Generic[State]):
             self.is_cut_off = True
 
     def ranked(self) -> list[State]:
-        """Return the distinct results, best first."""
+        """Return the distinct assignments that the search found, best first."""
         states = list(self.champions)
         if self.best is not None:
             states.append(self.best)
@@ -74,7 +74,7 @@ class Search(ABC, Generic[State]):
 
     @property
     def is_converged(self) -> bool:
-        """True if enough independent reads end at the lowest energy."""
+        """True if several independent reads ended at the lowest energy."""
         if self.best is None:
             return False
         rounding = SAME_ENERGY * abs(self.best.energy - self.problem.offset) + self.best.least_gain
@@ -93,7 +93,7 @@ def distance(one: DenseState, other: DenseState) -> int:
 
 
 def distinct(states: Sequence[State], same_variables: int) -> list[State]:
-    """Return the states without near-duplicates, best first."""
+    """Return the states without near-duplicates, by energy."""
     kept: list[State] = []
     for state in sorted(states, key=lambda state: state.energy):
         if all(distance(state, other) > same_variables for other in kept):

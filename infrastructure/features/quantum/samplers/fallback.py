@@ -1,7 +1,7 @@
 """A chain of samplers: if one fails, the next one is queried.
 
-An answer after a failure does not depend on the problem alone. A caller that must be able to repeat
-the answer has to store it, as a run does in its checkpoints.
+After a failure, the answer does not depend on the problem alone. A caller that must be able to
+repeat the answer has to store it. A run stores it in its checkpoints.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """A wrapper that runs any dimod sampler in a separate process and ends it at the deadline.
 
-Whatever the sampler does there (hang, raise, die, return an invalid answer) becomes a
+Whatever goes wrong in the sampler (it hangs, raises, dies, or returns an invalid answer) becomes a
 `SamplerError` here, at most half a second after the deadline. The process is started fresh, not
 forked, because threads and a GPU may be in use here. It is kept for the next problem and ends with
 this process.
@@ -39,7 +39,7 @@ ENERGY_TOLERANCE = 1e-4  # relative to the sum of all coefficients: some solvers
 
 
 class ProcessSampler(dimod.Sampler):
-    """A sampler, given by name, that runs in another process.
+    """A sampler that runs in another process.
 
     Args:
         name: a name in `sampler_process.DIRECT`, or `module:Class` of a custom sampler.
@@ -59,13 +59,13 @@ class ProcessSampler(dimod.Sampler):
         return {name: [] for name in ("time_limit", *self.known)}
 
     def start(self) -> None:
-        """Start the process ahead of the next problem, without waiting for it."""
+        """Start the process before it is needed, without waiting for it."""
         if self._child is None or self._child.process.poll() is not None:
             self.close()
             self._child = Child()
 
     def close(self) -> None:
-        """End the process; the next problem starts another one."""
+        """End the process. The next problem starts another one."""
         if self._child is not None:
             self._child.end()
             self._child = None
@@ -80,8 +80,7 @@ class ProcessSampler(dimod.Sampler):
         """Query the sampler and wait at most `time_limit` seconds for the answer.
 
         Args:
-            parameters: parameters of the sampler, as JSON values; it refuses those it does not
-                know.
+            parameters: parameters of the sampler, as JSON values; unknown ones are rejected.
 
         Raises:
             SamplerError: the sampler raised, died, gave an invalid answer, or missed the deadline.
@@ -176,7 +175,7 @@ class Child:
 
 
 def _end(process: HelperProcess, held: int) -> None:
-    """End the process and everything it has started."""
+    """End a process and everything that it has started."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     os.close(held)
@@ -190,7 +189,7 @@ def _checked(
     values: JsonObject,
     arrays: dict[str, Array],
 ) -> dimod.SampleSet:
-    """Return the answer with energies computed here.
+    """Check a sampler's answer, and return it with energies that are computed here.
 
     Raises:
         SamplerError: the answer is empty, has values outside its vartype, or reports wrong

@@ -1,4 +1,4 @@
-"""Samplers by name, each with a time limit.
+"""Creation of samplers by name, each with a time limit.
 
     create_sampler("auto").sample(bqm, time_limit=10, seed=0)
 
@@ -42,7 +42,7 @@ def create_sampler(name: str) -> dimod.Sampler:
 
 
 def close_sampler(sampler: dimod.Sampler) -> None:
-    """End the processes that a sampler of `create_sampler` keeps for its next problem."""
+    """End the processes that a sampler from `create_sampler` keeps for its next problem."""
     for one in getattr(sampler, "samplers", {}).values():
         close_sampler(one)
     if isinstance(sampler, ProcessSampler):

@@ -1,9 +1,9 @@
-"""The process of a sampler that keeps no deadline by itself.
+"""The process that runs a sampler which keeps no deadline by itself.
 
 It reads problems from standard input and writes answers to the original standard output. Everything
-a sampler prints goes to standard error. It ends with its parent: the lifeline is a pipe that the
-parent holds open. When it closes, the kernel's SIGIO ends this process even while a sampler's
-compiled code runs.
+a sampler prints goes to standard error. The process ends with its parent: the lifeline is a pipe
+that the parent holds open. When it closes, the kernel's SIGIO ends this process even while a
+sampler's compiled code runs.
 """
 
 import fcntl
@@ -55,7 +55,7 @@ def main(lifeline: int) -> None:
 
 
 def end_with_parent(lifeline: int) -> None:
-    """Make the kernel end this process when the other end of the pipe is closed."""
+    """Make the kernel end this process when the parent's end of the pipe closes."""
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
     try:
@@ -121,7 +121,7 @@ def _packed(sample_set: dimod.SampleSet, bqm: dimod.BinaryQuadraticModel) -> Out
 
 
 def _plain(info: Mapping[object, object]) -> dict[str, object]:
-    """Return the part of a sampler's info that JSON can represent."""
+    """Return the values in a sampler's info that JSON can represent."""
     kept: dict[str, object] = {}
     for name, value in dict(info).items():
         plain = value.item() if isinstance(value, np.generic) else value

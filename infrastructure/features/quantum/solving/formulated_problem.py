@@ -11,19 +11,18 @@ from infrastructure.features.quantum.samplers.bqm_arrays import vectors_of
 
 
 class FormulatedProblem:
-    """The problem that the samplers of one quantum step solve.
+    """The problem that the samplers of one quantum step solve, with its model and baselines.
 
     Attributes:
         problem: the problem that was formulated.
         bqm: its model.
         samples: the baselines, by name.
         alternatives: the energies of the baselines, by name.
-        num_ones: the number of ones in every feasible answer; None if the problem has no such
-            number.
+        num_ones: the number of ones in every valid answer; None if it varies.
     """
 
     def __init__(self, problem: QuantumProblem) -> None:
-        """Formulate the problem.
+        """Build the model and the baselines of a problem.
 
         Raises:
             ValueError: the problem cannot be formulated.
@@ -49,7 +48,7 @@ class FormulatedProblem:
         return [float(energy) for energy in self.bqm.energies((rows, order))]
 
     def cut_to(self, max_variables: int) -> dimod.BinaryQuadraticModel:
-        """Return the model with at most `max_variables` variables.
+        """Return the model, reduced to at most `max_variables` variables.
 
         The variables with the lowest linear terms are kept. The others are fixed at 0.
 
@@ -85,7 +84,7 @@ class FormulatedProblem:
 
 
 def _part(bqm: dimod.BinaryQuadraticModel, count: int) -> dimod.BinaryQuadraticModel:
-    """Return the model over the `count` variables with the lowest linear terms, in their order."""
+    """Reduce a model to the `count` variables with the lowest linear terms, in their order."""
     vectors = vectors_of(bqm)
     kept = np.sort(np.argsort(vectors.linear, kind="stable")[:count])
     place = np.full(len(vectors.linear), -1)

@@ -1,4 +1,4 @@
-"""The solution of one optimization problem of a run, even if samplers fail."""
+"""The solution of a run's optimization problem, by samplers or, if they fail, by a baseline."""
 
 import json
 import math
@@ -33,7 +33,8 @@ class Solution:
         sample: the value of each variable, 0 or 1 (or a spin); feasible.
         energy: energy of the sample.
         answered_by: name of the sampler, or of the baseline that was used.
-        is_fallback: a baseline was used, because no sampler answered or the baseline was better.
+        is_fallback: whether a baseline was used, because no sampler answered or the baseline was
+            better.
         num_variables: variables of the problem.
         seconds: total wall time, formulation included.
         solver_seconds: the part of it that the samplers took.
@@ -145,7 +146,7 @@ def quantum_solve(
 
 @dataclass
 class _Answer:
-    """The samplers' answer before it is compared with the baselines."""
+    """An answer of the samplers, before it is compared with the baselines."""
 
     name: str
     sample: Sample | None = None
@@ -162,7 +163,7 @@ def _query(
     max_variables: int,
     given: Mapping[str, object],
 ) -> _Answer:
-    """Return the chain's answer with the failures of its samplers; empty if none answered."""
+    """Query a chain of samplers; return the answer (empty if none) and their failures."""
     try:
         bqm = question.cut_to(max_variables)
         if deadline.is_over:
@@ -182,7 +183,7 @@ def _query(
 
 
 def _compared(answer: _Answer, question: FormulatedProblem) -> _Answer:
-    """Return the answer, or a baseline if that is better or there is no answer.
+    """Return the samplers' answer, or a baseline if that is better or no sampler answered.
 
     Raises:
         SamplerError: there is neither an answer nor a baseline.
@@ -210,7 +211,7 @@ def _compared(answer: _Answer, question: FormulatedProblem) -> _Answer:
 
 
 def _plain(info: Mapping[str, object]) -> JsonObject:
-    """Return the part of a sampler's info that JSON can represent."""
+    """Return the values in a sampler's info that JSON can represent."""
     kept: JsonObject = {}
     for name, value in info.items():
         try:

@@ -38,7 +38,7 @@ from infrastructure.training.loop.loop import TrainingLoop
 
 
 class OwnLoopTrainer(Protocol):
-    """The part of a trainer that these functions need."""
+    """The part of a trainer that custom loops need for quantum steps."""
 
     sections: Mapping[str, ConfigSection]
 
@@ -63,7 +63,7 @@ def formulate_quantum_problem(
     has second-order terms.
 
     Args:
-        gradients, parameters: tensors by the same names, which tell the blocks.
+        gradients, parameters: tensors by parameter name; the names contain the block.
         num_blocks: number of blocks that train at a time; None: `quantum.num_blocks` if the
             gradients come from a trainer, else half of the blocks.
 
@@ -92,17 +92,17 @@ def formulate_quantum_problem(
 
 
 def should_optimize(context: OwnLoop | None = None) -> bool:
-    """Return whether a step is due, by `training.optimization_frequency`.
+    """Return whether a quantum step is due, by `training.optimization_frequency`.
 
     Args:
-        context: None: the only training prepared in this process.
+        context: None: the only context that was created in this process.
     """
     context = own_loop(context, "should_optimize")
     return context.state.every(context.trainer.training_config.optimization_frequency)
 
 
 def quantum_optimize(context: OwnLoop) -> Solution:
-    """Formulate, solve and apply the problem that `quantum.problem` names, using the last batch.
+    """Formulate, solve and apply the problem of `quantum.problem`, with the last batch.
 
     Blocks are chosen as in `formulate_quantum_problem`. For data selection, as many examples are
     examined as `quantum.candidates`, `max_qubits` and the solver allow. The step always runs:
@@ -139,8 +139,8 @@ def apply_quantum_solution(context: OwnLoop, solution: Solution) -> None:
     """Apply a solution: blocks at once, examples from the next epoch on.
 
     Raises:
-        ValueError: this training cannot carry out the decision, or the configuration has no quantum
-            step to store it. Nothing has changed then.
+        ValueError: this run does not support the decision, or has no quantum step to store it. Then
+            nothing has changed.
     """
     extension, decision = _extension_of(context), solution.decision
     problem = _problem_of(decision)

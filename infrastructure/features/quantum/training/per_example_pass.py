@@ -1,4 +1,4 @@
-"""One forward and backward pass over examples that keeps the sums of each example separate.
+"""A forward and backward pass that sums values separately for each example.
 
 Rows may be padded or packed. A batch that does not fit into memory is processed in halves.
 """
@@ -25,7 +25,7 @@ from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 
 @dataclass(frozen=True)
 class Split:
-    """The positions of each example's tokens: a row per example, or consecutive in a packed row."""
+    """The positions of each example's tokens: one example per row, or all in a packed row."""
 
     num_examples: int
     ends: list[int] | None
@@ -34,7 +34,7 @@ class Split:
         """Sum left times right over each example's tokens: (B, L, p), (B, L, q) to (B, p, q).
 
         Raises:
-            ValueError: tokens are not in the order of the examples.
+            ValueError: the tensors are not divided into examples.
         """
         if self._is_padded(left):
             return left.transpose(1, 2) @ right
@@ -62,7 +62,7 @@ Add = Callable[[torch.Tensor, str, torch.Tensor, torch.Tensor, Split], None]
 
 @dataclass
 class ExamplePass:
-    """A pass that sums values for each example while gradients flow through `modules`.
+    """A pass that sums values for each example from the gradients of `modules`.
 
     Afterwards the model and the random state are as before, bit for bit.
 
@@ -79,11 +79,11 @@ class ExamplePass:
     add: Add
 
     def rows(self, batches: Iterable[Sequence[object]]) -> npt.NDArray[np.float32]:
-        """Return the sums of the examples' losses, (n, num_columns), in the order of `batches`.
+        """Return the sums for each example, (n, num_columns), in the order of `batches`.
 
         Raises:
             ValueError: the adapter does not keep examples separate.
-            TemperError: the model bypasses a module.
+            TemperError: the forward of a module was not called.
         """
         with (
             measuring(self.model, self.adapter.device),

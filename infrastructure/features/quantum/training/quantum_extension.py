@@ -1,4 +1,4 @@
-"""The quantum step inside a run: its times, its cost limit, and the effects of its answer.
+"""The quantum step inside a run: when it runs, how much time it may take, and its effects.
 
 Data selection runs at the start of an epoch: before the first step, and then at the first epoch
 that begins `optimization_frequency` steps or more after the last answer. Blocks are chosen in a
@@ -49,7 +49,7 @@ LONG_SECONDS = 5.0  # a step at least this long is announced
 
 
 class QuantumExtension(Extension):
-    """The extension that runs quantum steps when they are due and carries out their decisions.
+    """The extension that runs quantum steps when they are due, and applies their decisions.
 
     Args:
         trainer: its parts are used after the run has begun.
@@ -75,7 +75,7 @@ class QuantumExtension(Extension):
         return "quantum"
 
     def inspect(self, data: DataSource, model: torch.nn.Module) -> None:
-        """Apply the data budget, and refuse a run that has nothing to choose from.
+        """Apply the data budget, and check that the run has something to choose from.
 
         This is called before the run's length is computed.
 
@@ -108,8 +108,10 @@ class QuantumExtension(Extension):
         self._is_in_loop = True
 
     def phase_start(self, state: TrainingState) -> None:
-        """Freeze the blocks that were not chosen, since a new phase makes all its blocks
-        trainable."""
+        """Freeze the blocks that were not chosen.
+
+        This is needed because a new phase makes all of its blocks trainable.
+        """
         if self.session.decisions.blocks is not None:
             train_only(state, self.session.decisions.blocks)
 
@@ -141,7 +143,7 @@ class QuantumExtension(Extension):
             self.session.unlogged = {}
 
     def carry_out(self, state: TrainingState) -> None:
-        """Carry out decisions made between two steps of a custom loop."""
+        """Apply decisions that were made between two steps of a custom loop."""
         train_only(state, self.session.decisions.blocks)
         forget_optimizer_moments(state, self.session.decisions.blocks)
         if self.config.problem == DATA_SELECTION:
@@ -164,7 +166,7 @@ class QuantumExtension(Extension):
     # When
 
     def _decided_by_first(self, work: Callable[[], None]) -> None:
-        """Run `work` on rank 0 and give every rank the resulting decisions."""
+        """Run `work` on rank 0, and broadcast the resulting decisions to every rank."""
 
         def decide() -> dict[str, Any]:
             before = self.session.decisions
@@ -202,7 +204,7 @@ class QuantumExtension(Extension):
         return state.step - self.session.last_step >= self.frequency
 
     def _steps_ahead(self, state: TrainingState) -> int:
-        """Return the number of steps until the next answer replaces this one."""
+        """Return the number of training steps until the next quantum step replaces the decision."""
         left = max(1, state.total_steps - state.step)
         return left if self.frequency is None else min(left, self.frequency)
 
@@ -212,7 +214,7 @@ class QuantumExtension(Extension):
         return self.trainer.data
 
     def _drawn_by_chance(self) -> str:
-        """Return a note if a budget is set and nothing is selected, else "".
+        """Return a note that the examples are a random draw, or "" if they are not.
 
         Without the note, a random share could be taken for all examples, or for a choice.
         """
@@ -229,9 +231,9 @@ class QuantumExtension(Extension):
         )
 
     def hold_selection(self, state: TrainingState) -> None:
-        """Apply the selection in force to the data source.
+        """Apply the current selection of examples to the data source.
 
-        At the start of an epoch the latest selection comes into force.
+        At the start of an epoch, the latest selection becomes the current one.
         """
         if state.position.example == 0:
             self.in_force = self.session.decisions.selection
@@ -241,7 +243,7 @@ class QuantumExtension(Extension):
             self._data.select(self.in_force)
 
     def check_selection(self, ids: Sequence[int]) -> None:
-        """Refuse a selection that the data source cannot provide.
+        """Check that the data source can provide a selection.
 
         Raises:
             ValueError: this run does not select examples, or not that many, or an id is invalid.
@@ -251,7 +253,7 @@ class QuantumExtension(Extension):
         self._data.check_selection(ids)
 
     def data_selection_step(self, state: TrainingState) -> DataSelectionStep:
-        """Return the step that selects the examples of this run."""
+        """Create the quantum step that selects the examples of this run."""
         return DataSelectionStep(
             config=self.config,
             model=state.model,

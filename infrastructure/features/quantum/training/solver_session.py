@@ -1,6 +1,6 @@
-"""The solver session of a run, which has problems solved, and stores and reports the decisions.
+"""The solver session of a run: it solves the problems, and stores and reports the decisions.
 
-An answer depends only on the state of the run and its seed, unless a time limit cut it off or a
+An answer depends only on the state of the run and its seed, unless a time limit affected it or a
 remote machine gave it. A result that depended on a clock is saved at once. All decisions are in
 every checkpoint, so a resumed run does what the uninterrupted run would have done.
 """
@@ -56,7 +56,7 @@ LEAST_SECONDS = 0.01  # least time limit of a solver; none answers in it, so a b
 
 
 class TrainingParts(Protocol):
-    """The parts of a trainer that the quantum step needs; they are complete when the run begins."""
+    """The parts of a trainer that the quantum step needs. They exist once the run has begun."""
 
     training_config: TrainingConfig
     sections: Mapping[str, ConfigSection]
@@ -69,14 +69,14 @@ class TrainingParts(Protocol):
 
 
 class SolverSession:
-    """The solving of one run's problems; the extension determines when they are posed, and which.
+    """The solving of one run's problems. The extension determines which ones, and when.
 
     Args:
         trainer: its parts are used after the run has begun.
         clock: a monotonic clock in seconds.
 
     Attributes:
-        decisions: the decisions in force.
+        decisions: the current decisions.
         history: a record of each step.
         report: shows a line to the user.
         without_answer: returns a description of what the run does until a decision is made; "":
@@ -105,7 +105,7 @@ class SolverSession:
 
     @property
     def solver_seconds(self) -> float | None:
-        """The solver time of the last answer in seconds; None before the first."""
+        """The solver time of the last answer in seconds; None before the first answer."""
         newest = self.history.newest()
         return None if newest is None else newest.get("solver_seconds")
 
@@ -130,7 +130,7 @@ class SolverSession:
         self.unlogged = dict(saved["untold"])
 
     def run(self, state: TrainingState, decide: Callable[[], None]) -> None:
-        """Do one quantum step; if it fails, the training continues unchanged.
+        """Run one quantum step. If it fails, training continues unchanged.
 
         Raises:
             Exception: the GPU failed.

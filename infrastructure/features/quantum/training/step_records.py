@@ -1,7 +1,7 @@
 """Records of quantum steps: the problem, the solver and the quality of the answer.
 
-Records are JSON values. They are stored in checkpoints and in `quantum.json` of a run directory,
-and the report, the metrics and the log are made from them.
+Records are JSON values. They are stored in checkpoints and in `quantum.json` of a run directory.
+The report, the metrics and the log are made from them.
 """
 
 import json
@@ -23,7 +23,7 @@ LONG = ("info", "facts", "dropped")
 
 
 class Record(TypedDict, total=False):
-    """The record of one quantum step; it always has `step`, `epoch`, `problem` and `outcome`.
+    """The record of one quantum step. It always has `step`, `epoch`, `problem` and `outcome`.
 
     The choice is described by `chosen`, as text, and by keys that depend on the problem.
 
@@ -67,13 +67,13 @@ class Record(TypedDict, total=False):
 
 
 class History:
-    """The records of a run, oldest first; only the newest `MAX_RECORDS` are kept."""
+    """The records of a run's quantum steps, oldest first; the newest `MAX_RECORDS` are kept."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []  # copied at every step; copying texts is cheap
 
     def add(self, record: Record) -> Record:
-        """Store a record, and return it as reading it from JSON would give it."""
+        """Store a record, and return it in the form in which it is read from JSON."""
         text = json.dumps(record)
         self._texts = [*self._texts, text][-MAX_RECORDS:]
         if len(self._texts) > NUM_WHOLE:
