@@ -1,4 +1,4 @@
-"""A check that a backup destination has a finished run completely; fetching the run from there.
+"""A check that a finished run is complete at a backup destination, and its download.
 
 A finished run counts as safe when the destination holds these files:
 

@@ -336,8 +336,8 @@ class RunBackup:
         """Remove old checkpoints on this machine and at the destination.
 
         A checkpoint at the destination is removed only if `keep` newer ones could be read back.
-        Objects at the destination that no checkpoint names are removed by the next call that is at
-        least an hour later.
+        Unused objects at the destination are removed by the next call, if that is at least an hour
+        later.
 
         Returns:
             Messages on what was removed.

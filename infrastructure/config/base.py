@@ -171,7 +171,7 @@ def with_fields_of_features(section: str) -> type[ConfigSection]:
 
 @cache
 def owners() -> Mapping[str, type[ConfigSection]]:
-    """Return key → its feature's class, for fields that are listed under a feature's heading."""
+    """Return key → class of its feature, for fields that help lists under a feature's heading."""
     kinds_of_features = (loaded(place) for f in features() for place in f.fields.values())
     headed = [kind for kind in kinds_of_features if kind.heading]
     return {f"{kind.prefix}.{name}": kind for kind in headed for name in kind.model_fields}

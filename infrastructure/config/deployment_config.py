@@ -263,7 +263,7 @@ class DeploymentConfig(FieldsOfFeatures):
         return config
 
     def _merge(self, layers: list[list[Setting]]) -> None:
-        """Set this configuration to the result of merging the layers."""
+        """Merge the layers, and set the fields of this configuration to the result."""
         dropped: set[str] = set()
         settings = self._become(layers, dropped)
         while more := self._inapplicable(layers, settings, dropped):

@@ -36,7 +36,7 @@ def _sections_of_features() -> tuple[str, ...]:
 
 
 def result_settings(config: DeploymentConfig) -> dict[str, object]:
-    """Return the settings that decide the result, by key, as JSON. Local paths are absolute."""
+    """Return key → JSON value for settings that affect the result; local paths are absolute."""
     nested = config.to_dict()["values"]
     left_out = tuple(_without_effect_on_the_result(config))
     keys = [

@@ -36,7 +36,7 @@ _AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[A-Za-z]*)\s*")
 
 @dataclass(frozen=True)
 class Allowed:
-    """A description of the values that a field accepts, for error messages, `--help` and forms.
+    """A mark with a description of the values that a field accepts, for errors, `--help` and forms.
 
     Attributes:
         placeholder: the placeholder for the value in `--help`; "" for the usual one of its type.

@@ -18,8 +18,8 @@ OWN_ONLY = 0o700
 def cache_directory(configured: str | Path | None = None) -> Path:
     """Return the configured folder, or `~/.cache/temper` if none is configured.
 
-    In containers the user often has no home folder, or cannot write to it. The cache is then in a
-    temporary folder that only this user can write to, and a warning is logged.
+    If the user has no writable home folder, as in many containers, return a temporary folder that
+    only this user can write to, and log a warning.
 
     Args:
         configured: the setting `cache.directory`.

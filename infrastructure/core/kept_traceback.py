@@ -30,7 +30,7 @@ def keep_traceback(error: BaseException, path: Path) -> None:
 
 
 def traceback_file(error: BaseException) -> Path | None:
-    """Return the file with the traceback of `error`, or None if it was not kept."""
+    """Return the file to which the traceback of `error` was written, or None if there is none."""
     path: Path | None = vars(error).get(_ATTRIBUTE)
     return path
 

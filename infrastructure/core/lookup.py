@@ -16,7 +16,7 @@ WORD = re.compile(r"[^\W_]+")
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice of which `name` is a typo or a prefix, or None if there is none.
+    """Return the choice that the user probably meant by `name`, or None if none is similar.
 
     Words that both names have at the beginning or end are ignored, so `--save-steps` is not near
     `--max-steps`.

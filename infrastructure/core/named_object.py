@@ -92,10 +92,10 @@ def missing_module(what: str, address: str) -> str | None:
 
 
 def address_of(target: object) -> str | None:
-    """Return the `module:name` by which another process finds the same class or function.
+    """Return the `module:name` by which another process can import a class or function, or None.
 
-    Return None if no other process can find it, because it is defined in a notebook, in the script
-    itself or inside a function.
+    None means that no other process can import it, because it is defined in a notebook, in the
+    script itself or inside a function.
     """
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == MAIN:

@@ -64,8 +64,9 @@ def _find_models_of_runs(config: DeploymentConfig) -> None:
 def fit_lengths(config: DeploymentConfig, *, may_fetch: bool) -> None:
     """Limit the lengths that the user did not set to what the model supports.
 
-    Examples are at most as long as the model has positions. If answers generated in training could
-    fill a whole example, they are limited to half of it, which leaves the rest to the prompt.
+    The maximum length of examples is limited to the model's context length. If answers that are
+    generated in training could be as long as an example, their length is limited to half of it, so
+    that the prompt has room.
 
     Args:
         may_fetch: download the configuration of a Hub model if it is not in the cache.

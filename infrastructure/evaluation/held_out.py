@@ -81,7 +81,7 @@ class MeasuredBefore(Observer):
 
 
 def measure(trainer: EnhancedTrainer, count: Callable[[int, int], None] = do_nothing) -> HeldOut:
-    """Measure the loss over all held-out examples, and answer some of them greedily.
+    """Measure the loss over all held-out examples, and generate greedy answers to some of them.
 
     `training.validation_prompts` limits the number of answers; fewer are generated if answers are
     long. If no process holds the whole model (it is sharded), the loss is the last one measured
@@ -123,7 +123,7 @@ def measure_answers(trainer: EnhancedTrainer, poll: Callable[[], None]) -> dict[
 
 
 def best_of_answers(trainer: EnhancedTrainer, answers: Sequence[Answer]) -> dict[str, float]:
-    """Return {key of `training.best_metric`: its mean over the answers}; empty without answers."""
+    """Return the mean of `training.best_metric` over answers, by its key; {} without answers."""
     training = trainer.training_config
     score = scores_by_name([training.best_metric])[training.best_metric]
     values = [score(answer.text, answer.question.expected) for answer in answers]
@@ -138,7 +138,9 @@ def answer_questions(
     count: Callable[[int, int], None] = do_nothing,
     only_exact: bool = False,
 ) -> list[Answer]:
-    """Generate greedy answers, if the model generates text and the held-out data has answers.
+    """Return greedy answers to held-out prompts.
+
+    [] if the model generates no text, or if the data has no prompts.
 
     Args:
         poll: called between batches; may raise.
@@ -197,7 +199,7 @@ def trained_model(trainer: EnhancedTrainer) -> Trained | None:
 
 
 def affordable(questions: list[GenerationPrompt]) -> list[GenerationPrompt]:
-    """Return evenly spaced questions whose expected answers fit into `MAX_ANSWER_TOKENS`."""
+    """Return evenly spaced questions, with at most `MAX_ANSWER_TOKENS` in expected answers."""
     num_kept = len(questions)
     while num_kept > 1:
         spread = [round(n) for n in np.linspace(0, len(questions) - 1, num_kept)]

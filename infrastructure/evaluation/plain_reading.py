@@ -1,4 +1,4 @@
-"""Verification of a saved model, loaded by plain transformers and PEFT from its own files only.
+"""Verification of a saved model, loaded by transformers and PEFT alone, from its own files only.
 
 The loaded model answers a few prompts, and stops at the end tokens that its own files define. The
 trained model in memory must generate the same tokens, greedily and in the same number format. Any
@@ -242,8 +242,7 @@ class Expected:
     def _difference(
         self, number: int, answers: list[list[int]], logits: list[torch.Tensor], allowed: float
     ) -> str | None:
-        """Describe how another model's answer differs from the trained model's; None if it does
-        not."""
+        """Describe how a loaded model's answer differs from the trained model's; None if equal."""
         prompt = self.trained.questions[number].prompt
         near = num_near(self.logits[number], logits[number], allowed)
         if not self.answers:

@@ -1,4 +1,4 @@
-"""Asking a saved model the user's own questions, in the prompt format of its training."""
+"""Question answering with a saved model, in the prompt format of its training."""
 
 import json
 from collections import Counter

@@ -13,7 +13,7 @@ from infrastructure.training.model_adapters.standard_adapter import StandardMode
 
 @dataclass(frozen=True)
 class RowLoss:
-    """Sums over the trained tokens of one row: cross-entropies, and tokens predicted correctly."""
+    """The loss of one row: the sum of cross-entropies, and the number of correct tokens."""
 
     loss_sum: float
     num_right: int

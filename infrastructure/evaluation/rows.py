@@ -92,12 +92,12 @@ class ModelRows:
 
 @dataclass(frozen=True)
 class Questions:
-    """The choice of the rows to answer, and the maximum length of the answers.
+    """The choice of the rows whose prompts are answered, and the maximum length of answers.
 
     Attributes:
         most: the maximum number of rows to answer, spread evenly over the data; None: all rows.
         is_limited: True if fewer rows are answered when the answers are long.
-        places: answer only these rows; None: any.
+        places: file:line of the only rows to answer; None: any row.
         max_tokens: the maximum length of an answer; None: derived from the longest expected answer
             of a batch.
     """
@@ -115,7 +115,7 @@ def measure_rows(
     which: Questions = Questions(),
     count: Callable[[int, int], None] = do_nothing,
 ) -> ModelRows:
-    """Measure the loss of all held-out rows, and answer those that `which` selects.
+    """Measure the loss on all held-out rows, and generate answers to those that `which` selects.
 
     Args:
         measures: names of the measures of answers; None: those that suit the data and can be

@@ -226,10 +226,11 @@ class TrainingMonitor:
         """Return statistics over all samples.
 
         Returns:
-            A dictionary with the monitored `seconds`, `step`, `training` and `machine` (last, mean,
-            min, max and p95 of each value; p95 is the 95th percentile of recent values), `gpus`
-            (the same, with index and name), and `alerts` (`raised`: the number by rule; `open`: the
-            open incidents; `lost`: the number that did not reach a sink, if there are any).
+            A dictionary with these keys: `seconds` (the monitored time), `step`, `training` and
+            `machine` (for each value: last, mean, min, max and p95, the 95th percentile of recent
+            values), `gpus` (the same for each GPU, with index and name), and `alerts` (`raised`:
+            their number by rule; `open`: the open incidents; `lost`: the number of undelivered
+            alerts, if there are any).
         """
         with self._lock:
             started = self._started_at

@@ -85,7 +85,7 @@ class BatchSizeSearch:
         free_memory: called after memory ran out.
         way_out: the advice for the user if not even one example fits; "" means advice to use a
             larger machine.
-        seconds: the time after which no larger size is tried.
+        seconds: the time limit of the search, after which no larger size is tried.
     """
 
     peak_of: Callable[[int], int]

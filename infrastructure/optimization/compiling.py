@@ -22,7 +22,7 @@ class CompileDecision:
             compiled_seconds is None if compiling failed.
         compile_seconds: the additional time of the first compiled steps.
         steps_left: the number of remaining steps of the run.
-        reason: why compiling was not possible, if it was not.
+        reason: why compiling was not possible; "" if it was.
     """
 
     eager_seconds: float

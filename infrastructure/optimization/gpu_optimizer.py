@@ -87,8 +87,8 @@ class GPUOptimizer:
 
         Args:
             run_step: a function of `(model, number)` that runs the forward and backward pass of one
-                step and leaves the model unchanged. With it, compiling is measured, and kept only
-                if it pays off.
+                step and leaves the model unchanged. If given, compiling is measured, and kept only
+                if it makes the run faster.
             num_steps: the number of steps of the run.
         """
         notes = self.applied[name] = [f"device: {self.device}", f"precision: {self.precision}"]

@@ -51,7 +51,7 @@ class MemoryUse:
 
     @property
     def total_bytes(self) -> int:
-        """The total at the end of a forward pass."""
+        """The sum of all parts, which is the memory in use at the end of a forward pass."""
         fixed = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
         return fixed + (self.activations_bytes or 0)
 

@@ -2,8 +2,8 @@
 
 If a setting that affects the result has changed, the run does not resume, and the error names the
 flag that accepts the change. Another machine or library version may change rounding, so it is only
-recorded. Both sides are plain JSON values. A judge, one for each kind of training, decides which
-facts are compared and which may change.
+recorded. The facts are JSON values. For each kind of training, a `Judge` decides which facts are
+compared and which may change.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Difference:
-    """A fact that has changed.
+    """A setting or other fact that has changed since the run was recorded.
 
     Attributes:
         name: the name of the fact for `--accept`.

@@ -177,11 +177,13 @@ class RunDirectory:
 
 
 def plan_run(output_dir: Path, name: str) -> RunDirectory:
-    """Return the directory of a new run, without creating it. Its id has the time and `name`.
+    """Return the directory of a new run, without creating it.
 
-    The time is the current one, or, if the newest run in `output_dir` has the same or a later time,
-    the next one after it. So the order of runs is right even if two start at the same instant, or
-    the clock or time zone moves back.
+    The id of the run contains the time and `name`.
+
+    The time is the current one. If the newest run in `output_dir` has the same or a later time, the
+    next possible time after that is used. So runs sort in their order of creation even if two start
+    at the same moment, or the clock is set back.
 
     Raises:
         ValueError: if `output_dir` is not writable.

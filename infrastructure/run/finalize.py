@@ -86,7 +86,8 @@ def _sentence(error: BaseException) -> str:
 def record_running(run: RunDirectory, total_steps: int, first_step: int = 0) -> None:
     """Write a preliminary summary.json, which stays if the run is killed.
 
-    The cost of earlier sessions, and the steps at which they ended, are kept.
+    The cost of earlier sessions, and the steps at which they ended, are copied from the existing
+    file.
 
     The step from which the run resumed is also written to run.json. This file is part of every
     backup, whereas a restored run has no summary.json of earlier sessions.

@@ -216,7 +216,7 @@ class Loading:
 
     Attributes:
         configured: the value of `model.backend` when the run began, or None if run.json is lost.
-        taken: the library that `auto` resolved to.
+        taken: the library that is actually used, if the setting is `auto`.
     """
 
     configured: object
@@ -242,7 +242,7 @@ def is_same(
     accepted: Collection[str],
     loaded_by: Loading | None = None,
 ) -> bool:
-    """Return whether two sets of settings differ only in accepted ones.
+    """Return whether two sets of settings are equal, apart from those that `accepted` names.
 
     Args:
         loaded_by: the library that loads the model of the run, or None if only `recorded` is known.

@@ -27,7 +27,7 @@ def base_record(
     """Return the part of run.json that is the same for all training loops.
 
     Args:
-        settings: the value of each key, and where the user set it.
+        settings: key → the value of the setting, and where it was set.
         versions: the versions of Python and of packages.
     """
     return {

@@ -50,7 +50,7 @@ class BaseRunRecord(TypedDict, total=False):
         created: the local time of creation with its UTC offset, as ISO 8601.
         command: the command line, without secrets.
         hardware: the facts about the machine, with `device` and `processes` of the run.
-        went_on: the resumes, as in summary.json, but copied with the checkpoints.
+        went_on: the record of each resume, as in summary.json. run.json is part of every backup.
         brought_back: the restore of the run; present until the run resumes.
         history: the changes during training, oldest first; see `run.history`.
     """
@@ -193,7 +193,7 @@ class CostRecord(TypedDict):
 
 
 class ExampleRecord(TypedDict, total=False):
-    """A held-out prompt, and the model's answers before and after training."""
+    """A held-out prompt, with the model's answers before and after training."""
 
     prompt: str | None
     expected: str | None

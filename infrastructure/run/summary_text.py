@@ -156,7 +156,7 @@ def _advised(text: str, command: str) -> str:
 
 
 def _of_held_out(num_questions: int, summary: Summary) -> str:
-    """Return a text on how many held-out prompts were answered, with a note if these are few."""
+    """Return a text with the number of answered held-out prompts, and a note if it is low."""
     num_held_out = summary.get("num_held_out") or 0
     if num_questions >= num_held_out:
         few = phrase("run.too_few_prompts") if num_questions < FEW_PROMPTS else ""

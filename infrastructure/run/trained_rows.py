@@ -66,8 +66,8 @@ def record_trained_rows(
 
     Args:
         contents: the plain hash of each row, an array of shape (rows,).
-        earlier: the trained rows of the run whose model this run starts from. A new run reuses
-            their key.
+        earlier: the trained rows of an earlier run, if this run starts from its model. A new run
+            reuses the key of these rows.
     """
     known = trained_rows(run) or earlier or TrainedRows()
     kept = known.with_contents(contents)

@@ -242,7 +242,7 @@ def _stop_tokens(subject: Subject) -> dict[int, str]:
 
 
 def check_answers(subject: Subject) -> CheckResult:
-    """Check that nothing but answers is trained, except white space, and each end token once.
+    """Check that only answers and white space are trained, and each end token once.
 
     An answer that was cut has no end token. The check does not use the code that made the examples:
     it finds the tokens of answers by transformers' `return_assistant_tokens_mask`, or by the

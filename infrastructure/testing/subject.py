@@ -261,10 +261,10 @@ def preserve_subject(subject: Subject) -> Iterator[None]:
 
 
 def disable_randomness(subject: Subject) -> None:
-    """Switch off everything that draws random numbers.
+    """Switch off everything in the model that draws random numbers.
 
-    A language model is switched to evaluation. Another kind of model may compute something else in
-    evaluation, so only its dropout is switched off.
+    A language model is put into evaluation mode. Another kind of model may compute something else
+    in this mode, so only its dropout is switched off.
     """
     for module in subject.model.modules():
         if subject.reads_text or isinstance(module, torch.nn.modules.dropout._DropoutNd):

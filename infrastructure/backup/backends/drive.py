@@ -162,7 +162,7 @@ class DrivePlace(FolderPlace):
             raise
 
     def create(self, path: Path, data: bytes) -> None:
-        """Return None: the mounts of two machines may both create a file of the same name."""
+        """Return None: on Drive, two machines could create a file of the same name."""
 
     def remove(self, path: Path) -> None:
         """Empty a file, then remove it, because Drive's trash keeps removed files for 30 days."""
@@ -192,7 +192,7 @@ def drive_folder(path: Path) -> Path | None:
 
 
 def is_on_drive(path: Path, mounts: Path = MOUNTS) -> bool:
-    """Return whether `path` looks like a path on a Drive, and a Drive may be mounted there."""
+    """Return whether `path` is in a folder where a Drive is mounted, or is usually mounted."""
     folder = drive_folder(path)
     if folder is None:
         return False

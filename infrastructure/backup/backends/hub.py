@@ -287,9 +287,9 @@ class HubPlace(Place):
 
     @contextlib.contextmanager
     def plain_errors(self, shown: str) -> Iterator[None]:
-        """Convert errors as `as_os_errors` does, with plain messages instead of the Hub's own.
+        """Convert errors as `as_os_errors` does, with clear messages instead of the Hub's own.
 
-        The original messages, which are meant for programmers, are written to the log.
+        The original messages are written to the log.
         """
         from huggingface_hub import get_token
         from huggingface_hub.errors import BucketNotFoundError, RepositoryNotFoundError

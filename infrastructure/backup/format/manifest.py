@@ -200,7 +200,7 @@ Version = TypeVar("Version", Manifest, Outline)
 
 
 def scores_of(versions: Mapping[str, Version]) -> dict[str, float]:
-    """Return the comparable scores of healthy checkpoints, by name.
+    """Return the scores of those healthy checkpoints that can be compared, by name.
 
     Scores are comparable if they were measured on the same held-out rows as the newest score.
     """

@@ -1,4 +1,4 @@
-"""A store of versions: objects named by their hash, then a manifest named by its hash.
+"""A store of checkpoints: objects named by their hash, then a manifest named by its hash.
 
     objects/ab/<hash>[.zst] · versions/<sequence>-<hash name>-<hash>.json · tmp/
 

@@ -1,4 +1,4 @@
-"""The copying of a finished folder, such as a run's `final/`, to a destination as plain files.
+"""The upload of a finished folder, such as a run's `final/`, to a destination as plain files.
 
 A SHA256SUMS file is written last: the folder is complete when that file exists and the other files
 match it.

@@ -2,7 +2,7 @@
 
 A listing of a destination may be outdated or incomplete, and a file may exist although it seems to
 be missing. So a checkpoint is removed only after enough newer ones were *confirmed*, and an object
-only after no manifest has named it for a while, according to listings at both ends of that period.
+only if listings at the beginning and the end of some time show that no manifest names it.
 """
 
 import contextlib

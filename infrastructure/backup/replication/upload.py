@@ -115,8 +115,7 @@ class ObjectUpload:
     def _is_unknown(self, pack: Pack) -> bool:
         """Return whether the state of an object at the destination is not known in this session.
 
-        An object that was confirmed for an earlier checkpoint is checked again, because this
-        checkpoint needs it now.
+        An object that was confirmed for an earlier checkpoint is checked again.
         """
         sent = self.link.sent.get(pack.hash)
         if sent is None:

@@ -47,5 +47,5 @@ def saved_weights_refusals(
 
 
 def on_several_processes(names: Collection[str], num_processes: object) -> str:
-    """Return an error: these extensions, which add weights, can train in one process only."""
+    """Return the error for extensions that add weights, in a run with several processes."""
     return phrase("config.added_weights_on_processes", count=num_processes, names=", ".join(names))

@@ -115,7 +115,7 @@ def spelled_as(source: Source, key: str, value: str = "", door: Speller | None =
 
 @dataclass(frozen=True)
 class Setting:
-    """A value for a canonical key, with its source."""
+    """The value that one layer gives for a canonical key, with its source."""
 
     key: str
     value: Any

@@ -35,7 +35,7 @@ _STREAMING = UsedWhen(
 
 
 class DataConfig(ConfigSection):
-    """The settings of `DataPipeline`."""
+    """The settings of the data, as used by `DataPipeline`."""
 
     prefix: ClassVar[str] = "data"
 
@@ -152,5 +152,5 @@ class DataConfig(ConfigSection):
 
     @property
     def holds_out(self) -> bool:
-        """True if some rows are used for evaluation and not trained on."""
+        """True if some rows are held out for evaluation."""
         return self.eval_path is not None or self.validation_split > 0

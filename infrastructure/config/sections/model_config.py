@@ -171,7 +171,7 @@ class EmbeddedModelConfig(ConfigSection):
 
 
 class ModelConfig(ConfigSection):
-    """The settings of `ModelManager`."""
+    """The settings of the model and of how it is loaded, as used by `ModelManager`."""
 
     prefix: ClassVar[str] = "model"
 

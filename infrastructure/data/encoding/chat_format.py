@@ -91,14 +91,14 @@ class HistoryError(FormatError):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A conversation as text.
+    """A conversation as text, with the positions of its answers.
 
     Attributes:
         lead: token ids that come before the text.
         spans: (start, end) of each text that the model would generate: an answer and its end token.
-        is_learnt: for each span; False if the data excludes it from the loss.
-        is_marked: the template itself marks the spans; the text is then tokenized as a whole, and
-            nothing is added to it.
+        is_learnt: for each span, False if the data excludes it from the loss.
+        is_marked: True if the template itself marks the spans. The text is then tokenized as a
+            whole, and nothing is added to it.
         given: the beginning of the text that is the row's own prompt, on which nothing is trained;
             "" if the row has no separate prompt.
     """
@@ -170,7 +170,7 @@ class PlainFormat:
 
 
 class TemplateFormat:
-    """A chat template.
+    """A chat template, and how it wants messages and tool calls.
 
     Attributes:
         marks_answers: the template marks the trained text with {% generation %}.
@@ -250,7 +250,8 @@ class TemplateFormat:
         return Written((), text, tuple(spans), tuple(is_learnt))
 
     def can_find_answers(self, last_only: bool) -> bool:
-        """Return whether answers can be found in the template's output, by example conversations.
+        """Return whether answers can be found in the template's output, as tested on a few
+        conversations.
 
         They can if the template renders the text before an answer identically, whatever follows.
         Conversations that the template rejects do not count.
@@ -440,7 +441,7 @@ class TemplateFormat:
             return False
 
     def _without_trailing_space(self, text: str, start: int, end: int) -> int:
-        """Return the end position of an answer, without white space after its end-of-turn token."""
+        """Return the end of an answer, without the white space after its end-of-turn token."""
         stripped = text[start:end].rstrip()
         return start + len(stripped) if _ends_with(self._special, stripped) else end
 

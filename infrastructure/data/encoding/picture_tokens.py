@@ -41,8 +41,8 @@ class PictureTokens:
         background: the color behind transparent pixels.
 
     Attributes:
-        mark, mark_id: the token that a chat template writes for an image, and its ID.
-        token_ids: the IDs of an image's tokens. For Gemma 3 the mark is not one of them.
+        mark, mark_id: the placeholder token that a chat template writes for an image, and its ID.
+        token_ids: the IDs of an image's tokens. For Gemma 3, the placeholder is not one of them.
 
     Raises:
         ValueError: the processor does not define which token stands for an image.

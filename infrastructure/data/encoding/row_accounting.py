@@ -99,7 +99,7 @@ class Account:
 
     @property
     def unlearnable(self) -> tuple[Missing, ...]:
-        """The missing texts that should have been trained on."""
+        """The texts of trained answers that the model does not read completely."""
         return tuple(one for one in self.missing if one.is_learnt)
 
 
@@ -147,7 +147,7 @@ class LeftOut:
         ]
 
     def to_json(self) -> list[JsonObject]:
-        """Return one JSON object for each kind, with the message texts instead of codes."""
+        """Return a JSON object for each kind of missing text, with words instead of codes."""
         return [
             {
                 "kind": phrase(kind),
@@ -164,7 +164,7 @@ class LeftOut:
 
     @classmethod
     def from_json(cls, records: Iterable[Mapping[str, Any]]) -> Self:
-        """Restore the counts from the result of `to_json`, with texts instead of message codes."""
+        """Restore the counts from the result of `to_json`, with words instead of message codes."""
         left_out = cls()
         for record in records:
             left_out.rows[record["kind"]] = record["rows"]
@@ -280,7 +280,7 @@ class RowAccounting:
 
 @dataclass(slots=True)
 class _Text:
-    """A text of a row, and the numbers of the marks that stand for it."""
+    """A text of a row, and the indices of the marks that stand for it."""
 
     kind: str
     what: Message
@@ -601,7 +601,7 @@ def _missing(texts: Sequence[_Text], skeleton: _Skeleton) -> tuple[Missing, ...]
 
 
 def _words(code: str, /, **about: object) -> Message:
-    """Return a message that is rendered only when it is needed, which is rare."""
+    """Return a message that is rendered only when it is used, because most are never shown."""
     return Message(code, about)
 
 

@@ -397,7 +397,7 @@ def choices_in(value: object) -> tuple[list[str], list[str]]:
 
 
 def chosen_number(answer: object, labels: Sequence[str]) -> int | None:
-    """Return the 0-based index of the right choice, or None; `answer` is an index or a label."""
+    """Return the 0-based index of the right choice, given its index or label; None if invalid."""
     if isinstance(answer, Label) and answer not in labels:
         answer = answer.number
     if isinstance(answer, int) and not isinstance(answer, bool):

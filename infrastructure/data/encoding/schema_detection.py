@@ -406,7 +406,7 @@ def _are_turns(values: Sequence[object]) -> bool:
 
 
 def _known_pairs(rows: Sequence[Row], columns: list[str], request: ShapeRequest) -> list[Candidate]:
-    """Return pairs of columns named as in a well-known dataset or in another language."""
+    """Return pairs of question and answer columns with names from known datasets or languages."""
     lists = {c for c in columns if any(isinstance(row.values.get(c), list) for row in rows)}
     by_name = {plain(column): column for column in columns}
     candidates = []

@@ -91,7 +91,7 @@ class Encoded:
         end_token: the token that ends the last answer: the last trained one that is not white
             space. If the end of the last answer was cut off, the special token that ends the answer
             before it, if there is one.
-        is_truncated: tokens were cut off.
+        is_truncated: True if tokens were cut off.
         account: the texts of the conversation that the model does not read.
         is_rewritten: True if the reasoning was converted to another form, because the chat template
             would leave out the form that the row uses.
@@ -390,7 +390,7 @@ class ConversationEncoder:
         return phrase("data.chat_template" if self.own_template else "data.plain_format")
 
     def advice_for(self, conversation: Conversation) -> str:
-        """Return the remedy for a row with text that would not be trained on."""
+        """Return advice for a row with answer text that the chat template leaves out."""
         if self._advised is None:  # once, because other rows lack the same
             names = list(itertools.islice(self._writing(conversation), NUM_TEMPLATES_NAMED))
             some = (

@@ -276,10 +276,7 @@ def chat_template_of(
 
 
 def _missing_header(file: DataFile, row: Row) -> str:
-    """Return a warning if the first line of a table looks like a row and not like column names.
-
-    Return "" otherwise.
-    """
+    """Return a warning if the header line of a table looks like a row of data, else ""."""
     names = [*row.values]
     is_text = any(len(name) > LONG_NAME or name.strip().endswith((".", "?", "!")) for name in names)
     if file.format not in TABLE_FORMATS or not is_text:

@@ -128,7 +128,7 @@ class Preparation:
         return [*self.plan.files[TRAIN], *self.plan.files[EVALUATION]]
 
     def run(self) -> None:
-        """Read all rows, and write the finished entry."""
+        """Read and prepare all rows, and write the finished cache entry."""
         folders = [file.path if file.path.is_dir() else file.path.parent for file in self.files]
         worker = RowWorker(
             self.plan.encoder, list(self.plan.shapes), self.plan.worker_bytes, folders

@@ -34,7 +34,7 @@ class Quarantine:
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, rows: Iterable[BadRow]) -> None:
-        """Add rows to the skipped ones."""
+        """Record skipped rows."""
         for row in rows:
             self.counts[row.reason] += 1
             if len(self.bad_rows) < MAX_KEPT:
@@ -89,7 +89,8 @@ class Quarantine:
             cuts_prompts: whether the error may recommend data.over_length=truncate.
 
         Raises:
-            ValueError: the share is too large; the text has count, share, first rows and remedies.
+            ValueError: the share is too large; the message has count, share, first rows and
+                remedies.
         """
         percent = 100 * self.total / max(1, num_rows)
         lost = Counter({reason: self.counts[reason] for reason in UNLEARNABLE & {*self.counts}})

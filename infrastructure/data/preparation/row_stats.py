@@ -55,7 +55,7 @@ class RowFacts:
     group: list[str] = field(default_factory=list)
 
     def add(self, row: PreparedRow, is_evaluation: bool) -> None:
-        """Record the next row."""
+        """Record the numbers of the next row."""
         example = row.example
         self.content.append(row.content)
         self.is_evaluation.append(is_evaluation)

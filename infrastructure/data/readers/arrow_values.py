@@ -47,7 +47,7 @@ class PlainRows:
         self.converters = {name: convert for name, convert in converters.items() if convert}
 
     def of(self, batch: "RecordBatch") -> list[dict[str, object]]:
-        """Return the rows of a batch; raises UnicodeDecodeError if a text is not UTF-8."""
+        """Return the rows of a record batch; raises UnicodeDecodeError if a text is not UTF-8."""
         arrow = require("pyarrow", "data.read_tables")
         names = [name for name in batch.schema.names if name in self.columns]
         columns = [_written_out(batch.column(batch.schema.names.index(name))) for name in names]

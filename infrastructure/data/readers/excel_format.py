@@ -152,7 +152,7 @@ class _Marks:
 
 
 def _marks_of(sheet: Any) -> _Marks:
-    """Return information about a sheet that is found in its XML, such as the merged cells."""
+    """Return facts that are found only in the XML of a sheet, such as merged cells."""
     column_number = require("openpyxl.utils", "data.read_excel").column_index_from_string
     marks, tail = _Marks(), b""
     with sheet.parent._archive.open(sheet._worksheet_path) as file:

@@ -1,6 +1,6 @@
 """Lines of a text file with their byte offsets.
 
-Memory is bounded: a line longer than MAX_LINE_BYTES is skipped and not held; its `data` is None.
+Memory is bounded: a line longer than MAX_LINE_BYTES is read past, and its `data` is None.
 """
 
 from collections.abc import Iterator

@@ -167,10 +167,10 @@ class DataFile:
     test: tuple["DataFile", ...] = ()
 
     def rows(self, start: Start = BEGIN) -> Iterator[Row | BadRow]:
-        """Yield the rows from `start` on.
+        """Yield the rows of the file from `start` on.
 
         Raises:
-            ValueError: the file as a whole cannot be read.
+            ValueError: the file cannot be read at all.
         """
         columns = None
         try:
@@ -200,7 +200,7 @@ class DataFile:
         return READERS.get(self.format) or _reader_of_plugin(FORMATS.get(self.format))
 
     def sha256(self) -> str:
-        """Return the hash of the content; it does not depend on where the file is."""
+        """Return the hash of the content, which does not depend on the file's path."""
         if self.format != HUGGINGFACE:
             return file_sha256(self.path)
         place, split = split_place(str(self.path))

@@ -391,7 +391,7 @@ def read_text(
     """Yield the examples of a plain text file as rows with the column "text".
 
     Paragraphs separated by blank lines are one example each; in a text without any blank line, each
-    line is one example. The first MiB decides.
+    line is one example. The first MiB decides which of the two applies.
     """
     with open_utf8(path, encoding) as file:
         by_line = not has_paragraphs(file)

@@ -51,7 +51,7 @@ class WindowIndex:
 
 
 class WindowIndexBuilder:
-    """A builder of a `WindowIndex`: it gets every row in order, and groups usable rows."""
+    """A builder of a `WindowIndex`, which groups the usable rows that it gets into windows."""
 
     def __init__(self, buffer_size: int, memory_bytes: int | None) -> None:
         self.buffer_size = buffer_size

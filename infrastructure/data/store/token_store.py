@@ -278,7 +278,7 @@ class MappedArray:
 
 @contextmanager
 def damage_explained(folder: Path) -> Iterator[None]:
-    """Convert errors about damage in an entry that is in use into errors that say what to do.
+    """Inside the block, replace errors about damaged cache entries by errors that say what to do.
 
     Raises:
         DataError: instead of a `DamagedEntryError`.
@@ -334,7 +334,7 @@ class TokenStore:
         return np.diff(self._offsets).astype(np.int64)
 
     def lines(self, name: str) -> list[str]:
-        """Return the lines of a text file of the entry, checked."""
+        """Return the lines of a text file of the entry, after verifying its checksums."""
         with damage_explained(self.folder):
             self._check(name)
         return (self.folder / name).read_text("utf-8").split("\n")[:-1]

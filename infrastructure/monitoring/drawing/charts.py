@@ -47,7 +47,7 @@ class Chart:
 
     @property
     def last(self) -> str:
-        """The newest value and the newest mark: `0.51 · held out 0.6`."""
+        """The newest value of the points and that of the marks, as text: `0.51 · held out 0.6`."""
         return " · held out ".join(
             self.format_value(p[-1][1]) for p in (self.points, self.marks) if p
         )

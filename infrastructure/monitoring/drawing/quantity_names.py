@@ -112,10 +112,10 @@ def bare_key(key: str) -> str:
 
 
 def without_ties(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics without the share of correctly ranked pairs, if no pair was ranked at all.
+    """Return metrics without the share of correctly ranked pairs, if all pairs are tied.
 
-    If the model equals its reference model, both answers of each pair have the same reward, and TRL
-    counts such a tie as wrong.
+    If the model equals its reference model, as before training, both answers of each pair have the
+    same reward. TRL counts such a tie as wrong.
     """
     margins = [value for key, value in numbers.items() if bare_key(key) == MARGIN]
     is_tied = any(isinstance(m, int | float) and abs(m) <= TINY_MARGIN for m in margins)

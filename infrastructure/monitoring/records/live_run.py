@@ -291,7 +291,7 @@ class LiveRun:
 
     @property
     def is_silent(self) -> bool:
-        """True if a run in training has written nothing for both ten minutes and ten steps."""
+        """True if a running run has written no values for at least ten minutes and ten steps."""
         if self.state != "running" or self.written_at is None:
             return False
         return time.time() - self.written_at > max(600.0, 10 * (self.seconds_per_step or 0.0))

@@ -171,7 +171,7 @@ def names_version(name: str) -> bool:
 def _is_model_or_run(path: Path) -> bool:
     """Return whether the path is a file, or a folder with a model or a run.
 
-    A folder of data may have the same name as a run, and is neither.
+    A folder of data is neither, even if it has the same name as a run.
     """
     if not path.is_dir():
         return path.exists()

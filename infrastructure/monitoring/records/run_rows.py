@@ -30,7 +30,7 @@ class RunRow:
     """A run in a list of runs. Unknown values are None.
 
     Attributes:
-        title: the name that the user has given, or the run's own name if nothing better is known.
+        title: the name that the user gave, or a title made from other facts about the run.
         training: the model, the method and the data; "" if they are not recorded.
         changed_after: the steps after which a setting or the data changed during the run.
     """

@@ -10,6 +10,6 @@ pytest:
             return MyPlace(f"mine://{folder}")
 
 Temper's own parts pass the same suites. A suite works without pytest, too: each method takes an
-empty folder, and raises AssertionError with an explanation, or `unittest.SkipTest` if the part has
-nothing to test.
+empty folder, and raises AssertionError with an explanation, or `unittest.SkipTest` if it does not
+apply to the part.
 """
