@@ -72,7 +72,7 @@ class LibrarySampler(dimod.Sampler):
         return sample_set
 
     def default_reads(self, num_variables: int) -> int:
-        """Return the number of reads if none is given."""
+        """Return the default number of reads for a problem of this size."""
         return DEFAULT_READS
 
     def caution(self, done: int) -> float:
