@@ -75,7 +75,6 @@ class Feature:
             part of a user that a configuration names in the feature's own settings.
         run_files: files that it writes into a run directory, which travel with the run.
         outputs: what it leaves in a run directory, by name → code of the words for it.
-        quantities: what it measures while a run trains → label.
         notebook: names that `import colab` offers → module.
         on_samples: address of a function of a configuration and a source (text), called when a run
             uses the sample data; it may change settings that the user has not set.
@@ -106,7 +105,6 @@ class Feature:
     own_code: str | None = None
     run_files: tuple[str, ...] = ()
     outputs: Mapping[str, str] = field(default_factory=dict)
-    quantities: Mapping[str, str] = field(default_factory=dict)
     notebook: Mapping[str, str] = field(default_factory=dict)
     on_samples: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)

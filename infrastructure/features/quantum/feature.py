@@ -31,7 +31,6 @@ FEATURE = Feature(
     own_code=f"{_HERE}.checks:own_samplers",
     report=(f"{_HERE}.report:quantum_steps",),
     run_files=("quantum.json", "comparison.json"),
-    quantities={"quantum_solver_seconds": "Solver time of a quantum step"},
     notebook={
         "compare_quantum_steps": f"{_HERE}.compare",
         "show_quantum_steps": f"{_HERE}.notebook",

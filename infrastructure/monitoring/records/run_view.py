@@ -133,7 +133,6 @@ class Machine(TypedDict):
         meters: the current load; empty if the run has ended.
         curves: the (Unix time without the pauses before it, value) pairs of each key.
         pauses: the pauses in training, as (begin, end) in Unix time.
-        rows: rows of name, mean, 95th percentile of the newest values, maximum, last.
         is_watched: whether there are samples of the machine.
         profile: the operations that took the most time in a few steps.
     """
@@ -141,7 +140,6 @@ class Machine(TypedDict):
     meters: list[Meter]
     curves: PointsByKey
     pauses: list[tuple[float, float]]
-    rows: list[list[str]]
     is_watched: bool
     profile: JsonObject
 
@@ -275,7 +273,6 @@ def view_of(run: LiveRun) -> RunView:
             "meters": [] if run.has_ended else run.machine.meters(),
             "curves": run.machine.curves,
             "pauses": [*run.machine.pauses],
-            "rows": run.machine.rows(),
             "is_watched": bool(run.machine.last),
             "profile": facts.object_in(PROFILE_FILE),
         },
