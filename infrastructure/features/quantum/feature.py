@@ -22,7 +22,7 @@ FEATURE = Feature(
     },
     commands={
         "quantum": Command(
-            f"{_HERE}.command", "run the quantum step by itself, or compare solvers", "More"
+            f"{_HERE}.command", "compare ways to select training data, or solve a QUBO problem", "More"
         )
     },
     contradictions=f"{_HERE}.checks:CONTRADICTIONS",
