@@ -18,7 +18,6 @@ PIP_LINES = {
     "azure.quantum": 'pip install "azure-quantum[qiskit]"',
     "bitsandbytes": "pip install bitsandbytes",
     "datasets": "pip install datasets",
-    "dwave.system": "pip install dwave-system",
     "h5py": "pip install h5py",
     "openpyxl": "pip install openpyxl",
     "lm_eval": 'pip install "lm_eval>=0.4.9,<0.5"',
@@ -29,7 +28,6 @@ PIP_LINES = {
     "jsonschema": "pip install jsonschema",
     "optuna": "pip install optuna",
     "qiskit": "pip install qiskit",
-    "qiskit_aer": "pip install qiskit-aer",
     "tensorboard": "pip install tensorboard",
     "torchmetrics": "pip install torchmetrics",
     "transformers": "pip install transformers",
@@ -55,7 +53,7 @@ def refuse_missing(module: str, needed_for: str) -> None:
     Raises:
         MissingPackageError: if `module` is not installed.
     """
-    # Packages such as dwave.system share their first name with other packages.
+    # Packages such as azure.quantum share their first name with other packages.
     package = module if module in PIP_LINES else module.split(".")[0]
     if not is_installed(package):
         line = PIP_LINES.get(package, f"pip install {package}")

@@ -153,9 +153,9 @@ def _targets_for_peft(
 ) -> dict[str, object]:
     """Return PEFT's arguments about which parts of `model` get LoRA.
 
-    In a mixture of experts every layer is given by its full name. PEFT takes some names
-    ("down_proj") for those that experts had before transformers 5, and would leave out a dense
-    layer of that name.
+    In a mixture of experts every layer is given by its full name. PEFT interprets some names
+    ("down_proj") as those of experts before transformers 5, and would leave out a dense layer of
+    that name.
 
     Raises:
         ValueError: PEFT has no such LoRA for experts, or `router` is set but the model has no

@@ -1,7 +1,7 @@
 """The inputs and outputs of a model's forward, for all kinds of models.
 
-This module handles the differences between models: which arguments a forward takes, what is inside
-a wrapper, which shape logits have, and how a model is prepared for a probe.
+This module handles the differences between models: the arguments of a forward, wrappers around a
+model, the shape of logits, and the state of a model while it is tested.
 """
 
 import inspect

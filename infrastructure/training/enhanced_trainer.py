@@ -741,7 +741,7 @@ class EnhancedTrainer:
 
         Raises:
             TrainingDivergedError: the loss is no longer finite.
-            Exception: any other error; a checkpoint holds the steps before it.
+            Exception: any other error; a checkpoint contains the finished steps.
         """
         loop = self.prepare()
         assert self.state is not None

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from infrastructure.core.errors import MissingPackageError, MissingSecretError
-from infrastructure.core.lookup import unknown_name
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.named_object import is_address
-from infrastructure.features.quantum.config import BASELINES, QUANTUM, SAMPLER, QuantumConfig
+from infrastructure.features.quantum.config import QUANTUM
 from infrastructure.features.quantum.sampler_needs import check_sampler
 
 SAMPLER_GROUP = "temper.samplers"
@@ -20,38 +19,10 @@ CONTRADICTIONS = (
         "quantum.data_budget=1.0",
     ),
     (
-        "quantum.rank_budget_keeps_everything",
-        "quantum_step=rank_allocation",
-        "quantum.rank_budget=1.0",
-    ),
-    (
-        "quantum.background_answer_too_late",
-        "quantum_step=data_selection",
-        "quantum.answer=sampler",
-        "quantum.background",
-        "training.num_epochs=1",
-    ),
-    (
         "quantum.quantum_target_not_held_out",
         "quantum_step",
         "quantum.target=validation",
         "not data.holds_out",
-    ),
-    (
-        "quantum.rank_allocation_without_lora",
-        "quantum_step=rank_allocation",
-        "not model.lora_config",
-    ),
-    (
-        "quantum.rank_allocation_with_dora",
-        "quantum_step=rank_allocation",
-        "model.lora_config.use_dora",
-    ),
-    (
-        "quantum.rank_allocation_with_lora_init",
-        "quantum_step=rank_allocation",
-        "model.lora_config",
-        "not model.lora_config.init_lora_weights=default",
     ),
     (
         "quantum.curriculum_with_data_selection",
@@ -72,15 +43,8 @@ def problem_of(config: Any) -> str | None:
 
 
 def problems(config: Any) -> Iterator[str]:
-    """Yield a message for an unknown `quantum.answer`, and for each sampler that is unavailable."""
-    if not is_enabled(config):
-        return
-    quantum: QuantumConfig = config.quantum
-    answers = (SAMPLER, *BASELINES[quantum.problem])
-    if quantum.answer not in answers:
-        reason = unknown_name("answer", quantum.answer, answers)
-        yield phrase("config.setting_says", setting=Setting("quantum.answer"), reason=reason)
-    for key, name in quantum.samplers() if quantum.answer == SAMPLER else ():
+    """Yield a message for each sampler that is unknown or missing."""
+    for key, name in config.quantum.samplers() if is_enabled(config) else ():
         try:
             check_sampler(name)
         except (ValueError, MissingPackageError, MissingSecretError) as error:

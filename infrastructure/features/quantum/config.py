@@ -19,21 +19,8 @@ from infrastructure.config.types import (
 from infrastructure.features.quantum.sampler_needs import most_variables
 
 QUANTUM = "quantum"  # its section, and its extension
-DATA_SELECTION, BLOCK_SELECTION, RANK_ALLOCATION = (
-    "data_selection",
-    "block_selection",
-    "rank_allocation",
-)
+DATA_SELECTION, BLOCK_SELECTION = "data_selection", "block_selection"
 AT_ANY_COST = 1e6  # percent, for max_overhead_percent: no limit
-SAMPLER = "sampler"  # the answer comes from a sampler and not from a baseline
-# What solves each problem without a sampler.
-BASELINES = {
-    DATA_SELECTION: (
-        *("greedy_and_exchange", "greedy", "deduplicate_then_top", "top_relevance", "random"),
-    ),
-    BLOCK_SELECTION: ("gradient_norm", "first_order", "random", "cyclic", "top"),
-    RANK_ALLOCATION: ("diagonal_fisher", "sensitivity", "random"),
-}
 
 
 def _decides(problem: str) -> UsedWhen:
@@ -44,11 +31,7 @@ def _decides(problem: str) -> UsedWhen:
     )
 
 
-_DATA, _BLOCKS, _RANKS = map(_decides, BASELINES)
-_SAMPLED = UsedWhen(
-    lambda config: config.quantum.answer == SAMPLER,
-    "quantum.unused_no_sampler",
-)
+_DATA, _BLOCKS = map(_decides, (DATA_SELECTION, BLOCK_SELECTION))
 
 
 class QuantumConfig(ConfigSection):
@@ -67,15 +50,9 @@ class QuantumConfig(ConfigSection):
         ),
     )
 
-    problem: Literal["data_selection", "block_selection", "rank_allocation"] = Field(
+    problem: Literal["data_selection", "block_selection"] = Field(
         default="data_selection",
-        description="What to choose: examples (data_selection), blocks to train, or LoRA"
-        " components to keep.",
-    )
-    answer: str = Field(
-        default=SAMPLER,
-        description="Method of choosing: a QUBO solver (sampler), or a baseline such as"
-        " greedy or random.",
+        description="What to choose: examples (data_selection), or blocks to train.",
     )
     data_budget: Annotated[ShareAboveZero | Auto, _DATA] = Field(
         default="auto",
@@ -94,9 +71,6 @@ class QuantumConfig(ConfigSection):
     num_blocks: Annotated[Count | None, _BLOCKS] = Field(
         default=None, description="Blocks that train at a time; none: half of them."
     )
-    rank_budget: Annotated[ShareAboveZero, _RANKS] = Field(
-        default=0.5, description="Share of LoRA components to keep, from 0 to 1."
-    )
     max_overhead_percent: (
         Annotated[float, Gt(0), Le(AT_ANY_COST), Allowed("a percentage above 0, such as 2")] | Auto
     ) = Field(
@@ -104,26 +78,21 @@ class QuantumConfig(ConfigSection):
         description="Most time for quantum steps, in percent of training; auto: 1, or 10 if"
         " run every N steps.",
     )
-    background: Annotated[bool, _SAMPLED] = Field(
-        default=False,
-        description="Solve in another process while training continues with the previous choice.",
-    )
-    solver: Annotated[str, _SAMPLED] = Field(
+    solver: str = Field(
         default="auto",
-        description="QUBO solver, a dimod sampler; auto: chosen by size, density and time.",
+        description="QUBO solver, a dimod sampler; auto: chosen by size and density.",
     )
     max_qubits: Count = Field(
         default=5000, description="Largest problem that the quantum step solves, in variables."
     )
-    timeout: Annotated[Positive, _SAMPLED] = Field(
+    timeout: Positive = Field(
         default=300, description="Time limit of the solver for one problem, in seconds."
     )
     fallback: Annotated[
         list[str],
         SplitCommas,
         EachOnce,
-        Allowed('a list of names, each once, such as "tabu,exact"'),
-        _SAMPLED,
+        Allowed('a list of names, each once, such as "dense_annealer,exact"'),
     ] = Field(default=[], description="Solvers to try if the first one fails, in this order.")
 
     def samplers(self) -> list[tuple[str, str]]:

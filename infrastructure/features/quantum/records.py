@@ -1,9 +1,8 @@
-"""The files of the quantum step in a run directory."""
+"""The file of the quantum step in a run directory."""
 
 from collections.abc import Mapping
 
 QUANTUM_FILE = "quantum.json"
-COMPARISON_FILE = "comparison.json"
 
 
 def baseline_is_as_good(record: Mapping[str, object]) -> bool:

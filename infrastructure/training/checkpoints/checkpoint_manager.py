@@ -253,10 +253,10 @@ class PartwiseCheckpoint:
         }
 
     def commit(self) -> None:
-        """Commit the written parts as a version, which the manager's `collect` returns.
+        """Commit the added tensors as one checkpoint, which the manager's `collect` returns.
 
         Raises:
-            StorageError: the disk returned an error for a part. No version was made.
+            StorageError: the disk returned an error for a tensor. No checkpoint was made.
         """
         store = self.manager.store
         with self._lock:

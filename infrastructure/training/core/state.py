@@ -192,7 +192,7 @@ class TrainingState:
     stop_signal: str | None = None
 
     def stop(self, message: str, reason: StopReason = StopReason.REQUESTED) -> None:
-        """Ask the loop to end after the current step. The first reason given is kept."""
+        """Ask the loop to end after the current step. Only the first reason is recorded."""
         if self.stop_reason is None:
             self.stop_reason, self.stop_message = reason, message
 

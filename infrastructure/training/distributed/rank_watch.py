@@ -25,7 +25,7 @@ LONG_PAUSE_SECONDS = 5.0  # between two checks
 
 
 def living_ranks() -> dict[int, psutil.Process]:
-    """Return the processes that this process has started as ranks, by rank."""
+    """Return the rank processes that this process started and that still run, by rank."""
     ranks: dict[int, psutil.Process] = {}
     for child in psutil.Process().children():
         with suppress(psutil.Error):

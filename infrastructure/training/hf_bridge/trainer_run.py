@@ -378,7 +378,7 @@ def precision_name(args: "TrainingArguments") -> str:
 
 
 def name_and_size(model: torch.nn.Module) -> JsonObject:
-    """Return the name and size of a user's model, as far as they are known."""
+    """Return the name and parameter counts of a user's model."""
     path = getattr(getattr(model, "config", None), "_name_or_path", None)
     counts = count_parameters(model)
     return {

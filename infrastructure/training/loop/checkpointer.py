@@ -114,9 +114,9 @@ class Checkpointer:
         self.announce(state, wait=True)
 
     def rescue_with_first(self, state: TrainingState, decided: JsonObject) -> None:
-        """Write this rank's part of the last checkpoint if rank 0 is ending with an error.
+        """Write this rank's part of a last checkpoint, if rank 0 is ending with an error.
 
-        Then wait for that error. Called on ranks other than 0.
+        Called on ranks other than 0, while they wait for rank 0's decision.
 
         Raises:
             ProcessLostError: rank 0 has failed. The message says why.

@@ -101,7 +101,7 @@ class OptimizerStep:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def state_dict(self) -> dict[str, object]:
-        """Return the state of the loop and its hooks for a checkpoint, as JSON values."""
+        """Return the state of losses, hooks and phase for a checkpoint, as JSON values."""
         return {
             "hooks": self.safe_point.hooks if self.safe_point else self.hooks.state_dict(),
             **self.losses.state_dict(),

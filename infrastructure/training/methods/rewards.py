@@ -59,7 +59,7 @@ def reward_function(name: str) -> Reward:
 
 
 def text_of(completion: Any) -> str:
-    """Return the text of a completion, which is a string or a list of messages."""
+    """Return the text of a completion, which may be a string or a list of messages."""
     if isinstance(completion, str):
         return completion
     return "".join(str(message.get("content") or "") for message in completion)

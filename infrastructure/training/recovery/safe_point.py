@@ -95,7 +95,7 @@ class FirstStates:
         self._states = {hook.name: copy.deepcopy(hook.state_dict()) for hook in hooks.hooks}
 
     def completed(self, saved: JsonObject, hooks: HookRunner) -> dict[str, Any]:
-        """Add the first state of each changed hook that `saved` lacks, and return the result."""
+        """Add to `saved` the first state of each hook that it lacks and that has changed since."""
         lacking = {hook.name: hook.state_dict() for hook in hooks.hooks if hook.name not in saved}
         changed = {
             name: copy.deepcopy(self._states[name])

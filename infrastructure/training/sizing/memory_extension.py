@@ -100,7 +100,7 @@ class MemoryExtension(Extension):
         self._is_reported = False
 
     def train_start(self, state: TrainingState) -> None:
-        """Start to enforce the limits.
+        """Start enforcing the memory limits.
 
         Raises:
             MemoryLimitError: the training exceeds its limit before its first step.

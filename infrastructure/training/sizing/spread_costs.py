@@ -87,9 +87,9 @@ def spread_state(
 def spread_costs(
     measurement: CostMeasurement, plan: BatchPlan, num_ranks: int, *, offload: bool
 ) -> StepCosts:
-    """Return the predicted costs of the planned run's steps on each rank.
+    """Predict the costs of a planned run's steps on each rank.
 
-    On a CPU all ranks share one machine.
+    On a CPU, all ranks share the memory of one machine.
 
     Args:
         plan: the batch plan of all ranks together.

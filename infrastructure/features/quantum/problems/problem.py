@@ -16,7 +16,6 @@ from infrastructure.features.quantum.config import QuantumConfig
 
 Variable = Hashable  # a plain value: an example's id, a block's name
 Sample = Mapping[Variable, int]  # each variable of the model: 0 or 1
-QuadraticModel = dimod.BinaryQuadraticModel | dimod.ConstrainedQuadraticModel
 
 
 class Training(Protocol):
@@ -27,9 +26,6 @@ class Training(Protocol):
 
     def train_only(self, blocks: Sequence[str]) -> None:
         """Train only these blocks until the next decision."""
-
-    def keep_components(self, kept: Mapping[str, Sequence[int]]) -> None:
-        """Keep only the listed components (indices of the rank) of each named LoRA module."""
 
 
 class QuantumProblem(ABC):
@@ -43,8 +39,8 @@ class QuantumProblem(ABC):
     config: QuantumConfig | None = None  # used if the caller gives no configuration
 
     @abstractmethod
-    def formulate(self) -> QuadraticModel:
-        """Build the model, with binary variables. Solving a problem calls this once.
+    def formulate(self) -> dimod.BinaryQuadraticModel:
+        """Build the model, with binary variables. A solver calls this once.
 
         Raises:
             ValueError: the problem cannot be formulated; the message gives the reason.

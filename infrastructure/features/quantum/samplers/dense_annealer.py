@@ -5,7 +5,6 @@ energies farther from the best known ones (`benchmarks/results/quantum_quality.m
 """
 
 import time
-from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
 import dimod
@@ -27,16 +26,16 @@ MOST_SPARE_SHARE = 0.2
 class DenseAnnealer(dimod.Sampler):
     """A `dimod.Sampler` for any binary quadratic model: annealing with a recombined population.
 
-    If the time limit did not end the search early (see `info["is_cut_off"]`), the answer depends
-    only on model, `seed`, `num_reads`, `num_ones` and `initial_states`, on any machine. The
-    energies are the model's own, in float64.
+    If the time limit did not cut the search off (see `info["is_cut_off"]`), the answer depends only
+    on model, `seed`, `num_reads` and `num_ones`, on any machine. The energies are the model's own,
+    in float64.
 
     Args:
         clock: returns seconds; a benchmark on a busy machine passes the processor time.
     """
 
     parameters: ClassVar[dict[str, object]] = {
-        name: [] for name in ("num_reads", "time_limit", "seed", "num_ones", "initial_states")
+        name: [] for name in ("num_reads", "time_limit", "seed", "num_ones")
     }
     properties: ClassVar[dict[str, object]] = {}
 
@@ -51,7 +50,6 @@ class DenseAnnealer(dimod.Sampler):
         time_limit: float | None = None,
         seed: int | None = None,
         num_ones: int | None = None,
-        initial_states: Any = None,
         **unknown: object,
     ) -> dimod.SampleSet:
         """Search for the assignment with the lowest energy.
@@ -62,9 +60,8 @@ class DenseAnnealer(dimod.Sampler):
                 reads reach the same energy.
             time_limit: seconds from the call on, conversion included; None: no limit.
             seed: seed of the random numbers; None: a different one each time.
-            num_ones: number of ones (up spins) in every answer. The search then only swaps ones and
-                zeros, so the model needs no penalty for their number. None: any number.
-            initial_states: assignments to begin with, as `dimod.as_samples` takes them.
+            num_ones: number of ones (up spins) in every answer. Moves are then swaps, so the model
+                needs no penalty for it. None: any number.
 
         Returns:
             The distinct best assignments of the reads after recombination, best first.
@@ -85,8 +82,7 @@ class DenseAnnealer(dimod.Sampler):
             search = DenseSearch(*about, scale=problem.field_scale())
         else:
             search = ExchangeSearch(*about, num_ones=num_ones)
-        given = [] if initial_states is None else _bits_of(initial_states, bqm, problem.variables)
-        search.run(given, reads)
+        search.run(reads)
         sample_set = dimod.SampleSet.from_samples_bqm(
             (_samples(search, bqm), problem.variables), bqm
         )
@@ -135,19 +131,3 @@ def _checked_reads(num_reads: int | None, num_variables: int, num_ones: int | No
 def _refuse_ones(num_ones: int | None, num_variables: int) -> None:
     if num_ones is not None and not 0 <= num_ones <= num_variables:
         raise InputError("quantum.num_ones_out_of_range", num_ones=num_ones, count=num_variables)
-
-
-def _bits_of(
-    states: Any, bqm: dimod.BinaryQuadraticModel, variables: Sequence[Hashable]
-) -> list[Bits]:
-    """Convert initial states to rows of 0 and 1 in the order of `variables`."""
-    samples, labels = dimod.as_samples(states)
-    place = {label: column for column, label in enumerate(labels)}
-    missing = [label for label in variables if label not in place]
-    if missing:
-        raise InputError("quantum.initial_state_missing", variable=missing[0])
-    rows = samples[:, [place[label] for label in variables]]
-    if not np.isin(rows, list(bqm.vartype.value)).all():
-        allowed = " and ".join(str(value) for value in sorted(bqm.vartype.value))
-        raise InputError("quantum.initial_state_invalid", allowed=allowed)
-    return list((rows > 0).astype(np.int8))

@@ -7,13 +7,11 @@ examples) need small kicks and others (several equally good groups) large ones. 
 annealing by swaps; benchmarks/results/quantum_quality.md compares the two.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from infrastructure.features.quantum.samplers.dense_problem import Bits
 from infrastructure.features.quantum.samplers.dense_search_base import Search, TimeIsUp, distinct
 from infrastructure.features.quantum.samplers.dense_state import SwapState, with_ones
 
@@ -40,13 +38,9 @@ class ExchangeSearch(Search[SwapState]):
 
     num_ones: int = 0
 
-    def read(self, given: Sequence[Bits]) -> None:
-        """Search once: make a walk by kicks and exchanges.
-
-        The first walk starts from the best of the greedy choice and the given assignments, the
-        others from a random assignment.
-        """
-        start = self._anywhere() if self.read_energies else self._best_of(given)
+    def read(self) -> None:
+        """Do one walk: the first from the greedy choice, the others from a random assignment."""
+        start = self._anywhere() if self.read_energies else self._greedy()
         best = self._walked(start)
         self.read_energies.append(best.energy)
         self.champions = distinct([*self.champions, best], self.same_variables)[:MOST_CHAMPIONS]
@@ -93,14 +87,9 @@ class ExchangeSearch(Search[SwapState]):
             state.refresh(self.problem, after_flips=0)
         return state.energy < limit
 
-    def _best_of(self, given: Sequence[Bits]) -> SwapState:
-        """Return the best of the greedy choice and the given assignments.
-
-        Given assignments are first changed so that they have exactly `num_ones` ones.
-        """
+    def _greedy(self) -> SwapState:
         nothing = np.zeros(self.problem.num_variables, np.int8)
-        states = (with_ones(self.problem, bits, self.num_ones) for bits in [*given, nothing])
-        return min(states, key=lambda state: state.energy)
+        return with_ones(self.problem, nothing, self.num_ones)
 
     def _anywhere(self) -> SwapState:
         bits = np.zeros(self.problem.num_variables, np.int8)

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from infrastructure.features.quantum.samplers.dense_problem import Bits, Indices
+from infrastructure.features.quantum.samplers.dense_problem import Indices
 from infrastructure.features.quantum.samplers.dense_search_base import (
     Search,
     TimeIsUp,
@@ -52,13 +52,13 @@ class DenseSearch(Search[FlipState]):
 
     scale: float = 1.0
 
-    def read(self, given: Sequence[Bits]) -> None:
-        """Do one independent search, and add its best assignment to `champions`.
+    def read(self) -> None:
+        """Do one independent search; its best assignment becomes a champion.
 
         Raises:
             TimeIsUp: the deadline has passed; the results so far are kept.
         """
-        population = [self._improved(FlipState.of(self.problem, bits)) for bits in given]
+        population: list[FlipState] = []
         start = FlipState.of(self.problem, np.zeros(self.problem.num_variables, np.int8))
         wanted = self._population()
         hot, _ = self._temperatures()

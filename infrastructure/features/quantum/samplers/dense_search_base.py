@@ -8,7 +8,7 @@ from typing import ClassVar, Generic, TypeVar
 import numpy as np
 
 from infrastructure.features.quantum.samplers.deadline import Deadline
-from infrastructure.features.quantum.samplers.dense_problem import Bits, DenseProblem
+from infrastructure.features.quantum.samplers.dense_problem import DenseProblem
 from infrastructure.features.quantum.samplers.dense_state import DenseState
 
 SAME_ENERGY = 1e-6  # relative to the energy without the offset: the error of running sums
@@ -48,18 +48,18 @@ class Search(ABC, Generic[State]):
     converged_reads: ClassVar[int]  # reads that must reach the lowest energy
 
     @abstractmethod
-    def read(self, given: Sequence[Bits]) -> None:
-        """Do one independent search from the given assignments, and add its best to `champions`.
+    def read(self) -> None:
+        """Do one independent search; its best assignment becomes a champion.
 
         Raises:
             TimeIsUp: the deadline has passed; the results so far are kept.
         """
 
-    def run(self, given: Sequence[Bits], num_reads: int) -> None:
+    def run(self, num_reads: int) -> None:
         """Do `num_reads` reads, or fewer if they converge or the deadline passes."""
         try:
-            for number in range(num_reads):
-                self.read(given if number == 0 else [])
+            for _ in range(num_reads):
+                self.read()
                 if self.is_converged:
                     return
         except TimeIsUp:

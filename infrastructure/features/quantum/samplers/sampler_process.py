@@ -17,27 +17,28 @@ import numpy as np
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject, as_object, as_text
+from infrastructure.core.lookup import look_up
 from infrastructure.core.messages import phrase
+from infrastructure.core.named_object import load_object
 from infrastructure.core.redact import redact
 from infrastructure.features.quantum.samplers import messages as wire
+from infrastructure.features.quantum.samplers.azure_sampler import AzureQuantum
 from infrastructure.features.quantum.samplers.bqm_arrays import from_arrays
 from infrastructure.features.quantum.samplers.messages import Outgoing
-from infrastructure.features.quantum.samplers.unbounded_samplers import direct_sampler
+from infrastructure.features.quantum.samplers.simulated_annealing import SimulatedAnnealing
 from infrastructure.features.quantum.solving.arrays import Array
 
-Answer = Callable[[JsonObject, dict[str, Array]], Outgoing]
 COMMON = ("num_reads", "seed", "time_limit")  # dropped if a sampler does not know them
+DIRECT: dict[str, Callable[[], dimod.Sampler]] = {
+    "simulated_annealing": SimulatedAnnealing,
+    "azure_quantum": AzureQuantum,
+}
 
 
 def main(lifeline: int) -> None:
-    """Solve the problems that the parent process sends, until the input ends."""
-    samplers: dict[str, dimod.Sampler] = {}
-    serve(lifeline, lambda values, arrays: answer(samplers, values, arrays))
-
-
-def serve(lifeline: int, answer: Answer) -> None:
-    """Reply to each message of the parent process with `answer`, until the input ends."""
+    """Answer the parent's messages until the input ends."""
     end_with_parent(lifeline)
+    samplers: dict[str, dimod.Sampler] = {}
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     questions = sys.stdin.buffer
@@ -47,7 +48,7 @@ def serve(lifeline: int, answer: Answer) -> None:
         except EOFError:
             return
         try:
-            reply, reply_arrays = answer(values, arrays)
+            reply, reply_arrays = answer(samplers, values, arrays)
         except Exception as error:  # any error becomes the answer
             reply, reply_arrays = {"error": redact(f"{type(error).__name__}: {error}")}, {}
         wire.send(answers, reply, reply_arrays)
@@ -68,18 +69,15 @@ def end_with_parent(lifeline: int) -> None:
 def answer(
     samplers: dict[str, dimod.Sampler], values: JsonObject, arrays: dict[str, Array]
 ) -> Outgoing:
-    """Query the sampler that a message names, and return the reply.
-
-    The previous sampler is reused if it is the same.
+    """Query the named sampler, which is created once, and return the reply.
 
     Raises:
         TypeError, ValueError: the sampler returned no sample set, or one over other variables.
     """
-    key = json.dumps([values["sampler"], values["options"]], sort_keys=True)
-    if key not in samplers:
-        samplers.clear()
-        samplers[key] = direct_sampler(as_text(values["sampler"]), as_object(values["options"]))
-    sampler = samplers[key]
+    name = as_text(values["sampler"])
+    if name not in samplers:
+        samplers[name] = _created(name)
+    sampler = samplers[name]
     bqm = from_arrays(as_object(values["model"]), arrays)
     known = sampler.parameters
     parameters = {
@@ -94,6 +92,22 @@ def answer(
     return _packed(sample_set, bqm)
 
 
+def _created(name: str) -> dimod.Sampler:
+    """Create the sampler of a name, or of a custom `module:Class`.
+
+    Raises:
+        ValueError: the name, module or class does not exist, or is not created without arguments.
+    """
+    make = load_object("sampler", name) if ":" in name else look_up("sampler", name, DIRECT)
+    try:
+        sampler: dimod.Sampler = make()
+    except TypeError as error:
+        raise InputError("quantum.sampler_not_created", name=name, error=error) from None
+    if not callable(getattr(sampler, "sample", None)):
+        raise InputError("quantum.not_a_dimod_sampler", name=name)
+    return sampler
+
+
 def _packed(sample_set: dimod.SampleSet, bqm: dimod.BinaryQuadraticModel) -> Outgoing:
     if set(sample_set.variables) != set(bqm.variables):
         raise InputError("quantum.answer_for_other_variables")
@@ -103,10 +117,6 @@ def _packed(sample_set: dimod.SampleSet, bqm: dimod.BinaryQuadraticModel) -> Out
         "energies": np.asarray(sample_set.record.energy, np.float64),
         "occurrences": np.asarray(sample_set.record.num_occurrences, np.int64),
     }
-    if "chain_break_fraction" in sample_set.record.dtype.names:
-        arrays["chain_break_fraction"] = np.asarray(
-            sample_set.record.chain_break_fraction, np.float64
-        )
     return {"vartype": sample_set.vartype.name, "info": _plain(sample_set.info)}, arrays
 
 

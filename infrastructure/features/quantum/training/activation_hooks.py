@@ -41,14 +41,11 @@ class _GradientHook(torch.autograd.Function):
 def gradient_hooks(
     modules: Mapping[str, torch.nn.Module],
     receive: Callable[[str, torch.Tensor, torch.Tensor], None],
-    *,
-    keep_output: bool = False,
 ) -> Iterator[set[str]]:
     """Call `receive` for each module in every backward pass in the context.
 
-    Its arguments are the module's name, a saved tensor, and the gradient of the module's output.
-    The saved tensor is the module's input, or its output if `keep_output` is set. Hooks do not
-    reach into compiled code, so compiled modules run uncompiled here.
+    Its arguments are name, the module's input, and the gradient of its output. Hooks do not reach
+    into compiled code, so compiled modules run uncompiled here.
 
     Yields:
         Names of the modules whose hooks were called so far.
@@ -64,8 +61,7 @@ def gradient_hooks(
             receive(name, kept, gradient)
 
         def hook(_module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-            kept = output if keep_output else inputs[0]
-            hooked: torch.Tensor = _GradientHook.apply(output, kept.detach(), anchor, pass_on)
+            hooked: torch.Tensor = _GradientHook.apply(output, inputs[0].detach(), anchor, pass_on)
             return hooked
 
         return hook

@@ -5,7 +5,6 @@ Examples that were not examined are added to the selection at random.
 
 import time
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,13 +18,13 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.data.data_pipeline import DataPipeline
 from infrastructure.data.serving.example_order import random_selection
-from infrastructure.features.quantum.config import DATA_SELECTION, SAMPLER, QuantumConfig
+from infrastructure.features.quantum.config import DATA_SELECTION, QuantumConfig
 from infrastructure.features.quantum.problems.data_selection import DataSelection
 from infrastructure.features.quantum.problems.problem import QuantumProblem
 from infrastructure.features.quantum.training.decisions import Decisions
 from infrastructure.features.quantum.training.overhead_budget import solver_seconds
 from infrastructure.features.quantum.training.per_example_gradients import example_gradients
-from infrastructure.features.quantum.training.step_records import Record, histogram
+from infrastructure.features.quantum.training.step_records import Record
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.sizing.dry_run import DryRunStep, dry_run
@@ -34,7 +33,7 @@ from infrastructure.training.strategies.base_strategy import TrainingStrategy
 AUTO_SHARE = 0.9  # share of the examined examples that is chosen if no budget is set
 NUM_TARGET = 256  # held-out rows whose mean gradient is the target, evenly spread
 NUM_PROBED = 8  # examples with which the cost is measured
-NUM_NAMED = 20  # tasks, and dropped examples, in a record
+NUM_NAMED = 20  # dropped examples in a record
 LEAST_CANDIDATES = 16  # fewer are not representative
 
 Ids = npt.NDArray[np.int64]
@@ -185,8 +184,7 @@ class DataSelectionStep:
     def cost_seconds(self, gradient_seconds: float, num_candidates: int) -> float:
         """Predict the seconds to examine this number of examples and to solve the problem."""
         gradients = gradient_seconds * (num_candidates + self._num_target)
-        is_sampled = self.config.answer == SAMPLER
-        return gradients + (solver_seconds(num_candidates) if is_sampled else 0.0)
+        return gradients + solver_seconds(num_candidates)
 
     def problem(self, num_candidates: int) -> DataSelection:
         """Formulate the selection problem for `num_candidates` examples drawn at random.
@@ -232,8 +230,6 @@ class DataSelectionStep:
             "num_selected": len(selection),
             "num_dropped": len(dropped),
             "selection": decisions.selection_hash,
-            "density": histogram(selection, n),
-            "by_task": self._by_task(candidates, chosen),
             "dropped": self.data.places_of(dropped[:NUM_NAMED]),
         }
 
@@ -258,16 +254,6 @@ class DataSelectionStep:
     @property
     def _is_auto(self) -> bool:
         return self.config.data_budget == "auto"
-
-    def _by_task(self, candidates: Ids, chosen: Ids) -> dict[str, list[int]]:
-        """Return [chosen, examined] numbers of examples for each of the largest tasks."""
-        is_chosen = np.isin(candidates, chosen)
-        tasks = [example.task for example in self.data.examples(candidates)]
-        looked_at = Counter(tasks)
-        taken = Counter(task for task, is_one in zip(tasks, is_chosen, strict=True) if is_one)
-        return {
-            task: [taken[task], number] for task, number in looked_at.most_common(NUM_NAMED) if task
-        }
 
     def completed(self, candidates: Ids, chosen: Ids) -> Ids:
         """Return the complete selection: the chosen candidates and examples that were not examined.

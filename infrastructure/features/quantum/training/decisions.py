@@ -21,13 +21,11 @@ class Decisions:
     Attributes:
         selection: ids of the selected training examples, ascending; None: no selection.
         blocks: names of the trainable blocks; None: all of them.
-        kept: the kept components, by LoRA module; empty: all of them.
     """
 
     def __init__(self) -> None:
         self.selection: Ids | None = None
         self.blocks: frozenset[str] | None = None
-        self.kept: dict[str, tuple[int, ...]] = {}
 
     def select_examples(self, ids: Sequence[int] | Ids) -> None:
         """Train only on these examples from the next epoch on."""
@@ -36,10 +34,6 @@ class Decisions:
     def train_only(self, blocks: Sequence[str]) -> None:
         """Train only these blocks until the next decision."""
         self.blocks = frozenset(blocks)
-
-    def keep_components(self, kept: Mapping[str, Sequence[int]]) -> None:
-        """Keep only these components (indices of the rank) of each named LoRA module."""
-        self.kept = {name: tuple(components) for name, components in kept.items()}
 
     @property
     def selection_hash(self) -> str | None:
@@ -54,7 +48,6 @@ class Decisions:
         return {
             "selection": None if self.selection is None else packed(self.selection),
             "blocks": None if self.blocks is None else sorted(self.blocks),
-            "kept": {name: list(components) for name, components in self.kept.items()},
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -62,7 +55,6 @@ class Decisions:
         selection, blocks = saved["selection"], saved["blocks"]
         self.selection = None if selection is None else unpacked(selection)
         self.blocks = None if blocks is None else frozenset(blocks)
-        self.keep_components(saved["kept"])
 
 
 def packed(ids: Ids) -> str:

@@ -9,9 +9,9 @@ In a custom loop a quantum step runs only if one of these functions is called. I
 effect, are saved and are restored on resume as in Temper's own loop.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from infrastructure.core.lookup import unknown_name
 from infrastructure.features.quantum.config import (
     BLOCK_SELECTION,
     DATA_SELECTION,
-    RANK_ALLOCATION,
     QuantumConfig,
     config_of,
 )
@@ -30,9 +29,8 @@ from infrastructure.features.quantum.problems.block_selection import BlockSelect
 from infrastructure.features.quantum.problems.data_selection import DataSelection
 from infrastructure.features.quantum.problems.problem import QuantumProblem
 from infrastructure.features.quantum.solving.quantum_step import Solution, quantum_solve
+from infrastructure.features.quantum.training.block_selection_step import num_chosen_blocks
 from infrastructure.features.quantum.training.freeze_blocks import block_name, phase_blocks
-from infrastructure.features.quantum.training.gradient_steps import num_chosen_blocks
-from infrastructure.features.quantum.training.lora_rank_pruning import ranks_of
 from infrastructure.features.quantum.training.quantum_extension import QuantumExtension
 from infrastructure.training.core.own_loop import OwnLoop, own_loop
 from infrastructure.training.loop.last_gradients import TrainerGradients
@@ -134,15 +132,11 @@ def _formulated(context: OwnLoop, extension: QuantumExtension) -> QuantumProblem
     if config.problem == DATA_SELECTION:
         question = extension.data_selection_step(context.state)
         return question.problem(question.num_wanted(config.most_candidates))
-    if config.problem == RANK_ALLOCATION:
-        if not context.state.batch:
-            raise InputError("training.no_gradients_before_first_step")
-        return extension.gradient_step(context.state, extension.session.num_steps).problem()
     return formulate_quantum_problem(trainer.gradients, trainer.parameters)
 
 
 def apply_quantum_solution(context: OwnLoop, solution: Solution) -> None:
-    """Apply a solution: blocks and components at once, examples from the next epoch on.
+    """Apply a solution: blocks at once, examples from the next epoch on.
 
     Raises:
         ValueError: this run does not support the decision, or has no quantum step to store it. Then
@@ -153,36 +147,18 @@ def apply_quantum_solution(context: OwnLoop, solution: Solution) -> None:
     if problem == DATA_SELECTION:
         extension.check_selection(decision)
         extension.session.decisions.select_examples(decision)
-    elif problem == BLOCK_SELECTION:
-        _refuse_unknown("block", decision, phase_blocks(context.state))
-        extension.session.decisions.train_only(decision)
     else:
-        _check_components(decision, ranks_of(context.state.model))
-        extension.session.decisions.keep_components(decision)
+        blocks = phase_blocks(context.state)
+        for name in decision:
+            if name not in blocks:
+                raise InputError(unknown_name("block", name, blocks))
+        extension.session.decisions.train_only(decision)
     extension.session.record_own_answer(context.state, problem, solution)
     extension.carry_out(context.state)
 
 
-def _refuse_unknown(what: str, named: Iterable[str], known: Mapping[str, object]) -> None:
-    for name in named:
-        if name not in known:
-            raise InputError(unknown_name(what, name, known))
-
-
-def _check_components(kept: Mapping[str, Any], ranks: Mapping[str, int]) -> None:
-    _refuse_unknown("LoRA module", kept, ranks)
-    for module, components in kept.items():
-        wrong = [number for number in components if number not in range(ranks[module])]
-        if wrong:
-            raise InputError(
-                "quantum.no_such_component", module=module, count=ranks[module], number=wrong[0]
-            )
-
-
 def _problem_of(decision: object) -> str:
-    """Return the name of the problem that a decision solves, by the decision's type."""
-    if isinstance(decision, Mapping):
-        return RANK_ALLOCATION
+    """Return the problem that a decision belongs to, by its type."""
     if isinstance(decision, list | tuple) and decision:
         kinds = {type(one) for one in decision}
         if kinds == {int}:

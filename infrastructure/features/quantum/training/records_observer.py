@@ -57,7 +57,6 @@ class QuantumFacts(TypedDict):
     """The content of `quantum.json`."""
 
     problem: str
-    answer: str
     solver: str
     records: "list[Record]"
 
@@ -67,7 +66,6 @@ def quantum_facts(session: "SolverSession") -> QuantumFacts:
     config = session.config
     return {
         "problem": config.problem,
-        "answer": config.answer,
         "solver": session.config.solver,
         "records": session.history.records(),
     }
