@@ -114,7 +114,7 @@ def _epochs(config: DeploymentConfig) -> str:
 
 
 def _standing(facts: RunFacts) -> str:
-    """Return a text about an existing run with these settings: it trains, resumes or is done."""
+    """Return a text about an existing run with the same settings, and what happens to it."""
     name = facts.run_id
     trainer = read_trainer(facts.directory)
     if trainer is not None and trainer.is_alive:

@@ -113,7 +113,7 @@ def flush_drive(seconds: float = FLUSH_SECONDS) -> str:
 
 
 def _ready(folder: str) -> Path:
-    """Return the tested folder on Drive. Mount Drive if needed, and again after a lost connection.
+    """Mount Drive if needed, and return a folder on it after testing that the folder works.
 
     Raises:
         _RefusedError: if Drive cannot be mounted.
@@ -168,7 +168,7 @@ def _top() -> Path:
 
 
 def _tried(folder: str) -> Path:
-    """Create a folder on Drive, check that files can be written and read there, and return it.
+    """Create a folder on Drive, test that files can be written and read there, and return it.
 
     Raises:
         OSError: if this fails; TimeoutError if the folder does not respond.

@@ -74,7 +74,7 @@ def fetch_file(
     timeout_seconds: float = TIMEOUT_SECONDS,
     patience: Patience = PATIENCE,
 ) -> Path:
-    """Fetch one remote file, as `fetch_dataset` does."""
+    """Fetch one remote file to this machine; see `fetch_dataset`."""
     with Shelf(folder, remote.identity) as shelf:
         if fetched := shelf.fetched(sha256, remote.version_now()):
             return _reported("Here already", fetched)
@@ -104,7 +104,7 @@ def _bring(transfer: Transfer, sha256: str | None) -> tuple[Path, str | None]:
 def fetch_from_hub(
     address: str, sha256: str | None, folder: Path | None, endpoint: str | None = None
 ) -> Path:
-    """Fetch the file at an `hf://` address, as `fetch_dataset` does, through the Hub's library."""
+    """Fetch the file at an `hf://` address with huggingface_hub; see `fetch_dataset`."""
     with Shelf(folder, address) as shelf:
         if fetched := shelf.fetched(sha256, None):
             return _reported("Here already", fetched)
@@ -148,7 +148,7 @@ def _keep(shelf: Shelf, part: Path, version: str | None, sha256: str | None, adv
 
 
 def _check(path: Path, wanted: str | None, actual: str | None, advice: str) -> None:
-    """Check that a file has the requested hash, or if none was requested, that it is data.
+    """Check that a file has the requested hash. Without a requested hash, check that it is data.
 
     Raises:
         DataError: if not; the message says what the file is and what to do.

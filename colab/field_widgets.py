@@ -82,7 +82,8 @@ class FieldRow:
 class Maker:
     """A factory of widgets that share their layouts and styles.
 
-    Each layout and style is a separate object in the browser, and a form has some hundred rows.
+    Each layout and style would otherwise be a separate object in the browser for each of hundreds
+    of rows.
     """
 
     def __init__(self) -> None:
@@ -96,7 +97,7 @@ class Maker:
         self._styles: dict[str, object] = {}
 
     def __call__(self, kind: str, part: str, **traits: object) -> Any:
-        """Make a widget of the class `kind` for one part of a row."""
+        """Create a widget of the class `kind` for one part of a row."""
         shared = {"style": self._styles[kind]} if kind in self._styles else {}
         widget = getattr(ipywidgets(), kind)(layout=self._layouts[part], **shared, **traits)
         if hasattr(widget, "style"):

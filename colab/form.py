@@ -1,6 +1,6 @@
 """The form of a configuration: every setting, checked while it is typed, and the cost of a run.
 
-The form does not wait for input: `form.config` is available at once, so "Run all" runs through.
+The form does not wait for input: `form.config` is available at once, so "Run all" does not stop.
 """
 
 import colab
@@ -85,7 +85,7 @@ class ConfigForm:
         return [redact(line) for line in [*given, *self._state.problems(), *self._cost()]]
 
     def make_view(self) -> FormView:
-        """Return the form's widgets, which are made on first use."""
+        """Return the form's widgets, which are created on first use."""
         if self.view is None:
             actions = FormActions(self._entered, self._chosen, self.undo, self.measure)
             self.view = FormView(actions, [_describe(secret) for secret in bring_secrets()])
@@ -135,7 +135,7 @@ class ConfigForm:
         return [key for key in now | settings if now.get(key) != settings.get(key)]
 
     def _cost(self) -> list[str]:
-        """Return the known costs, and the measured ones with any settings that changed since."""
+        """Return the known costs, and the costs from the last measurement if there was one."""
         lines = [*self._doubt(), *self._known.lines(self._state.config)]
         if self._measured is None:
             return [*lines, phrase(NOT_MEASURED)]

@@ -29,7 +29,7 @@ SCHEMA = schema_of(DeploymentConfig)
 
 @dataclass
 class FormState:
-    """A configuration that is being changed.
+    """A configuration, and the user's changes to it in a form.
 
     Attributes:
         base: the configuration with which the form began.
@@ -54,7 +54,7 @@ class FormState:
         self._rebuild()
 
     def text(self, key: str) -> str:
-        """Return the text in the field of a canonical key, with secrets masked."""
+        """Return the text that the form shows for a setting, with secrets masked."""
         if key in self.wrong:
             return self.wrong[key][0]
         if self.refusal is not None and key in self.edits:
@@ -65,7 +65,7 @@ class FormState:
         return redact(_as_text(value))
 
     def source(self, key: str) -> Source:
-        """Return the source of the value in a field."""
+        """Return the source of a setting's value."""
         return DEFAULT_SOURCE if self.is_absent(key) else self.config.source(key)
 
     def is_absent(self, key: str) -> bool:
@@ -80,7 +80,7 @@ class FormState:
         return not self.is_absent(key) and has_effect(self.config, SCHEMA.fields[key])
 
     def enter(self, key: str, text: str) -> None:
-        """Apply the text that was typed into the field of a canonical key."""
+        """Apply the text that the user entered for a setting."""
         if text == self.text(key):
             return
         self.wrong.pop(key, None)
@@ -114,7 +114,7 @@ class FormState:
             self.wrong.pop(key, None)
 
     def reset(self) -> None:
-        """Reset the form to the configuration with which it began."""
+        """Drop all changes, so that the form has the configuration with which it began."""
         self.preset = None
         self.edits.clear()
         self.wrong.clear()
@@ -128,7 +128,7 @@ class FormState:
         return [*sentences, *problems_of(self.config), *self._missing().values()]
 
     def _missing(self) -> dict[str, str]:
-        """Return a sentence for each path of the model and the data that does not exist."""
+        """Return an error message for each path of the model and the data that does not exist."""
         model, data = self.config.model.name, self.config.data
         of_files = {"data.path": data.path, "data.eval_path": data.eval_path}
         missing: dict[str, str] = {}
@@ -205,7 +205,7 @@ class FormState:
 
 
 def _named_in(sentence: str, keys: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yield the keys of the settings that a sentence names, with the longest text first."""
+    """Yield the keys of the settings that an error message names."""
     for text in sorted(keys, key=len, reverse=True):
         if text in sentence:
             yield from (key for key in keys[text] if key in SCHEMA.fields)

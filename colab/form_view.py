@@ -118,7 +118,7 @@ class FormView:
         return tuple(self.rows[key].box for key in keys if state.is_shown(key))
 
     def draw_cost(self, lines: list[str]) -> None:
-        """Show `lines`, which say what the run will cost."""
+        """Show `lines`, which state the cost of the run."""
         text = "<br>".join(html.escape(redact(line)) for line in lines)
         self._cost.value = f'<div style="{DENSE}">{text}</div>'
 

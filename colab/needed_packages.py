@@ -47,10 +47,10 @@ class Needed:
 
 
 def needed(column: Column, with_unsloth: bool) -> Needed:
-    """Return the packages that this environment lacks.
+    """Return the packages that this environment lacks, and those to keep unchanged.
 
     Raises:
-        InstallError: if one of `HELD` is installed in a version with which Temper does not work.
+        InstallError: if torch, numpy or ipywidgets is installed in a version that is too old.
     """
     requirements = requirement_lines()
     base = {name_of(line): line for line in requirements[""]}
@@ -80,14 +80,14 @@ def _of_unsloth(requirements: dict[str, list[str]]) -> tuple[str, ...]:
 
 
 def needed_by_unsloth() -> tuple[str, ...]:
-    """Return the package versions to install because an installed unsloth needs others."""
+    """Return the package versions that an installed unsloth needs and this environment lacks."""
     lines = importlib.metadata.requires("unsloth") or []
     theirs = [line for line in lines if ";" not in line and name_of(line) == "datasets"]
     return (DATASETS_FOR_UNSLOTH,) if any(map(is_unmet, theirs)) else ()
 
 
 def requirement_lines(root: Path = ROOT) -> dict[str, list[str]]:
-    """Return Temper's requirements by extra; "" has those that are always needed.
+    """Return Temper's requirements by the name of the extra, or "" for those always needed.
 
     They are read from the files of this checkout if there is one, or else from the installed
     metadata.

@@ -107,7 +107,7 @@ def head(view: RunView) -> Markup:
 
 
 def saved_tiles(view: RunView, saved: SavedCheckpoint | None, now: float) -> list[Markup]:
-    """Return tiles on the newest confirmed backup, and on the newest checkpoint on this machine."""
+    """Return tiles with the newest confirmed backup and the newest checkpoint on this machine."""
     copy, tiles = view["backup"], []
     if copy["place"] is not None:
         place = f"at {clip(copy['place'], MAX_PLACE_CHARACTERS)}"
@@ -125,7 +125,7 @@ def saved_tiles(view: RunView, saved: SavedCheckpoint | None, now: float) -> lis
 
 
 def curve_section(view: RunView) -> Markup:
-    """Return the curves of loss and learning rate."""
+    """Return plots of the loss and the learning rate."""
     points = {key: view["curves"][key] for key in SHOWN_CURVES if key in view["curves"]}
     figures = curves(charts_of(points, view["evaluated"]), wide=None)
     if figures:

@@ -32,7 +32,7 @@ TIMEOUT_SECONDS = 900.0
 def rehearse_disconnect(
     config: DeploymentConfig, at_step: int, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> None:
-    """Train `config` in a separate process until `at_step` is backed up, then kill the machine.
+    """Train until `at_step` is backed up, then act as if the machine were lost.
 
     Nothing is really lost: the run's directory is moved to `lost-machines/` next to the runs. If
     the run was already moved there, or is finished, nothing happens, so that the cell can run

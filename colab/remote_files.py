@@ -1,4 +1,4 @@
-"""Remote files that can be read from any byte on: on the web, on Google Drive, on a mount.
+"""Remote files on the web, on Google Drive or on a mount, readable from any byte on.
 
 A failure that can be retried raises a ConnectionError. A permanent failure raises a DataError that
 says what to do. Only the part of an address that is not secret is ever shown.
@@ -310,7 +310,7 @@ class MountedFile(RemoteFile):
 
 
 def opened(response: httpx.Response) -> Opened:
-    """Return the file that a server's response provides."""
+    """Return the description of the file that a server's response provides."""
     headers = response.headers
     part = RANGE.fullmatch(headers.get("Content-Range", ""))
     is_part = response.status_code == HTTPStatus.PARTIAL_CONTENT and part is not None

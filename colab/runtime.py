@@ -17,7 +17,7 @@ KAGGLE_VARIABLE = "KAGGLE_KERNEL_RUN_TYPE"
 
 
 class Platform(StrEnum):
-    """The provider of the machine, and whether there is a notebook."""
+    """Where a process runs: on Colab, on Kaggle, in another notebook, or in a terminal."""
 
     COLAB = "colab"
     KAGGLE = "kaggle"

@@ -40,7 +40,7 @@ class SecretLookup:
 
 @dataclass
 class _Colab:
-    """The state of the access to Colab's secrets in this session."""
+    """What is known in this session about the access to Colab's secrets."""
 
     silent: str = ""  # why no more requests are made
 

@@ -49,7 +49,7 @@ class Session:
     secrets: tuple[SecretLookup, ...]
 
     def settings(self) -> dict[str, object]:
-        """Return settings for `configure`; keys without a value are left out.
+        """Return settings for `configure`; settings without a value are left out.
 
         The settings are the output folder (on a fast disk of this machine), the backup destination,
         and the deadline of the last checkpoint.

@@ -90,13 +90,13 @@ def train(
 
 @speaking(as_cell)
 def attach(run: str | Path | None = None, output_dir: str | Path = "runs") -> Summary:
-    """Show a run that another process trains until it ends.
+    """Show a run that another process trains, until the run ends.
 
     Args:
         run: the name or path of the run; by default, the one that is being prepared, or the newest.
         output_dir: the directory of the runs.
 
-    Returns and raises the same as `train`.
+    Return values and errors are those of `train`.
     """
     folder = Path(output_dir)
     waiting = detached_trainings.preparing(folder) if run is None else []
@@ -105,7 +105,7 @@ def attach(run: str | Path | None = None, output_dir: str | Path = "runs") -> Su
 
 @speaking(as_cell)
 def stop(run: str | Path | None = None, output_dir: str | Path = "runs") -> bool:
-    """Make the process that trains a run save a checkpoint and stop, and wait for this.
+    """Make the process that trains a run save a checkpoint and stop, and wait until it has ended.
 
     Args:
         run, output_dir: as for `attach`.

@@ -39,7 +39,7 @@ def add_accept(parser: argparse.ArgumentParser) -> None:
 
 
 def accepted(options: argparse.Namespace) -> list[str]:
-    """Return the values of `--accept`, which can be repeated, with flags as setting names."""
+    """Return the values of all `--accept` flags, with flags converted to setting names."""
     from infrastructure.run.configuration_judge import accepted_name
 
     return [accepted_name(name) for name in options.accept]

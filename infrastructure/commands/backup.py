@@ -94,7 +94,7 @@ def _add_action_arguments(
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run one action of the command. Flags and other given settings override the run's own.
+    """Run the chosen action. Settings that are given now override those of the run.
 
     Raises:
         ValueError: if RUN names a checkpoint, but the action works on a whole run.
@@ -249,7 +249,7 @@ def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 
 def _nothing_of(run_id: str, place: Place) -> str:
-    """Return a message that a destination lacks a run, and which runs it has instead."""
+    """Return a message that the destination has no backup of a run, but which runs it has."""
     if (missing := _missing_folder(place)) is not None:
         return missing
     runs = answer_of(place, lambda: runs_at(place))
@@ -258,7 +258,7 @@ def _nothing_of(run_id: str, place: Place) -> str:
 
 
 def _others_at(options: argparse.Namespace, place: Place) -> str:
-    """Return the command to verify another run at the destination, or "" if a run was named."""
+    """Return a command that verifies another run at the destination, or "" if RUN was given."""
     if options.run is not None or _missing_folder(place) is not None:
         return ""
     runs = answer_of(place, lambda: runs_at(place))
@@ -395,7 +395,7 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 
 def _nothing_in_folder(run_id: str, place: Place) -> str | None:
-    """Return a message if the destination is a folder with only other runs, or else None."""
+    """Return a message if the destination folder has other runs but not this one, or else None."""
     if not isinstance(place, FolderPlace):
         return None
     runs = answer_of(place, lambda: runs_at(place))
@@ -403,7 +403,7 @@ def _nothing_in_folder(run_id: str, place: Place) -> str | None:
 
 
 def _missing_folder(place: Place) -> str | None:
-    """Return a message if the destination is a folder that does not exist, or else None."""
+    """Return a message if the destination is a missing folder, or else None."""
     if not isinstance(place, FolderPlace) or place.root.is_dir():
         return None
     return phrase("commands.destination_folder_missing", url=place.url)
@@ -461,7 +461,7 @@ def _given(config: DeploymentConfig) -> set[str]:
 def _backup_of_run(
     name: str | None, config: DeploymentConfig, must_have_place: bool = True, opens: bool = True
 ) -> tuple[RunDirectory, RunBackup]:
-    """Return a local run and its backup, with the run's settings unless others are given.
+    """Return a local run and its backup. Settings given now override those of the run.
 
     The destination is the given one, or else the one to which the run was last backed up.
 
@@ -497,7 +497,7 @@ def _backup_of_run(
 
 
 def _named(name: str | None, config: DeploymentConfig) -> tuple[str, RunBackup]:
-    """Return the ID and the backup of a run that is here, or only at a given destination."""
+    """Return the ID and the backup of a run on this machine, or else at the given destination."""
     try:
         run, backup = _backup_of_run(name, config, must_have_place=False)
     except ValueError:
@@ -510,7 +510,7 @@ def _named(name: str | None, config: DeploymentConfig) -> tuple[str, RunBackup]:
 
 
 def _to_restore(name: str | None, config: DeploymentConfig) -> tuple[str | None, BackupConfig]:
-    """Return the name of the run to restore, and its backup settings with the destination.
+    """Return the name of the run to restore, and the settings of its backup.
 
     If no destination is given and part of the run is still here, its last destination is used.
     """
@@ -548,7 +548,7 @@ def _places_of_runs(output_dir: Path) -> list[str]:
 
 
 def _folder_for(name: str, config: DeploymentConfig) -> Path:
-    """Return the folder into which to restore: the parent if `name` is a path, or output_dir."""
+    """Return the folder to restore into: the parent folder if `name` is a path, or output_dir."""
     path = folder_of(name)
     is_path = len(path.parts) > 1 and "output_dir" not in _given(config)
     return path.parent if is_path else Path(config.output_dir)

@@ -24,7 +24,7 @@ NOTHING = "–"
 
 
 class VersionRow(TypedDict, total=False):
-    """A checkpoint in a table or JSON output. If unreadable, it has only name, path and problem.
+    """A row about a checkpoint; for an unreadable one, only its name, path and problem.
 
     Attributes:
         problem: what is wrong with the checkpoint, or None.
@@ -102,7 +102,7 @@ def verify_checkpoints(
 
 
 def describe(store: Store, name: str) -> VersionRow:
-    """Return a checkpoint's row from its manifest, or the reason why it cannot be read."""
+    """Return a table row for a checkpoint, with the problem if its manifest cannot be read."""
     path = str(store.manifest_path(name))
     try:
         manifest = store.read(name)
@@ -196,7 +196,7 @@ def _problem(store: Store, manifest: Manifest, pack: Pack) -> str | None:
 
 
 def _name(row: VersionRow) -> str:
-    """Return how to name a row: by its step, or by its name if the manifest cannot be read."""
+    """Return the label of a row: its step, or the checkpoint's name if the step is unknown."""
     return f"step {row['step']}" if "step" in row else str(row["name"])[:12]
 
 

@@ -1,7 +1,7 @@
 """`temper completion`: print a script that completes commands, flags and their values in a shell.
 
-The script contains all commands and flags, so that pressing TAB does not start Python. The shell's
-start-up file generates it again each time.
+The script contains all commands and flags, so that pressing TAB does not start Python. The shell
+generates the script again at each start.
 """
 
 import argparse

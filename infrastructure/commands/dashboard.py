@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show_address(server: Dashboard, as_json: bool) -> None:
-    """Show the address of the web page, with the token without which it does not open."""
+    """Show the address of the web page, which includes the access token."""
     if as_json:
         address = {"url": server.url, "port": server.port, "path": server.path}
         print(json.dumps(address), flush=True)

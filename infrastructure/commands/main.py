@@ -106,7 +106,7 @@ log = logging.getLogger("temper")
 
 
 class Command(Protocol):
-    """The interface of a module with a command, or with flags that a feature adds to one."""
+    """The interface of a command's module. Modules with flags that a feature adds have it, too."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the arguments of the command."""

@@ -67,11 +67,7 @@ class CommandParser(argparse.ArgumentParser):
         return len(self._actions) > SHORT_FLAGS
 
     def format_help(self) -> str:
-        """Return an option with the placeholder of its value, and its short description.
-
-        The short description is the first sentence of the help text, and the default if there is
-        one.
-        """
+        """Return the text of `--help`."""
         if self._groups is not None:
             return self._grouped_help(self._groups)
         from infrastructure.commands.short_help import short_help
@@ -154,7 +150,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def as_sentence(text: str) -> str:
-    """Turn a description from the list of commands into a sentence, for the command's own help."""
+    """Turn a command's description in the list of commands into a sentence."""
     return f"{text[0].upper()}{text[1:]}."
 
 
@@ -176,7 +172,7 @@ class ShowAll(argparse.Action):
 
 
 class ShowVersion(argparse.Action):
-    """The argparse action of `--version`. The version, which is slow to find, is read on use."""
+    """The argparse action of `--version`, which reads the version only when it is used."""
 
     def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
@@ -229,7 +225,7 @@ def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Na
 def _refuse_value_of_switch(
     parser: CommandParser, words: Sequence[str], options: argparse.Namespace
 ) -> None:
-    """Refuse `--lora true`, in which `true` would be taken for DATA.
+    """Refuse `--lora true`, because argparse would take `true` for the argument DATA.
 
     Raises:
         ValueError: if `true`, `false` or a similar word follows a flag that takes no value.
@@ -285,14 +281,14 @@ def _with_dashes(word: str) -> str:
 
 
 def known_flags(parser: CommandParser, *words: str) -> list[str]:
-    """Return all flags of a command, which may consist of two words."""
+    """Return all flags of a command or subcommand."""
     for word in words:
         parser = subcommands(parser)[word]
     return [flag for action in parser.complete()._actions for flag in action.option_strings]
 
 
 def subcommands(parser: CommandParser) -> dict[str, CommandParser]:
-    """Return the subcommands of a command, or all commands, with their parsers; empty if none."""
+    """Return the subcommands of a parser with their own parsers; empty if it has none."""
     actions = parser.complete()._actions
     choices = [a.choices for a in actions if isinstance(a, argparse._SubParsersAction)]
     return dict(choices[0]) if choices else {}

@@ -16,7 +16,7 @@ def on_several_processes(
     stdin: bytes | None = None,
     before_line: Callable[[Path], None] = do_nothing,
 ) -> int | None:
-    """Train in as many processes as configured, each with this command line.
+    """Train in several processes if configured, each with the command line `words`.
 
     Args:
         words: the command line.

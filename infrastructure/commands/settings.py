@@ -30,7 +30,7 @@ def configure(
 
 
 def resolve_model(name: str, output_dir: Path) -> str:
-    """Return a model's folder or Hub name as `named_model` does.
+    """Return the folder or Hub name of a model that the user named in any form.
 
     If the name refers to a checkpoint, torch is loaded to export its model first.
     """

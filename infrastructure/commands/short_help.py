@@ -131,9 +131,9 @@ def short_help(parser: Any) -> str:
 
 
 def _words_of(action: argparse.Action, prog: str) -> tuple[str, str]:
-    """Return a flag with the placeholder of its value, and its description.
+    """Return an option with the placeholder of its value, and its short description.
 
-    The description of a setting is a sentence, after which its values and its default may follow.
+    The short description is the first sentence of the help text, and the default if there is one.
     """
     flag = next(name for name in action.option_strings if name.startswith("--"))
     choices = "{" + ",".join(map(str, action.choices or ())) + "}"

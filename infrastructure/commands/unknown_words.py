@@ -27,7 +27,7 @@ NO_COMMAND = {
 
 
 def flag_hint(flag: str, known: Collection[str]) -> str:
-    """Return a hint which `known` flag the user probably meant by the unknown `flag`; "" if none.
+    """Return a hint about the `known` flag that the user probably meant, or "" if there is none.
 
     The hint knows flags of other tools, flags that are spelled alike, and an only flag that begins
     alike.

@@ -214,7 +214,7 @@ class TrainingDeployment:
         return self._go_on(run)
 
     def go_on(self, run: RunDirectory) -> Summary:
-        """Train `run` to its end, even if other runs have the same settings."""
+        """Train `run` to its end, from its newest checkpoint or, without one, from the start."""
         make_ready(self.config)
         with lossy_output(), threads_restored(), searching_rarely():
             return self._go_on(run)
@@ -239,7 +239,7 @@ class TrainingDeployment:
         return self.resume(run)
 
     def resume(self, run: RunDirectory, checkpoint: Path | None = None) -> Summary:
-        """Resume `run` from `checkpoint`, or from its newest checkpoint that verifies.
+        """Resume `run` from `checkpoint`; by default, from its newest intact checkpoint.
 
         Raises:
             ValueError: if another process trains the run.
@@ -382,7 +382,7 @@ class TrainingDeployment:
         return run
 
     def _check_place(self, run: RunDirectory) -> None:
-        """Check the backup destination once, before any slow work, and report problems.
+        """Check that the backup destination can be used. Only the first call does this.
 
         Raises:
             StorageError: if the destination cannot be used; the message says what to do.
@@ -640,7 +640,7 @@ class TrainingDeployment:
     def _make_ready(
         self, finalizer: RunFinalizer, checkpoint: Path | None
     ) -> tuple[TrainingLoop, TrainingState]:
-        """Add the observers, restore the checkpoint if there is one, and forecast the run."""
+        """Prepare the training loop, restore a given checkpoint, and make a forecast."""
         run, trainer, copies, forecast = (
             finalizer.run,
             finalizer.trainer,
@@ -710,7 +710,7 @@ class TrainingDeployment:
             record_rows(run, trainer, self.config)
 
     def _note_without_effect(self, agreed: Sequence[Difference]) -> None:
-        """Report that accepted changes are not recorded, because no step is left to train."""
+        """Report that accepted changes have no effect and are not recorded: no step is left."""
         names = [d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT]
         if names:
             self.report(phrase("deployment.accepted_change_without_effect", names=", ".join(names)))

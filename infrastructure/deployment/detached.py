@@ -1,10 +1,12 @@
 """A run in a separate process that outlives the shell or the kernel that started it.
 
-    <output_dir>/.detached/<token>/trained_by     the process that prepares or trains it
-                                  /purpose.json   what it trains, to detect an identical run
-                                  /output.txt     its output until its run has a directory
-                                  /run            from then on: the path of that directory
-                                  /finished_before    only if there was nothing to train
+The process and whoever watches it share these files:
+
+    <output_dir>/.detached/<token>/trained_by     names the process that prepares or trains the run
+                                  /purpose.json   the settings of the run, to detect the same run
+                                  /output.txt     the output until the run has a directory
+                                  /run            the path of the run's directory, once there is one
+                                  /finished_before    exists if there was nothing to train
 
 Once the run has a directory, the output goes to `logs/output.txt` in it. This module does not load
 torch.
@@ -178,7 +180,7 @@ def wait(training: DetachedTraining, look: Callable[[], None] = lambda: None) ->
 
 
 class _Progress:
-    """The progress of a run, as text for a line that is updated."""
+    """A text on the progress of a run, for a line that is updated."""
 
     def __init__(self, training: DetachedTraining) -> None:
         self.training = training
@@ -256,11 +258,10 @@ def follow(
     report: ReportLine = print,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Path:
-    """Report the output of the process until it has a run; return the directory of the run.
+    """Report the output of the process until its run has a directory, and return that directory.
 
     Raises:
-        RunFailedError: if the process ended before it had a run; the message is the end of its
-            output.
+        RunFailedError: if the process ended before that; the message is the end of its output.
         KeyboardInterrupt: if the user stopped waiting; the process continues.
     """
     lines: list[str] = []
@@ -373,7 +374,7 @@ def end(training: DetachedTraining, patience_seconds: float = STOP_SECONDS) -> b
 
 
 def fate(training: DetachedTraining) -> str | None:
-    """Return how the process ended, or None if it is running or is not a child of this process."""
+    """Return how a process has ended, or None if it is running or not a child of this process."""
     process = _STARTED.get(training.folder)
     return None if process is None else process.fate()
 

@@ -62,7 +62,7 @@ def _tokenizer_of(config: DeploymentConfig) -> Path | None:
 
 
 def _start(config: DeploymentConfig, tokenizer: Path) -> HelperProcess | None:
-    """Start the process and send it the rows to encode. Return None if it cannot be started."""
+    """Start the encoding process, and send it the rows to encode. Return None if that fails."""
     sections = {"data": config.data, "cache": config.cache}
     text = json.dumps({name: each.model_dump(mode="json") for name, each in sections.items()})
     try:
@@ -79,7 +79,7 @@ def _start(config: DeploymentConfig, tokenizer: Path) -> HelperProcess | None:
 
 
 def _note_end(process: HelperProcess) -> None:
-    """Wait for the process, so that it does not stay a zombie for the duration of the run."""
+    """Wait for a process in the background, so that it does not become a zombie."""
     if process.wait() != 0:
         log.debug("no rows were encoded ahead: %s", process.fate())
 

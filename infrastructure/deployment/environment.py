@@ -72,7 +72,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """The parts that the environment should contain, and where it is."""
+    """The parts that an environment should contain, and the environment's location."""
 
     root: Path
     folder: Path
@@ -167,10 +167,7 @@ def _base_files(colab: bool) -> tuple[str, ...]:
 
 
 def _dev_files(colab: bool) -> tuple[str, ...]:
-    """Return the requirement files for development, including those of the optional packages.
-
-    On Colab, the optional packages are left out.
-    """
+    """Return the requirement files for development; on Colab, without optional packages."""
     return ("requirements-dev.txt",) if colab else ("requirements-dev.txt", *OPTIONAL_FILES)
 
 
@@ -187,7 +184,7 @@ def _hash(files: Sequence[Path]) -> str:
 
 
 def torch_version(root: Path) -> str:
-    """Return the version that requirements.txt pins, such as `2.13.0`."""
+    """Return the version of torch that requirements.txt pins, such as `2.13.0`."""
     for line in (root / "requirements.txt").read_text().splitlines():
         if line.startswith("torch=="):
             return line.removeprefix("torch==").strip()
@@ -330,8 +327,7 @@ def remove_half_installed(packages: Path, since: float = 0.0) -> list[str]:
 def is_whole(dist_info: Path) -> bool:
     """Return whether an installed package has the files in its RECORD, with the right sizes.
 
-    Its scripts, which are in another folder, are not checked: the installer writes them for each
-    environment.
+    Scripts are not checked, because they are in another folder and differ between environments.
     """
     try:
         with (dist_info / "RECORD").open(newline="") as record:
@@ -368,7 +364,7 @@ def remove_earlier_name(folder: Path, installer: Installer) -> None:
 def remove_triton(folder: Path, installer: Installer) -> None:
     """Remove triton, which the default PyTorch includes.
 
-    Without a GPU, the kernels of TRL and unsloth fail with it.
+    Without a GPU, kernels of TRL and unsloth fail if triton is installed.
     """
     if any(folder.glob("lib/python*/site-packages/triton-*.dist-info")):
         installer.uninstall(phrase("deployment.removing_triton"), "triton")
@@ -395,9 +391,9 @@ def hold_torch(plan: Plan) -> Path:
 def install_torch(installer: Installer, version: str, build: TorchBuild) -> None:
     """Install the build of PyTorch that fits the machine, from the first source that has it.
 
-    With a driver this is the CUDA build, which the default index serves on Linux (`===` excludes a
-    CPU build). Without a driver it is a `+cpu` build from pip's configured indexes, else from
-    PyTorch's CPU index, and only then the default build.
+    With an NVIDIA driver, this is the CUDA build, which the default index serves on Linux (`===`
+    excludes a CPU build). Without a driver, it is a `+cpu` build from pip's configured indexes or
+    from PyTorch's CPU index, or as a last resort the default build.
     """
     if build == "cuda":
         installer.install(

@@ -74,7 +74,7 @@ def export_model(
 ) -> dict[str, Any]:
     """Export a checkpoint in the requested format and precision, and verify the exported model.
 
-    The folder appears only after everything in it was read back and matches the trained model. A
+    The folder appears only after the exported model was loaded and matches the trained one, so a
     killed process leaves nothing that looks like a finished export.
 
     Args:
@@ -282,14 +282,14 @@ def _load(
 
 
 def final_step(run: RunDirectory) -> int | None:
-    """Return the number of steps that the model in `final/` was trained; None if not finished."""
+    """Return the last step of the model in `final/`, or None if the run is not finished."""
     summary = read_summary(run) if run.is_finished() else {}
     steps = summary.get("final_step", summary.get("steps"))
     return steps if isinstance(steps, int) else None
 
 
 def version_of_model(run: RunDirectory) -> Path:
-    """Return the checkpoint to use for the name of a run: that of `final/`, or else the newest.
+    """Return the checkpoint from which `final/` was made, or the newest one without `final/`.
 
     Raises:
         CheckpointError: if no checkpoint verifies.
@@ -304,7 +304,7 @@ def version_of_model(run: RunDirectory) -> Path:
 
 
 def _saved_template(folder: Path) -> str | dict[str, str] | None:
-    """Return the chat template of a saved tokenizer (several by name), or None if it has none."""
+    """Return the chat template of a saved tokenizer (a dict if it has several), or None."""
     file = folder / TEMPLATE_FILE
     default = file.read_text(encoding="utf-8") if file.is_file() else None
     files = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))

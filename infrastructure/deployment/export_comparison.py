@@ -71,7 +71,7 @@ class Reference:
         pictures: PictureTokens | None = None,
         end_ids: Sequence[int] = (),
     ) -> "Reference":
-        """Measure a model, and leave it in evaluation mode.
+        """Compute the reference outputs of a model. The model stays in evaluation mode.
 
         Args:
             end_ids: the tokens that end an answer.
@@ -217,7 +217,7 @@ class Comparer:
     def _other_answers(
         self, error: OtherAnswersError, folder: Path, distance: float, tolerance: float
     ) -> CheckpointError:
-        """Return the error for an export whose answers differ, with rounding as the cause if it is.
+        """Return the error for an export whose answers differ. After rounding, it says so.
 
         The error names `target`, because `folder` is temporary.
         """
@@ -235,7 +235,7 @@ class Comparer:
 def prompts_of(
     model: Any, tokenizer: "PreTrainedTokenizerBase | None", pictures: PictureTokens | None = None
 ) -> list[torch.Tensor]:
-    """Return the questions as tensors of token ids, each of shape (1, tokens).
+    """Return the test questions of a comparison as token ids, each of shape (1, tokens).
 
     Without a tokenizer, these are arbitrary tokens. A vision-language model also gets the first
     question with an image.

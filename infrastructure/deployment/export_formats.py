@@ -19,7 +19,7 @@ SAFETENSORS = "safetensors"
 
 
 class Reading(NamedTuple):
-    """An exported model as a library loads it, for the comparison with the trained model.
+    """An exported model, loaded again by a library to compare it with the trained model.
 
     Attributes:
         by: the library that loads the files.
@@ -67,7 +67,7 @@ class ExportFormat(ABC):
 
     @abstractmethod
     def write(self, work: Any, folder: Path) -> Iterator[Reading]:
-        """Write the files, and yield the written model once for each library that can load it.
+        """Write the files, and yield a `Reading` for each library that loads them again.
 
         Args:
             work: the export in progress, a `Work` of `export_work`.
@@ -89,7 +89,7 @@ class Safetensors(ExportFormat):
 
 @contextmanager
 def in_its_words(library: str) -> Iterator[None]:
-    """Turn an error of a library inside the block into an InputError that names the library."""
+    """Convert an error of a library inside the block to an InputError that names the library."""
     try:
         yield
     except Exception as error:

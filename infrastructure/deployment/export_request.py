@@ -70,7 +70,6 @@ class ExportRequest:
 
     @property
     def format(self) -> ExportFormat:
-        """The format."""
         made: ExportFormat = EXPORT_FORMATS.make(self.form)
         return made
 
@@ -87,7 +86,7 @@ class ExportRequest:
 
     @property
     def least_bits(self) -> int | None:
-        """The bits of each exported weight, None for the trained format."""
+        """The bits per exported weight, or None for the trained format."""
         return self.bits or self.format.default_bits
 
     @property

@@ -1,4 +1,4 @@
-"""One export in progress, and the export as a transformers folder."""
+"""The parts of an export in progress, including the export as a transformers folder."""
 
 import gc
 import shutil
@@ -92,7 +92,7 @@ class Work:
             yield self._as_loaded(folder)
 
     def _as_loaded(self, folder: Path) -> Reading:
-        """Return the model that transformers, or PEFT, loads from the folder."""
+        """Load the exported model with transformers or PEFT, and return it for the comparison."""
         config = ModelConfig(name=str(folder), backend="transformers")
         manager = ModelManager(config, device=torch.device("cpu"), seed=0)
         manager.sees = self.processor is not None
@@ -133,7 +133,7 @@ class Work:
         return Logits(self.model)
 
     def logits_of(self, model: Any) -> Any:
-        """Return the function for `Reading.logits` for a model that transformers has loaded."""
+        """Return a function that computes the logits of `model`, for `Reading.logits`."""
         return logits_of(model.eval())
 
     def save_beside(self, folder: Path) -> None:
@@ -143,7 +143,7 @@ class Work:
             save_tokenizer(self.tokenizer, folder)
 
     def prompts_in(self, folder: Path, model: Any = None) -> list[torch.Tensor] | None:
-        """Return the questions, encoded by the tokenizer in a folder, or None if it has none.
+        """Return the test questions, encoded by the tokenizer in `folder`, or None without one.
 
         Args:
             model: the model that the questions are for, if `self.model` was freed.
@@ -166,7 +166,7 @@ class Work:
 
     @contextmanager
     def whole_model(self, folder: Path, dtype: torch.dtype | None = None) -> Iterator[Path]:
-        """Yield a temporary transformers folder with the model, after its memory was freed.
+        """Write the model to a temporary transformers folder, free its memory, and yield its path.
 
         Args:
             dtype: the data type of the written weights; by default, the model's own.
@@ -202,7 +202,7 @@ class Logits(torch.nn.Module):
 
 
 def _output_layer(model: Any) -> list[str]:
-    """Return the name of the output layer, in a list of modules that stay unquantized.
+    """Return a list with the name of the output layer, which stays unquantized.
 
     bitsandbytes skips this layer only as long as no other modules are listed.
     """

@@ -236,7 +236,7 @@ class RunForecast:
             self._keep_within(trainer, costs)
 
     def keep(self, forecast: Forecast, first_step: int) -> None:
-        """Show `forecast`, which was made at `first_step`, and store it in the run."""
+        """Show a forecast that begins at `first_step`, and store it in the run."""
         self.forecast, self.first_step = forecast, first_step
         for line in forecast.lines():
             self.report(line)
@@ -362,7 +362,7 @@ def made_of(
     measure_seconds: float,
     others: OtherPrograms,
 ) -> Forecast:
-    """Return the forecast of the remaining steps of a trainer that is ready to train.
+    """Return a forecast for the remaining steps of a trainer that is ready to train.
 
     Args:
         folder: the folder in which the run is or will be.
@@ -424,7 +424,7 @@ class PeakObserver(Observer):
         self._peak.start()
 
     def phase_end(self, state: TrainingState) -> None:
-        """Read the peak at a phase's end, as a Trainer writes its summary before `train_end`."""
+        """Record the peak memory here, as a Trainer writes its summary before `train_end`."""
         if self._peak is not None:
             self.highest_bytes = self._peak.read()
 
@@ -437,8 +437,8 @@ class PeakObserver(Observer):
 def costs_of(trainer: EnhancedTrainer) -> StepCosts:
     """Measure the time and the memory that a step takes in this process.
 
-    On a CPU, several processes share the cores and the memory of one machine, so a step takes as
-    long as with one process.
+    On a CPU, several processes share the cores and the memory of one machine, so they are not
+    faster than one process.
 
     Raises:
         DoesNotFitError: if not even weights, gradients and optimizer fit in memory.
@@ -510,7 +510,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def bytes_of_version(model: torch.nn.Module, create_optimizer: CreateOptimizer) -> int:
-    """Estimate the size of a checkpoint of this run before there is one.
+    """Estimate the size of a checkpoint of a run that has no checkpoint yet.
 
     Args:
         create_optimizer: creates the run's optimizer for a module.

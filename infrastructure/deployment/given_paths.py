@@ -91,7 +91,7 @@ PLAIN_ADAPTERS = ("standard", "auto")  # every other adapter has its own checks
 
 
 def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
-    """Check that the paths of a run can be read or written, and that its input is valid.
+    """Check a configuration: its paths can be read or written, and its input is valid.
 
     Args:
         accept: names of settings or data that may differ when a run resumes.
@@ -123,7 +123,7 @@ def check_device(config: DeploymentConfig) -> None:
     """Refuse settings that need a GPU if this machine certainly has none.
 
     Raises:
-        ValueError: if there certainly is none; the message says what to use instead.
+        ValueError: if a setting needs a missing GPU; the message says what to use instead.
     """
     is_missing = has_no_gpu()
     if config.device.startswith("cuda") and is_missing:
@@ -167,7 +167,7 @@ def check_measured(config: DeploymentConfig, against: str | None = None) -> None
 
 
 def check_model(name: str) -> None:
-    """Check that a model exists, or that a run is finished.
+    """Check that `name` is an existing model or a finished run.
 
     Raises:
         ValueError: if not; the message says what exists instead.
@@ -298,7 +298,7 @@ def _check_rounding(model: ModelConfig, path: Path) -> None:
 
 
 def _files_here(data: DataConfig, what: str = "training data") -> list[list[DataFile]]:
-    """Return the local files of the training data and of the held-out data.
+    """Return the local files of the training data and those of the held-out data.
 
     Args:
         what: the name of the training data in messages.

@@ -111,7 +111,7 @@ class Installer(Protocol):
         """
 
     def offers(self, requirement: str, *index: str) -> bool:
-        """Return whether an index has a wheel of `requirement` for this Python. Takes seconds."""
+        """Return whether a package index has a wheel for this Python. This takes seconds."""
 
 
 def installer_for(python: Path, log: Path) -> Installer:
@@ -227,7 +227,7 @@ class Uv:
         return run(command, self.log, {**self.variables(*index), **quick})[0] == 0
 
     def variables(self, *arguments: str) -> dict[str, str]:
-        """Return the environment variables for uv: pip's settings that uv does not have itself."""
+        """Return the environment variables for uv. Its own settings override those of pip."""
         environment = _variables()
         for name, variable in UV_VARIABLES.items():
             values = self.settings.get(name, "").split()

@@ -96,7 +96,7 @@ class MethodForecast(Observer):
 
 
 def measured(training: TrlTraining, trainer: Any, folder: Path) -> Forecast:
-    """Return the forecast of a Trainer whose model, optimizer and accelerator are ready.
+    """Measure a few steps of a Trainer that is ready to train, and return a forecast.
 
     Args:
         folder: the folder in which the run is or will be.
@@ -197,7 +197,7 @@ class _MeasuredError(Exception):
 
 
 def forecast_of_method(config: DeploymentConfig) -> Forecast:
-    """Forecast a run of `config` that has not started.
+    """Forecast a run with the settings `config` that TRL will train.
 
     Raises:
         ValueError, TemperError: if the run could not start with this configuration, or does not

@@ -293,7 +293,7 @@ def _of_data(after: Mapping[str, object], training: TrlTraining) -> Summary:
 
 
 def translated(accepted: Collection[str]) -> list[str]:
-    """Translate settings that may differ to the names of the Trainer's arguments."""
+    """Return accepted setting names as the names of the Trainer's arguments."""
     names: list[str] = []
     for name in accepted:
         if name == METHOD_SETTINGS:
@@ -307,6 +307,6 @@ def translated(accepted: Collection[str]) -> list[str]:
 
 
 def setting_of(name: str) -> str:
-    """Return the name by which `--accept` accepts a change of a Trainer's argument or part."""
+    """Return the name to give to `--accept` for a changed argument or part of a Trainer."""
     other = METHOD_SETTINGS if name in argument_names() else name
     return setting_names().get(name, other)

@@ -71,7 +71,7 @@ def train(
 
 
 def _named(key: str, value: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the keyword of one setting, or of its section if `value` is a mapping."""
+    """Return a setting as a keyword argument, or a whole section if `value` is a mapping."""
     if value is None:
         return {}
     return {key.split(".")[0]: value} if isinstance(value, Mapping) else {key: str(value)}
@@ -86,7 +86,7 @@ def _by_key(settings: Mapping[str, Any]) -> dict[str, Any]:
 def train_configured(
     config: DeploymentConfig, accept: Collection[str] = (), show_line: ShowLine = show
 ) -> Summary:
-    """Train as `train` does, with a whole configuration. `show_line` shows a line to the user."""
+    """Train with a complete configuration; see `train`. `show_line` shows a line to the user."""
     with interrupt_on_signals(), others_dismissed():
         return TrainingDeployment(config, show_line, accept).run()
 
@@ -163,7 +163,7 @@ def evaluate(
     max_tokens: int | None = None,
     **settings: Any,
 ) -> Evaluation:
-    """Measure a trained model on data.
+    """Evaluate a trained model on data.
 
         temper.evaluate("runs/my-run", "questions.jsonl").metrics["eval_loss"]
 
@@ -204,7 +204,7 @@ def evaluate(
 def evaluate_configured(
     config: DeploymentConfig, request: Request | None = None
 ) -> tuple[Evaluation, list[str]]:
-    """Evaluate as `evaluate` does, with a whole configuration. Also return the lines to show."""
+    """Evaluate the model that `config` names; see `evaluate`. Also return the lines to show."""
     models = [config.model.name, *([request.against] if request and request.against else [])]
     for name in models:
         check_model(name)

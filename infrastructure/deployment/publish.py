@@ -370,12 +370,12 @@ def _settings_of_method(record: RunRecord) -> JsonObject:
 
 
 def _shown(value: object) -> str:
-    """Format a setting. A computed number is rounded to its significant digits."""
+    """Return a setting as text. A computed number is rounded to its significant digits."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _trained_words(model: JsonObject, config: DeploymentConfig) -> str:
-    """Return a phrase that names the weights that the run trained."""
+    """Return a phrase that names the weights which were trained, such as a LoRA of rank 16."""
     lora = as_object(model.get("lora") or {})
     added = ", ".join(as_object(model.get("extensions") or {}))
     trained = (
@@ -490,7 +490,7 @@ def _loading(run: RunDirectory, name: str, folder: Path) -> str:
 
 
 def _usage_of_format(folder: Path) -> str:
-    """Return the code that loads an export in another format; "" if it is a plain model."""
+    """Return the code that loads an export, or "" if the export is a transformers folder."""
     export = read_json(folder / EXPORT_FILE) if (folder / EXPORT_FILE).is_file() else {}
     usage: str = EXPORT_FORMATS.make(str(export.get("format", SAFETENSORS))).usage
     return usage
@@ -533,7 +533,7 @@ def _quantization(run: RunDirectory) -> str | None:
 
 
 def _base_of_lora(name: str, folder: Path) -> str | None:
-    """Return the Python expression that loads a LoRA's base, or None if the model is not a LoRA."""
+    """Return the Python expression for the base model of a LoRA, or None if it is not a LoRA."""
     if not (folder / LORA_CONFIG).is_file():
         return None
     if (folder / "base").is_dir():

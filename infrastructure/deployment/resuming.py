@@ -1,4 +1,4 @@
-"""The settings of a run that resumes: the recorded ones, and those that change now."""
+"""The configuration of a run that resumes: its recorded settings with the changes given now."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -191,7 +191,7 @@ def backend_of(run: RunDirectory) -> "Backend | None":
 
 
 def commit_of_base(run: RunDirectory, config: DeploymentConfig) -> str | None:
-    """Return the commit of the run's base model on the Hub, unless `config` names another one."""
+    """Return the Hub commit of the run's base model, or None if `config` names another model."""
     described = run.read_run().get("model")
     began_with = run.read_configuration().model
     same = (config.model.name, config.model.revision) == (began_with.name, began_with.revision)
@@ -200,13 +200,13 @@ def commit_of_base(run: RunDirectory, config: DeploymentConfig) -> str | None:
 
 
 def describe_differences(agreed: Sequence[Difference], step: int) -> list[str]:
-    """Return lines that describe the accepted differences of a run that resumes at `step`."""
+    """Return lines about the accepted changes of a run that resumes at `step`."""
     accepted = [d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT]
     return [*in_words(agreed, step), *explain(accepted)]
 
 
 def explain(accepted: Collection[str]) -> list[str]:
-    """Return a line on the effect of each accepted change on the remaining steps."""
+    """Return a line for each accepted change that has a special effect on the remaining steps."""
     consequences = {
         "data": phrase("deployment.epoch_restarts_new_data"),
         "seed": phrase("deployment.epoch_order_changes"),

@@ -131,7 +131,7 @@ def save_tokenizer(run: RunDirectory, trainer: EnhancedTrainer) -> None:
 
 
 def describe_data(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[str, object]:
-    """Return the entry of run.json about the current training data."""
+    """Return the entry of run.json about the training data."""
     data = trainer.initialize_data()
     report = getattr(data, "report", None)
     return {
@@ -160,7 +160,7 @@ def summarise(
     after: HeldOut | None = None,
     error: BaseException | None = None,
 ) -> Summary:
-    """Return the content of summary.json: outcome, metrics before and after, example, paths."""
+    """Return the content of summary.json: outcome, metrics before and after training, and paths."""
     state = trainer.state
     assert state is not None
     example: ExampleRecord = {

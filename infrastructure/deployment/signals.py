@@ -1,4 +1,4 @@
-"""The signal handling of Temper's loop (Ctrl-C, SIGTERM, SIGHUP), with the policy of `Stopper`.
+"""The handling of Ctrl-C, SIGTERM and SIGHUP in Temper's training loop, based on `Stopper`.
 
 The handlers are installed only while a command runs. The previous ones are restored afterwards.
 `Stopper` is in `core.stop_signals`.

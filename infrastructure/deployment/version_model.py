@@ -42,7 +42,7 @@ def named_model(name: str, output_dir: Path) -> str:
 
 
 def use_versions(config: DeploymentConfig) -> None:
-    """Replace the name of a checkpoint, as model or teacher model, by its exported model."""
+    """Replace checkpoints that are given as model or teacher model by their exported models."""
     output_dir, training = Path(config.output_dir), config.training
     if names_version(config.model.name):
         config.model.name = named_model(config.model.name, output_dir)

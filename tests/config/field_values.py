@@ -39,7 +39,7 @@ SPECIAL: dict[str, Any] = {
     "training.curriculum_order": ["easy", "hard"],
     "training.settings": {"stages": 3, "names": ["a"]},
     "training.recovery.loss_spike_factor": 2.5,
-    "quantum.fallback": ["tabu", "exact"],
+    "quantum.fallback": ["dense_annealer", "exact"],
     "monitor.alert_sinks": ["log", "webhook"],
     "monitor.prometheus": "0.0.0.0:9400",
     "model.lora_config.target_modules": ["q_proj", "v_proj"],

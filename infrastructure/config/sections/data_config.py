@@ -35,7 +35,7 @@ _STREAMING = UsedWhen(
 
 
 class DataConfig(ConfigSection):
-    """The settings of `DataPipeline`."""
+    """The settings of the data, as used by `DataPipeline`."""
 
     prefix: ClassVar[str] = "data"
 
@@ -144,11 +144,13 @@ class DataConfig(ConfigSection):
 
     @property
     def max_unlearnable_percent(self) -> float:
-        """The highest percentage of rows whose answers would lose text. Above it, no run starts."""
+        """The maximum percentage of rows whose answers may lose text; with more, a run does not
+        start.
+        """
         is_set = "max_bad_rows_percent" in self.model_fields_set
         return self.max_bad_rows_percent if is_set else MAX_UNLEARNABLE_PERCENT
 
     @property
     def holds_out(self) -> bool:
-        """True if some rows are used for evaluation and not trained on."""
+        """True if some rows are held out for evaluation."""
         return self.eval_path is not None or self.validation_split > 0

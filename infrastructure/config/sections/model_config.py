@@ -39,14 +39,14 @@ _ALL_LINEAR = UsedWhen(
 
 
 def _modules(value: object) -> object:
-    """Split a text other than "all-linear" into a list of module names."""
+    """Split a comma-separated text into module names, unless it is "all-linear"."""
     if not isinstance(value, str) or value == "all-linear":
         return value
     return split_items(value)
 
 
 def _text_keys(value: object) -> object:
-    """Convert integer keys to text, because a layer may be given by its number."""
+    """Convert integer keys to text, because layers may be given by number."""
     if not isinstance(value, Mapping):
         return value
     return {str(k) if isinstance(k, int) else k: rank for k, rank in value.items()}
@@ -62,7 +62,7 @@ def _patterns(value: dict[str, int]) -> dict[str, int]:
 
 
 class LoraConfig(ConfigSection):
-    """The settings of low-rank adaptation (PEFT): small matrices train, and the model is frozen."""
+    """The settings of LoRA (PEFT), which trains small matrices and freezes the model."""
 
     prefix: ClassVar[str] = "model.lora_config"
 
@@ -111,7 +111,7 @@ class LoraConfig(ConfigSection):
 
 
 def variants_of(lora: LoraConfig) -> dict[str, bool]:
-    """Return, by field, which LoRA variants that only PEFT supports are on."""
+    """Return field name → whether it is on, for LoRA variants that only PEFT supports."""
     return {
         "use_dora": lora.use_dora,
         "use_rslora": lora.use_rslora,
@@ -171,7 +171,7 @@ class EmbeddedModelConfig(ConfigSection):
 
 
 class ModelConfig(ConfigSection):
-    """The settings of `ModelManager`."""
+    """The settings of the model and of how it is loaded, as used by `ModelManager`."""
 
     prefix: ClassVar[str] = "model"
 

@@ -1,4 +1,4 @@
-"""The settings of training. Intervals count epochs, frequencies count optimizer steps."""
+"""The settings of training. Settings named "interval" count epochs, "frequency" optimizer steps."""
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -95,7 +95,7 @@ _OWN_METRIC = UsedWhen(
 
 
 def _method_is(names: tuple[str, ...], otherwise: str) -> UsedWhen:
-    """Return the condition for a setting that has an effect only with some methods."""
+    """Return a mark for settings that have an effect only with these training methods."""
     return UsedWhen(lambda config: config.training.method in names, otherwise)
 
 
@@ -116,7 +116,7 @@ if TYPE_CHECKING:  # the core reads no field of a feature
 else:
 
     class FieldsOfFeatures(with_fields_of_features("training"), TrainingFields):
-        """The fields of all features, with the answers of a run without them."""
+        """The fields that features add, and what the core needs to know about them."""
 
 
 class TrainingConfig(FieldsOfFeatures):
@@ -405,15 +405,16 @@ class TrainingConfig(FieldsOfFeatures):
     _defaults: dict[str, Any] = PrivateAttr(default={})
 
     def declare(self, defaults: dict[str, Any]) -> None:
-        """Set the defaults of user-defined settings; given values take precedence.
+        """Set the defaults of user-defined settings. Values that the user gave take precedence.
 
-        The defaults belong to the code and are neither recorded nor compared as settings.
+        The defaults belong to the user's code, so they are neither recorded nor compared as
+        settings.
         """
         self._defaults = defaults
 
     @property
     def best_metric_key(self) -> str:
-        """The name of `best_metric` among the metrics of an evaluation."""
+        """The key of `best_metric` in the metrics of an evaluation."""
         return f"eval_{self.best_metric.rpartition(':')[2]}"
 
     @property
@@ -425,10 +426,9 @@ class TrainingConfig(FieldsOfFeatures):
 
     @property
     def ends_with_best(self) -> bool:
-        """True if the trained model is that of the best checkpoint.
+        """True if a run returns the model of its best checkpoint, not of its last step.
 
-        This is so if early stopping is on, or if a metric is named that decides which checkpoint is
-        best.
+        This is so if early stopping is on, or if `best_metric` is not the loss.
         """
         return self.early_stopping_patience is not None or self.best_metric != LOSS
 
@@ -439,26 +439,26 @@ class TrainingConfig(FieldsOfFeatures):
 
     @property
     def best_needs_answers(self) -> bool:
-        """True if each evaluation generates answers for `best_metric`."""
+        """True if `best_metric` needs generated answers at each evaluation."""
         return MEASURES.get(self.best_metric) is Of.ROWS
 
     @property
     def token_metrics(self) -> list[str]:
-        """The metrics that are computed on held-out tokens."""
+        """The names of the metrics that are computed on held-out tokens."""
         is_further = self.best_metric == TOKEN_ACCURACY and TOKEN_ACCURACY not in self.metrics
         return [*self.metrics, *([TOKEN_ACCURACY] if is_further else [])]
 
     @property
     def own_settings(self) -> dict[str, Any]:
-        """The user-defined settings, with their declared defaults."""
+        """The values of user-defined settings, including their declared defaults."""
         return {**self._defaults, **self.settings}
 
     def warmup_within(self, num_steps: int) -> int:
-        """Return the number of warmup steps in one schedule: at most half of its steps."""
+        """Return the number of warmup steps for a schedule of `num_steps`, at most half of them."""
         return min(self.warmup_steps, num_steps // 2)
 
     def strategy_for(self, model: ModelConfig) -> str:
-        """Return the strategy's name. "auto" becomes the strategy that the other settings need."""
+        """Return the strategy's name; for "auto", the one that the other settings need."""
         if self.strategy != "auto":
             return self.strategy
         if self.needed_strategy is not None:
@@ -467,12 +467,15 @@ class TrainingConfig(FieldsOfFeatures):
         return "finetune" if finetunes else "standard"
 
     def enables(self, name: str) -> bool:
-        """Return whether Temper's own extension of that name is enabled, not a user-defined one."""
+        """Return whether Temper's own extension with this name is enabled.
+
+        A user-defined extension with the same name does not count.
+        """
         return name in self.enabled_extensions and not EXTENSIONS.is_own(name)
 
     @property
     def extensions(self) -> list[str]:
-        """The active extensions: the enabled ones, and those that a setting of theirs enables."""
+        """The active extensions: those that the user lists, and those that a setting enables."""
         by_setting = (name for name, key in merged("enables").items() if self._is_set(key))
         return list(dict.fromkeys([*self.enabled_extensions, *by_setting]))
 
@@ -480,7 +483,7 @@ class TrainingConfig(FieldsOfFeatures):
         return getattr(self, name) is not None
 
     def __getattr__(self, name: str) -> Any:
-        """Return a user-defined setting, so that it reads like a built-in one: `config.stages`."""
+        """Return the value of a user-defined setting: `config.stages` reads like a built-in one."""
         if name.startswith("_"):  # pydantic's
             return super().__getattr__(name)  # type: ignore[misc]
         own = self.own_settings if "settings" in self.__dict__ else {}
@@ -490,7 +493,7 @@ class TrainingConfig(FieldsOfFeatures):
 
     @classmethod
     def check_own_name(cls, name: str) -> None:
-        """Refuse a name of a user-defined setting that Temper uses itself.
+        """Check that Temper does not use this name of a user-defined setting itself.
 
         Raises:
             ConfigurationError: if Temper uses the name; it names the setting.
@@ -499,7 +502,7 @@ class TrainingConfig(FieldsOfFeatures):
             raise ConfigurationError("config.own_setting_name_taken", name=name)
 
     def check_together(self) -> None:
-        """Refuse an interval given in both epochs and steps, and names that Temper uses itself.
+        """Refuse intervals given in both epochs and steps, and user-defined names that Temper uses.
 
         If only the interval in steps is given, the default interval in epochs is switched off.
         """
@@ -514,7 +517,7 @@ class TrainingConfig(FieldsOfFeatures):
 
 
 def both_units(epochs: str, steps: str, values: object) -> str:
-    """Return the message for an interval that was given in both epochs and steps."""
+    """Return the error for an interval that was given in both epochs and steps."""
     return phrase(
         "config.epochs_and_steps_given",
         epochs_key=Setting(f"training.{epochs}"),

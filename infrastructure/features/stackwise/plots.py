@@ -1,6 +1,6 @@
-"""Images of block-wise training as SVG: the layers that train at each step.
+"""SVG images of block-wise training: the layers that train at each step.
 
-Colors are the page's CSS classes. This module does not depend on training: its inputs are spans of
+Colors are CSS classes of the page. This module does not depend on training: its inputs are spans of
 layers, and steps.
 """
 
@@ -23,14 +23,14 @@ Span = tuple[int, int]  # of layers, from 0: first and end (exclusive)
 
 @dataclass(frozen=True)
 class Bar:
-    """One phase in the image.
+    """One phase of training in the image.
 
     Attributes:
         first_step, last_step: the range of steps, actual or planned.
         has_begun: whether the phase has begun; otherwise it is only planned.
         trains: the layers whose weights train.
         adapts: the layers whose low-rank adapters train.
-        depth: the number of layers that are run, from the input up.
+        depth: the number of layers that run, counted from the input.
         trains_below, trains_above: whether the embeddings train, and whether final norm and head
             train.
         label: the text above the bar, if there is space for it.
@@ -52,7 +52,7 @@ class Bar:
 
 
 class StackPicture:
-    """The image of `bars`, `width` wide in its own units.
+    """The image of training phases (`bars`), with a width of `width` SVG units.
 
     Args:
         num_layers: the number of layers of the model.
@@ -70,7 +70,7 @@ class StackPicture:
         self.height = self.floor + BOTTOM
 
     def render(self) -> Markup:
-        """Return an `<svg>` that scales with the page's width."""
+        """Return the image as an `<svg>` that scales with the page's width."""
         title = "Which layers trained when"
         parts = [
             f'<svg class="chart" viewBox="0 0 {self.width} {self.height:.0f}" role="img"'
@@ -89,13 +89,13 @@ class StackPicture:
         return self.left + (self.width - self.left - RIGHT) * step / self.last_step
 
     def _upper(self, row: int) -> float:
-        """Return the upper edge of a row. Row 0 is the embedding; then come layers and head."""
+        """Return the upper y of a row. Row 0 is the embedding; then come layers and head."""
         return TOP + self.row * (self.num_layers + 1 - row)
 
     # Drawing
 
     def _rows(self) -> list[str]:
-        """Return the labels of rows, and a line at each labeled row."""
+        """Draw the labels of rows, if there is space, and a line at each labeled row."""
         top = self.num_layers + 1
         named = {0: "embedding", top: self.above}
         every = ceil_div(self.num_layers, MOST_LABELS)
@@ -124,7 +124,7 @@ class StackPicture:
         return parts
 
     def _labels(self) -> list[str]:
-        """Return those labels of the phases that do not overlap."""
+        """Draw the labels of the phases, without those that would overlap."""
         parts, end = [], 0.0
         for bar in self.bars:
             middle = (self._x(bar.first_step) + self._x(bar.last_step)) / 2
@@ -155,7 +155,7 @@ def _ticks(last_step: int, num_ticks: int) -> range:
 
 
 def _rest(depth: int, spans: Sequence[Span]) -> list[Span]:
-    """Return the layers below `depth` that are in none of the spans."""
+    """Return spans of all layers below `depth` that are in none of the given spans."""
     taken = {layer for first, end in spans for layer in range(first, end)}
     rest: list[Span] = []
     for layer in (layer for layer in range(depth) if layer not in taken):
@@ -169,7 +169,7 @@ def _rest(depth: int, spans: Sequence[Span]) -> list[Span]:
 def _block(
     css_class: str, across: tuple[float, float], down: tuple[float, float], title: str
 ) -> str:
-    """Return a rectangle with a little space around it."""
+    """Draw a rectangle with a small margin, as SVG."""
     (left, right), (upper, lower) = across, down
     pad = min(0.8, (lower - upper) / 8)
     return (

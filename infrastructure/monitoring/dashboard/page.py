@@ -1,8 +1,8 @@
 """The live page: one HTML document whose script polls the server for the newest `<main>`.
 
-Style and script are embedded, so one request shows the complete page. The page's policy allows only
-these two, and requests to its own server. All addresses are relative, so the page works behind a
-proxy that adds a path prefix, as notebooks do.
+Its style sheet and its script are embedded, so one request loads the complete page. The
+Content-Security-Policy allows only these two, and requests to the page's own server. All addresses
+are relative, so the page works behind a proxy that adds a path prefix, as notebooks do.
 """
 
 import gzip
@@ -26,11 +26,11 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Look:
-    """A snapshot of the page.
+    """A snapshot of the live page.
 
     Attributes:
-        sections: the ID of each part that is not empty → its HTML.
-        next_seconds: the seconds after which the next request makes sense.
+        sections: ID of a part of the page → its HTML. Empty parts are left out.
+        next_seconds: the seconds that the page should wait before its next request.
     """
 
     title: str

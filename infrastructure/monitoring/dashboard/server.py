@@ -1,9 +1,9 @@
 """`temper dashboard`: a small web server that shows the runs of a folder, live.
 
 The server only reads files, and answers only GET requests. Each snapshot of a run is made once for
-all viewers. Requests to a loopback name of this machine need no token. All other requests do,
-including those of a proxy that sends another name. So a foreign web page whose name resolves to
-this machine (DNS rebinding) cannot read anything.
+all viewers. Requests to a loopback name of this machine need no token. All other requests need one,
+including those of a proxy that sends another name. So a foreign web page whose host name resolves
+to this machine (DNS rebinding) cannot read anything.
 """
 
 import errno
@@ -110,7 +110,7 @@ class Dashboard:
         self.looks.close()
 
     def admits(self, host_header: str, token: str) -> bool:
-        """Return whether a request may read anything."""
+        """Return whether a request may read the runs, given its Host header and its token."""
         if hmac.compare_digest(token.encode(), self.token.encode()):
             return True
         return self.is_local and is_this_machine(_name_of(host_header))
@@ -139,7 +139,7 @@ class _Server(ThreadingHTTPServer):
     dashboard: Dashboard
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Log the error at debug level: a viewer may disconnect during an answer."""
+        """Log an error at debug level, because viewers may disconnect during a response."""
         logger.debug("a request was interrupted", exc_info=True)
 
 

@@ -1,7 +1,7 @@
 """Line charts, which the script of the pages draws with uPlot (`charts.js`).
 
-A `Chart` describes the contents. Report, dashboard and notebook panel contain its numbers as JSON,
-and the terminal shows them as a row of blocks. This module does not depend on training.
+A `Chart` describes what to draw. Report, live page and notebook panel contain its numbers as JSON,
+and the terminal shows them as a row of block characters. This module does not depend on training.
 """
 
 import json
@@ -27,10 +27,11 @@ class Chart:
         marks: (step, value) pairs that are drawn as dots on top, such as evaluations.
         from_zero: whether the value axis begins at 0.
         may_be_log: whether to use a logarithmic value axis if the values span a wide range.
-        axis: the unit that the horizontal axis counts, in whole numbers.
-        is_noisy: whether an average over neighboring values is more useful than single values.
-        x_unit, y_unit: the size of one unit of the axes in the original unit, such as seconds or
-            bytes, so that runs with other units can be overlaid.
+        axis: the label of the horizontal axis, such as "step".
+        is_noisy: whether to draw an average over neighboring values, because single values
+            fluctuate.
+        x_unit, y_unit: the size of one unit on the axes in the original unit, such as seconds or
+            bytes. With it, runs that are drawn in different units can be compared in one chart.
     """
 
     title: str
@@ -46,7 +47,7 @@ class Chart:
 
     @property
     def last(self) -> str:
-        """The newest value and the newest mark: `0.51 · held out 0.6`."""
+        """The newest value of the points and that of the marks, as text: `0.51 · held out 0.6`."""
         return " · held out ".join(
             self.format_value(p[-1][1]) for p in (self.points, self.marks) if p
         )
@@ -92,7 +93,10 @@ def chart_json(chart: Chart) -> str:
 
 
 def _columns(points: Points) -> tuple[list[float], list[float | None]]:
-    """Return positions and values. A value that is not finite becomes null."""
+    """Return the positions and the values of at most `max_points` points.
+
+    NaN and infinity become null.
+    """
     values = [float(f"{value:.5g}") if math.isfinite(value) else None for _, value in points]
     return [float(f"{position:.8g}") for position, _ in points], values
 

@@ -1,6 +1,6 @@
 """The style sheet of Temper's pages, for light and dark mode, narrow and wide screens, and print.
 
-`RULES` takes all colors from the variables that `COLOURS` sets.
+All colors in `RULES` come from the CSS variables that `COLOURS` sets.
 """
 
 COLOURS = """

@@ -1,4 +1,4 @@
-"""The charts of a run: the quantities of `metrics.jsonl` to draw, and their titles."""
+"""The charts of a run: which quantities in `metrics.jsonl` are drawn, and their titles."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -78,7 +78,7 @@ def charts_of(points: PointsByKey, evaluated: Collection[str]) -> dict[str, Char
 
 
 def holes(points: PointsByKey) -> list[str]:
-    """Return one sentence for each quantity that has values which are not finite."""
+    """Return a sentence for each quantity that has NaN or infinite values."""
     gaps_by_key = {key: find_gaps(pairs) for key, pairs in points.items()}
     return [
         f"{readable_key(key)}: {describe_gaps(gaps, max_named=3)}"

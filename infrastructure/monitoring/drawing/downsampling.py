@@ -16,7 +16,7 @@ MAX_OPEN_POINTS = 64  # in a group that is not full yet, before it is thinned
 
 @dataclass(frozen=True)
 class Gap:
-    """A run of neighboring records whose values are not finite."""
+    """A series of consecutive records whose values are NaN or infinite."""
 
     first_step: float
     last_step: float
@@ -25,7 +25,7 @@ class Gap:
 
 
 class BoundedPoints:
-    """The points of a growing curve in bounded memory, however many are added.
+    """The points of a growing curve, condensed so that they need a bounded amount of memory.
 
     Neighboring points are combined into groups of equal size, which doubles when there are too many
     groups. A group keeps its lowest, its highest and its first value that is not finite. So no
@@ -65,7 +65,7 @@ class BoundedPoints:
 
     @property
     def kept(self) -> Points:
-        """The points that are kept, in order. The newest one is always among them."""
+        """The remaining points, in order. The newest one is always among them."""
         points = [point for group in self._groups for point in group]
         return points if points[-1:] == self._newest else points + self._newest
 

@@ -1,8 +1,8 @@
-"""A complete page that needs neither network nor other files, which its policy forbids.
+"""A complete HTML page that needs neither network nor other files.
 
-The only script makes charts interactive and links to sections work, and is included only if the
-page has such parts. The policy allows this script and this style by their hashes, so code that
-comes from data never runs.
+The page has a script only if it has charts or links to sections, which the script makes work. The
+Content-Security-Policy forbids the network, and allows only this script and this style sheet, by
+their hashes. So code in data never runs.
 """
 
 import base64
@@ -30,14 +30,14 @@ DRAW = "temperCharts.draw(document);"
 
 @cache
 def chart_script() -> str:
-    """Return the chart library and Temper's script for it, which defines `temperCharts`."""
+    """Return the chart library, with Temper's script that defines `temperCharts`."""
     files = (FOLDER / "vendor" / "uPlot.iife.min.js", FOLDER / "charts.js")
     return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
 
 @cache
 def chart_rules() -> str:
-    """Return the style of the charts that the script draws."""
+    """Return the CSS of the charts that the script draws."""
     files = (FOLDER / "vendor" / "uPlot.min.css", FOLDER / "charts.css")
     return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
@@ -49,7 +49,7 @@ def allowed_by_hash(text: str) -> str:
 
 
 def page(title: str, *sections: object) -> str:
-    """Return a page with the sections one below the other, in the style of Temper's pages."""
+    """Return a complete page with the sections in order, in the style of Temper's pages."""
     content = joined(sections)
     has_charts = " data-chart=" in content
     script = f"{chart_script()}\n{DRAW}" if has_charts else ""

@@ -1,4 +1,4 @@
-"""The samples of the machine during a run, as curves over time in bounded memory."""
+"""The history of the machine during a run: samples as curves over time, in bounded memory."""
 
 import math
 from collections import deque
@@ -29,8 +29,8 @@ class Meter(TypedDict):
 
     Attributes:
         share: the used share, from 0 to 1.
-        level: `fine`, `high` (above 85 %) or `full` (above 95 %). A busy processor is good, so its
-            level is always `fine`; full memory is not.
+        level: `fine`, `high` (above 85 %) or `full` (above 95 %). A processor is always `fine`,
+            because a high load is good.
     """
 
     name: str
@@ -58,13 +58,13 @@ DRAWN = {
 
 @dataclass
 class _ForwardClock:
-    """A converter of times from a clock that may be set back to monotonic times.
+    """A converter of clock times to times that never go back, even if the clock is set back.
 
-    The first time after the clock was set back follows directly on the last time before, so that no
-    chart runs backwards.
+    When the clock was set back, the next time becomes equal to the last one, so that no chart runs
+    backwards.
 
     Attributes:
-        moment: the last time, or None before the first.
+        moment: the last converted time, or None before the first one.
     """
 
     moment: float | None = None
@@ -81,7 +81,7 @@ class _ForwardClock:
 
 @dataclass
 class MachineHistory:
-    """The samples of the monitor.
+    """The samples that the monitor took of the machine during a run.
 
     Attributes:
         last: the newest sample; empty if there is none.
@@ -106,7 +106,7 @@ class MachineHistory:
             self._add(moment, _flat(sample))
 
     def add_performance(self, record: Record) -> None:
-        """Add measurements of a step, which show how well it uses the machine."""
+        """Add measurements of a training step, such as its share of the peak FLOPS."""
         values = {key: value for key, value in record.items() if is_number(value)}
         if (share := values.get("model_flops_utilization")) is not None:
             values["model_flops_percent"] = 100 * share
@@ -123,14 +123,14 @@ class MachineHistory:
 
     @property
     def curves(self) -> dict[str, Points]:
-        """The (Unix time without the pauses before it, value) pairs of each key."""
+        """The (time, value) pairs of each key. Pauses in training are cut out of the Unix times."""
         return {
             key: [(self._without_pauses(moment), value) for moment, value in points.kept]
             for key, points in self.points.items()
         }
 
     def _without_pauses(self, moment: float) -> float:
-        """Return a time minus the pauses before it."""
+        """Return a Unix time minus the duration of all pauses before it."""
         return moment - sum(
             min(moment, end) - begin for begin, end in self.pauses if begin < moment
         )
@@ -141,7 +141,7 @@ class MachineHistory:
                 self.points.setdefault(key, BoundedPoints(MAX_POINTS)).add(moment, value)
 
     def meters(self) -> list[Meter]:
-        """Return the use of each resource that has a maximum."""
+        """Return the current use of each resource that has a maximum."""
         meters = [_percent_meter("processor", self.last.get("cpu_percent"))]
         used, total = (self.last.get(f"memory_{word}_bytes") for word in ("used", "total"))
         meters.append(_memory_meter("memory", used, total))
@@ -154,7 +154,7 @@ class MachineHistory:
 
 
 def machine_charts(points_of: Mapping[str, Points]) -> dict[str, Chart]:
-    """Return the chart of each quantity that was sampled and is not always zero, by key."""
+    """Return a chart, by key, for each sampled quantity that is not always zero."""
     return {
         key: _chart(title, points_of[key], key)
         for key, title in _titles(points_of)
@@ -163,7 +163,7 @@ def machine_charts(points_of: Mapping[str, Points]) -> dict[str, Chart]:
 
 
 def _titles(known: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield key and title of each known quantity, in the order of `DRAWN`, one for each GPU."""
+    """Yield (key, title) of each known quantity, in the order of `DRAWN`, one for each GPU."""
     for kind, title in DRAWN.items():
         for key in known:
             if key.partition("#")[0] == kind:
@@ -215,7 +215,7 @@ def _heat(gpu: Mapping[str, object]) -> str:
 
 
 def _chart(title: str, points: Points, key: str) -> Chart:
-    """Return a chart over the time since the first sample, in a unit that gives round numbers."""
+    """Return a chart over the time since the first sample, in suitable units."""
     first, last = points[0][0], points[-1][0]
     seconds, unit = next((s, u) for least, s, u in TIME_UNITS if last - first >= least)
     size, measure = _unit(key, points)
@@ -233,7 +233,7 @@ def _chart(title: str, points: Points, key: str) -> Chart:
 
 
 def _unit(key: str, points: Points) -> tuple[float, str]:
-    """Return the divisor of the values and the unit of the quotients."""
+    """Return the number by which to divide the values for display, and the unit of the result."""
     if "_percent" in key:
         return 1.0, "%"
     if "_bytes" not in key:

@@ -13,7 +13,7 @@ MAX_OPERATIONS = 15
 
 
 def machine_figures(view: RunView) -> Markup:
-    """Return the machine's curves over training time, and a note on the pauses that they omit."""
+    """Return the curves of the machine during training, and a note on pauses (not drawn)."""
     curves = view["machine"]["curves"]
     charts = machine_charts(curves)
     figures = [figure(key, chart, _numbers(chart)) for key, chart in charts.items()]
@@ -32,7 +32,7 @@ def _numbers(chart: Chart) -> str:
 
 
 def _pauses(known: Machine) -> Markup:
-    """Return a note on how long the run was inactive, which the time axis omits."""
+    """Return a note on the total duration of pauses, which the time axis leaves out."""
     if not (pauses := known["pauses"]):
         return NOTHING
     how_long = format_duration(sum(end - begin for begin, end in pauses))
@@ -42,7 +42,7 @@ def _pauses(known: Machine) -> Markup:
 
 
 def machine_use(view: RunView) -> Markup:
-    """Return the section, or nothing if the run was not monitored."""
+    """Return the report's section on the machine, or nothing if the run was not monitored."""
     known = view["machine"]
     is_quiet = known["is_watched"] and not view["alerts"]
     return section(

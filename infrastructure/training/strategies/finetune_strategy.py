@@ -1,7 +1,8 @@
-"""Fine-tuning of a trained model: layer-wise learning rates and gradual unfreezing.
+"""Fine-tuning with layer-wise learning rates and gradual unfreezing.
 
-The loading of the model decides which parameters can be trained (full, LoRA, QLoRA). This strategy
-decides how fast and when each of them trains. Method: Howard & Ruder 2018 (ULMFiT).
+Loading the model determines which parameters can be trained (full fine-tuning, LoRA, QLoRA). This
+strategy determines when each of them is trained, and at which rate. Method: Howard & Ruder 2018
+(ULMFiT).
 """
 
 import torch
@@ -15,11 +16,11 @@ from infrastructure.training.strategies.standard_strategy import StandardTrainin
 
 
 class FinetuningStrategy(StandardTrainingStrategy):
-    """The standard step, with a learning rate and a starting epoch for each layer.
+    """The standard strategy with a learning rate and a starting epoch for each layer.
 
-    With `layerwise_lr_decay` d, the layer k below the top learns at d**k of the learning rate. With
-    `unfreeze_interval` n, training starts with only the top layer, and every n epochs the next one
-    below joins. The last phase trains all layers for the remaining epochs.
+    With `layerwise_lr_decay` d, the layer k below the top has d**k times the learning rate. With
+    `unfreeze_interval` n, training starts with only the top layer, and every n epochs the next
+    layer below is unfrozen. The last phase trains all layers for the remaining epochs.
     """
 
     def parameter_groups(self, model: torch.nn.Module, learning_rate: float) -> ParameterGroups:
@@ -70,7 +71,7 @@ class FinetuningStrategy(StandardTrainingStrategy):
 def trainable_layers(
     model: torch.nn.Module,
 ) -> list[list[tuple[str, torch.nn.Parameter]]]:
-    """Return the trainable parameters by layer, the layer nearest to the output first."""
+    """Return the trainable parameters by layer, beginning with the layer nearest to the output."""
     by_layer: dict[int, list[tuple[str, torch.nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
