@@ -20,6 +20,7 @@ from infrastructure.monitoring.drawing.curves import PointsByKey
 from infrastructure.monitoring.drawing.formatting import (
     clip,
     format_bytes,
+    format_moment,
     format_number,
     format_rate,
     format_share,
@@ -39,7 +40,6 @@ from infrastructure.monitoring.records.run_reader import (
     config_of,
     continuations,
     data_words,
-    format_moment,
     model_words,
     numbers_of,
     objects_in,
@@ -331,7 +331,7 @@ def _subject(facts: RunFacts) -> str:
     if path := config_of(facts.run).get("data.path", (None, ""))[0]:
         parts.append(f"data: {data_words(str(path))}")
     if created := facts.run.get("created"):
-        parts.append(f"started {format_moment(str(created))}")
+        parts.append(f"started {clip(format_moment(str(created)), 60)}")
     if facts.title != facts.run_id:
         parts.append(f"run {facts.run_id}")
     return " · ".join(parts)
