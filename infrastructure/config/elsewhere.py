@@ -215,7 +215,7 @@ ABSENT: dict[str, str] = {
     **dict.fromkeys(("mlflow", "comet", "swanlab", "neptune"), "config.no_such_tracker"),
     **dict.fromkeys(("shuffle", "shuffle_dataset"), "config.always_shuffled"),
     "warmup_ratio": "config.warmup_in_steps",
-    **dict.fromkeys(("adam_epsilon", "eps"), "config.epsilon_is_fixed"),
+    **dict.fromkeys(("adam_beta1", "adam_beta2", "adam_epsilon", "eps"), "config.adam_is_fixed"),
     **dict.fromkeys(("per_device_eval_batch_size", "eval_batch_size"), "config.one_batch_size"),
     "do_train": "config.commands_not_switches",
     **dict.fromkeys(("merge_lora", "merge"), "config.lora_is_merged_by_export"),

@@ -1,6 +1,6 @@
 """The parts of a model that a checkpoint must contain.
 
-Full fine-tuning: every parameter, including those that are frozen at the moment (gradual unfreezing
+Full fine-tuning: every parameter, including those that are frozen at the moment (a phase
 changes which). LoRA: the LoRA matrices and what trains with them. The frozen base comes from its
 source. The same holds for weights of extensions that train alone. Buffers that belong to the
 model's state are always included.

@@ -276,17 +276,9 @@ def _is_over(status: BackupStatus, newest: str, look: str) -> bool:
 
 def versions_kept(training: TrainingConfig, total_steps: int) -> int:
     """Return how many versions rotation keeps on this machine at most."""
-    return min(
-        training.keep_checkpoints + training.num_best_kept + _every(training, total_steps),
-        total_steps,
-    )
+    return min(training.keep_checkpoints + training.num_best_kept, total_steps)
 
 
 def newest_kept(training: TrainingConfig, total_steps: int) -> int:
     """Return how many versions are kept if the loss always falls, so the newest are the best."""
-    newest = max(training.keep_checkpoints, training.num_best_kept)
-    return min(newest + _every(training, total_steps), total_steps)
-
-
-def _every(training: TrainingConfig, total_steps: int) -> int:
-    return total_steps // training.keep_every if training.keep_every else 0
+    return min(max(training.keep_checkpoints, training.num_best_kept), total_steps)

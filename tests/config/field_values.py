@@ -38,7 +38,6 @@ SPECIAL: dict[str, Any] = {
     "training.method_settings": {"loss_type": "ipo"},
     "training.curriculum_order": ["easy", "hard"],
     "training.settings": {"stages": 3, "names": ["a"]},
-    "training.recovery.loss_spike_factor": 2.5,
     "quantum.fallback": ["tabu", "exact"],
     "monitor.alert_sinks": ["log", "webhook"],
     "monitor.prometheus": "0.0.0.0:9400",

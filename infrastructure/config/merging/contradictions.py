@@ -107,7 +107,6 @@ SHARDED: Table = (
     ("config.shard_with_offloaded_adamw", "training.optimizer=adamw_offload"),
     ("config.shard_with_trl_method", "not training.method=sft"),
     ("config.shard_with_strategy", "not strategy=standard|finetune"),
-    ("config.shard_with_unfreezing", "training.unfreeze_interval"),
     ("config.shard_with_extensions", "training.extensions"),
     ("config.shard_with_adapter", "not model.adapter=auto|standard|dialogue"),
     ("config.shard_with_answer_metric", "training.best_metric", "training.best_needs_answers"),

@@ -23,7 +23,7 @@ class AlertRule:
     """A limit for one number.
 
     Attributes:
-        name: the setting in `monitor.thresholds`.
+        name: the setting in `monitor.thresholds`, if its limit can be set.
         key: the key of the number.
         limit: the value beyond which an alert is raised. NaN is beyond every limit.
         message: the code of the text for the user, which gets `subject`, `value` and `limit`, and

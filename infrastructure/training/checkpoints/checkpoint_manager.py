@@ -44,7 +44,6 @@ class CheckpointManager:
         directory: the run's `checkpoints` folder.
         retention: which checkpoints rotation keeps.
         run_files: returns the other contents of every checkpoint; see `backup.run_files`.
-        compress: write objects compressed if that is smaller.
 
     Attributes:
         apart: returns where other machines store their parts of a version. None: nowhere.
@@ -55,11 +54,8 @@ class CheckpointManager:
         directory: Path,
         retention: Retention = DEFAULT_RETENTION,
         run_files: Callable[[], Mapping[str, TensorBytes]] = dict,
-        *,
-        compress: bool = False,
     ) -> None:
-        self.store = Store(directory, compress=compress)
-        self.compress = compress
+        self.store = Store(directory)
         self.retention = retention
         self.run_files = run_files
         self.apart: Callable[[], ApartSettings | None] = lambda: None
@@ -103,7 +99,7 @@ class CheckpointManager:
             self._committed.append(self._save(as_bytes(state), snapshot, facts).stem)
             return
         if self._writer is None:
-            self._writer = BackgroundWriter(self.store.root, self.retention, compress=self.compress)
+            self._writer = BackgroundWriter(self.store.root, self.retention)
         self._writer.begin(state, snapshot.values, step=snapshot.values["step"], **facts)
 
     def _state(self, snapshot: Snapshot) -> State:

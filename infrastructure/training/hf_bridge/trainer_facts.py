@@ -431,10 +431,7 @@ class FactsReader:
         parts: dict[str, JsonValue] = {"extensions": read or None}
         training = self.run.config.training
         if self.run.is_whole and training.early_stopping_patience is not None:
-            parts["early_stopping"] = [
-                training.early_stopping_patience,
-                training.early_stopping_min_delta,
-            ]
+            parts["early_stopping"] = training.early_stopping_patience
         return parts
 
 
