@@ -156,7 +156,6 @@ SAME: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("use_dora", "dora"), ("model.lora_config.use_dora=true",)),
     **dict.fromkeys(("use_rslora", "rslora"), ("model.lora_config.use_rslora=true",)),
-    **dict.fromkeys(("loftq", "pissa"), ("model.lora_config.init_lora_weights",)),
     "qat": ("model.quantization_aware",),
     **dict.fromkeys(("fsdp", "fsdp2", "fully_shard"), ("training.shard=yes",)),
     **dict.fromkeys(("deepspeed", "zero", "zero3"), ("training.shard=yes",)),

@@ -27,7 +27,7 @@ COUNT = """
 model.name backend adapter train_vision quantization quantization_aware lora_config lora_config.r
 lora_config.alpha
 lora_config.dropout lora_config.target_modules lora_config.use_dora lora_config.use_rslora
-lora_config.init_lora_weights lora_config.experts lora_config.router lora_config.rank_pattern
+
 dtype attention trust_remote_code revision
 embedded.hidden_size embedded.num_layers embedded.num_heads embedded.num_kv_heads
 embedded.intermediate_size embedded.vocab_size embedded.max_positions

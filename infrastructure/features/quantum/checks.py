@@ -48,12 +48,6 @@ CONTRADICTIONS = (
         "model.lora_config.use_dora",
     ),
     (
-        "quantum.rank_allocation_with_lora_init",
-        "quantum_step=rank_allocation",
-        "model.lora_config",
-        "not model.lora_config.init_lora_weights=default",
-    ),
-    (
         "quantum.curriculum_with_data_selection",
         "training.strategy=curriculum",
         "quantum_step=data_selection",

@@ -333,20 +333,9 @@ def test_a_setting_of_stackwise_training_is_taken_in_it(settings: dict[str, Any]
     assert not [one for one in problems if "config.setting_without_effect" in one]
 
 
-def test_experts_are_reached_by_all_linear_alone() -> None:
-    """Not in the list above: it has no default where there is no LoRA."""
-    lora = {"target_modules": ["q_proj"], "experts": False}
-    config = DeploymentConfig(**{"model.lora_config": lora})
-    with pytest.raises(
-        ValueError, match=r"without_effect\(setting=model\.lora_config\.experts=false"
-    ):
-        config.check_supported()
-
-
 def test_every_unused_setting_is_tried() -> None:
     tried = {key for key, *_ in UNUSED_BECAUSE} | {
         "training.layerwise_lr_decay",
-        "model.lora_config.experts",
     }
     with_conditions = {spec.key for spec in FIELDS.values() if conditions_of(spec)}
     stackwise = {f"training.{name}" for name in StackwiseFields.model_fields}
