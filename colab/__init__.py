@@ -1,4 +1,4 @@
-"""The notebook's side of Temper, and the only code that depends on where a notebook runs.
+"""The functions for notebooks, and the only code that depends on the platform (Colab, Kaggle, …).
 
 `import colab` needs only Python, so that `colab.install()` can be the first line of a notebook. The
 names below can be imported from this package. The code behind a name is loaded on first use.

@@ -77,7 +77,7 @@ def install(with_unsloth: bool | Literal["on_gpu"] = False) -> None:
 
 
 def _install_for_gpu(column: Column) -> set[str]:
-    """Run `_install`, with unsloth if there is a GPU that it could use."""
+    """Install with unsloth if there is an NVIDIA GPU. If that fails, only print a message."""
     if not nvidia_driver_present():
         return set()
     try:
@@ -115,7 +115,7 @@ def _installer() -> Installer:
 
 
 def install_needed(installer: Installer, todo: Needed, with_unsloth: bool) -> None:
-    """Install the needed packages without changing the held ones."""
+    """Install the packages in `todo` without changing those that must keep their versions."""
     for line in todo.lines:
         if line.startswith(PIN):
             build: TorchBuild = "cuda" if nvidia_driver_present() else "cpu"
@@ -133,7 +133,7 @@ def install_needed(installer: Installer, todo: Needed, with_unsloth: bool) -> No
 def _install_beside(
     installer: Installer, title: str, lines: Iterable[str], held: Iterable[str]
 ) -> None:
-    """Install `lines`. Packages in `held` that are not among them keep their versions."""
+    """Install the requirements `lines`, with `held` as constraints for all other packages."""
     names = {name_of(line) for line in lines}
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(line for line in held if name_of(line) not in names))
@@ -143,7 +143,7 @@ def _install_beside(
 
 @contextmanager
 def _unfinished() -> Iterator[None]:
-    """Mark an installation as unfinished with a file, which stays after an interruption."""
+    """Create a file that marks an unfinished installation, and remove it if the block succeeds."""
     (FOLDER / UNFINISHED).touch()
     yield
     (FOLDER / UNFINISHED).unlink()
@@ -156,7 +156,7 @@ def versions() -> dict[str, str]:
 
 
 def loaded_of(packages: set[str]) -> set[str]:
-    """Return those of `packages` from which this process has loaded a module."""
+    """Return those of `packages` that this process has already imported."""
     if not packages:
         return set()
     owners = importlib.metadata.packages_distributions()

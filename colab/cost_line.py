@@ -1,7 +1,7 @@
-"""The cost of a run, as far as it is known without measuring. This module does not load torch.
+"""The cost of a run, as far as it is known without measuring a step.
 
-The number of steps follows from the settings. The run directories show whether a run resumes, and
-the measurements from when it began.
+The number of steps is computed from the settings. Existing run directories show whether a run would
+resume, and what was measured when it started. This module does not load torch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,13 +25,13 @@ FORECAST_FILE = "forecast.json"
 
 
 class KnownCosts:
-    """The costs of a configuration that are known without measuring. Records of runs are cached."""
+    """The known costs of a configuration, without measuring. Records of runs are cached."""
 
     def __init__(self) -> None:
         self._purposes: dict[Path, tuple[float, Mapping[str, object] | None]] = {}
 
     def lines(self, config: DeploymentConfig) -> list[str]:
-        """Return lines on the run, its length, and where its checkpoints are saved."""
+        """Return lines on the length of the run, on an existing run, and on its backup."""
         config = config.changed([])
         use_sample_data(config)
         return [
@@ -76,7 +76,7 @@ class KnownCosts:
         return None
 
     def _purpose(self, path: Path) -> Mapping[str, object] | None:
-        """Return the settings that decide a run's result, or None if its record cannot be read."""
+        """Return the settings that determine a run's result, or None if they are unreadable."""
         changed_at = (path / RUN_FILE).stat().st_mtime
         known = self._purposes.get(path)
         if known is None or known[0] != changed_at:
@@ -85,7 +85,7 @@ class KnownCosts:
 
 
 def _extent(config: DeploymentConfig) -> str:
-    """Return the number of steps or epochs, and the size of a step."""
+    """Return a text with the number of steps or epochs, and the examples of a step."""
     training = config.training
     if training.batch_size == "auto":
         batch = phrase("notebook.fastest_batch_measured")
@@ -114,7 +114,7 @@ def _epochs(config: DeploymentConfig) -> str:
 
 
 def _standing(facts: RunFacts) -> str:
-    """Return a text on an existing run with the same settings, and what happens to it."""
+    """Return a text about an existing run with the same settings, and what happens to it."""
     name = facts.run_id
     trainer = read_trainer(facts.directory)
     if trainer is not None and trainer.is_alive:

@@ -37,7 +37,7 @@ def show_dashboard(
 
 
 def _address(process: HelperProcess) -> dict[str, object]:
-    """Return the address that the dashboard prints first. Its later output is not read."""
+    """Return the address that the dashboard prints as its first line of output."""
     assert process.stdout is not None
     messages: list[str] = []
     with process.stdout as lines:
@@ -50,7 +50,7 @@ def _address(process: HelperProcess) -> dict[str, object]:
 
 
 def start_dashboard(run: str | None, output_dir: str | Path) -> HelperProcess:
-    """Start `temper dashboard --json` on a free port. Its first line of output is its address."""
+    """Start `temper dashboard --json` on a free port. It prints its address as the first line."""
     arguments = ["dashboard", "--json", "--port", "0", "--output", str(output_dir)]
     if run is not None:
         arguments.append(run)
@@ -64,7 +64,7 @@ def start_dashboard(run: str | None, output_dir: str | Path) -> HelperProcess:
 
 
 def _show(address: Mapping[str, object], height_pixels: int) -> None:
-    """Show the dashboard. Colab has its own access to a port; elsewhere the browser is local."""
+    """Show the dashboard below the cell. On Colab, this uses Colab's own access to the port."""
     if platform() is Platform.COLAB:
         output = importlib.import_module("google.colab.output")
         output.serve_kernel_port_as_iframe(

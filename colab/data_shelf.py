@@ -1,4 +1,4 @@
-"""The storage of fetched data and its records, so that nothing is fetched twice.
+"""A local store of downloaded data, so that nothing is downloaded twice.
 
 `folder/NAME` is the data; `folder/.fetched/KEY/` holds the record, the lock and unfinished
 transfers. The key is a hash, because a source may contain secrets.
@@ -41,7 +41,7 @@ class Record:
 
 
 class Shelf:
-    """The storage of one source's data. Inside a `with`, no other process fetches the same data.
+    """The storage of one source's data. In a `with` block, no other process can fetch it.
 
     Args:
         folder: the folder for the data; by default, a separate folder in Temper's cache.
@@ -76,7 +76,7 @@ class Shelf:
         self._lock.release()
 
     def fetched(self, sha256: str | None, version: str | None) -> Path | None:
-        """Return the data that was fetched before, or None if there is none as requested.
+        """Return data that was fetched earlier, or None if it is missing or not the requested data.
 
         Args:
             sha256: the required hash; None accepts any.
@@ -96,7 +96,7 @@ class Shelf:
         return path if sha256 in (None, record.sha256) else None
 
     def accept(self, name: str) -> None:
-        """Check that a name does not belong to another file, or to one that was changed since.
+        """Check that storing data as `name` would not overwrite a user's file.
 
         Raises:
             ValueError: if it does; the message says what to do.
@@ -119,13 +119,13 @@ class Shelf:
         return path
 
     def put_folder(self, name: str) -> Path:
-        """Record the folder `name` as the fetched data, as soon as it exists."""
+        """Reserve the folder `name` for the fetched data, and return its path."""
         self.accept(name)
         self._write(Record(name, None, None))
         return self.folder / name
 
     def _is_unchanged(self, path: Path, record: Record) -> bool:
-        """Return whether a file is unchanged since it was fetched; False while it was being stored.
+        """Return whether a file is unchanged since it was fetched and completely stored.
 
         Raises:
             ValueError: if the user has changed the file, and may still need it.

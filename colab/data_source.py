@@ -22,7 +22,7 @@ KNOWN = "notebook.known_sources"  # the code of what can be fetched
 
 
 def find_remote(source: str, silence_seconds: float) -> RemoteFile | None:
-    """Return the remote file that `source` names, or None if it may be a path or a Hub name.
+    """Return the remote file that `source` names, or None if `source` may be a path or a Hub name.
 
     Raises:
         ValueError: if nothing can be fetched from this address.
@@ -63,7 +63,7 @@ def _web_file(address: str, silence_seconds: float) -> WebFile:
 
 
 def _export(kind: str, document_id: str, fragment: str, query: dict[str, list[str]]) -> str:
-    """Return the address of a Google Sheet as CSV (the linked sheet), or of a document as text."""
+    """Return the export address of a Google Sheet (as CSV) or of a Google document (as text)."""
     sheet = parse_qs(fragment).get("gid") or query.get("gid") or []
     shown = f"&gid={sheet[0]}" if sheet and sheet[0].isdecimal() else ""
     return (

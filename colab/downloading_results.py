@@ -64,7 +64,7 @@ def download_results(run: str | Path | None = None, output_dir: str | Path = "ru
 
 
 def _files(directory: Path) -> list[Path]:
-    """Return the files of a run that are included in the download.
+    """Return the files to include in the download of a run.
 
     Raises:
         ValueError: if the run has no trained model yet.
@@ -76,7 +76,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _offer(target: Path) -> None:
-    """Offer the file to the browser. If that fails, the file is still on the disk."""
+    """Offer the file to the browser as a download. If that fails, print other ways to get it."""
     if not has_browser():
         return
     size_bytes = target.stat().st_size

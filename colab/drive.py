@@ -1,7 +1,7 @@
 """Google Drive in a Colab session: mounting, testing and unmounting it.
 
-The result is always a usable folder, if necessary on this machine, and one sentence with the
-reason. For the errors of Colab's package, see drive.py of googlecolab/colabtools, 3c07d776.
+If Drive cannot be used, a folder on this machine is used instead, and a sentence says why. For the
+errors of Colab's package, see drive.py of googlecolab/colabtools, 3c07d776.
 """
 
 import errno
@@ -57,7 +57,7 @@ class StorageFolder:
 
 
 class _RefusedError(Exception):
-    """An error for a Drive that was not mounted. The text is for the user."""
+    """An error for a Drive that could not be mounted, with a message for the user."""
 
 
 def mount_drive(folder: str = "temper") -> StorageFolder:
@@ -91,9 +91,10 @@ def mount_drive(folder: str = "temper") -> StorageFolder:
 
 
 def flush_drive(seconds: float = FLUSH_SECONDS) -> str:
-    """Let Drive upload its pending files, and unmount it. Call this last in a session.
+    """Let Drive upload its pending files, and unmount it. Call this at the end of a session.
 
-    This does not confirm the upload, because Drive may fail without an error (colabtools #287).
+    It does not prove that the upload succeeded, because Drive may fail without an error (colabtools
+    #287).
 
     Returns:
         A sentence on what happened.
@@ -112,7 +113,7 @@ def flush_drive(seconds: float = FLUSH_SECONDS) -> str:
 
 
 def _ready(folder: str) -> Path:
-    """Return the folder on Drive. Mount Drive if needed, and again if its connection was lost.
+    """Mount Drive if needed, and return a folder on it after testing that the folder works.
 
     Raises:
         _RefusedError: if Drive cannot be mounted.
@@ -131,7 +132,7 @@ def _ready(folder: str) -> Path:
 
 
 def _mount(force_remount: bool = False) -> None:
-    """Mount Drive through Colab, which asks the user. Colab's own timeout limits the wait."""
+    """Mount Drive through Colab, which asks the user for consent."""
     longest_ms = int(CONSENT_SECONDS * 1000)
     try:
         drive = importlib.import_module("google.colab.drive")
@@ -158,7 +159,7 @@ def _is_mounted() -> bool:
 
 
 def _top() -> Path:
-    """Return the folder of the user's own files, which DriveFS provides under one of two names.
+    """Return the folder of the user's own files on Drive, which can have one of two names.
 
     `Path.is_dir` is not used, because it raises if a mount has lost its connection.
     """
@@ -167,7 +168,7 @@ def _top() -> Path:
 
 
 def _tried(folder: str) -> Path:
-    """Create the folder, write a few bytes to it and read them back, and return it.
+    """Create a folder on Drive, test that files can be written and read there, and return it.
 
     Raises:
         OSError: if this fails; TimeoutError if the folder does not respond.

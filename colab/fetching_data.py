@@ -1,7 +1,7 @@
-"""`colab.fetch_dataset`: from any source of data to a path that can be trained on.
+"""`colab.fetch_dataset`: download data from any source, and return its path.
 
-Broken data is never accepted: a file that exists is complete, matches its hash if one is given, and
-is not a web page. Data that was fetched once is not fetched again.
+Broken data is never accepted: a stored file is complete, matches its hash if one is given, and is
+not a web page. Data is downloaded only once.
 """
 
 import re
@@ -74,7 +74,7 @@ def fetch_file(
     timeout_seconds: float = TIMEOUT_SECONDS,
     patience: Patience = PATIENCE,
 ) -> Path:
-    """Fetch one remote file, as `fetch_dataset` does."""
+    """Fetch one remote file to this machine; see `fetch_dataset`."""
     with Shelf(folder, remote.identity) as shelf:
         if fetched := shelf.fetched(sha256, remote.version_now()):
             return _reported("Here already", fetched)
@@ -93,7 +93,7 @@ def fetch_file(
 
 
 def _bring(transfer: Transfer, sha256: str | None) -> tuple[Path, str | None]:
-    """Return the file. If it was joined from two transfers and has a wrong hash, fetch it again."""
+    """Transfer the file, a second time if a resumed transfer gave a wrong hash."""
     part, version = transfer.bring()
     if transfer.was_resumed and sha256 not in (None, file_sha256(part)):
         transfer.discard()
@@ -104,7 +104,7 @@ def _bring(transfer: Transfer, sha256: str | None) -> tuple[Path, str | None]:
 def fetch_from_hub(
     address: str, sha256: str | None, folder: Path | None, endpoint: str | None = None
 ) -> Path:
-    """Fetch the file at an `hf://` address, as `fetch_dataset` does, through the Hub's library."""
+    """Fetch the file at an `hf://` address with huggingface_hub; see `fetch_dataset`."""
     with Shelf(folder, address) as shelf:
         if fetched := shelf.fetched(sha256, None):
             return _reported("Here already", fetched)
@@ -124,7 +124,7 @@ def _hub_dataset(name: str, sha256: str | None, folder: Path | None) -> Path:
 
 
 def _local(path: Path, sha256: str | None) -> Path:
-    """Return a local path unchanged, after checking its hash."""
+    """Return a local path unchanged, after comparing the file with its hash if one is given."""
     if path.is_dir():
         _refuse_hash(sha256, str(path))
         return path
@@ -135,7 +135,7 @@ def _local(path: Path, sha256: str | None) -> Path:
 
 
 def _keep(shelf: Shelf, part: Path, version: str | None, sha256: str | None, advice: str) -> Path:
-    """Store a complete file as fetched if it is the requested one, or else remove it."""
+    """Store a complete file if it is what was requested, or else delete it and raise an error."""
     digest, size_bytes = file_sha256(part), part.stat().st_size
     try:
         _check(part, sha256, digest, advice)
@@ -148,7 +148,7 @@ def _keep(shelf: Shelf, part: Path, version: str | None, sha256: str | None, adv
 
 
 def _check(path: Path, wanted: str | None, actual: str | None, advice: str) -> None:
-    """Check that a file is the requested one, and that it is data.
+    """Check that a file has the requested hash. Without a requested hash, check that it is data.
 
     Raises:
         DataError: if not; the message says what the file is and what to do.

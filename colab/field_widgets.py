@@ -1,9 +1,8 @@
 """One setting of a form, with its name, its input, its description and its error.
 
-Only widgets that ipywidgets 7 and 8 share are used. None of them changes a value by itself: numbers
-are typed as text, because a widget for bounded numbers would silently change a number to its bound.
-A slider is used for a setting with two natural ends, and returns a value only if the user has moved
-it.
+Only widgets that exist in ipywidgets 7 and 8 are used. Numbers are typed as text, because a widget
+for bounded numbers would silently change a number to its bound. Only a setting with two natural
+bounds has a slider, whose value counts once the user has moved it.
 """
 
 import html
@@ -49,7 +48,7 @@ class FieldRow:
 
     Attributes:
         box: the widget of the row.
-        input: the part into which the user types.
+        input: the widget in which the user enters the value.
     """
 
     def __init__(self, spec: FieldSpec, entered: Callable[[str, str], None], make: "Maker") -> None:
@@ -63,7 +62,7 @@ class FieldRow:
         self.input.observe(self._on_change, names="value")
 
     def draw(self, text: str, source: Source, message: str | None, is_absent: bool) -> None:
-        """Show the current value of the setting."""
+        """Show the current value of the setting, its source, and its error if there is one."""
         self._is_drawing = True
         try:
             self.input.value = shown_as(self.input.value, text)
@@ -81,9 +80,10 @@ class FieldRow:
 
 
 class Maker:
-    """A maker of the widgets of all rows, which share layouts and styles.
+    """A factory of widgets that share their layouts and styles.
 
-    Each layout and style is a separate object in the browser, and a form has some hundred rows.
+    Each layout and style would otherwise be a separate object in the browser for each of hundreds
+    of rows.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Maker:
         self._styles: dict[str, object] = {}
 
     def __call__(self, kind: str, part: str, **traits: object) -> Any:
-        """Make a widget of the class `kind` for one part of a row."""
+        """Create a widget of the class `kind` for one part of a row."""
         shared = {"style": self._styles[kind]} if kind in self._styles else {}
         widget = getattr(ipywidgets(), kind)(layout=self._layouts[part], **shared, **traits)
         if hasattr(widget, "style"):
@@ -106,7 +106,7 @@ class Maker:
 
 
 def _input_of(spec: FieldSpec, make: Maker) -> Any:
-    """Make a checkbox, a list of choices, or a text field with the words that it accepts."""
+    """Create the input widget: a checkbox, a list of choices, a slider or a text field."""
     words = choices(spec.info)
     if spec.is_switch or set(words) == {"true", "false"}:
         return make("Checkbox", "input", value=False, indent=False)
@@ -123,19 +123,19 @@ def _input_of(spec: FieldSpec, make: Maker) -> Any:
 
 
 def shown_as(value: object, text: str) -> object:
-    """Convert a field's text to the value of its input, with the type of the current value."""
+    """Convert a text to the type of `value`, the current value of an input widget."""
     if isinstance(value, bool):
         return text == "true"
     return float(text) if isinstance(value, float) else text
 
 
 def _name_of(spec: FieldSpec) -> str:
-    """Return the label. The key, which files and cells use, appears on hover."""
+    """Return the label as HTML. It shows the key of the setting on hover."""
     return f'<span title="{html.escape(spec.key)}">{html.escape(label_of(spec.key))}</span>'
 
 
 def _notes_of(spec: FieldSpec, source: Source, message: str | None) -> str:
-    """Return the help, the source if it is not the default, and the error, if any."""
+    """Return as HTML the description, the source if it is not the default, and any error."""
     parts = [f'<span style="{QUIET}">{html.escape(spec.description)}</span>']
     if source.layer is not Layer.DEFAULT:
         parts.append(f'<span style="{QUIET}">· <i>{html.escape(source.place)}</i></span>')

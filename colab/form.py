@@ -1,6 +1,6 @@
 """The form of a configuration: every setting, checked while it is typed, and the cost of a run.
 
-The form needs no input: `form.config` is available at once, so "Run all" never waits.
+The form does not wait for input: `form.config` is available at once, so "Run all" does not stop.
 """
 
 import colab
@@ -25,7 +25,7 @@ NOT_MEASURED = "notebook.cost_measured_later"
 
 
 class ConfigForm:
-    """A form, whether it is shown or not.
+    """The form of a configuration, which may be shown as widgets or as text.
 
     Attributes:
         view: the widgets of the form, or None if there is no notebook to show them.
@@ -43,22 +43,22 @@ class ConfigForm:
         """The configuration with the current values of the form.
 
         Raises:
-            ConfigurationError: if a value is wrong, so that no run starts; with a sentence per
-                problem.
+            ConfigurationError: if a value is wrong; the message has a sentence for each problem.
         """
         return self._state.checked()
 
     def update(self, **settings: object) -> None:
-        """Set values from Python, as for `configure`, including `preset`: either all or none.
+        """Set values from Python, named as in `configure`, which includes `preset`.
 
         Raises:
-            ConfigurationError: if a value is wrong, or the values contradict each other.
+            ConfigurationError: if a value is wrong, or values contradict each other. Then nothing
+                is changed.
         """
         self._state.update(settings)
         self._changed()
 
     def undo(self) -> None:
-        """Reset the form to the values of the cell."""
+        """Undo all changes: reset the form to the values of the cell."""
         self._state.reset()
         self._changed()
 
@@ -66,7 +66,8 @@ class ConfigForm:
         """Measure a few steps of a run with these settings, without training it.
 
         Returns:
-            The forecast, or why there is none, in sentences, which are also shown in the form.
+            The forecast as lines of text, or the reason why there is none. The form shows them,
+            too.
         """
         self._report(phrase("notebook.measuring_steps"))
         self._measured = (_what_costs(self._state.config), self._forecast())
@@ -84,7 +85,7 @@ class ConfigForm:
         return [redact(line) for line in [*given, *self._state.problems(), *self._cost()]]
 
     def make_view(self) -> FormView:
-        """Return the form's widgets, which are made on first use."""
+        """Return the form's widgets, which are created on first use."""
         if self.view is None:
             actions = FormActions(self._entered, self._chosen, self.undo, self.measure)
             self.view = FormView(actions, [_describe(secret) for secret in bring_secrets()])
@@ -121,7 +122,7 @@ class ConfigForm:
             return [redact(phrase("notebook.measurement_failed", error=error))]
 
     def _doubt(self) -> list[str]:
-        """Return the question on the data that a terminal would ask. A box of the form shows it."""
+        """Return the question that `temper train` would ask about the data, or an empty list."""
         try:
             check_meant(self._state.config.data)
         except UnconfirmedDataError as error:
@@ -129,12 +130,12 @@ class ConfigForm:
         return []
 
     def _changed_since(self) -> list[str]:
-        """Return the settings that have changed since the newest measurement."""
+        """Return the settings that have changed since the last measurement."""
         settings, now = (self._measured or ({}, []))[0], _what_costs(self._state.config)
         return [key for key in now | settings if now.get(key) != settings.get(key)]
 
     def _cost(self) -> list[str]:
-        """Return the known costs, and those measured with the same settings, if any."""
+        """Return the known costs, and the costs from the last measurement if there was one."""
         lines = [*self._doubt(), *self._known.lines(self._state.config)]
         if self._measured is None:
             return [*lines, phrase(NOT_MEASURED)]
@@ -147,10 +148,9 @@ class ConfigForm:
 
 
 class Edits:
-    """The last changes in a form of this kernel, which a second "Run all" does not undo.
+    """The user's latest changes in a form, which a second "Run all" applies again.
 
-    An edit stays valid as long as the cell gives its setting the same value as when the edit was
-    made.
+    A change is dropped once the cell gives its setting another value than when the change was made.
     """
 
     def __init__(self) -> None:
@@ -159,13 +159,13 @@ class Edits:
         self._base_values: dict[str, object] = {}
 
     def keep(self, state: FormState) -> None:
-        """Store the current changes of the form."""
+        """Store the user's changes in a form."""
         self._preset, self._values = state.preset, dict(state.edits)
         keys = [*state.edits, *_keys_of(state.preset)]
         self._base_values = {key: state.base.value(key) for key in keys}
 
     def of(self, config: DeploymentConfig) -> dict[str, object]:
-        """Return the changes that are also valid for a configuration."""
+        """Return the stored changes that still apply to the configuration of a cell."""
         held = {
             key for key, base_value in self._base_values.items() if config.value(key) == base_value
         }
@@ -181,8 +181,8 @@ _EDITS = Edits()
 def show_form(config: DeploymentConfig) -> ConfigForm:
     """Show the form of a configuration below the cell, without waiting for input.
 
-    Earlier changes in the form in this kernel are applied again as long as the cell gives the same
-    values. Without a notebook, or without ipywidgets, the form is printed as text.
+    The user's earlier changes in the form are applied again, unless the cell now gives another
+    value. Without a notebook, or without ipywidgets, the form is printed as text.
     """
     form = ConfigForm(config)
     try:

@@ -34,7 +34,7 @@ _LOOKS = ("validation_", "log_frequency", "early_stopping", "metrics_sinks")
 
 
 def groups() -> dict[str, list[str]]:
-    """Return the canonical keys of each group, for all settings."""
+    """Return the names of the groups, each with the keys of its settings."""
     by_title: dict[str, list[str]] = {}
     for key in FIELDS:
         by_title.setdefault(_title(key), []).append(key)

@@ -1,4 +1,4 @@
-"""Labels of settings and of their groups in a form: plain words, shown next to the keys."""
+"""Labels of settings and groups in a form, in plain words."""
 
 from infrastructure.config.base import owners
 

@@ -1,7 +1,7 @@
 """The state of a form: a configuration, the user's changes, and the errors in them.
 
-This module does not depend on widgets. A value is accepted as typed, or refused with the field's
-sentence, but never changed to the nearest valid one.
+This module does not depend on widgets. A typed value is accepted or refused with an error message,
+but never changed to the nearest valid one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,17 +29,17 @@ SCHEMA = schema_of(DeploymentConfig)
 
 @dataclass
 class FormState:
-    """A configuration that is being changed.
+    """A configuration, and the user's changes to it in a form.
 
     Attributes:
         base: the configuration with which the form began.
         preset: the preset that was chosen in the form, or None.
         edits: the values that were set in the form, by canonical key.
-        wrong: for each key with a wrong value, the text that its field does not accept, and the
-            sentence that says so.
-        refusal: why the edits contradict each other, or None if they do not.
-        keys_of_refusal: the settings that texts of the refusal name, by text.
-        config: `base` with preset and edits, as of when they were last consistent.
+        wrong: for each key with a wrong value, the typed text and the error message.
+        refusal: the error message if the edits contradict each other, or None.
+        keys_of_refusal: maps each text in `refusal` that names settings to the keys of these
+            settings.
+        config: `base` with the preset and the edits, as they last were without contradiction.
     """
 
     base: DeploymentConfig
@@ -54,7 +54,7 @@ class FormState:
         self._rebuild()
 
     def text(self, key: str) -> str:
-        """Return the text in the field of a canonical key, with secrets masked."""
+        """Return the text that the form shows for a setting, with secrets masked."""
         if key in self.wrong:
             return self.wrong[key][0]
         if self.refusal is not None and key in self.edits:
@@ -65,22 +65,22 @@ class FormState:
         return redact(_as_text(value))
 
     def source(self, key: str) -> Source:
-        """Return the source of the value in a field."""
+        """Return the source of a setting's value."""
         return DEFAULT_SOURCE if self.is_absent(key) else self.config.source(key)
 
     def is_absent(self, key: str) -> bool:
-        """Return whether a key is in a section that is switched off, such as model.lora_config."""
+        """Return whether a key is in a section that is switched off, e.g. model.lora_config."""
         switch = key.rpartition(".")[0]
         return switch in SCHEMA.fields and not self.config.value(switch)
 
     def is_shown(self, key: str) -> bool:
-        """Return whether a setting could have an effect. One that the user set is always shown."""
+        """Return whether a setting is shown: it could have an effect, or the user has set it."""
         if key in self.wrong or self.source(key).layer is not Layer.DEFAULT:
             return True
         return not self.is_absent(key) and has_effect(self.config, SCHEMA.fields[key])
 
     def enter(self, key: str, text: str) -> None:
-        """Apply the text that was typed into the field of a canonical key."""
+        """Apply the text that the user entered for a setting."""
         if text == self.text(key):
             return
         self.wrong.pop(key, None)
@@ -90,12 +90,12 @@ class FormState:
             self.wrong[key] = (redact(text), str(error))
 
     def choose(self, preset: str | None) -> None:
-        """Apply a preset's settings, below those set by hand. None removes the choice."""
+        """Apply a preset. The user's own values take precedence. None removes the preset."""
         self.preset = preset
         self._rebuild()
 
     def update(self, settings: Mapping[str, object]) -> None:
-        """Set values from Python, under any spelling of their keys, including `preset`.
+        """Set values from Python. Any spelling of the keys is accepted, and also `preset`.
 
         Raises:
             ConfigurationError: if a value is wrong, or the values contradict each other. Nothing is
@@ -114,7 +114,7 @@ class FormState:
             self.wrong.pop(key, None)
 
     def reset(self) -> None:
-        """Reset the form to the configuration with which it began."""
+        """Drop all changes, so that the form has the configuration with which it began."""
         self.preset = None
         self.edits.clear()
         self.wrong.clear()
@@ -128,7 +128,7 @@ class FormState:
         return [*sentences, *problems_of(self.config), *self._missing().values()]
 
     def _missing(self) -> dict[str, str]:
-        """Return a sentence for each path of the model and the data that does not exist."""
+        """Return an error message for each path of the model and the data that does not exist."""
         model, data = self.config.model.name, self.config.data
         of_files = {"data.path": data.path, "data.eval_path": data.eval_path}
         missing: dict[str, str] = {}
@@ -143,7 +143,7 @@ class FormState:
         return missing
 
     def messages(self) -> dict[str, str]:
-        """Return the message next to each field: its own sentence, or one that names the field."""
+        """Return the error to show next to each field, by the key of its setting."""
         beside = {key: sentence for key, (_, sentence) in self.wrong.items()} | self._missing()
         with recorded_settings() as keys:
             sentences = self.problems()[len(self.wrong) :]
@@ -157,18 +157,18 @@ class FormState:
         """Return the configuration, if a run can start with it.
 
         Raises:
-            ConfigurationError: if there are problems; with a sentence for each.
+            ConfigurationError: if there are problems; the message has a sentence for each.
         """
         if problems := self.problems():
             raise ConfigurationError("; ".join(problems))
         return self.config
 
     def changes(self) -> dict[str, object]:
-        """Return the changes in the form, in the form that `configure` accepts."""
+        """Return the user's changes as arguments for `configure`."""
         return {setting.key: setting.value for setting in self._settings()}
 
     def _put(self, key: str, value: Any) -> None:
-        """Set one value from Python, as far as it can be checked alone."""
+        """Set one value from Python, after checking it on its own."""
         if key == PRESET:
             self.preset = value
             return
@@ -178,7 +178,7 @@ class FormState:
         self.edits[key] = value if spec.is_switch else spec.section.check_value(spec.name, value)
 
     def _take(self, key: str, value: object) -> None:
-        """Store a value, unless the setting has this value anyway."""
+        """Store the user's value for a setting, unless the setting has this value without it."""
         self.edits.pop(key, None)
         self._rebuild()
         if self.refusal is not None or self.config.value(key) != value:
@@ -205,7 +205,7 @@ class FormState:
 
 
 def _named_in(sentence: str, keys: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yield the settings that a sentence names: first its own, then those of texts inside it."""
+    """Yield the keys of the settings that an error message names."""
     for text in sorted(keys, key=len, reverse=True):
         if text in sentence:
             yield from (key for key in keys[text] if key in SCHEMA.fields)

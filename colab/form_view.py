@@ -20,7 +20,7 @@ RIGHT = "color:#188038"
 
 @dataclass(frozen=True)
 class FormActions:
-    """The actions that a user can take in a form."""
+    """The callbacks for what a user can do in a form."""
 
     enter: Callable[[str, str], None]
     choose: Callable[[str | None], None]
@@ -87,12 +87,12 @@ class FormView:
         ]
 
     def _all_settings(self, widgets: Any) -> object:
-        """Return all settings in their groups. The basic ones appear again, as the same widgets."""
+        """Return a widget with all settings in groups, which include the basic settings."""
         inner = _accordion(widgets, {title_of(g): box for g, (box, _) in self._groups.items()})
         return _accordion(widgets, {f"All {len(FIELDS)} settings": inner})
 
     def draw(self, state: FormState, cost: list[str], is_refuted: bool) -> None:
-        """Show the current values of the form.
+        """Show the current values, messages and costs in the form.
 
         Args:
             is_refuted: whether a run with these values could not be measured.
@@ -114,11 +114,11 @@ class FormView:
         self._line.value = _line(state)
 
     def _rows_of(self, keys: Iterable[str], state: FormState) -> tuple[Any, ...]:
-        """Return the rows of the settings that can be set in the current state."""
+        """Return the rows of those settings that have an effect in the current state."""
         return tuple(self.rows[key].box for key in keys if state.is_shown(key))
 
     def draw_cost(self, lines: list[str]) -> None:
-        """Show the lines on what the run will cost."""
+        """Show `lines`, which state the cost of the run."""
         text = "<br>".join(html.escape(redact(line)) for line in lines)
         self._cost.value = f'<div style="{DENSE}">{text}</div>'
 
@@ -144,7 +144,7 @@ def _quiet(text: str) -> str:
 
 
 def _status(state: FormState, is_refuted: bool) -> str:
-    """Return a text on whether a run can start, and if not, why."""
+    """Return as HTML whether a run can start, and if not, why."""
     problems = state.problems()
     if problems:
         listed = "".join(f"<li>{html.escape(redact(problem))}</li>" for problem in problems)
@@ -157,7 +157,7 @@ def _status(state: FormState, is_refuted: bool) -> str:
 
 
 def _line(state: FormState) -> str:
-    """Return the changes as code for the cell, since the notebook keeps code but no form."""
+    """Return the changes as code for the cell, since a saved notebook has no form values."""
     changes = state.changes()
     if not changes:
         return ""

@@ -52,7 +52,7 @@ def fetch_hub_file(address: str, folder: Path, endpoint: str | None = None) -> P
 
 
 def _git_hash(path: Path) -> str:
-    """Return the hash by which git, and so the Hub, names a file outside large-file storage."""
+    """Return the git blob hash of a file, which the Hub uses for files outside Git LFS."""
     digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -61,7 +61,7 @@ def _git_hash(path: Path) -> str:
 
 
 def save_hub_dataset(name: str, folder: Path) -> None:
-    """Write all of the dataset `OWNER/NAME[:CONFIGURATION][@SPLIT]` into `folder`, or nothing.
+    """Download a whole dataset, `OWNER/NAME[:CONFIGURATION][@SPLIT]`, into `folder`.
 
     Raises:
         ValueError: if there is no such dataset, configuration or split.

@@ -1,4 +1,4 @@
-"""The live panel, which shows a run below the cell and is redrawn by the cell's own thread.
+"""The live panel: a display of a run below the cell, which the cell's own thread redraws.
 
 The panel reads only the run's directory, so a run in the cell, in a separate process, or of another
 user looks the same. A failure in the panel is reported once and switches the panel off, but never
@@ -16,7 +16,6 @@ from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.monitoring.dashboard.snapshots import MAX_CPU_SHARE, MAX_LONGEST_SECONDS
 from infrastructure.monitoring.drawing.html import element
-from infrastructure.monitoring.drawing.plots import FOLDER, write_plots
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_view import view_of
 from infrastructure.run.latest_checkpoint import SavedSteps
@@ -28,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class CellOutput:
-    """One output of the running cell. Later content replaces earlier content."""
+    """One output area of the running cell. New content replaces the earlier content."""
 
     def __init__(self) -> None:
         self._handle = None
@@ -44,7 +43,7 @@ class CellOutput:
 
 
 class LivePanel:
-    """A display of a run, drawn at most once a second, and in at most a hundredth of the time.
+    """A display of a run, drawn at most once a second, using at most 1 % of the time.
 
     Args:
         run_path: the run's directory.
@@ -77,29 +76,28 @@ class LivePanel:
         return self._run is not None and self._run.has_ended
 
     def look(self) -> None:
-        """Draw the run in its current state if the next drawing is due."""
+        """Draw the run, unless the panel was drawn too recently."""
         if self._clock() >= self._next_look:
             self._best_effort.attempt(PANEL, self._draw)
 
     def update(
         self, step: int, loss: float | None = None, tokens_per_second: float | None = None
     ) -> None:
-        """Draw the run after a step of training in this process, from the run's files."""
+        """Draw the run after a training step, unless the panel was drawn too recently."""
         self.look()
 
     def close(self) -> None:
-        """Draw the run after the last step, before its model is saved and measured."""
+        """Draw the run after its last step, before its model is saved and evaluated."""
         self._best_effort.attempt(PANEL, self._draw)
 
     def finish(self) -> None:
-        """Draw the run for the last time, write its plots, and close its files."""
+        """Draw the run for the last time, and close its files."""
         self._best_effort.attempt(PANEL, self._draw)
-        self._best_effort.attempt(PANEL, self._write_plots)
         if self._run is not None:
             self._run.close()
 
     def _is_gone(self) -> bool:
-        """Return whether the run has ended before its first step, and was removed."""
+        """Return whether the run ended before its first step, so that its directory was removed."""
         return self._run is not None and not self.run_path.is_dir()
 
     def _draw(self) -> None:
@@ -118,7 +116,3 @@ class LivePanel:
         cost_seconds = (self._cpu_clock() - began) / MAX_CPU_SHARE
         wait_seconds = min(MAX_LONGEST_SECONDS, max(LOOK_SECONDS, cost_seconds))
         self._next_look = self._clock() + wait_seconds
-
-    def _write_plots(self) -> None:
-        if self._run is not None and not self._is_gone():
-            write_plots(self._run.curves, self.run_path / FOLDER)

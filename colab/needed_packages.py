@@ -1,8 +1,9 @@
 """The packages that Temper needs in addition to those of a notebook's environment.
 
 Existing packages that work are kept, whatever their version, because a kernel has loaded some of
-them, and Colab's own packages fit each other. Missing packages are installed in the versions of the
-tested column. This module uses the standard library, and `packaging` inside the functions.
+them, and Colab's own packages fit each other. Missing packages are installed in the versions with
+which Temper was tested. This module uses the standard library, and `packaging` inside the
+functions.
 """
 
 import importlib.metadata
@@ -36,7 +37,7 @@ class Needed:
 
     Attributes:
         lines: the requirements for pip.
-        held: the constraints for pip, which are the installed packages of the column.
+        held: the constraints for pip, which keep installed packages at their versions.
         alone: the requirements that are installed without their dependencies, after the others.
     """
 
@@ -46,10 +47,10 @@ class Needed:
 
 
 def needed(column: Column, with_unsloth: bool) -> Needed:
-    """Return the packages that this environment lacks.
+    """Return the packages that this environment lacks, and those to keep unchanged.
 
     Raises:
-        InstallError: if one of `HELD` is installed in a version with which Temper does not work.
+        InstallError: if torch, numpy or ipywidgets is installed in a version that is too old.
     """
     requirements = requirement_lines()
     base = {name_of(line): line for line in requirements[""]}
@@ -79,14 +80,14 @@ def _of_unsloth(requirements: dict[str, list[str]]) -> tuple[str, ...]:
 
 
 def needed_by_unsloth() -> tuple[str, ...]:
-    """Return replacements for packages that an installed unsloth does not accept."""
+    """Return the package versions that an installed unsloth needs and this environment lacks."""
     lines = importlib.metadata.requires("unsloth") or []
     theirs = [line for line in lines if ";" not in line and name_of(line) == "datasets"]
     return (DATASETS_FOR_UNSLOTH,) if any(map(is_unmet, theirs)) else ()
 
 
 def requirement_lines(root: Path = ROOT) -> dict[str, list[str]]:
-    """Return Temper's requirements by extra; "" has those that are always needed.
+    """Return Temper's requirements by the name of the extra, or "" for those always needed.
 
     They are read from the files of this checkout if there is one, or else from the installed
     metadata.
@@ -130,7 +131,7 @@ def name_of(line: str) -> str:
 
 
 def is_unmet(line: str) -> bool:
-    """Return whether this environment lacks a requirement. A bare name accepts any version."""
+    """Return whether this environment lacks the package or version of the requirement `line`."""
     from packaging.requirements import Requirement
 
     requirement = Requirement(line)

@@ -1,14 +1,12 @@
-"""The content of the live panel: the dashboard's parts, small enough for a cell's output.
-
-The panel takes text color and background from the surrounding notebook, light or dark.
-"""
+"""The content of the live panel: parts of the dashboard in a size for a cell's output."""
 
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.dashboard.page import live_rules
-from infrastructure.monitoring.dashboard.sections import NUM_SMALL_BUCKETS, meters, progress
+from infrastructure.monitoring.dashboard.sections import meters, progress
 from infrastructure.monitoring.drawing.curves import WIDE, charts_of, curves
 from infrastructure.monitoring.drawing.formatting import clip, format_duration
 from infrastructure.monitoring.drawing.html import Markup, element, raw_markup
+from infrastructure.monitoring.drawing.html_page import DRAW, chart_rules, chart_script
 from infrastructure.monitoring.records.run_view import RunView
 from infrastructure.monitoring.report.report_sections import (
     NOTHING,
@@ -68,7 +66,7 @@ NARROW = f"""
 
 
 def panel_html(view: RunView, saved: SavedCheckpoint | None, advice: str, now: float) -> str:
-    """Return the panel as HTML with its own style.
+    """Return the panel as HTML with its own style and script.
 
     Args:
         saved: the newest checkpoint on this machine.
@@ -89,8 +87,9 @@ def panel_html(view: RunView, saved: SavedCheckpoint | None, advice: str, now: f
     parts.append(element("p", view["backup"]["text"], css_class="soft"))
     if advice and not view["is_over"]:
         parts.append(element("p", advice, css_class="soft"))
-    style = f"{SELECTOR} {{{COLOURS}{live_rules()}{RULES}}}{NARROW}"
-    return element("div", element("style", raw_markup(style)), *parts, css_class=CLASS)
+    style = f"{SELECTOR} {{{COLOURS}{live_rules()}{chart_rules()}{RULES}}}{NARROW}"
+    script = element("script", raw_markup(f"{chart_script()}\n{DRAW}"))
+    return element("div", element("style", raw_markup(style)), *parts, script, css_class=CLASS)
 
 
 def panel_text(view: RunView, saved: SavedCheckpoint | None) -> str:
@@ -108,7 +107,7 @@ def head(view: RunView) -> Markup:
 
 
 def saved_tiles(view: RunView, saved: SavedCheckpoint | None, now: float) -> list[Markup]:
-    """Return tiles on the newest confirmed backup, and on the newest checkpoint on this machine."""
+    """Return tiles with the newest confirmed backup and the newest checkpoint on this machine."""
     copy, tiles = view["backup"], []
     if copy["place"] is not None:
         place = f"at {clip(copy['place'], MAX_PLACE_CHARACTERS)}"
@@ -126,9 +125,9 @@ def saved_tiles(view: RunView, saved: SavedCheckpoint | None, now: float) -> lis
 
 
 def curve_section(view: RunView) -> Markup:
-    """Return the curves of loss and learning rate."""
+    """Return plots of the loss and the learning rate."""
     points = {key: view["curves"][key] for key in SHOWN_CURVES if key in view["curves"]}
-    figures = curves(charts_of(points, view["evaluated"], NUM_SMALL_BUCKETS), wide=None)
+    figures = curves(charts_of(points, view["evaluated"]), wide=None)
     if figures:
         return element("div", *figures, css_class="columns")
     return NOTHING if view["is_over"] else element("p", phrase("notebook.no_step_logged_yet"))

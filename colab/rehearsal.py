@@ -1,4 +1,4 @@
-"""A rehearsal of the worst case, the loss of the machine that trains, with its whole disk.
+"""A rehearsal of the worst case: the machine that trains is lost with its whole disk.
 
 The process that trains and its helpers are killed with SIGKILL, to which they cannot react, and the
 run's directory is moved away, as if the disk were gone. Only the backup destination is left, as
@@ -32,11 +32,11 @@ TIMEOUT_SECONDS = 900.0
 def rehearse_disconnect(
     config: DeploymentConfig, at_step: int, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> None:
-    """Train `config` in a separate process until `at_step` is backed up, then kill the machine.
+    """Train until `at_step` is backed up, then act as if the machine were lost.
 
-    Nothing is really lost: the run's directory is in `lost-machines/` next to the runs, for
-    comparison. A run that was already moved there, or is finished, is left unchanged, so that the
-    cell can run again.
+    Nothing is really lost: the run's directory is moved to `lost-machines/` next to the runs. If
+    the run was already moved there, or is finished, nothing happens, so that the cell can run
+    again.
 
     Raises:
         ValueError: if `config` has no backup destination, so that nothing would be left, or cannot
@@ -59,7 +59,7 @@ def rehearse_disconnect(
 
 
 def _elsewhere(config: DeploymentConfig) -> DeploymentConfig:
-    """Return the same configuration for runs in the folder of the lost machines."""
+    """Return the configuration with `output_dir` in the folder of the lost machines."""
     folder = str(Path(config.output_dir) / LOST_FOLDER)
     return config.changed([Setting("output_dir", folder, Source(Layer.KEYWORD, "rehearsal"))])
 
@@ -78,13 +78,13 @@ def _take_away(run: RunDirectory, output_dir: Path, at_step: int, timeout_second
 
 
 def _pid_of(path: Path) -> int | None:
-    """Return the process ID of the living process that trains the run, or None."""
+    """Return the ID of the running process that trains the run at `path`, or None."""
     trainer = read_trainer(path)
     return trainer.pid if trainer is not None and trainer.is_alive else None
 
 
 def _wait(run: RunDirectory, at_step: int, timeout_seconds: float) -> BackupStatus:
-    """Return the backup status once step `at_step` is confirmed, or the training has ended."""
+    """Wait until step `at_step` is confirmed or training has ended. Return the backup status."""
     started = reported_at = time.monotonic()
     while True:
         now, status = time.monotonic(), read_status(run.checkpoints / STATUS_FILE)

@@ -54,7 +54,7 @@ def release_runtime(
 
 
 def make_sure(run: RunDirectory, seconds: float) -> str:
-    """Let the backup destination confirm the newest checkpoint and any trained model again.
+    """Check at the backup destination that the newest checkpoint and any trained model are safe.
 
     Returns:
         A sentence on what is safe, and where.
@@ -107,7 +107,7 @@ def _confirmed_step(run: RunDirectory, backup: RunBackup, seconds: float) -> int
 
 
 def _unassign(run: RunDirectory) -> bool:
-    """Ask Colab to release the machine."""
+    """Ask Colab to release the machine. Return whether it did."""
     if is_drive(_options_of(run)):
         print(flush_drive())
     try:
@@ -123,7 +123,7 @@ def _unassign(run: RunDirectory) -> bool:
 
 
 def _options_of(run: RunDirectory) -> BackupConfig:
-    """Return the recorded section `backup`, by default with the destination of the last backup."""
+    """Return the run's backup settings, with the last destination if none is configured."""
     options = place_options(run.read_settings())
     return options.copy_with(place=options.place or last_place(run.checkpoints))
 

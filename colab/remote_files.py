@@ -1,4 +1,4 @@
-"""Remote files that can be read from any byte on: on the web, on Google Drive, on a mount.
+"""Remote files on the web, on Google Drive or on a mount, readable from any byte on.
 
 A failure that can be retried raises a ConnectionError. A permanent failure raises a DataError that
 says what to do. Only the part of an address that is not secret is ever shown.
@@ -42,17 +42,17 @@ DRIVE_ADVICE = "notebook.share_drive_file"
 
 
 class FileChangedError(ConnectionError):
-    """An error for a remote file that changed, so that its next bytes do not fit those received."""
+    """An error for a remote file that changed during its transfer."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A remote file, from byte `start` on.
+    """A remote file that was opened for reading from byte `start` on.
 
     Attributes:
-        name: the remote name, which is not yet safe for a path.
+        name: the remote name, which may not be safe as a local file name.
         size_bytes: the size of the whole file, or None if unknown.
-        version: a text that is equal as long as the bytes are equal, or None if unknown.
+        version: a text that changes if the content of the file changes, or None if unknown.
         start: the offset at which `chunks` begin; 0 if the file can only be read from its
             beginning.
         end_is_known: whether an interrupted transfer can be distinguished from a complete one.
@@ -67,11 +67,11 @@ class Opened:
 
 
 class RemoteFile(abc.ABC):
-    """A file that is read from another place.
+    """A file on the web, on Google Drive or on a mount.
 
     Attributes:
-        identity: a text that is equal for equal sources; it may contain secrets.
-        shown: the name to show to users.
+        identity: a text that identifies the source; it may contain secrets.
+        shown: the name of the source to show to users, without secrets.
         advice: what to do if the source returns a page, or nothing, instead of data.
     """
 
@@ -81,7 +81,7 @@ class RemoteFile(abc.ABC):
 
     @abc.abstractmethod
     def open(self, start: int, version: str | None) -> AbstractContextManager[Opened]:
-        """Open the file from byte `start` on, or from the first if its version is not `version`.
+        """Open the file at byte `start`, or at its beginning if its version is no longer `version`.
 
         Raises:
             ConnectionError: if the connection breaks, or the source does not respond; also while
@@ -90,7 +90,7 @@ class RemoteFile(abc.ABC):
         """
 
     def version_now(self) -> str | None:
-        """Return the current version if that is known without a request, or None."""
+        """Return the current version of the file if that needs no request, or else None."""
         return None
 
 
@@ -146,7 +146,7 @@ class WebFile(RemoteFile):
     def _request(
         self, client: httpx.Client, address: str, start: int, version: str | None
     ) -> Iterator[httpx.Response]:
-        """Yield the response from byte `start` on, or from the first if the server requires it."""
+        """Yield the response from byte `start` on, or from byte 0 if that is not possible."""
         headers = {"Range": f"bytes={start}-"} if start else {}
         if start and version:
             headers["If-Range"] = version  # never append another file's end to this one's beginning
@@ -212,7 +212,7 @@ class DriveFile(WebFile):
     def _file(
         self, client: httpx.Client, address: str, start: int, version: str | None, most_pages: int
     ) -> Iterator[httpx.Response]:
-        """Yield the file itself, after the pages that Drive shows before it."""
+        """Yield the file itself, following the pages that Drive may show before it."""
         with self._request(client, address, start, version) as response:
             if not _is_page(response):
                 yield response
@@ -278,7 +278,7 @@ class MountedFile(RemoteFile):
             return None
 
     def is_folder(self) -> bool:
-        """Return whether the path is that of a folder, if the mount responds."""
+        """Return whether the path is a folder; False if the mount does not respond."""
         try:
             return self._query(self.path.is_dir)
         except (ConnectionError, DataError):
@@ -297,7 +297,7 @@ class MountedFile(RemoteFile):
             raise FileChangedError(phrase("notebook.file_changed_during_read"))
 
     def _query(self, question: Callable[[], Answer]) -> Answer:
-        """Return the result of a file operation within a time limit, as a dead mount would hang."""
+        """Run a file operation with a time limit, as an unresponsive mount would block."""
         try:
             return within(self.silence_seconds, question)
         except FileNotFoundError as error:
@@ -310,7 +310,7 @@ class MountedFile(RemoteFile):
 
 
 def opened(response: httpx.Response) -> Opened:
-    """Return the file that a server's response provides."""
+    """Return the description of the file that a server's response provides."""
     headers = response.headers
     part = RANGE.fullmatch(headers.get("Content-Range", ""))
     is_part = response.status_code == HTTPStatus.PARTIAL_CONTENT and part is not None
@@ -333,12 +333,12 @@ def opened(response: httpx.Response) -> Opened:
 
 
 def _continues(response: httpx.Response, start: int, version: str | None) -> bool:
-    """Return whether a response to a request for a part can be used.
+    """Return whether a response can be used for a request that begins at byte `start`.
 
     The response may also be the whole file.
 
-    Servers and caches that ignore If-Range send the end of another version, so the version of the
-    response decides, not the status code.
+    Servers and caches that ignore If-Range may send the end of another version of the file. So the
+    version in the response is compared, and the status code is not sufficient.
     """
     if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         return False
@@ -358,7 +358,7 @@ def _is_page(response: httpx.Response) -> bool:
 
 
 def _name(response: httpx.Response) -> str:
-    """Return the server's name for the file, with the extension of its type if it has none."""
+    """Return the server's file name, with an extension from the content type if it has none."""
     message = Message()
     message["Content-Disposition"] = response.headers.get("Content-Disposition", "")
     last_of_address = unquote(response.url.path).rpartition("/")[2]
@@ -369,7 +369,7 @@ def _name(response: httpx.Response) -> str:
 
 @contextmanager
 def _addresses_not_logged() -> Iterator[None]:
-    """Keep httpx from logging complete addresses, whose queries may contain secrets."""
+    """Keep httpx from logging complete URLs, whose queries may contain secrets."""
     logger = logging.getLogger("httpx")
 
     def hide(_record: logging.LogRecord) -> bool:

@@ -182,7 +182,7 @@ def export(
     file_format: str = "safetensors",
     output_dir: str | Path = "runs",
 ) -> Path:
-    """Write a checkpoint of `run` as a separate model, read back and compared with the trained one.
+    """Export a checkpoint of `run` as a model folder, and verify it against the trained model.
 
     An existing folder is kept and returned.
 
@@ -230,7 +230,7 @@ def export(
 
 
 def _model_named(model: str | Path, runs: Path) -> str:
-    """Return the folder or Hub name of a model that exists, named as on the command line."""
+    """Return the folder or Hub name of an existing model, named as on the command line."""
     named = named_model(str(model), runs)
     with naming_runs(runs):
         check_model(named)

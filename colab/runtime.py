@@ -17,7 +17,7 @@ KAGGLE_VARIABLE = "KAGGLE_KERNEL_RUN_TYPE"
 
 
 class Platform(StrEnum):
-    """The provider of the machine, and whether there is a notebook."""
+    """Where a process runs: on Colab, on Kaggle, in another notebook, or in a terminal."""
 
     COLAB = "colab"
     KAGGLE = "kaggle"
@@ -44,9 +44,10 @@ def platform() -> Platform:
 
 
 def has_browser() -> bool:
-    """Return whether a page of Colab may respond to this process: consent, secrets, downloads.
+    """Return whether this process may use a page of Colab, for consent, secrets or downloads.
 
-    A script and a `!command` have no page. It is unknown whether the page is Colab's own or that of
-    another program that shows notebooks, so every request to the page must have a time limit.
+    A script or a `!command` cannot use the page. It is unknown whether the page is Colab's own or
+    that of another program that shows notebooks, so every request to the page must have a time
+    limit.
     """
     return platform() is Platform.COLAB and in_notebook_kernel()

@@ -1,4 +1,4 @@
-"""Secret tokens and addresses, which are given to the code that needs them and never shown.
+"""Access to secret tokens and addresses, which are never shown.
 
 Temper looks for them in the environment, in the file that `hf auth login` writes, and in Colab's
 secrets (the key at the left edge of its page). Only Colab's own page answers a request for its
@@ -22,7 +22,7 @@ ENVIRONMENT, TOKEN_FILE, COLAB, MISSING = "environment", "token file", "Colab se
 
 @dataclass(frozen=True)
 class SecretLookup:
-    """The result of looking for a secret, whose value does not appear in the text of this object.
+    """The result of looking for a secret. The secret's value is not part of the object's text.
 
     Attributes:
         place: `environment`, `token file`, `Colab secrets`, or `not set`.
@@ -40,7 +40,7 @@ class SecretLookup:
 
 @dataclass
 class _Colab:
-    """The state of the access to Colab's secrets in this session."""
+    """What is known in this session about the access to Colab's secrets."""
 
     silent: str = ""  # why no more requests are made
 
@@ -116,7 +116,7 @@ def _of_colab(name: str) -> SecretLookup:
 
 
 def _why(error: Exception) -> str:
-    """Return the meaning of an error of Colab, without its own text, which may contain anything."""
+    """Return what an error of Colab means, without its message, which may contain anything."""
     kind = type(error).__name__
     if kind == "SecretNotFoundError":
         return phrase("notebook.colab_secret_missing")

@@ -38,8 +38,7 @@ class Session:
 
     Attributes:
         project: the name of the folder on Drive.
-        place: the folder that outlives the session, or None if the environment sets a backup
-            destination.
+        place: the folder for backups, or None if an environment variable sets a backup destination.
         secrets: where each secret was found, without its value.
     """
 
@@ -50,7 +49,7 @@ class Session:
     secrets: tuple[SecretLookup, ...]
 
     def settings(self) -> dict[str, object]:
-        """Return settings for `configure`; keys without a value are left out.
+        """Return settings for `configure`; settings without a value are left out.
 
         The settings are the output folder (on a fast disk of this machine), the backup destination,
         and the deadline of the last checkpoint.
@@ -63,7 +62,7 @@ class Session:
         return {key: value for key, value in settings.items() if value is not None}
 
     def lines(self) -> list[str]:
-        """Return lines for the user on the machine, the kept folder, the time, and the secrets."""
+        """Return lines about the machine, the backups, the remaining time and the secrets."""
         machine = describe(detect(Path.cwd()))
         return [
             *machine,

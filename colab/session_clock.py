@@ -1,4 +1,4 @@
-"""The clock of a session: its age, its limit, and the time when the last checkpoint is due.
+"""The clock of a session: its age, its time limit, and when the last checkpoint is due.
 
 The end of a session is not announced. Only its maximum length is known: 12 hours on the free Colab
 and on Kaggle, 24 hours with Colab Pro+ (Colab's FAQ). Idle sessions end sooner.
@@ -36,7 +36,7 @@ class SessionClock:
 
     Attributes:
         started: the start of the session, in seconds since 1970.
-        limit_seconds: the longest duration of the session, or None if no end is known.
+        limit_seconds: the maximum duration of the session, or None if unknown.
         now: returns the time in seconds since 1970.
     """
 
@@ -46,7 +46,7 @@ class SessionClock:
 
     @property
     def used_seconds(self) -> float:
-        """The time since the session began."""
+        """The seconds since the session began."""
         return max(0.0, self.now() - self.started)
 
     @property
@@ -58,16 +58,16 @@ class SessionClock:
 
     @property
     def deadline_seconds(self) -> float | None:
-        """The value for `training.deadline`: the seconds until everything must be backed up."""
+        """The value for `training.deadline`: the seconds until the last backup must be done."""
         left = self.left_seconds
         if left is None:
             return None
         return max(1.0, left - min(SPARE_SECONDS, SPARE_SHARE * left))
 
     def within_session(self, config: DeploymentConfig) -> DeploymentConfig:
-        """Return `config` with a deadline within the time that is left in this session.
+        """Return `config` with a deadline that is not after the end of this session.
 
-        Earlier cells may have taken long. An earlier deadline is kept.
+        An earlier deadline is kept.
         """
         mine, theirs = self.deadline_seconds, config.training.deadline
         if mine is None or (theirs is not None and theirs <= mine):
@@ -85,11 +85,7 @@ class SessionClock:
 
 
 def clock_of_session() -> SessionClock:
-    """Return the clock of this session, from its platform and TEMPER_SESSION_HOURS.
-
-    Raises:
-        ValueError: if TEMPER_SESSION_HOURS is not a number of hours.
-    """
+    """Return the clock of this session, based on the platform and TEMPER_SESSION_HOURS."""
     here = platform()
     given_hours = _given_hours()
     started = session_start(here)

@@ -1,4 +1,4 @@
-"""The configuration of a notebook: the values of a cell, above the file, below the environment."""
+"""The configuration of a notebook, from a cell, the environment, a file and the defaults."""
 
 from pathlib import Path
 
@@ -13,20 +13,20 @@ from infrastructure.config.sources.spelling import as_keyword, speaking
 def configure(
     preset: str | None = None, *, config_file: Path | str | None = None, **settings: object
 ) -> DeploymentConfig:
-    """Build the configuration of a cell, to be shown (`show_form`) or trained (`train`).
+    """Build a configuration, for `show_form` or `train`.
 
-    defaults < file < preset < cell < environment < form, so that a notebook can be run with other
-    values without changing it: `TEMPER_PRESET=ci`, `BATCH_SIZE=4`.
+    Later sources take precedence: defaults, file, preset, cell, environment, form. So a notebook
+    can be run with other values without changing it: `TEMPER_PRESET=ci`, `BATCH_SIZE=4`.
 
     Args:
         preset: a name in `infrastructure.config.merging.presets.PRESETS`.
         config_file: a YAML file; by default, `.config/training_config.yaml` if it exists.
         settings: settings by the names of the flags (`max_steps`, `lora`, `backup_place`), as for
-            `temper.train`, or as for `DeploymentConfig`. An empty text counts as not given, because
-            it is the value of a `#@param` that was not filled in.
+            `temper.train`, or as for `DeploymentConfig`. An empty text is ignored, because it is
+            the value of an empty `#@param` field.
 
     Raises:
-        ConfigurationError: if settings are wrong; with a sentence for each problem and its source.
+        ConfigurationError: if settings are wrong; the message names each problem and its source.
     """
     cell = {PRESET: preset or "", **settings}
     given = {key: value for key, value in cell.items() if value != "" or key == EMPTY_COUNTS}

@@ -1,7 +1,7 @@
-"""Training in a notebook, in the cell or in a process that outlives the kernel, and watching.
+"""Functions to train in a notebook (in the cell or in a separate process), to watch and to stop.
 
-All functions show the same panel, from the run's directory. Without a notebook, they show lines or
-a progress bar.
+All functions show the same panel, which reads the run's directory. Outside a notebook, they print
+lines or a progress bar.
 """
 
 import os
@@ -46,7 +46,7 @@ LOOKING_ON = "notebook.interrupt_stops_watching"
 
 
 def as_cell(key: str, value: str = "") -> str:
-    """Spell a setting as in Python, and Ctrl-C as in a notebook."""
+    """Spell a setting as a Python keyword, and "Ctrl-C" as interrupting the cell."""
     if key == INTERRUPT and in_notebook_kernel():
         return phrase("notebook.interrupting_cell")
     return as_keyword(key, value)
@@ -58,16 +58,17 @@ def train(
 ) -> Summary:
     """Train a run with `config`, and show it below the cell until it ends.
 
-    If the newest run with these settings is not finished, it is resumed. If a living process trains
-    it, this call only watches. If the session's end is known, the run is saved before.
+    If the newest run with these settings is unfinished, it is resumed. If another process is
+    training it, this call only shows it. If it is known when the session ends, the run is saved
+    before that.
 
     Args:
         detached: train in a separate process, which outlives this kernel.
         accept: settings that may differ when a run resumes, such as `["learning_rate"]`.
 
     Returns:
-        The content of summary.json. `status` is finished, stopped, or running if only the watching
-        ended.
+        The content of summary.json. `status` is finished, stopped, or running if the cell was
+        interrupted while another process trains.
 
     Raises:
         ValueError, TemperError: if the run cannot start with this configuration; nothing was
@@ -89,13 +90,13 @@ def train(
 
 @speaking(as_cell)
 def attach(run: str | Path | None = None, output_dir: str | Path = "runs") -> Summary:
-    """Show a run that another process trains until it ends.
+    """Show a run that another process trains, until the run ends.
 
     Args:
         run: the name or path of the run; by default, the one that is being prepared, or the newest.
         output_dir: the directory of the runs.
 
-    Returns and raises the same as `train`.
+    Return values and errors are those of `train`.
     """
     folder = Path(output_dir)
     waiting = detached_trainings.preparing(folder) if run is None else []
@@ -104,7 +105,7 @@ def attach(run: str | Path | None = None, output_dir: str | Path = "runs") -> Su
 
 @speaking(as_cell)
 def stop(run: str | Path | None = None, output_dir: str | Path = "runs") -> bool:
-    """Make the process that trains a run save a checkpoint and stop, and wait for this.
+    """Make the process that trains a run save a checkpoint and stop, and wait until it has ended.
 
     Args:
         run, output_dir: as for `attach`.
@@ -129,7 +130,7 @@ def _name(run: str | Path | None) -> str | None:
 def _trained_elsewhere(
     config: DeploymentConfig, accept: Collection[str]
 ) -> Path | DetachedTraining | None:
-    """Return the run that a living process trains or prepares with these settings, or None."""
+    """Return the run that another process trains or prepares with these settings, or None."""
     use_sample_data(config)
     if waiting := detached_trainings.preparing_the_same(config):
         return waiting
@@ -142,14 +143,14 @@ def _trained_elsewhere(
 
 
 class Interrupted(KeyboardInterrupt):
-    """The interrupt of a cell before its first step. A notebook shows only the text."""
+    """An error for a cell that was interrupted before the first step, shown without traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
 
 
 class _Cell:
-    """The output of the cell that trains: lines at first, and the panel once there is a run."""
+    """The output of a cell that trains: lines of text, then the panel once the run has begun."""
 
     def __init__(self) -> None:
         self.panel: LivePanel | None = None
@@ -175,7 +176,7 @@ class _Cell:
 
 
 def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
-    """Train in this process. Settings are checked before PyTorch loads, which takes a while."""
+    """Train in this process. The settings are checked before PyTorch is loaded."""
     make_ready(config)
     cell = _Cell()
     shown_elsewhere = ("console", RESULT) if in_notebook_kernel() else ()
@@ -195,14 +196,14 @@ def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
 
 
 def _deployment(config: DeploymentConfig, *shown: Any) -> "TrainingDeployment":
-    """Return a deployment, and load PyTorch, which it needs."""
+    """Load PyTorch, and return a deployment."""
     with importing():
         from infrastructure.deployment.deploy_training import TrainingDeployment
     return TrainingDeployment(config, *shown)
 
 
 def _look_on(what: Path | DetachedTraining) -> Summary:
-    """Show a run that another process trains until it ends, or until the cell is interrupted."""
+    """Show a run that another process trains, until it ends or the cell is interrupted."""
     run_path = None if isinstance(what, DetachedTraining) else what
     was_finished = run_path is not None and RunDirectory(run_path).is_finished()
     try:
@@ -259,7 +260,7 @@ def _summary_of(run_path: Path | None) -> Summary:
 
 
 def _ended(run_path: Path, was_finished: bool) -> Summary:
-    """Show how the run ended, according to the process that trained it.
+    """Show how a run that another process trained has ended, and return its summary.
 
     Args:
         was_finished: whether the run was already finished when the watching began.
@@ -291,7 +292,7 @@ def _ended(run_path: Path, was_finished: bool) -> Summary:
 
 
 def _completed(run_path: Path, summary: Summary, was_finished: bool) -> Summary:
-    """Confirm a finished run at its backup destination, or report that it is not confirmed.
+    """Complete the backup of a finished run, and report whether it is confirmed.
 
     The process that trained the run may still be waiting for the confirmation.
     """

@@ -1,7 +1,7 @@
 """The transfer of a remote file to this machine, completely or not at all.
 
-Received bytes are in a part file, from which a killed transfer resumes if the remote file is still
-the same and the machine is the one that wrote the part. A transfer that breaks off or becomes too
+Received bytes are stored in a part file. A killed transfer resumes from it, if the remote file is
+unchanged and the machine was not restarted in between. A transfer that breaks off or becomes too
 slow is retried, within a total time limit.
 """
 
@@ -34,14 +34,15 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True)
 class Patience:
-    """The limits of the wait for a transfer.
+    """The time limits and retries of a transfer.
 
     Attributes:
         silence_seconds: the longest time for which the source may send nothing.
-        pace_seconds, least_bytes: at least `least_bytes` must arrive in every `pace_seconds`.
-        num_attempts: the number of attempts that bring less than `least_bytes` before the transfer
-            fails.
-        first_wait_seconds: the wait before the second attempt, which is doubled each time.
+        pace_seconds, least_bytes: the transfer is too slow if fewer than `least_bytes` arrive
+            within `pace_seconds`.
+        num_attempts: the transfer fails after this many attempts in a row that each bring less than
+            `least_bytes`.
+        first_wait_seconds: the wait before the second attempt. Each further wait is twice as long.
     """
 
     silence_seconds: float = 30.0
@@ -52,14 +53,15 @@ class Patience:
 
 
 class Transfer:
-    """The transfer of one file into `folder`, which belongs to the transfer.
+    """The transfer of one file into `folder`, which contains nothing else.
 
     Args:
-        accept: a function that is called with the name before the first byte is requested, and may
-            raise.
+        accept: a function that is called with the file's name before anything is written, and
+            raises an error to refuse the name.
         is_checked: whether the file's hash is known and will be compared.
         timeout_seconds: the time limit of the whole transfer.
-        on_progress: a function of the received bytes and the total bytes, which may be None.
+        on_progress: a function that is called with the number of received bytes and the total,
+            which may be None.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class Transfer:
         self._state = folder / "state.json"
 
     def bring(self) -> tuple[Path, str | None]:
-        """Transfer the file. Return its path, with its final name, and its version.
+        """Transfer the file. Return its local path and its version.
 
         Raises:
             DataError: if the file did not arrive, or it is unknown whether it is complete.
@@ -144,7 +146,7 @@ class Transfer:
         return part, opened.version
 
     def _begin(self, opened: Opened) -> Path:
-        """Return the part file for the bytes of `opened`, and record to which file it belongs."""
+        """Return the path of the part file for `opened`. Write its record if it is new."""
         if not opened.end_is_known and not self.is_checked:
             raise DataError("notebook.file_length_unknown", file=self.remote.shown)
         name = safe_name(opened.name)
@@ -195,7 +197,7 @@ class Transfer:
         return self.folder / "part" / name
 
     def _known(self) -> dict[str, Any] | None:
-        """Return the record of the part file, or None if there is none from which to resume."""
+        """Return the record of the part file, or None if it cannot be resumed."""
         try:
             state = as_object(parse_json(self._state.read_text()))
             self._part(as_text(state["name"])).stat()
@@ -214,7 +216,7 @@ class _Pace:
         self._began, self._bytes = time.monotonic(), done_bytes
 
     def require(self, done_bytes: int) -> None:
-        """Check the number of received bytes again.
+        """Check that enough bytes have arrived recently. `done_bytes` is the total so far.
 
         Raises:
             ConnectionError: if too few bytes arrived.
@@ -251,7 +253,7 @@ def require_free_space(what: str, folder: Path, more_bytes: int) -> None:
 
 
 def safe_name(name: str) -> str:
-    """Return the local name of a remote file: never a path, never hidden, never empty."""
+    """Return a safe local file name for a remote file: not a path, not hidden, not empty."""
     last = re.split(r"[/\\]", name)[-1]
     kept = re.sub(r"[^\w.()+ -]", "_", last).strip().lstrip("._ -")
     stem, dot, ending = kept.rpartition(".")
@@ -265,7 +267,7 @@ def _cut(text: str, num_bytes: int) -> str:
 
 
 def _boot() -> str | None:
-    """Return the id of this boot of the machine. After a power cut, a file may end in zeros."""
+    """Return the ID of the machine's current boot, or None if it is unknown."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -274,7 +276,7 @@ def _boot() -> str | None:
 
 @contextmanager
 def _disk_errors(part: Path) -> Iterator[None]:
-    """Convert errors of the disk, but not those of a transfer that breaks off."""
+    """Convert disk errors inside the block to StorageErrors, but not connection errors."""
     try:
         yield
     except ConnectionError:

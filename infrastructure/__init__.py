@@ -1,1 +1,1 @@
-"""Temper: fine-tuning on machines that go away. The layers are described in README.md."""
+"""Temper: fine-tuning on machines that can disappear. README.md describes the layers."""

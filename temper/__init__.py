@@ -1,7 +1,7 @@
-"""`import temper`: everything for users and for extensions, in one place.
+"""`import temper`: Temper's public functions and classes.
 
-A name is loaded on first use, so that importing is fast. The command also begins in this package,
-so that it can report if another folder hides the package `infrastructure`.
+A name is loaded on first use, so that the import is fast. The command `temper` also starts in this
+package, so that it can report if another folder hides the package `infrastructure`.
 """
 
 import importlib

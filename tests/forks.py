@@ -41,7 +41,6 @@ HEAVY = (
     "peft",
     "bitsandbytes",
     "torch.utils.tensorboard",
-    "matplotlib",
 )
 KERNELS = ("ipykernel.kernelapp", "ipywidgets")
 OURS = (

@@ -1,1 +1,1 @@
-"""A content-addressed store of checkpoint versions, and its copies elsewhere. See FORMAT.md."""
+"""A content-addressed store of checkpoints, and its backup copies elsewhere. See FORMAT.md."""

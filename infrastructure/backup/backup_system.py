@@ -1,11 +1,11 @@
-"""Backups of a run: versions in a local store, and their copies at a backup destination.
+"""Backups of a run: checkpoints in a local store, and their copies at a backup destination.
 
     backups = create_backup_system(place="/mnt/other-disk/temper")
     path = backups.create_checkpoint(model, optimizer, epoch=10, step=1000, loss=0.5)
     state = backups.restore_from_checkpoint(model, optimizer)
 
-A version is committed when it is safe on this machine's disk, and confirmed when it is safe from
-the loss of this machine. A copier in a separate process turns committed versions into confirmed
+A checkpoint is committed when it is safe on this machine's disk, and confirmed when it is safe from
+the loss of this machine. A copier in a separate process turns committed checkpoints into confirmed
 ones.
 """
 
@@ -39,9 +39,9 @@ class EmergencyResult:
     """The result of an emergency backup.
 
     Attributes:
-        path: the manifest of the version, or None if nothing was written; `error` then has the
+        path: the manifest of the checkpoint, or None if nothing was written; `error` then has the
             reason.
-        confirmed: whether the version is also safe at the destination.
+        confirmed: whether the checkpoint is also safe at the destination.
         seconds: how long the backup took.
     """
 
@@ -52,12 +52,12 @@ class EmergencyResult:
 
     @property
     def committed(self) -> bool:
-        """True if the version is safe on this machine's disk."""
+        """True if the checkpoint is safe on this machine's disk."""
         return self.path is not None
 
 
 class BackupSystem(RunBackup):
-    """The backups of a run, and versions of any torch model and optimizer.
+    """The backups of a run, and checkpoints of any torch model and optimizer.
 
     The constructor takes the arguments of `RunBackup`.
     """
@@ -76,19 +76,19 @@ class BackupSystem(RunBackup):
     ) -> Path:
         """Write a version: weights, buffers, optimizer state and random state.
 
-        The version is committed when this returns, and the copier has been notified.
+        The checkpoint is committed when this returns, and the copier has been notified.
 
         Args:
-            loss: the loss of this state. If it is not finite, a restore uses the version only on
+            loss: the loss of this state. If it is not finite, a restore uses the checkpoint only on
                 request.
             metrics, values: JSON values that `restore_from_checkpoint` returns.
 
         Returns:
-            The path of the manifest. Its stem is the name of the version in every store.
+            The path of the manifest. Its stem is the name of the checkpoint in every store.
 
         Raises:
             ValueError: if a part of the state can be stored neither as a tensor nor as JSON.
-            StorageError: if the local disk fails. Earlier versions are not affected.
+            StorageError: if the local disk fails. Earlier checkpoints are not affected.
         """
         given = {"metrics": dict(metrics or {}), "values": dict(values or {})}
         facts = {"epoch": epoch, "step": step, "loss": loss if math.isfinite(loss) else None}
@@ -113,10 +113,11 @@ class BackupSystem(RunBackup):
         seconds: float | None = None,
         **others: Any,
     ) -> EmergencyResult:
-        """Write a version as `create_checkpoint` does, on a machine that is about to disappear.
+        """Write a checkpoint as `create_checkpoint` does, on a machine that is about to disappear.
 
-        This does not raise if the state cannot be stored, or the disk or the destination fails. It
-        waits at most `seconds` (default: `emergency_seconds`) for the copy.
+        No exception is raised if the state cannot be stored, or if the disk or the destination
+        fails. The call waits at most `seconds` (default: `emergency_seconds`) until the destination
+        confirms the copy.
         """
         begin = time.monotonic()
         budget = self.options.emergency_seconds if seconds is None else seconds
@@ -137,11 +138,11 @@ class BackupSystem(RunBackup):
         optimizer: torch.optim.Optimizer,
         checkpoint: Path | str | int | None = None,
     ) -> dict[str, object]:
-        """Restore `model`, `optimizer` and the random generators from a version.
+        """Restore `model`, `optimizer` and the random generators from a checkpoint.
 
         Args:
-            checkpoint: the path of a manifest, or a step; by default, the newest healthy version
-                that verifies. With a step or None, a version that this machine does not have is
+            checkpoint: the path of a manifest, or a step; by default, the newest healthy checkpoint
+                that verifies. With a step or None, a checkpoint that is missing on this machine is
                 fetched from the destination.
 
         Returns:
@@ -149,8 +150,8 @@ class BackupSystem(RunBackup):
             and checkpoint_path.
 
         Raises:
-            CheckpointError: if there is no such version, it is damaged, or it does not fit. Nothing
-                is changed then.
+            CheckpointError: if there is no such checkpoint, or it is damaged or does not fit the
+                model. Nothing is changed then.
             StorageError: if the destination does not respond, or the local disk fails.
         """
         name = self._find(checkpoint)
@@ -165,7 +166,7 @@ class BackupSystem(RunBackup):
         return {**{key: manifest.values.get(key) for key in keys}, "checkpoint_path": path}
 
     def _find(self, checkpoint: Path | str | int | None) -> str:
-        """Return the name of a version in the local store, fetching it if necessary."""
+        """Return the name of a checkpoint in the local store, fetching it if necessary."""
         if isinstance(checkpoint, Path | str):
             return Path(checkpoint).stem
         if checkpoint is not None:

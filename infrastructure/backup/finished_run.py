@@ -1,8 +1,8 @@
-"""Confirmation that a destination holds a finished run, and fetching the run from there.
+"""A check that a finished run is complete at a backup destination, and its download.
 
 A finished run counts as safe when the destination holds these files:
 
-<place>/<run>/versions/ …            the newest version, confirmed
+<place>/<run>/versions/ …            the newest checkpoint, confirmed
              /final[-<8 digits>]/    the trained model and its SHA256SUMS
              /report/                the files written last: summary, report, metrics
 """
@@ -65,13 +65,13 @@ def complete(
     wait: Callable[[float], BackupStatus] | None = None,
     record: Callable[[str], None] = do_nothing,
 ) -> Completion:
-    """Have the destination confirm the finished run in `run_path`, within `seconds`.
+    """Wait at most `seconds` until the destination has confirmed the finished run in `run_path`.
 
-    Files that are already confirmed at the destination are only compared.
+    Files that the destination has already confirmed are not copied again, only checked.
 
     Args:
-        wait: a function that waits at most the given number of seconds until the newest version is
-            confirmed. That version is checked once more at the end.
+        wait: a function that waits at most the given number of seconds until the newest checkpoint
+            is confirmed. That checkpoint is checked once more at the end.
         record: a function that is called with the URL of the model before the summary and the
             report are copied.
 
@@ -106,7 +106,7 @@ def _left(deadline: float) -> float:
 
 
 def not_safe(run_path: Path, place: str, end: Completion) -> str:
-    """Return a message about a run that is finished on this machine but not confirmed elsewhere."""
+    """Return a message that a run is finished on this machine but has no confirmed backup."""
     problem = end.problem
     if end.published is not None:
         return phrase(
@@ -126,7 +126,7 @@ def not_safe(run_path: Path, place: str, end: Completion) -> str:
 
 @dataclass(frozen=True)
 class FinishedThere:
-    """A finished run at a destination, intact according to its checksums.
+    """A finished run at a backup destination. All its files match their checksums.
 
     Attributes:
         model: the folder of its model, relative to the destination.
@@ -164,10 +164,10 @@ class FinishedThere:
 
 
 def finished_at(place: Place, run_id: str, step: int) -> FinishedThere | None:
-    """Return the run `run_id` if it is finished at the destination, or None if work remains.
+    """Return the finished run `run_id` at the destination, or None if it is not finished there.
 
     Args:
-        step: the step of the run's newest version at the destination.
+        step: the step of the run's newest checkpoint at the destination.
 
     Raises:
         OSError: if the destination does not respond.

@@ -11,10 +11,10 @@ from infrastructure.core.messages import phrase
 
 
 def require_free_space(where: str, store: Store, keep: int, bytes_per_version: int) -> str:
-    """Check that a store has room for `keep` versions, and return a message on its free space.
+    """Check that a store has room for `keep` checkpoints, and return a message on its free space.
 
-    A version is written before the one that it replaces is removed, so one more must fit. The
-    estimate assumes that versions share no objects.
+    There must be room for one more checkpoint, because a new checkpoint is written before an old
+    one is removed. The estimate assumes that no bytes are shared between checkpoints.
 
     Raises:
         StorageError: if they do not fit.

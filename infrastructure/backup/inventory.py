@@ -1,4 +1,4 @@
-"""Lists of the versions on this machine and at a destination, and verification of them."""
+"""Lists of the checkpoints on this machine and at a backup destination, and their verification."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,11 +14,11 @@ HERE = "here"
 
 @dataclass(frozen=True)
 class BackupEntry:
-    """A version in a list. If only its name is known, `problem` has the reason.
+    """A checkpoint in a list. If its manifest cannot be read, `problem` has the reason.
 
     Attributes:
         places: where it is stored: "here", or the URL of a destination.
-        size_bytes: the size of all its objects, including those that other versions share.
+        size_bytes: the size of all its objects, including those that other checkpoints share.
     """
 
     name: str
@@ -34,9 +34,9 @@ class BackupEntry:
 
 @dataclass(frozen=True)
 class VerifiedVersion:
-    """The result of verifying a version, or of a whole destination if `name` is None.
+    """The result of verifying a checkpoint, or a whole destination (then `name` is None).
 
-    If `problem` is None, the version is intact.
+    If `problem` is None, the checkpoint is intact.
     """
 
     where: str
@@ -46,7 +46,7 @@ class VerifiedVersion:
 
 
 def list_entries(stores: dict[str, Store]) -> list[BackupEntry]:
-    """List all versions of `stores` (by location), the newest first. Only manifests are read.
+    """List all checkpoints of `stores` (by location), the newest first. Only manifests are read.
 
     Raises:
         OSError: if a destination does not respond.
@@ -80,12 +80,12 @@ def _entry(name: str, places: list[str], stores: dict[str, Store]) -> BackupEntr
 
 
 def size_bytes_of(manifest: Manifest) -> int:
-    """Return the size of all objects of a version."""
+    """Return the size of all objects of a checkpoint."""
     return sum(pack.size_bytes for pack in manifest.packs)
 
 
 def verify_all(where: str, store: Store) -> Iterator[VerifiedVersion]:
-    """Verify every version of a store, the newest first, by comparing its bytes with its hashes.
+    """Verify every checkpoint of a store, the newest first, by comparing its bytes with its hashes.
 
     Raises:
         OSError: if the destination does not respond.
@@ -103,7 +103,7 @@ def verify_all(where: str, store: Store) -> Iterator[VerifiedVersion]:
 
 
 def _held(where: str, manifest: Manifest) -> Manifest:
-    """Return the manifest with only those objects that this store must hold.
+    """Return the manifest with only those objects that must be in the store `where`.
 
     The local store need not hold objects that other machines copied straight to the destination.
     """
@@ -114,7 +114,7 @@ def _held(where: str, manifest: Manifest) -> Manifest:
 
 
 def runs_at(place: Place) -> list[str]:
-    """Return the runs that have at least one version at a destination, sorted.
+    """Return the runs that have at least one checkpoint at a destination, sorted.
 
     Raises:
         OSError: if the destination does not respond.

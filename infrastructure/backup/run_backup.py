@@ -1,7 +1,7 @@
-"""The backup of one run: its versions in a local store, and their copies at a backup destination.
+"""The backup of one run: its checkpoints in a local store, and copies at a backup destination.
 
-A version is committed when it is safe on this machine's disk, and confirmed when it is safe from
-the loss of this machine. A copier in a separate process turns committed versions into confirmed
+A checkpoint is committed when it is safe on this machine's disk, and confirmed when it is safe from
+the loss of this machine. A copier in a separate process turns committed checkpoints into confirmed
 ones. This module does not import torch.
 """
 
@@ -76,7 +76,7 @@ class RunBackup:
             store.
         traceback_path: the file for the traceback of an unexpected error in the copier; None
             discards it.
-        retention: the rules for the versions to keep on this machine.
+        retention: the rules for the checkpoints to keep on this machine.
 
     Raises:
         ValueError: if the destination is invalid.
@@ -125,7 +125,7 @@ class RunBackup:
         )
 
     def apart(self) -> ApartSettings | None:
-        """Return the settings with which other machines of the run copy their objects.
+        """Return the settings with which other machines of the run copy to the destination.
 
         Returns:
             The settings, or None if there is no destination or its identity is not known yet.
@@ -145,16 +145,16 @@ class RunBackup:
         self.close()
 
     def restore_run(self, step: int | None = None, on_progress: Progress | None = None) -> Path:
-        """Fetch and verify the newest healthy version, or the one of `step`, from the destination.
+        """Fetch and verify the newest healthy checkpoint at the destination, or the one of `step`.
 
-        Damaged newer versions are skipped with a warning. Objects that are intact on this machine
-        are not fetched again.
+        Damaged newer checkpoints are skipped with a warning. Objects that are intact on this
+        machine are not fetched again.
 
         Returns:
-            The path of the version's manifest in the local store.
+            The path of the checkpoint's manifest in the local store.
 
         Raises:
-            CheckpointError: if there is no such version.
+            CheckpointError: if there is no such checkpoint.
             StorageError: if the destination does not respond, or the local disk fails.
         """
         link = self._require_link()
@@ -166,7 +166,7 @@ class RunBackup:
         return self.store.manifest_path(name)
 
     def _adopt(self, link: RemoteSession) -> None:
-        """Record the versions at the destination as the history of this store.
+        """Record the checkpoints at the destination as the history of this store.
 
         Raises:
             StorageError: if the destination does not respond, or the local disk fails.
@@ -179,7 +179,7 @@ class RunBackup:
             raise self._unreachable(error) from error
 
     def _note_fetched(self, name: str, place: str) -> None:
-        """Record the fetched version as confirmed, unless a status of this destination exists."""
+        """Record the fetched checkpoint as confirmed, unless the destination has a status."""
         if read_status(self.status_path).place == place:
             return
         manifest, now = self.store.read(name), time.time()
@@ -201,7 +201,7 @@ class RunBackup:
             write_status(self.status_path, status)
 
     def repair(self, directory: Path | None = None) -> list[Repair]:
-        """Restore damaged or missing files from the destination and from the copies in versions.
+        """Restore damaged or missing files from the destination and from the copies in checkpoints.
 
         Call this before a run resumes.
 
@@ -240,7 +240,7 @@ class RunBackup:
         return repairs
 
     def list_backups(self) -> list[BackupEntry]:
-        """List all versions on this machine and at the destination, the newest first.
+        """List all checkpoints on this machine and at the destination, the newest first.
 
         Raises:
             StorageError: if the destination does not respond.
@@ -251,7 +251,7 @@ class RunBackup:
             raise self._unreachable(error) from error
 
     def verify(self) -> list[VerifiedVersion]:
-        """Verify every version on this machine and at the destination by its hashes.
+        """Verify every checkpoint on this machine and at the destination by its hashes.
 
         The results report damage, and also a destination that does not respond.
         """
@@ -289,9 +289,11 @@ class RunBackup:
         return status
 
     def _with_newer(self, status: BackupStatus) -> BackupStatus:
-        """Return the status of a finished copier, corrected for a newer local version.
+        """Return the status of a finished copier.
 
-        The run may have continued without a copier.
+        If there is a newer local checkpoint, change the status.
+
+        A run that continued without a copier may have written a newer checkpoint.
         """
         newest = self.store.newest_healthy()
         if newest is None or newest == status.newest_name:
@@ -331,11 +333,11 @@ class RunBackup:
                 self.status()
 
     def prune(self) -> list[str]:
-        """Remove old versions on this machine and at the destination.
+        """Remove old checkpoints on this machine and at the destination.
 
-        A version at the destination is removed only if `keep` newer ones could be read back.
-        Objects at the destination that no version names are removed by the next call that is at
-        least an hour later.
+        A checkpoint at the destination is removed only if `keep` newer ones could be read back.
+        Unused objects at the destination are removed by the next call, if that is at least an hour
+        later.
 
         Returns:
             Messages on what was removed.
@@ -356,13 +358,13 @@ class RunBackup:
             raise self._unreachable(error) from error
 
     def check_place(self) -> str | None:
-        """Check that the destination can be written to, and is the one that the run was copied to.
+        """Check that the destination is writable, and is the one to which the run was copied.
 
         Call this before the first step.
 
         Returns:
-            None if the destination can be used. The problem if it cannot, but `allow_missing_place`
-            lets the run start without it.
+            None if the destination can be used. A message on the problem if it cannot be used, but
+            `allow_missing_place` lets the run start anyway.
 
         Raises:
             StorageError: if the destination cannot be used. The message says what to do.
@@ -388,7 +390,7 @@ class RunBackup:
         link.place.probe()
 
     def remember_place(self, place_id: str | None) -> None:
-        """Record the destination that this run is copied to, or None if it was not reached yet.
+        """Record the id of the destination to which this run is copied, or None if it is unknown.
 
         Raises:
             OSError: if the local disk fails.
@@ -397,7 +399,7 @@ class RunBackup:
             self.record.write(self._link.place.url, place_id)
 
     def adopt_place(self) -> None:
-        """Accept the destination that is at this address now, because the user has named it.
+        """Accept any destination at the configured address, because the user has chosen it.
 
         Raises:
             OSError: if the local disk fails.
@@ -411,17 +413,17 @@ class RunBackup:
             self._copier.start()
 
     def try_again(self) -> None:
-        """Try at once to start a copier that could not run, in case the cause is gone."""
+        """Try at once to start a copier that has repeatedly failed, in case the cause is gone."""
         if self._copier is not None:
             self._copier.try_again()
 
     def nudge(self) -> None:
-        """Notify the copier that a version was committed."""
+        """Notify the copier that a checkpoint was committed."""
         if self._copier is not None:
             self._copier.nudge()
 
     def finish(self, seconds: float | None = None, look: str | None = None) -> BackupStatus:
-        """Wait until the newest version is confirmed, and was then checked once more.
+        """Wait until the newest checkpoint is confirmed and its files were checked once more.
 
         This waits at most `seconds` (default: `finish_seconds`). An interrupt ends the wait, but
         not the copier.
@@ -443,7 +445,7 @@ class RunBackup:
             time.sleep(POLL_SECONDS)
 
     def begin_last_look(self) -> str:
-        """Request a final check of the newest version at the destination, after all pending copies.
+        """Request a final check of the newest checkpoint at the destination, after all copying.
 
         Returns:
             The token to pass to `BackupStatus.has_looked`.
@@ -456,8 +458,8 @@ class RunBackup:
     def close(self) -> None:
         """Tell the copier that the run has ended. It finishes by itself, within `finish_seconds`.
 
-        If the copier has nothing left to copy, it has ended when this returns, and writes no more
-        files in the run.
+        If nothing is left to copy, the copier has ended when this returns, and no longer writes
+        files in the run directory.
         """
         if self._copier is None:
             return
@@ -469,7 +471,7 @@ class RunBackup:
         return self._copier is None or self._copier.wait(seconds)
 
     def forget_status(self) -> None:
-        """Discard the recorded status, so that everything must be confirmed again."""
+        """Remove the recorded status, so that all copies must be confirmed again."""
         self.status_path.unlink(missing_ok=True)
 
     def publish(
@@ -485,7 +487,7 @@ class RunBackup:
 
         Each file is confirmed, and SHA256SUMS is written last. A different folder of this name at
         the destination is kept, unless `replaces` is True. The copier copies the folder after the
-        versions, and continues when this process ends.
+        checkpoints, and continues when this process ends.
 
         Args:
             name: the name at the destination; by default, the name of the folder.
@@ -535,7 +537,7 @@ class RunBackup:
 
 
 def last_place(checkpoints: Path) -> str | None:
-    """Return the destination to which the versions in this folder were last copied, or None.
+    """Return the destination to which the checkpoints in this folder were last copied, or None.
 
     A password in it is masked.
     """
@@ -548,7 +550,9 @@ def place_options(config: DeploymentConfig) -> BackupConfig:
 
 
 def refuse_unreachable_place(options: BackupConfig) -> None:
-    """Raise an error if a destination is visibly unusable, such as a missing disk. Do not connect.
+    """Raise an error if the destination is visibly unusable, such as a missing disk.
+
+    Do not connect.
 
     Raises:
         StorageError: if the destination cannot be used. The message says what to do.

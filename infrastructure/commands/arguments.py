@@ -27,7 +27,7 @@ def add_run(
 
 
 def add_accept(parser: argparse.ArgumentParser) -> None:
-    """Add `--accept`; see `accepted`."""
+    """Add `--accept`; `accepted` reads its values."""
     parser.add_argument(
         "--accept",
         action="extend",
@@ -39,7 +39,7 @@ def add_accept(parser: argparse.ArgumentParser) -> None:
 
 
 def accepted(options: argparse.Namespace) -> list[str]:
-    """Return the names given with `--accept`, which can be repeated; flags under their names."""
+    """Return the values of all `--accept` flags, with flags converted to setting names."""
     from infrastructure.run.configuration_judge import accepted_name
 
     return [accepted_name(name) for name in options.accept]
@@ -51,17 +51,18 @@ def names_in(text: str) -> list[str]:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add `--json`; see `output`."""
+    """Add `--json`, which prints the result as a JSON object."""
     parser.add_argument("--json", action="store_true", help=phrase("commands.help_json"))
 
 
 def add_folder_flags(
     parser: argparse.ArgumentParser, *keys: str, inherited: Collection[str] = ()
 ) -> None:
-    """Add the flags of a command that looks for runs, and the flags of the settings `keys`.
+    """Add `--output`, `--log-level` and the flags of the settings `keys` to a command.
 
     Args:
-        inherited: the keys of settings that the command takes from the run if they are not given.
+        inherited: the keys of settings whose default in this command is the value recorded in the
+            run.
     """
     add_config_flags(parser, ["output_dir", "log_level", *keys], inherited, IN_RUN)
 

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Answer each question by itself, without the earlier questions.
+    """Answer each question independently of the earlier ones.
 
     Raises:
         ValueError: if there is no question, or the model cannot answer.
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _typed() -> Iterator[str]:
-    """Yield the non-empty lines of standard input. On a terminal, show a prompt before each."""
+    """Yield the non-empty lines of standard input. On a terminal, print a prompt for each line."""
     is_terminal = sys.stdin.isatty()
     with suppress(EOFError):
         while True:

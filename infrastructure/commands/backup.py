@@ -83,7 +83,7 @@ def _add_action_arguments(
     run_help: str, parser: argparse.ArgumentParser, can_be_tried: bool
 ) -> None:
     add_run(parser, run_help)
-    parser.add_argument("--place", metavar="TEXT", help=phrase("commands.help_backup_place"))
+    parser.add_argument("--place", metavar="PLACE", help=phrase("commands.help_backup_place"))
     if can_be_tried:
         parser.add_argument(
             "--dry-run", action="store_true", help=phrase("commands.help_prune_dry_run")
@@ -94,10 +94,10 @@ def _add_action_arguments(
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run an action. Settings given now take precedence over those recorded in the run.
+    """Run the chosen action. Settings that are given now override those of the run.
 
     Raises:
-        ValueError: if a version is named, but the action works on a whole run.
+        ValueError: if RUN names a checkpoint, but the action works on a whole run.
     """
     if options.action != RESTORE and options.run is not None:
         name, version = split_version(options.run)
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def create(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
-    """Back up the newest version of a run now, and wait until it is confirmed.
+    """Back up the newest checkpoint of a run now, and wait until the backup is confirmed.
 
     For a finished run, the model and the report are backed up, too. If the backup cannot be
     confirmed, the exit code is FAILED, or NOT_CONFIRMED for a finished run. A destination given now
@@ -155,9 +155,9 @@ def _waits_for(backup: RunBackup) -> str:
 
 
 def list_backups(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
-    """Show the versions of a run on this machine and at its backup destination.
+    """Show the checkpoints of a run on this machine and at its backup destination.
 
-    Without a run but with a destination, show the runs at the destination.
+    If only a destination is given, show its runs instead.
     """
     if options.run is None and config.backup.place is not None:
         return _list_runs(options, config.backup.place)
@@ -178,7 +178,7 @@ def list_backups(options: argparse.Namespace, config: DeploymentConfig) -> ExitC
 def _list_runs(
     options: argparse.Namespace, url: str, name: str | None = None, heading: str = ""
 ) -> ExitCode:
-    """Show the runs at a destination, or only the one named `name`."""
+    """Show the runs at a destination, or only the run `name`."""
     place = open_place(url)
     runs = [named_run(place, name)] if name else answer_of(place, lambda: runs_at(place))
     newest = {run: answer_of(place, partial(_newest, Store(Path(run), place))) for run in runs}
@@ -207,9 +207,9 @@ def _newest(store: Store) -> BackupEntry | None:
 
 
 def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
-    """Verify every version on this machine and at the destination by its hashes.
+    """Compare all files of a run, on this machine and at the destination, with their hashes.
 
-    The exit code is FAILED if a version is damaged, or if the destination holds nothing of the run.
+    The exit code is FAILED if a file is damaged, or if the destination has no backup of the run.
 
     Raises:
         InputError: if there is nothing to verify.
@@ -249,7 +249,7 @@ def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 
 def _nothing_of(run_id: str, place: Place) -> str:
-    """Return a message that a destination has no backup of a run, with the runs that it has."""
+    """Return a message that the destination has no backup of a run, but which runs it has."""
     if (missing := _missing_folder(place)) is not None:
         return missing
     runs = answer_of(place, lambda: runs_at(place))
@@ -258,7 +258,7 @@ def _nothing_of(run_id: str, place: Place) -> str:
 
 
 def _others_at(options: argparse.Namespace, place: Place) -> str:
-    """Return the command that verifies a run at the destination, if the user did not name a run."""
+    """Return a command that verifies another run at the destination, or "" if RUN was given."""
     if options.run is not None or _missing_folder(place) is not None:
         return ""
     runs = answer_of(place, lambda: runs_at(place))
@@ -267,7 +267,7 @@ def _others_at(options: argparse.Namespace, place: Place) -> str:
 
 
 def _published_rows(place: Place, run_id: str) -> Iterator[dict[str, object]]:
-    """Yield the folders of a finished run at its destination, each verified with its SHA256SUMS."""
+    """Verify the backed-up model and report of a finished run, and yield a row per folder."""
     for name, problem in problems_at(place, Path(run_id)):
         yield {"where": place.url, "name": f"{name}/", "problem": problem}
 
@@ -297,9 +297,9 @@ def restore(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 
 def prune(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
-    """Remove versions that retention no longer keeps, locally and at the destination.
+    """Remove checkpoints that the retention rules no longer keep, here and at the destination.
 
-    With `--dry-run`, only list them.
+    With `--dry-run`, only list these checkpoints.
     """
     run_id, backup = _named(options.run, config)
     if options.dry_run:
@@ -316,7 +316,7 @@ def prune(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 
 def _superseded(run_id: str, backup: RunBackup) -> Iterator[dict[str, object]]:
-    """Yield the versions that retention no longer keeps, locally and at the destination."""
+    """Yield the checkpoints that retention no longer keeps, here and at the destination."""
     stores = [("here", backup.store, backup.retention)]
     if backup.options.place is not None:
         place = open_place(backup.options.place)
@@ -336,7 +336,7 @@ def _superseded(run_id: str, backup: RunBackup) -> Iterator[dict[str, object]]:
 def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     """Show the state of a run's backup, and the work that would be lost now.
 
-    For a run that is not on this machine, show the contents of the destination.
+    If the run is not on this machine, show what the destination has of it.
     """
     try:
         run, backup = _backup_of_run(options.run, config, must_have_place=False, opens=False)
@@ -395,7 +395,7 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 
 def _nothing_in_folder(run_id: str, place: Place) -> str | None:
-    """Return a message if a folder holds other runs but not this one, or else None."""
+    """Return a message if the destination folder has other runs but not this one, or else None."""
     if not isinstance(place, FolderPlace):
         return None
     runs = answer_of(place, lambda: runs_at(place))
@@ -403,7 +403,7 @@ def _nothing_in_folder(run_id: str, place: Place) -> str | None:
 
 
 def _missing_folder(place: Place) -> str | None:
-    """Return a message if the destination is a folder that does not exist, or else None."""
+    """Return a message if the destination is a missing folder, or else None."""
     if not isinstance(place, FolderPlace) or place.root.is_dir():
         return None
     return phrase("commands.destination_folder_missing", url=place.url)
@@ -412,7 +412,7 @@ def _missing_folder(place: Place) -> str | None:
 def training_words(run: RunDirectory, newest_step: int | None) -> str | None:
     """Return how a run ended, and the command that resumes it.
 
-    Return None if a process still trains the run, or if this machine cannot tell.
+    Return None if a process still trains the run, or if that is unknown.
     """
     trainer = read_trainer(run.path)
     is_back = trainer is None and brought_back_from(json_of(run.path / "run.json")) is not None
@@ -439,7 +439,8 @@ Action = Callable[[argparse.Namespace, DeploymentConfig], ExitCode]
 ACTIONS: dict[str, tuple[str, Action]] = {
     "create": ("back up the newest checkpoint now", create),
     "list": (
-        "list the checkpoints here and at the destination; without RUN, the runs at --place",
+        "list a run's checkpoints, here and at the destination; with --place but no RUN, list"
+        " the runs there",
         list_backups,
     ),
     "verify": ("verify every byte of a run, here and at the destination", verify),
@@ -453,19 +454,19 @@ ACTIONS: dict[str, tuple[str, Action]] = {
 
 
 def _given(config: DeploymentConfig) -> set[str]:
-    """Return the keys that were given now, from any source. Others are taken from the run."""
+    """Return the keys of the settings that were given now: in a flag, file or variable."""
     return {key for key, source in config.sources().items() if source.layer is not Layer.DEFAULT}
 
 
 def _backup_of_run(
     name: str | None, config: DeploymentConfig, must_have_place: bool = True, opens: bool = True
 ) -> tuple[RunDirectory, RunBackup]:
-    """Return a run of this machine, and its backup with the recorded and the given settings.
+    """Return a local run and its backup. Settings given now override those of the run.
 
-    Unless a destination is given now, the one to which the run was last copied is used.
+    The destination is the given one, or else the one to which the run was last backed up.
 
     Args:
-        opens: whether the destination will be opened, which requires its password.
+        opens: whether the caller accesses the destination, for which a password may be needed.
     """
     run = RunDirectory(find_run_path(name, Path(config.output_dir)))
     recorded = run.read_settings()
@@ -496,7 +497,7 @@ def _backup_of_run(
 
 
 def _named(name: str | None, config: DeploymentConfig) -> tuple[str, RunBackup]:
-    """Return a run of this machine, or a run that is only at the destination, if one was given."""
+    """Return the ID and the backup of a run on this machine, or else at the given destination."""
     try:
         run, backup = _backup_of_run(name, config, must_have_place=False)
     except ValueError:
@@ -509,9 +510,9 @@ def _named(name: str | None, config: DeploymentConfig) -> tuple[str, RunBackup]:
 
 
 def _to_restore(name: str | None, config: DeploymentConfig) -> tuple[str | None, BackupConfig]:
-    """Return the name of the run to restore, and the backup settings with its destination.
+    """Return the name of the run to restore, and the settings of its backup.
 
-    If a part of the run is still on this machine, its recorded destination is used.
+    If no destination is given and part of the run is still here, its last destination is used.
     """
     if config.backup.place is not None:
         return name, config.backup
@@ -540,14 +541,14 @@ def _to_restore(name: str | None, config: DeploymentConfig) -> tuple[str | None,
 
 
 def _places_of_runs(output_dir: Path) -> list[str]:
-    """Return the backup destinations of the runs in a folder, those of the newest runs first."""
+    """Return the backup destinations of the runs in a folder, starting with the newest run."""
     runs = map(RunDirectory, reversed(run_folders(output_dir)))
     places = (last_place(run.checkpoints) for run in runs)
     return [*dict.fromkeys(place for place in places if place is not None)][:MAX_NAMED]
 
 
 def _folder_for(name: str, config: DeploymentConfig) -> Path:
-    """Return the folder for a restored run: that of its path, unless an output folder was given."""
+    """Return the folder to restore into: the parent folder if `name` is a path, or output_dir."""
     path = folder_of(name)
     is_path = len(path.parts) > 1 and "output_dir" not in _given(config)
     return path.parent if is_path else Path(config.output_dir)

@@ -47,9 +47,9 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def _show_tokens(config: DeploymentConfig, options: argparse.Namespace) -> int:
-    """Show examples in the form in which they will be trained on.
+    """Show the first examples token by token, as the model will see them.
 
-    The model is not loaded. The prepared data is kept for the training run.
+    The model is not loaded. The prepared data stays in the cache for the training run.
     """
     if options.preview < 1:
         raise InputError("commands.preview_needs_an_example")

@@ -24,13 +24,13 @@ NOTHING = "–"
 
 
 class VersionRow(TypedDict, total=False):
-    """The facts about a version. If it cannot be read, only its name, its path and the problem.
+    """A row about a checkpoint; for an unreadable one, only its name, path and problem.
 
     Attributes:
-        problem: what is wrong with the version, or None.
-        where: the location of the version, if several locations are shown.
+        problem: what is wrong with the checkpoint, or None.
+        where: where the checkpoint is stored, if several locations are shown.
         best_metric, score: present instead of the held-out loss if another metric selects the best
-            version.
+            checkpoint.
     """
 
     name: Required[str]
@@ -66,7 +66,7 @@ def _add_action_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """List or verify the checkpoints of a run, or one of them. Return FAILED if one is damaged."""
+    """List or verify the checkpoints of a run, or a single one. Return FAILED if any is damaged."""
     run, checkpoint = find_run(options.run, Path(configure(options).output_dir))
     act = {"list": list_checkpoints, "verify": verify_checkpoints}[options.action]
     return act(run, checkpoint, options.json)
@@ -87,7 +87,7 @@ def list_checkpoints(run: RunDirectory, checkpoint: Path | None, as_json: bool =
 def verify_checkpoints(
     run: RunDirectory, checkpoint: Path | None, as_json: bool = False
 ) -> ExitCode:
-    """Compare every byte of a run's checkpoints with its recorded hash."""
+    """Compare every byte of a run's checkpoints with the recorded hashes, and show the result."""
     chosen = list(_chosen(run, checkpoint))
     if not chosen:
         raise InputError("commands.no_checkpoint_to_verify", run_id=run.run_id)
@@ -102,7 +102,7 @@ def verify_checkpoints(
 
 
 def describe(store: Store, name: str) -> VersionRow:
-    """Return the facts in a version's manifest, or the reason why it cannot be read."""
+    """Return a table row for a checkpoint, with the problem if its manifest cannot be read."""
     path = str(store.manifest_path(name))
     try:
         manifest = store.read(name)
@@ -122,9 +122,9 @@ def describe(store: Store, name: str) -> VersionRow:
 
 
 def _name_scores(run: RunDirectory, rows: list[VersionRow]) -> str:
-    """Return the label of a run's scores, and rename scores in `rows` that are not losses.
+    """Return the heading for a run's scores, and put the name of its metric into `rows`.
 
-    The store keeps the lowest score, so a metric for which greater is better is stored negated.
+    A metric for which greater is better is stored negated; its sign is restored here.
     """
     try:
         training = run.read_configuration().training
@@ -143,7 +143,7 @@ def checkpoint_table(rows: list[VersionRow], label: str = HELD_OUT_LOSS) -> str:
     """Format rows from `describe` as a table.
 
     Args:
-        label: the label of the scores.
+        label: the heading of the column of scores.
     """
     cells = []
     for row in rows:
@@ -165,9 +165,9 @@ def checkpoint_table(rows: list[VersionRow], label: str = HELD_OUT_LOSS) -> str:
 
 
 def verify_versions(chosen: list[tuple[Store, str]]) -> list[VersionRow]:
-    """Verify every byte of the versions, and return their `describe` rows with the `problem` found.
+    """Verify every byte of the given checkpoints, and return a row with any `problem` for each.
 
-    An object that several versions share is read only once.
+    A file that several checkpoints share is read only once.
     """
     rows = [describe(store, name) for store, name in chosen]
     total_bytes = sum(row.get("size_bytes", 0) for row in rows)
@@ -196,7 +196,7 @@ def _problem(store: Store, manifest: Manifest, pack: Pack) -> str | None:
 
 
 def _name(row: VersionRow) -> str:
-    """Return the label of a row: its step, or its name if its manifest cannot be read."""
+    """Return the label of a row: its step, or the checkpoint's name if the step is unknown."""
     return f"step {row['step']}" if "step" in row else str(row["name"])[:12]
 
 

@@ -1,7 +1,7 @@
 """`temper completion`: print a script that completes commands, flags and their values in a shell.
 
-The script contains all words, so that pressing TAB does not start Python. It is generated again
-whenever the shell's start-up file runs the command.
+The script contains all commands and flags, so that pressing TAB does not start Python. The shell
+generates the script again at each start.
 """
 
 import argparse
@@ -16,11 +16,11 @@ RUN_WORDS = ("RUN", "MODEL")  # positional arguments for which the folders of ru
 
 @dataclass(frozen=True)
 class Words:
-    """The words that may follow a command of zero, one or two words.
+    """The subcommands and flags that can be typed after `command`, such as "backup".
 
     Attributes:
         commands: the subcommands that may come next.
-        flags: the possible values of each flag: None if it takes no value, () if it takes any
+        flags: maps each flag to its possible values: None if it takes no value, () if it takes any
             value.
     """
 
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
     parser.epilog = (
-        'for bash, a line in ~/.bashrc: eval "$(temper completion bash)"; for zsh the same with'
-        " zsh in ~/.zshrc; for fish: temper completion fish >"
+        'For bash, add this line to ~/.bashrc: eval "$(temper completion bash)". For zsh, add the'
+        " same line with zsh to ~/.zshrc. For fish, run: temper completion fish >"
         " ~/.config/fish/completions/temper.fish"
     )
 
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def words_of(parser: CommandParser, command: str = "") -> Iterator[Words]:
-    """Yield the words of a parser, then those of its visible subcommands."""
+    """Yield the completions of a parser, then those of its visible subcommands."""
     inner = subcommands(parser)
     names: tuple[str, ...] = ()
     flags: dict[str, tuple[str, ...] | None] = {}
@@ -113,7 +113,7 @@ compdef _temper temper"""
 
 
 def _continued(tables: list[Words]) -> str:
-    """Return shell code that appends `word` to `command` if the two form a longer command."""
+    """Return shell code that extends `command` with `word`, if that is a subcommand."""
     lines = ['    case "$command|$word" in']
     for table in tables:
         for word in table.commands:
@@ -123,7 +123,7 @@ def _continued(tables: list[Words]) -> str:
 
 
 def _cases(tables: list[Words], runs: str) -> str:
-    """Return shell code that sets `offered` to the words that may stand in place of `current`."""
+    """Return shell code that sets `offered` to the possible completions of the word `current`."""
     values: dict[tuple[str, ...], set[str]] = {}
     for table in tables:
         for flag, choices in table.flags.items():
@@ -144,7 +144,7 @@ def _cases(tables: list[Words], runs: str) -> str:
 
 
 def _fish(tables: list[Words]) -> str:
-    """Return the script for fish, with a line for each word and each flag."""
+    """Return the completion script for fish."""
     lines = ["# for fish, made by: temper completion fish"]
     for table in tables:
         first, _, second = table.command.partition(" ")

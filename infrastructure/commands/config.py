@@ -30,7 +30,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the settings, or write a file with them."""
+    """Show the settings, or write them to a file."""
     config = configure(options)
     if options.action is None:
         print(describe(config, only_changed=options.changed))

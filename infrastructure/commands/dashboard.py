@@ -1,4 +1,4 @@
-"""`temper dashboard`: follow runs on a web page. It does not load torch, so watching is cheap."""
+"""`temper dashboard`: follow runs on a web page. It does not load torch."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve the page until Ctrl-C."""
+    """Serve the web page until Ctrl-C."""
     output_dir = Path(configure(options).output_dir)
     path = None if options.run is None else find_run_path(options.run, output_dir)
     server = Dashboard(output_dir, path, options.host, options.port)
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show_address(server: Dashboard, as_json: bool) -> None:
-    """Show the address of the page, including the token that is required to open it."""
+    """Show the address of the web page, which includes the access token."""
     if as_json:
         address = {"url": server.url, "port": server.port, "path": server.path}
         print(json.dumps(address), flush=True)

@@ -1,4 +1,4 @@
-"""`temper eval`: measure a trained model on held-out data."""
+"""`temper eval`: evaluate a trained model on held-out data."""
 
 import argparse
 from pathlib import Path
@@ -56,7 +56,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure a model and print the results. Refuse impossible requests before torch is loaded."""
+    """Evaluate a model and print the results. Impossible requests fail before torch is loaded."""
     config, against = configured(options)
     if options.data is None:
         raise InputError("commands.eval_data_missing", held_out=_own_rows(Path(config.model.name)))
@@ -94,7 +94,7 @@ def configured(options: argparse.Namespace) -> tuple[DeploymentConfig, str | Non
 
 
 def _own_rows(model: Path) -> str:
-    """Return the path of the held-out rows of a model's run, if they are in a file."""
+    """Return a text that names the file of held-out rows of a model's run, or "" if none."""
     record = read_run_record(RunDirectory(model.parent if model.name == FINAL else model))
     given = record.get("config", {}).get("data.eval_path")
     held_out = None if given is None else given["value"]

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the model of a checkpoint. This needs no GPU and none of the training data."""
+    """Export the model of a checkpoint. This needs neither a GPU nor the training data."""
     output_dir = Path(configure(options).output_dir)
     if options.folder is None and options.push_to_hub is None:
         raise InputError("commands.no_export_target")

@@ -26,14 +26,17 @@ HEADINGS = ("run", "state", "step", HELD_OUT_LOSS, "last written", "trains")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command. A word is accepted only to explain what to use instead."""
+    """Add the arguments of the command.
+
+    A positional word is accepted only so that the error can explain what to use instead.
+    """
     parser.add_argument("word", nargs="?", help=argparse.SUPPRESS)
     add_json(parser)
     add_folder_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the runs of the output folder, according to their files.
+    """Show the runs of the output folder.
 
     Raises:
         ValueError: if a word was given. The message says how to show a run or another folder.
@@ -60,7 +63,7 @@ def _written_at(path: Path) -> float | None:
 
 
 def _changed_words(steps: Sequence[int]) -> str:
-    """Return after which steps the settings changed; empty if they did not."""
+    """Return after which steps settings were changed; empty if none were."""
     numbers = ", ".join(f"{step:,}" for step in dict.fromkeys(steps))
     return phrase("commands.changed_after_step", steps=numbers) if steps else ""
 

@@ -53,22 +53,22 @@ GROUPS = {
     "Train": {
         "train": "train a model, or resume the unfinished run that has the same settings",
         "resume": "resume an interrupted run",
-        "stop": "stop a run after saving a checkpoint",
+        "stop": "make a run save a checkpoint and stop",
     },
     "Before you train": {
         "check": "check model, data and machine, without training",
         "config": "show all settings and their sources, or write a configuration file",
-        "doctor": "check versions, devices, memory and disk",
+        "doctor": "show versions, devices, memory and disk of this machine",
     },
     "Use a model": {
-        "eval": "evaluate a model on held-out data",
+        "eval": "evaluate a model on held-out data, or compare two models",
         "ask": "ask a model questions",
         "export": "export a checkpoint as a model that other programs load",
     },
     "Runs and backups": {
         "list": "list runs",
-        "watch": "follow a run in the terminal",
-        "dashboard": "follow runs in a browser",
+        "watch": "follow the progress of a run in the terminal",
+        "dashboard": "follow the progress of runs in a browser",
         "checkpoints": "list or verify checkpoints",
         "backup": "back up, list and restore runs",
     },
@@ -106,13 +106,13 @@ log = logging.getLogger("temper")
 
 
 class Command(Protocol):
-    """The interface of a module of a command, and of what a feature adds to one."""
+    """The interface of a command's module. Modules with flags that a feature adds have it, too."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the arguments of the command."""
 
     def run(self, options: argparse.Namespace) -> int | None:
-        """Run the command, and return its exit code. None: the addition of a feature has not run.
+        """Run the command, and return its exit code. A feature returns None if it did not apply.
 
         Raises:
             ValueError: if the input is wrong; the message is one sentence.
@@ -121,14 +121,14 @@ class Command(Protocol):
 
 
 def command(name: str) -> Command:
-    """Return the module of a command, which is loaded when the command or its flags are needed."""
+    """Return the module of a command. It is imported on the first call."""
     of_feature = _OF_FEATURES.get(name)
     own = f"infrastructure.commands.{name.replace('-', '_')}"
     return cast(Command, importlib.import_module(of_feature.module if of_feature else own))
 
 
 def create_parser() -> CommandParser:
-    """Create the parser of the whole command line. Arguments of commands are added on demand."""
+    """Create the parser of the whole command line, without the arguments of the commands."""
     parser = CommandParser(
         prog=PROGRAM,
         description=phrase("commands.help_temper"),
@@ -145,7 +145,7 @@ def create_parser() -> CommandParser:
 
 
 def with_full_names(words: Sequence[str]) -> list[str]:
-    """Replace other names of commands in a command line: `help train` becomes `train --help`."""
+    """Replace aliases of commands in a command line: `help train` becomes `train --help`."""
     first, *rest = words or [""]
     if first == "help":
         return [*with_full_names(rest[:1]), "--help"] if rest else ["--help"]
@@ -153,7 +153,7 @@ def with_full_names(words: Sequence[str]) -> list[str]:
 
 
 def additions(name: str) -> list[Command]:
-    """Return the modules with which features add flags to a command."""
+    """Return the modules of features that add flags to the command `name`."""
     places = (feature.additions.get(name) for feature in features())
     return [cast(Command, importlib.import_module(place)) for place in places if place]
 
@@ -173,7 +173,7 @@ def _execute(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command, record its exit code for an agent of several processes, and return it."""
+    """Run one command, and return its exit code. Also report the code to a launcher, if any."""
     with spelled_by(_as_flag):
         code = _run_and_flush(arguments)
     if (agent := agent_folder()) is not None:
@@ -262,7 +262,7 @@ def _start_debugging(options: argparse.Namespace) -> None:
 
 
 def _train_with_first(process: LaunchedProcess) -> int:
-    """Run as a rank other than 0, started by a launcher with the same command line."""
+    """Run as a rank other than 0, in a process that torchrun or another launcher started."""
     from infrastructure.training.distributed.members import by_launcher
     from infrastructure.training.rank_process import train_as
 
@@ -270,7 +270,7 @@ def _train_with_first(process: LaunchedProcess) -> int:
 
 
 def _lost(error: ProcessLostError) -> ExitCode:
-    """Handle the loss of another process. If there is an agent, it reports what happens next."""
+    """Handle the loss of another rank. The launcher, if there is one, prints the message."""
     agent = agent_folder()
     if agent is None:
         return _fail(error, ExitCode.PROCESS_LOST)
@@ -292,7 +292,7 @@ def _fail(error: BaseException, code: ExitCode) -> ExitCode:
 
 
 def _sentence(error: BaseException) -> str:
-    """Return the message of an error. If permission was denied, it includes the path."""
+    """Return the message of an error. If permission was denied, it names the path."""
     if isinstance(error, PermissionError) and error.filename is not None and error.errno:
         return phrase("commands.permission_denied", path=error.filename)
     return str(error)
@@ -303,21 +303,21 @@ def _print_error(text: str) -> None:
 
 
 def _as_flag(key: str, value: str) -> str:
-    """Spell a setting as on the command line. The settings are loaded only when one is spelled."""
+    """Spell a setting as a flag. The settings are loaded on the first call."""
     from infrastructure.config.sources.spelling import as_flag
 
     return as_flag(key, value)
 
 
 def _fail_unexpectedly(error: Exception) -> ExitCode:
-    """Report an unexpected error: its type, where it was raised, and where to find more."""
+    """Report an unexpected error: its type, where it was raised, and where its traceback is."""
     shown = _show_traceback(error)
     _print_error(f"{described(error)}{_notes(error)}{_hint(error, shown)}")
     return ExitCode.FAILED
 
 
 def _hint(error: BaseException, shown: bool) -> str:
-    """Return a hint on where the traceback is, or how to see it."""
+    """Return where the traceback is, or how to make Temper show it."""
     if shown:
         return ""
     path = traceback_file(error)
@@ -338,7 +338,7 @@ def _show_traceback(error: BaseException) -> bool:
 
 
 def main_of_process() -> int:
-    """Run `main` in a process that ends with the command."""
+    """Run `main` as the only task of this process, and return the exit code."""
     own_process()
     try:
         code = main()

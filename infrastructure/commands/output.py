@@ -10,7 +10,7 @@ from infrastructure.core.importing import importing
 
 
 def show(as_json: bool, facts: Mapping[str, object], *lines: str) -> None:
-    """Print the result of a command."""
+    """Print the result of a command: `facts` as JSON, or `lines` as text."""
     print(json.dumps(facts, ensure_ascii=False) if as_json else "\n".join(lines))
 
 
@@ -19,7 +19,7 @@ def loading_torch(as_json: bool = False) -> Iterator[None]:
     """Show a message while PyTorch is imported inside the block, which takes seconds.
 
     Args:
-        as_json: show nothing, because the output must be only a JSON object.
+        as_json: if True, show nothing, because the output must be only a JSON object.
     """
     if as_json:
         with importing():
@@ -32,5 +32,5 @@ def loading_torch(as_json: bool = False) -> Iterator[None]:
 
 
 def progress(as_json: bool, line: str) -> None:
-    """Print a line while a command works, on standard error if the result is JSON."""
+    """Print a line of progress; on standard error if the result will be printed as JSON."""
     (show_beside if as_json else show_line)(line)

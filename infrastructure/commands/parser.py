@@ -21,19 +21,19 @@ SHORT_FLAGS = 60  # above this number of arguments, `--help` only shows the most
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An ArgumentParser that raises ValueErrors of one sentence instead of printing its usage.
+    """An ArgumentParser that raises a ValueError with one sentence instead of printing its usage.
 
     The arguments are added when the parser is first used, because a command can have about two
     hundred flags.
 
     Args:
         add_arguments: the function that adds the arguments.
-        groups: for each heading, the commands below it: their names and descriptions.
+        groups: the commands to list, as a description by name, under each heading.
 
     Attributes:
-        unused: the familiar settings (`short_help.FAMILIAR`) without effect on the command.
-        texts: descriptions of familiar settings that are different in its short `--help`.
-        examples: command lines, shown at the end of its short `--help`.
+        unused: settings that `short_help.FAMILIAR` lists but that have no effect on this command.
+        texts: descriptions that replace those of settings in the short `--help`.
+        examples: command lines to show at the end of the short `--help`.
     """
 
     unused: Collection[str] = frozenset()
@@ -110,7 +110,7 @@ class CommandParser(argparse.ArgumentParser):
         )
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
-        """Refuse unknown commands and values, with a message that does not list hidden commands."""
+        """Raise an error for an unknown command or value, without listing hidden commands."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             from infrastructure.commands.unknown_words import unknown_command
 
@@ -134,7 +134,7 @@ class CommandParser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
     def _refuse_value_of_another(self, action: argparse.Action, value: object) -> None:
-        """Raise an error that names the flag to which `value` belongs, if there is one."""
+        """Raise an error if `value` belongs to another flag, and name that flag."""
         for other in self._actions:
             if other.option_strings and other.choices is not None and value in other.choices:
                 flag, given = other.option_strings[-1], action.option_strings[-1]
@@ -150,17 +150,17 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def as_sentence(text: str) -> str:
-    """Return the description in a command's help, made from its entry in the list of commands."""
+    """Turn a command's description in the list of commands into a sentence."""
     return f"{text[0].upper()}{text[1:]}."
 
 
 def _is_a_run(word: str) -> bool:
-    """Return whether an unknown command looks like a run: a path, or an ID with its date first."""
+    """Return whether an unknown command looks like a run: a path, or an ID such as 20261129-…."""
     return "/" in word or "@" in word or word[:8].isdecimal()
 
 
 class ShowAll(argparse.Action):
-    """The action of `--help-all`."""
+    """The argparse action of `--help-all`."""
 
     def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
@@ -172,7 +172,7 @@ class ShowAll(argparse.Action):
 
 
 class ShowVersion(argparse.Action):
-    """The action of `--version`. It looks up the version only on request, which is slow."""
+    """The argparse action of `--version`, which reads the version only when it is used."""
 
     def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
@@ -225,10 +225,10 @@ def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Na
 def _refuse_value_of_switch(
     parser: CommandParser, words: Sequence[str], options: argparse.Namespace
 ) -> None:
-    """Refuse `--lora true`, in which `true` would be taken for DATA.
+    """Refuse `--lora true`, because argparse would take `true` for the argument DATA.
 
     Raises:
-        ValueError: if a word follows such a flag; the message says how to switch it on and off.
+        ValueError: if `true`, `false` or a similar word follows a flag that takes no value.
     """
     pairs = [pair for pair in pairwise(words) if pair[1].lower() in TRUTH]
     if not any(flag.startswith("--") for flag, _ in pairs):
@@ -257,7 +257,7 @@ def _name_with_spaces(words: Sequence[str]) -> str | None:
 def _words_before_flags(
     words: Sequence[str], unknown: Sequence[str], options: argparse.Namespace
 ) -> list[str] | None:
-    """Return the command line with its positional words together, as argparse expects them.
+    """Return the command line with its positional arguments together, as argparse needs them.
 
     `RUN --flag FOLDER` becomes `RUN FOLDER --flag`. Return None if the unknown word is a flag, or
     if it is not clear where a word belongs.
@@ -281,14 +281,14 @@ def _with_dashes(word: str) -> str:
 
 
 def known_flags(parser: CommandParser, *words: str) -> list[str]:
-    """Return all flags of a command, which may consist of two words."""
+    """Return all flags of a command or subcommand."""
     for word in words:
         parser = subcommands(parser)[word]
     return [flag for action in parser.complete()._actions for flag in action.option_strings]
 
 
 def subcommands(parser: CommandParser) -> dict[str, CommandParser]:
-    """Return the subcommands of a command, or all commands, with their parsers; empty if none."""
+    """Return the subcommands of a parser with their own parsers; empty if it has none."""
     actions = parser.complete()._actions
     choices = [a.choices for a in actions if isinstance(a, argparse._SubParsersAction)]
     return dict(choices[0]) if choices else {}

@@ -1,4 +1,4 @@
-"""Training on several processes, for which the command's own process becomes the agent."""
+"""Training in several processes. The process of the command starts and supervises them."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,15 +16,15 @@ def on_several_processes(
     stdin: bytes | None = None,
     before_line: Callable[[Path], None] = do_nothing,
 ) -> int | None:
-    """Start as many training processes as configured, each with this command line.
+    """Train in several processes if configured, each with the command line `words`.
 
     Args:
         words: the command line.
         stdin, before_line: see `Agent`.
 
     Returns:
-        The exit code, or None if nothing was done because one process is enough or a launcher
-        started this process.
+        The exit code, or None if nothing was started: one process is enough, or this process is
+        itself one of several.
 
     Raises:
         ConfigurationError: if there are fewer GPUs than processes.

@@ -76,7 +76,7 @@ def resume(
     A run that cannot be resumed is refused before torch is loaded.
 
     Args:
-        words: the command line that each process gets if several processes train.
+        words: the command line of each process, if several processes train.
         place: see `find_to_resume`.
     """
     from infrastructure.deployment.resuming import find_to_resume

@@ -30,9 +30,9 @@ def configure(
 
 
 def resolve_model(name: str, output_dir: Path) -> str:
-    """Return a model's folder or Hub name as `named_model` does.
+    """Return the folder or Hub name of a model that the user named in any form.
 
-    Torch is loaded only if the name refers to a version of a run, whose model is exported first.
+    If the name refers to a checkpoint, torch is loaded to export its model first.
     """
     if not names_version(name):
         return run_or_model(name, output_dir)
@@ -42,7 +42,7 @@ def resolve_model(name: str, output_dir: Path) -> str:
 
 
 def use_versions(config: DeploymentConfig) -> None:
-    """Resolve a model or teacher model that is a version of a run. Only then is torch loaded."""
+    """Replace checkpoints given as model or teacher model by exported models, which needs torch."""
     if names_version(config.model.name) or names_version(config.training.teacher or ""):
         from infrastructure.deployment import version_model
 
@@ -50,10 +50,10 @@ def use_versions(config: DeploymentConfig) -> None:
 
 
 def training_words(options: argparse.Namespace, without: Collection[str] = ()) -> list[str]:
-    """Return a `temper train` command, as words, with the same data, flags and configuration file.
+    """Return a `temper train` command line with the data, flags and file of `options`.
 
     Args:
-        without: the keys of settings whose flags to leave out.
+        without: the keys of settings whose flags are left out.
     """
     words = ["temper", "train", *([options.data] if options.data is not None else [])]
     for flag, value in flags_given(options).items():

@@ -1,6 +1,7 @@
 """The `--help` text of a command.
 
-If the command has a flag for every setting, it shows the most used ones; `--help-all` shows all.
+For a command that has a flag for every setting, `--help` shows only the most used ones;
+`--help-all` shows all.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from infrastructure.config.sources.flags import flag_names
 FLAG_WIDTH = 27
 DEFAULT = "{default}"  # is replaced by the setting's default, so that no text can be wrong about it
 
-QUANTIZED = "quantize the base weights; QLoRA with --lora"
+QUANTIZED = "quantize the base weights; with --lora: QLoRA"
 _LAST_BRACKET = re.compile(r"\(default: .*\)$")
 _USAGES = {"?": "[{}]", "*": "[{} …]", "+": "{} …"}  # by the number of values that are accepted
 _STATED_DEFAULT = re.compile(r"\((?:default:|\{default\})[^)]*\)")
@@ -33,7 +34,7 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
     "data": {
         "data.eval_path": ("FILE", "held-out data (default: a part of DATA)"),
         "data.max_length": ("N", f"longest example, in tokens ({DEFAULT})"),
-        "data.train_on": ("answers|last_answer|all", f"tokens to train on ({DEFAULT})"),
+        "data.train_on": ("answers|last_answer|all", f"tokens that are trained on ({DEFAULT})"),
     },
     "training": {
         "training.num_epochs": ("N", "passes over the data (default: 3; new model: 4)"),
@@ -41,7 +42,10 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
         "training.batch_size": ("N|auto", f"examples per forward pass ({DEFAULT})"),
         "training.gradient_accumulation": ("N", f"forward passes per step ({DEFAULT})"),
         "training.learning_rate": ("X|auto", f"peak learning rate ({DEFAULT})"),
-        "training.optimizer": ("NAME", f"adamw, adamw_8bit, paged_adamw, sgd, … ({DEFAULT})"),
+        "training.optimizer": (
+            "NAME",
+            f"optimizer: adamw, adamw_8bit, paged_adamw, sgd, … ({DEFAULT})",
+        ),
         "training.seed": ("N", f"random seed ({DEFAULT})"),
         "training.deadline": ("TIME", "save and stop within TIME, such as 11h or 90min"),
         "price_per_hour": ("PRICE", "price per hour for the cost forecast, such as 2.5"),
@@ -49,7 +53,10 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
     "output": {
         "output_dir": ("FOLDER", f"directory for run output ({DEFAULT})"),
         "run_name": ("NAME", "name of a new run and part of its directory name"),
-        "backup.place": ("PLACE", "back up to a folder, Drive, s3://…, hf://buckets/OWNER/NAME"),
+        "backup.place": (
+            "PLACE",
+            "place for backups: folder, Drive, s3://…, hf://buckets/OWNER/NAME",
+        ),
         "training.checkpoint_frequency": ("N", "save a checkpoint every N optimizer steps"),
         "training.metrics_sinks": ("NAMES", f"where metrics are written ({DEFAULT})"),
         "new_run": ("", "start a new run even if one could be resumed"),
@@ -78,7 +85,11 @@ def short_help(parser: Any) -> str:
     fields = schema_of(DeploymentConfig).fields
     useful = SETTINGS.difference(parser.unused)
     flags_of_settings = {flag for key in fields for flag in flag_names(key)}
-    words = [action for action in parser._actions if not action.option_strings]
+    words = [
+        action
+        for action in parser._actions
+        if not action.option_strings and action.help != argparse.SUPPRESS
+    ]
     own = [
         action
         for action in parser._actions
@@ -120,9 +131,9 @@ def short_help(parser: Any) -> str:
 
 
 def _words_of(action: argparse.Action, prog: str) -> tuple[str, str]:
-    """Return a flag with the placeholder of its value, and its description.
+    """Return an option with the placeholder of its value, and its short description.
 
-    The description of a setting is a sentence, after which its values and its default may follow.
+    The short description is the first sentence of the help text, and the default if there is one.
     """
     flag = next(name for name in action.option_strings if name.startswith("--"))
     choices = "{" + ",".join(map(str, action.choices or ())) + "}"
@@ -143,7 +154,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _entry(name: str, text: str) -> list[str]:
-    """Format a flag and its description, indented, and on several lines on a narrow terminal."""
+    """Format an option and its description, on several lines if the terminal is narrow."""
     width = _width()
     lines = textwrap.wrap(text, width - FLAG_WIDTH - 2) or [""]
     first, *rest = lines

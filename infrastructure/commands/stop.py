@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Stop a run, or one that is being prepared. Return FAILED if this takes too long."""
+    """Stop a run, or a process that is preparing one. Return FAILED if it did not stop in time."""
     output_dir = Path(configure(options).output_dir)
     waiting = detached.preparing(output_dir) if options.run is None else []
     if waiting:

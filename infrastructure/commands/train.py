@@ -52,9 +52,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def confirm_data(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
-    """Ask the user at the terminal to confirm data that is probably not the intended data.
+    """Ask the user to confirm training data that looks unintended, such as very few rows.
 
-    This happens before torch is loaded. A resumed run does not ask.
+    Torch is not loaded yet. There is no question if a run is resumed.
 
     Raises:
         UnconfirmedDataError: if the user declined, or there is no terminal.
@@ -70,7 +70,7 @@ def confirm_data(config: DeploymentConfig, accept: Collection[str] = ()) -> None
 
 
 def train(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
-    """Resume the run with these settings, or start one; see `exit_code_of_training`."""
+    """Resume the run with these settings or start one, and return its exit code."""
     from infrastructure.deployment.encoding_ahead import rows_encoded_ahead
 
     with rows_encoded_ahead(config):

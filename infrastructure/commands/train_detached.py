@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train the run that standard input describes."""
+    """Train the run whose configuration arrives on standard input."""
     text = sys.stdin.read()
     given = json.loads(text)
     config = DeploymentConfig.from_dict(given["configuration"])
@@ -64,9 +64,9 @@ def train(
     run_path: Path | None = None,
     observer: Sequence[Any] | None = None,
 ) -> int:
-    """Start a run, or resume the one in `run_path`.
+    """Start or resume a run, by default the one that `temper train` would choose.
 
-    The path of the run is written to `folder`, and the output of this process moves to the run's
+    The path of the run is written to `folder`. The output of this process is moved to the run's
     directory.
 
     Args:
@@ -94,7 +94,7 @@ def train(
 
 
 def _move_output(before: Path, after: Path) -> None:
-    """Append the output of this process to `after` from now on, after the earlier output."""
+    """Move the output of this process from the file `before` to the end of the file `after`."""
     try:
         after.parent.mkdir(parents=True, exist_ok=True)
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Messages about a word or flag that `temper` does not know."""
+"""Error messages for words and flags that `temper` does not know."""
 
 from collections.abc import Collection
 
@@ -27,9 +27,10 @@ NO_COMMAND = {
 
 
 def flag_hint(flag: str, known: Collection[str]) -> str:
-    """Return a hint at what `known` flag another tool's or a mistyped flag means; "" if none.
+    """Return a hint about the `known` flag that the user probably meant, or "" if there is none.
 
-    The nearest flag is one that is spelled like it, or the only one that begins like it.
+    The hint knows flags of other tools, flags that are spelled alike, and an only flag that begins
+    alike.
     """
     name = plain_name(flag)
     is_taken = {key.partition("=")[0] for key in as_flags(SAME.get(name, ())).split()} & {*known}
@@ -40,7 +41,7 @@ def flag_hint(flag: str, known: Collection[str]) -> str:
 
 
 def _only_one_that_begins(flag: str, known: Collection[str]) -> str | None:
-    """Return the only flag that has further words after one that is spelled like `flag`."""
+    """Return the `known` flag that is `flag` plus further words, if there is exactly one."""
     num_words = flag.removeprefix("--").count("-") + 1
     begun: dict[str, list[str]] = {}
     for each in known:
@@ -51,7 +52,7 @@ def _only_one_that_begins(flag: str, known: Collection[str]) -> str | None:
 
 
 def unknown_command(command: str, word: str, known: Collection[str]) -> tuple[str, bool]:
-    """Return the message for a word that `command` does not know, and whether it has advice."""
+    """Return the message for an unknown word, and whether it suggests something."""
     if plain_name(word) in ABSENT and word not in COMMANDS_ELSEWHERE:
         advice = known_elsewhere(word)
         return phrase("commands.unknown_command_advice", word=word, advice=advice), True

@@ -1,4 +1,4 @@
-"""`temper watch`: follow a run in the terminal. It does not load torch, so watching is cheap."""
+"""`temper watch`: follow a run in the terminal. It does not load torch."""
 
 import argparse
 import os
@@ -63,9 +63,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _wait_for_start(output_dir: Path, interval_seconds: float) -> Path | None:
-    """Wait for the run of a process that was started in this folder and is still loading PyTorch.
+    """Wait for the run of a process that is still loading PyTorch, and return the run's path.
 
-    Return the path of the run, or None if there is no such process or it ended before it had a run.
+    Only a process that was started in this folder counts. Return None if there is none, or if it
+    ended without a run.
     """
     for process in started_trainings(Path.cwd()):
         if _run_of(process.pid, output_dir) is None:
@@ -80,7 +81,7 @@ def _wait_for_start(output_dir: Path, interval_seconds: float) -> Path | None:
 
 
 def _run_of(pid: int, output_dir: Path) -> Path | None:
-    """Return the run that a process of this machine currently trains."""
+    """Return the path of the run that the process `pid` trains, or None."""
     for path in runs_in(output_dir):
         trainer = read_trainer(path)
         if trainer is not None and trainer.is_alive and trainer.pid == pid:
@@ -89,7 +90,7 @@ def _run_of(pid: int, output_dir: Path) -> Path | None:
 
 
 def _wait_for_run(output_dir: Path, interval_seconds: float) -> None:
-    """Wait until there is a run, because `temper watch` may be started before the first one."""
+    """Wait until the folder has a run, because the user may start watching before training."""
     if not runs_in(output_dir):
         print(phrase("commands.waiting_for_first_run", output_dir=output_dir), flush=True)
     while not runs_in(output_dir):

@@ -1,6 +1,6 @@
-"""The other spellings of each key, mapped to the canonical key (`section.field`).
+"""The alternative spellings of configuration keys, mapped to the canonical key (`section.field`).
 
-The specifications spell some keys in several ways, and all these spellings are in this table. It
+Temper's specifications spell some keys in several ways, and this table has all these spellings. It
 maps names, never values.
 """
 
@@ -40,7 +40,7 @@ KEYS = {
 
 
 def canonical(key: str) -> str:
-    """Return the canonical form of a dotted key, or the key itself if it is not in the table."""
+    """Return the canonical form of a dotted key; a key that is not in the table is unchanged."""
     for prefix, meant in PREFIXES.items():
         if key.startswith(prefix):
             key = meant + key.removeprefix(prefix)
@@ -49,12 +49,12 @@ def canonical(key: str) -> str:
 
 
 def canonical_section(path: str) -> str:
-    """Return the canonical form of a section's path, or the beginning of the fields of a view."""
+    """Return the canonical form of a section's path, or the key prefix that it is an alias of."""
     return canonical(path + ".").removesuffix(".")
 
 
 def spellings(keys: Collection[str]) -> dict[str, str]:
-    """Return spelling → canonical key for some keys, including the keys and all of `KEYS`."""
+    """Return accepted spelling → canonical key, for these keys and for all of `KEYS`."""
     key_of = {key: key for key in keys} | KEYS
     for prefix, meant in PREFIXES.items():
         inside = [known for known in key_of if known.startswith(meant)]
@@ -63,7 +63,7 @@ def spellings(keys: Collection[str]) -> dict[str, str]:
 
 
 def spelt_in_section(section: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str, object]]:
-    """Yield (given name, canonical key, value) of a section's keywords, views flattened."""
+    """Yield (given name, canonical key, value) for a section's keywords, flattening nested ones."""
     for name, value in values.items():
         path = f"{section}.{name}"
         if canonical_section(path) in VIEWS and value is not None:

@@ -1,4 +1,4 @@
-"""The values that "auto" stands for, where neither the machine nor a measurement decides."""
+"""The values that "auto" stands for, for settings that depend only on the configuration."""
 
 import math
 from pathlib import Path
@@ -18,12 +18,12 @@ FINETUNE_EPOCHS = 3
 
 
 def trains_from_scratch(model: ModelConfig) -> bool:
-    """Return whether the model starts from new weights. A registered model may do so, too."""
+    """Return whether the model starts from new weights, which a registered model may do, too."""
     return model.name == "embedded"
 
 
 def trains_lora(model: ModelConfig) -> bool:
-    """Return whether LoRA trains: it is configured, or the model is a saved LoRA."""
+    """Return whether a LoRA is trained: LoRA is configured, or the model is a saved LoRA."""
     return model.lora_config is not None or is_lora_folder(model.name)
 
 
@@ -34,7 +34,7 @@ def is_lora_folder(name: str) -> bool:
 
 
 def learning_rate_for(training: TrainingConfig, model: ModelConfig, from_scratch: bool) -> float:
-    """Return the given peak learning rate, or for "auto" the default for this kind of run."""
+    """Return the configured peak learning rate; for "auto", the default for this kind of run."""
     if training.learning_rate != "auto":
         return training.learning_rate
     if trains_lora(model):
@@ -45,7 +45,7 @@ def learning_rate_for(training: TrainingConfig, model: ModelConfig, from_scratch
 
 
 def added_learning_rate_for(training: TrainingConfig, learning_rate: float) -> float:
-    """Return the peak learning rate of the untrained weights that extensions add.
+    """Return the peak learning rate for new weights that extensions add to the model.
 
     Args:
         learning_rate: the peak learning rate of the model's own weights.
@@ -58,13 +58,13 @@ def added_learning_rate_for(training: TrainingConfig, learning_rate: float) -> f
 def num_epochs_for(
     training: TrainingConfig, from_scratch: bool, num_steps_per_epoch: int, num_phases: int = 1
 ) -> int:
-    """Return the given epochs in each phase, or for "auto" as many as `max_steps` needs.
+    """Return the configured epochs per phase; for "auto", as many as `max_steps` needs.
 
     Without `max_steps`, "auto" is `SCRATCH_EPOCHS` or `FINETUNE_EPOCHS`.
 
     Args:
-        num_phases: the number of phases that share `max_steps`. With several, no phase is cut
-            short.
+        num_phases: the number of phases that share `max_steps`. If there are several, the number is
+            rounded so that no phase is cut short.
     """
     if training.num_epochs != "auto":
         return training.num_epochs

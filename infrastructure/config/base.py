@@ -44,8 +44,8 @@ class ConfigSection(BaseModel):
         prefix: the section's path in the configuration, such as "training".
         used_when: conditions that apply to all fields of the section.
         help_note: what a reader of the section's flags must know first.
-        heading: for fields that a feature adds to a section of the core: what help and forms list
-            them under, if it is something else than the section.
+        heading: for fields that a feature adds to another section: the heading under which help and
+            forms list them, if it is not that section's.
     """
 
     prefix: ClassVar[str] = ""
@@ -86,7 +86,7 @@ class ConfigSection(BaseModel):
 
     @classmethod
     def check_value(cls, name: str, value: object) -> object:
-        """Check the value of one field, whatever the others are, and return its final form.
+        """Check the value of one field independently of the others, and return it converted.
 
         Raises:
             ConfigurationError: if the field does not accept this value.
@@ -132,7 +132,7 @@ class ConfigSection(BaseModel):
 
     @classmethod
     def _canonical(cls, values: Mapping[str, object]) -> dict[str, object]:
-        """Return keywords under their canonical names. Two spellings of one field must agree."""
+        """Return keywords with canonical names; two spellings of a field must have equal values."""
         given: dict[str, tuple[str, object]] = {}
         for spelt, key, value in spelt_in_section(cls.prefix, values):
             section, _, name = key.rpartition(".")
@@ -161,24 +161,24 @@ class ConfigSection(BaseModel):
 
 
 def with_fields_of_features(section: str) -> type[ConfigSection]:
-    """Return a base for a section of the configuration that has the fields of all features.
+    """Return a base class for a section, with all fields that features add to the section.
 
     Args:
-        section: its path; "" is the root.
+        section: the path of the section; "" is the root.
     """
     return type("FieldsOfFeatures", fields_for(section) or (ConfigSection,), {"prefix": section})
 
 
 @cache
 def owners() -> Mapping[str, type[ConfigSection]]:
-    """Return the key of each field that is listed under its feature's heading → its class."""
+    """Return key → class of its feature, for fields that help lists under a feature's heading."""
     kinds_of_features = (loaded(place) for f in features() for place in f.fields.values())
     headed = [kind for kind in kinds_of_features if kind.heading]
     return {f"{kind.prefix}.{name}": kind for kind in headed for name in kind.model_fields}
 
 
 def _word_of(words: Collection[str], given: str) -> str:
-    """Return the field's word for which `given` stands, or `given` itself if there is none."""
+    """Return the accepted word that `given`, such as another tool's word, means; else `given`."""
     if not words or given in words:
         return given
     meant = SAME_WORDS.get(plain_name(given), plain_name(given))
@@ -186,7 +186,7 @@ def _word_of(words: Collection[str], given: str) -> str:
 
 
 def _empty(section: type[ConfigSection]) -> ConfigSection:
-    """Create a section without values, for checking a single value in it."""
+    """Create a section without values, in which a single value can be checked."""
     empty = section.__new__(section)
     empty.__setstate__(
         {
@@ -248,7 +248,7 @@ def unknown_field(section: type[ConfigSection], name: str) -> str:
 
 
 def kinds(annotation: Any) -> set[object]:
-    """Return the plain types inside an annotation, at any depth of unions and `Annotated`."""
+    """Return the basic types in an annotation, at any depth of unions and `Annotated`."""
     arguments = getattr(annotation, "__args__", None)
     if arguments is None:
         return {annotation}

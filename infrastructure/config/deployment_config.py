@@ -1,4 +1,4 @@
-"""The root of the configuration: sections, settings of the whole run, and sources of values.
+"""The root of the configuration: its sections, settings of the whole run, and each value's source.
 
 Names of models, strategies, formats and plug-ins are plain text in the configuration. The code that
 uses them resolves them.
@@ -86,7 +86,7 @@ ASSIGNED_SOURCE = Source(Layer.KEYWORD, "assigned in Python")
 
 
 def _device_list(value: object) -> object:
-    """Convert `0` and `[0, 1]` to the form that CUDA expects: "0" and "0,1"."""
+    """Convert device numbers such as `0` and `[0, 1]` to CUDA's form: "0" and "0,1"."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return ",".join(map(str, value)) if isinstance(value, list) else value
@@ -156,7 +156,7 @@ class DeploymentConfig(FieldsOfFeatures):
     )
     verbose: bool = Field(
         default=False,
-        description="Print all findings before the first step; the report contains them in any"
+        description="Print all details before the first step; the report contains them in any"
         " case.",
     )
     device: Annotated[
@@ -167,7 +167,7 @@ class DeploymentConfig(FieldsOfFeatures):
     )
     cuda_visible_devices: Annotated[str | None, BeforeValidator(_device_list)] = Field(
         default=None,
-        description='GPUs that this run may use, such as "0"; "": none of them; none: all.',
+        description='GPUs that this run may use, such as "0"; empty text: no GPU; none: no limit.',
     )
     num_processes: Count | Auto = Field(
         default=1,
@@ -199,12 +199,14 @@ class DeploymentConfig(FieldsOfFeatures):
         description="Back up checkpoints to a destination that survives the loss of this machine.",
     )
     enable_testing: bool = Field(
-        default=True, description="Check model, data and machine for a few seconds before training."
+        default=True,
+        description="Testing: check model, data and machine before training, which"
+        " takes a few seconds.",
     )
     testing_interval: Duration | None = Field(
         default=None,
-        description="Time between two rounds of checks during training; none: only before"
-        " training.",
+        description="Time after which the checks of {=enable_testing} are repeated in training;"
+        " none: never.",
     )
     max_memory_percent: Annotated[Percent, OPTIMIZES_MEMORY] = Field(
         default=85.0,
@@ -245,7 +247,7 @@ class DeploymentConfig(FieldsOfFeatures):
         self.training.num_epochs = value
 
     def note_num_epochs(self, num_epochs: int) -> None:
-        """Record the number that `num_epochs: auto` resolves to. The setting stays unchanged."""
+        """Record the number of epochs that "auto" stands for. The setting itself stays "auto"."""
         self._num_epochs = num_epochs
 
     @classmethod
@@ -253,15 +255,15 @@ class DeploymentConfig(FieldsOfFeatures):
         """Build the configuration from layers of settings, lowest first.
 
         Raises:
-            ConfigurationError: if keys are unknown, or values are wrong or disagree; with their
-                sources.
+            ConfigurationError: if keys are unknown, or values are wrong or contradictory; the
+                message names their sources.
         """
         config = cls.__new__(cls)
         config._merge(layers)
         return config
 
     def _merge(self, layers: list[list[Setting]]) -> None:
-        """Set this configuration to the result of merging the layers."""
+        """Merge the layers, and set the fields of this configuration to the result."""
         dropped: set[str] = set()
         settings = self._become(layers, dropped)
         while more := self._inapplicable(layers, settings, dropped):
@@ -309,7 +311,7 @@ class DeploymentConfig(FieldsOfFeatures):
         return {name: getattr(self, name) for name in fields_of_features("")}
 
     def value(self, key: str) -> Any:
-        """Return the value of a canonical key; False for an absent section (model.lora_config)."""
+        """Return the value of a canonical key; False for an optional section that is off."""
         return value_at(self, key)
 
     def source(self, key: str) -> Source:
@@ -324,18 +326,18 @@ class DeploymentConfig(FieldsOfFeatures):
         return self._source_inside(key) or ASSIGNED_SOURCE
 
     def _source_inside(self, section: str) -> Source | None:
-        """Return the source of the field that switched on an optional section, or None."""
+        """Return the source of the field whose value enabled an optional section, or None."""
         inside = [s for k, s in self._settings.items() if k.startswith(f"{section}.")]
         held = [s.source for s in inside if s.value == self.value(s.key)]
         return max(held, key=lambda source: list(Layer).index(source.layer), default=None)
 
     def sources(self) -> dict[str, Source]:
-        """Return the source of each value, by canonical key, without keys in absent sections."""
+        """Return canonical key → source of its value, except for keys in absent sections."""
         settings = self._settings  # read once: Pydantic looks it up on each access
         return {key: self._source_of(key, settings.get(key)) for key in self.present_keys()}
 
     def present_keys(self) -> list[str]:
-        """Return the canonical keys that have a value: all but those inside an absent section."""
+        """Return all canonical keys, except those inside absent optional sections."""
         fields = schema_of(type(self)).fields
         absent = tuple(f"{k}." for k, s in fields.items() if s.is_switch and not self.value(k))
         return [key for key in fields if not key.startswith(absent)]
@@ -344,14 +346,16 @@ class DeploymentConfig(FieldsOfFeatures):
         """Check, when a run starts, that all plug-ins exist and that the sections fit together.
 
         Raises:
-            ConfigurationError: if a setting cannot be applied; with a sentence for each such
-                setting.
+            ConfigurationError: if a setting cannot be applied; the message has a sentence for each
+                such setting.
         """
         if problems := self.problems():
             raise ConfigurationError("\n".join(problems))
 
     def problems(self) -> list[str]:
-        """Return a sentence for each setting that cannot be applied, for `check_supported`."""
+        """Return a sentence for each setting that cannot be applied, as `check_supported` reports
+        them.
+        """
         with spelled_as_given(self.source):
             return [*self._found_problems()]
 
@@ -373,11 +377,11 @@ class DeploymentConfig(FieldsOfFeatures):
 
     @property
     def has_others(self) -> bool:
-        """True if several processes train, as far as this is known without querying the GPUs."""
+        """True if several processes will train, as far as known without querying the GPUs."""
         return self.num_processes != 1 or launched_process() is not None
 
     def _lora_in_passing(self) -> Iterable[str]:
-        """Yield a message if LoRA would train a new model, unless a preset chose that model."""
+        """Yield an error if LoRA would train a model with new weights that no preset chose."""
         if self.source("model.name").layer is Layer.PRESET:
             return []
         source, switch = self.source("model.lora_config"), "model.lora_config"
@@ -386,7 +390,7 @@ class DeploymentConfig(FieldsOfFeatures):
         return lora_in_passing(self.model, self._settings, place)
 
     def notes(self) -> list[str]:
-        """Return notes for the start of a run, as on settings without effect or costly settings."""
+        """Return notes to show when a run starts, such as on settings without effect."""
         is_model_named = self.source("model.name") != DEFAULT_SOURCE
         with spelled_as_given(self.source):
             of_settings = [
@@ -401,7 +405,7 @@ class DeploymentConfig(FieldsOfFeatures):
         return self.source(key) != DEFAULT_SOURCE
 
     def note(self, sentence: str) -> None:
-        """Add a sentence to the notes, unless they contain it already."""
+        """Add a sentence to the notes, unless it is already there."""
         if sentence not in self._further_notes:
             self._further_notes.append(sentence)
 
@@ -411,7 +415,7 @@ class DeploymentConfig(FieldsOfFeatures):
         return list(self._environment_notes)
 
     def note_environment(self, sentences: Iterable[str]) -> None:
-        """Set `environment_notes`, which are shown with the other notes."""
+        """Store the sentences for `environment_notes`, which are shown with the other notes."""
         self._environment_notes = list(sentences)
 
     def to_dict(self) -> dict[str, Any]:
@@ -431,12 +435,12 @@ class DeploymentConfig(FieldsOfFeatures):
         return saved | self.plugins_to_dict()
 
     def plugins_to_dict(self) -> dict[str, object]:
-        """Return the part of `to_dict` with the origins of plug-ins; empty if there are none."""
+        """Return the part of `to_dict` with the origins of plug-ins; {} without plug-ins."""
         origins = plugin_names.origins_of(self, self._plugins)
         return {PLUGINS: plugin_names.as_json(origins)} if origins else {}
 
     def adopt_plugins(self) -> None:
-        """Let plug-in names in this process refer to the same plug-ins as when the run began."""
+        """Make plug-in names refer to the same plug-ins as when the resumed run began."""
         adopt_origins(self._plugins)
         self._plugin_notes += plugin_names.find_where_they_were(self._plugins)
 
@@ -479,12 +483,12 @@ class DeploymentConfig(FieldsOfFeatures):
     def changed(self, changes: list[Setting]) -> "DeploymentConfig":
         """Return a copy with `changes` applied, each with its source.
 
-        A preset among the changes replaces the previous preset, whose settings then count as not
-        given.
+        A preset among the changes replaces the previous preset, whose settings then no longer
+        apply.
 
         Raises:
-            ConfigurationError: if keys are unknown, or values are wrong or disagree; with their
-                sources.
+            ConfigurationError: if keys are unknown, or values are wrong or contradictory; the
+                message names their sources.
         """
         own = [
             Setting(key, self.value(key), source)
@@ -500,12 +504,12 @@ class DeploymentConfig(FieldsOfFeatures):
         return config
 
     def came_from(self, key: str, place: str) -> None:
-        """Record the source of a value that was assigned to a canonical key."""
+        """Record where a value comes from that was assigned to a canonical key."""
         source = Source(Layer.KEYWORD, place)
         self._settings = self._settings | {key: Setting(key, self.value(key), source)}
 
     def know_models(self, names: Iterable[str]) -> None:
-        """Register names that refer to a model even if a folder has the same name."""
+        """Register names that mean a model even if there is a folder with the same name."""
         self._model_names |= frozenset(names)
 
     def short_warmup(self, total_steps: int) -> list[str]:
@@ -548,13 +552,15 @@ def check_sections(
     data: DataConfig,
     others: Mapping[str, ConfigSection] = MappingProxyType({}),
 ) -> None:
-    """Run `check_supported` for callers that have only these sections.
+    """Check that the settings of these sections can be applied together, without a whole
+    configuration.
 
     Args:
         others: sections of features, by name.
 
     Raises:
-        ConfigurationError: if a setting cannot be applied; with a sentence for each such setting.
+        ConfigurationError: if a setting cannot be applied; the message has a sentence for each such
+            setting.
     """
     used = {name: one for name, one in others.items() if name in training.extensions}
     sections = {"model": model, "training": training, "data": data, **used}

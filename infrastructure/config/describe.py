@@ -9,7 +9,7 @@ from infrastructure.core.redact import redact
 def describe(config: DeploymentConfig, only_changed: bool = False) -> str:
     """Return one line per key, `key = value   (source)`, with secrets masked.
 
-    They are followed by lines about environment variables that look like settings but set nothing.
+    The last lines are about environment variables that look like settings but set nothing.
 
     Args:
         only_changed: leave out values that equal their default, even if they were set.

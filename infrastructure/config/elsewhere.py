@@ -1,4 +1,4 @@
-"""Names in other tools, with Temper's name for the same thing, or advice if it has none."""
+"""Names of settings in other tools, with Temper's name for the same setting, or advice."""
 
 from infrastructure.config.aliases import canonical
 from infrastructure.core.messages import Setting, phrase
@@ -227,7 +227,7 @@ ABSENT: dict[str, str] = {
 
 
 def known_elsewhere(name: str) -> str | None:
-    """Return advice on a name of another tool: Temper's name for it or an alternative, or None."""
+    """Return advice on another tool's name: Temper's name or an alternative; None if unknown."""
     plain = plain_name(name)
     if plain in ABSENT:
         return phrase(ABSENT[plain])
@@ -237,11 +237,11 @@ def known_elsewhere(name: str) -> str | None:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a flag, key or variable in the form that the tables of this module use."""
+    """Return a flag, key or variable name normalized as in this module's tables."""
     return name.strip("-").rpartition(".")[2].replace("-", "_").lower()
 
 
 def as_settings(settings: tuple[str, ...]) -> str:
-    """Spell settings for the reader: `--lora and --quantization 4bit`."""
+    """Write settings as the reader types them: `--lora and --quantization 4bit`."""
     pairs = [setting.partition("=") for setting in settings]
     return " and ".join(format(Setting(canonical(key), value)) for key, _, value in pairs)

@@ -43,13 +43,13 @@ def plain(value: object) -> str:
 
 
 def choices(info: FieldInfo) -> list[str]:
-    """Return the values of a field that accepts only a few words, as typed, or an empty list."""
+    """Return the words that a field accepts, as typed; [] if it accepts other values, too."""
     words = [_literal_words(leaf) for leaf in leaves(info.annotation)]
     return [word for some in words for word in some] if all(words) else []
 
 
 def words_taken(info: FieldInfo) -> list[str]:
-    """Return the words that a field accepts, possibly besides other values: `auto`, `none`."""
+    """Return the words, such as `auto` and `none`, that a field accepts besides other values."""
     named = metadata_of(info, RegisteredName)
     if named and get_origin(info.annotation) is not list:
         return list(named.names())
@@ -57,12 +57,12 @@ def words_taken(info: FieldInfo) -> list[str]:
 
 
 def metadata_of(info: FieldInfo, kind: type) -> Any:
-    """Return the first metadata of class `kind` that a field carries, or None."""
+    """Return the first item of class `kind` in a field's metadata, or None."""
     return next((item for item in info.metadata if isinstance(item, kind)), None)
 
 
 def placeholder(annotation: Any, metadata: Iterable[object] = ()) -> str:
-    """Return what stands for a field's value in `--help`, such as TIME; "" if nothing is stated."""
+    """Return the placeholder for a field's value in `--help`, such as TIME; "" if there is none."""
     of_parts = (placeholder(part) for part in get_args(annotation) if get_args(part))
     stated = (item.placeholder for item in metadata if isinstance(item, Allowed))
     own = getattr(annotation, "__metadata__", ())
@@ -71,7 +71,7 @@ def placeholder(annotation: Any, metadata: Iterable[object] = ()) -> str:
 
 
 def leaves(annotation: object) -> Iterator[Any]:
-    """Yield the members of a union, however nested. The items of a list are not members."""
+    """Yield the members of a union, at any depth; the items of a list type are not members."""
     if get_origin(annotation) is Annotated:
         yield from leaves(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, types.UnionType):
@@ -117,7 +117,7 @@ def _alternatives(annotation: Any) -> list[str]:
 
 
 def joined_by_or(parts: list[str]) -> str:
-    """Join alternatives. A comma separates each from one that is more than a word."""
+    """Join alternatives by "or", with commas if one of them is more than a word."""
     if " " in parts[0]:
         return ", or ".join(parts)
     *before, last = parts

@@ -36,7 +36,7 @@ def _sections_of_features() -> tuple[str, ...]:
 
 
 def result_settings(config: DeploymentConfig) -> dict[str, object]:
-    """Return the settings that decide the result, by key, as JSON. Local paths are absolute."""
+    """Return key → JSON value for settings that affect the result; local paths are absolute."""
     nested = config.to_dict()["values"]
     left_out = tuple(_without_effect_on_the_result(config))
     keys = [
@@ -50,7 +50,7 @@ def result_settings(config: DeploymentConfig) -> dict[str, object]:
 
 
 def _without_effect_on_the_result(config: DeploymentConfig) -> Iterator[str]:
-    """Yield the prefixes of keys that can decide a result but do not in this configuration."""
+    """Yield key prefixes of settings that can affect results, but not in this configuration."""
     training = config.training
     for name in fields_of_features("") - {*training.extensions}:
         yield f"{name}."
@@ -59,9 +59,9 @@ def _without_effect_on_the_result(config: DeploymentConfig) -> Iterator[str]:
 
 
 def backend_taken(settings: Mapping[str, object]) -> Literal["transformers", "unsloth"]:
-    """Return the library that loaded the model, from the settings of a checkpoint.
+    """Return the library that loaded a run's model, according to a checkpoint's settings.
 
-    The settings record Unsloth if `auto` chose it.
+    If `auto` chose Unsloth, the settings record it.
     """
     return "unsloth" if settings.get(BACKEND) == "unsloth" else "transformers"
 
@@ -82,9 +82,9 @@ def differing_keys(recorded: Mapping[str, object], now: Mapping[str, object]) ->
 
 
 def kept_defaults(config: DeploymentConfig, began: DeploymentConfig) -> dict[str, object]:
-    """Return the defaults that have changed since a run began, with their values then.
+    """Return key → old default, for defaults that have changed since a run began.
 
-    A run that resumes keeps the defaults of the version in which it began.
+    A resumed run keeps the defaults of the Temper version with which it began.
 
     Args:
         began: the configuration that the run recorded.

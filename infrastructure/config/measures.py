@@ -1,4 +1,4 @@
-"""The names of the measures on held-out rows, and which of them are better if higher.
+"""The names of the measures of held-out results, and for which of them higher is better.
 
 The code that computes them is in `infrastructure.evaluation` and, for single tokens, in
 `infrastructure.models.token_functions`.

@@ -9,7 +9,7 @@ from infrastructure.core.messages import phrase
 
 
 def take_effect(config: DeploymentConfig) -> None:
-    """Set the console's log level and the visible GPUs.
+    """Apply the settings for the console's log level and for the visible GPUs to this process.
 
     Visible GPUs can be set only before CUDA is first used.
     """
@@ -29,5 +29,5 @@ def wants_gpus_by_number(config: DeploymentConfig) -> bool:
 
 
 def no_such_gpu(config: DeploymentConfig) -> str:
-    """Return the message for a run of whose chosen GPUs none exists."""
+    """Return the error for a run if none of its chosen GPUs exists."""
     return phrase("config.visible_device_not_found", devices=config.cuda_visible_devices)

@@ -1,9 +1,9 @@
 """The registries of everything that is chosen by name and can be extended.
 
-A name is added by `register` in a script or by an entry point of an installed package, or given as
-an address, `module:name`. This module knows the names without loading the code behind them, so that
-a wrong name is reported at once. The comment above each registry names the module that provides the
-built-in entries.
+Names are added by `register` in a script, or by an entry point of an installed package. Instead of
+a name, an address `module:name` can be given. This module knows the names without loading the code
+behind them, so that a wrong name is reported at once. The comment above each registry names the
+module with the built-in entries.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every field of the configuration by its canonical key, found by walking the sections."""
+"""The schema of the configuration: all fields by canonical key, found by walking the sections."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from infrastructure.core.messages import Setting, phrase, spelled
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """The specification of one setting.
+    """The specification of one setting of the configuration.
 
     Attributes:
         key: the canonical key, such as "training.batch_size".
@@ -39,18 +39,20 @@ class FieldSpec:
 
     @property
     def description(self) -> str:
-        """Description of the setting. Other settings in it are spelled as the reader gives them."""
+        """The description of the setting, in which other settings are spelled as the reader types
+        them.
+        """
         return spelled(str(self.info.description))
 
 
 @dataclass(frozen=True, eq=False)
 class Schema:
-    """All fields and all sections of a root section, by key.
+    """All fields and all sections below a root section, by canonical key.
 
     Attributes:
-        spellings: every accepted spelling of a key → the canonical key.
-        section_spellings: the same for paths of sections, and for views, which are nested like
-            sections.
+        spellings: accepted spelling of a key → canonical key.
+        section_spellings: accepted spelling of a section's path → canonical path; also for groups
+            of fields that can be nested like a section.
     """
 
     fields: dict[str, FieldSpec]
@@ -59,7 +61,10 @@ class Schema:
     section_spellings: dict[str, str]
 
     def unknown_key(self, key: str) -> str:
-        """Return the message for an unknown key. A field with the same last name is preferred."""
+        """Return the error for an unknown key, which suggests a similar one.
+
+        A key that ends with the same name is preferred.
+        """
         leaf = key.rpartition(".")[2]
         if (known := known_elsewhere(key)) is not None:
             return phrase("config.key_of_another_tool", key=key, advice=known)
@@ -82,7 +87,7 @@ class Schema:
 
 @cache
 def schema_of(root: type[ConfigSection]) -> Schema:
-    """Return the schema of a root section. It is built once."""
+    """Return the schema of a root section, which is cached."""
     fields: dict[str, FieldSpec] = {}
     sections: dict[str, type[ConfigSection]] = {}
     for spec, section in _walk(root, ""):
@@ -100,7 +105,10 @@ def schema_of(root: type[ConfigSection]) -> Schema:
 
 
 def value_at(config: ConfigSection, key: str) -> Any:
-    """Return the value of a canonical key: a boolean for a switch, None in an absent section."""
+    """Return the value of a canonical key; None in an absent section.
+
+    For an optional section itself, return whether it is on.
+    """
     value: object = config
     for name in key.split("."):
         value = None if value is None else getattr(value, name)

@@ -1,6 +1,6 @@
-"""The form of a configuration in run.json: without secrets, and with absolute paths.
+"""Conversion of a configuration for run.json: secrets are masked, and paths made absolute.
 
-The keys of masked values are listed, so that a mask is never read back as a value.
+The keys of masked values are recorded, so that a mask is never read back as a value.
 """
 
 import os
@@ -35,7 +35,7 @@ ALWAYS_LOCAL = ("cache.directory", "output_dir", *_OF_FEATURES)
 def without_secrets(
     values: Mapping[str, Any], masked: list[str], prefix: str = ""
 ) -> dict[str, object]:
-    """Return a copy of nested values with secrets masked. Their keys are added to `masked`."""
+    """Return a copy of nested values with secrets masked, and add their keys to `masked`."""
     copied: dict[str, object] = {}
     for name, value in values.items():
         key = f"{prefix}{name}"
@@ -50,10 +50,10 @@ def without_secrets(
 
 
 def refuse_masked(saved: Mapping[str, Any]) -> None:
-    """Check that a record has no masked values, which cannot be read back.
+    """Check that a saved configuration has no masked values, which cannot be restored.
 
     Raises:
-        ConfigurationError: if it has some; it names the settings whose values were not recorded.
+        ConfigurationError: if values are masked; the message names their settings.
     """
     masked = saved.get("masked")
     if masked is None:
@@ -64,7 +64,7 @@ def refuse_masked(saved: Mapping[str, Any]) -> None:
 
 
 def without_masked_place(saved: Mapping[str, Any]) -> dict[str, object]:
-    """Return the recorded values, without the backup destination if its password was masked."""
+    """Return saved values, without the backup destination if its password was masked."""
     values = dict(saved["values"])
     place = values.get("backup", {}).get("place")
     if place is not None and MASK in place:
@@ -81,10 +81,10 @@ def _keys_with_mask(values: Mapping[str, Any], prefix: str = "") -> Iterator[str
 
 
 def absolute_place(key: str, value: str, model_names: Collection[str]) -> str:
-    """Return a local path as an absolute path. Names of models and Hub datasets are unchanged.
+    """Make a local path absolute; names of models and Hub datasets are returned unchanged.
 
     Args:
-        model_names: names that refer to a model even if a folder has the same name.
+        model_names: names that mean a model even if there is a folder with the same name.
     """
     is_folder = key == "backup.place" and ":" not in value
     if key in ALWAYS_LOCAL or is_folder or (value not in model_names and _exists(value)):
@@ -96,5 +96,5 @@ def absolute_place(key: str, value: str, model_names: Collection[str]) -> str:
 
 
 def _exists(text: str) -> bool:
-    """Return whether a text is an existing path. `Path.exists` fails on long text."""
+    """Return whether a text is an existing path; for long texts, Path.exists would fail."""
     return os.path.exists(text)  # noqa: PTH110

@@ -1,7 +1,7 @@
 """The kinds of values that the configuration accepts, and how text is converted to them.
 
-Sizes are decimal ("8GB" is 8 * 10^9 bytes) or binary with an i ("8GiB" is 8 * 2^30 bytes). This
-module does not look at the machine: a share such as "90%" becomes bytes where the total is known.
+Sizes are decimal ("8GB" is 8 * 10^9 bytes) or binary with an i ("8GiB" is 8 * 2^30 bytes). A share
+such as "90%" is kept as text here, and converted to bytes where the total is known.
 """
 
 import codecs
@@ -36,10 +36,10 @@ _AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[A-Za-z]*)\s*")
 
 @dataclass(frozen=True)
 class Allowed:
-    """A description of the values that a field accepts, for error messages, `--help` and forms.
+    """A mark with a description of the values that a field accepts, for errors, `--help` and forms.
 
     Attributes:
-        placeholder: what stands for the value in `--help`; "" for the usual one of its type.
+        placeholder: the placeholder for the value in `--help`; "" for the usual one of its type.
     """
 
     words: str
@@ -52,9 +52,9 @@ class UsedWhen:
 
     Attributes:
         holds: returns whether the field has an effect, given the whole configuration.
-        otherwise: the message that says why the field has no effect.
-        remedy: the message that says what to do about it.
-        about: the arguments of `otherwise`.
+        otherwise: the code of the message that says why the field has no effect.
+        remedy: the code of the message that says what to do.
+        about: the values for the placeholders of `otherwise`.
     """
 
     holds: Callable[[Any], object]
@@ -83,8 +83,8 @@ class UnknownNameError(ValueError):
     """An error for a name that is not in a registry.
 
     Attributes:
-        hint: a hint at the nearest name in the registry, as the end of a sentence, or "" if none is
-            near.
+        hint: the end of a sentence that suggests the most similar registered name, or "" if no name
+            is similar.
     """
 
     def __init__(self, text: str, hint: str) -> None:
@@ -94,14 +94,14 @@ class UnknownNameError(ValueError):
 
 @dataclass(frozen=True)
 class RegisteredName:
-    """A mark for a field whose value, or each item of its list, is a registered name.
+    """A mark for a field whose value is a registered name, or a list of such names.
 
     The value may also be the address of a user-defined part (`module:name`), or one of a few other
     words.
 
     Attributes:
-        is_late: True reports an unknown name only when a run starts, because it may be registered
-            after the configuration is created.
+        is_late: True if an unknown name is reported only when a run starts, because it may be
+            registered after the configuration is created.
     """
 
     registry: Registry[Any]
@@ -109,7 +109,7 @@ class RegisteredName:
     is_late: bool = False
 
     def names(self) -> tuple[str, ...]:
-        """Return all names known now: first other words and built-in names, then added ones."""
+        """Return all accepted names: other words, built-in names, then added names."""
         built_in = self.registry.built_in
         added = [name for name in self.registry.names() if name not in built_in]
         return (*self.others, *built_in, *added)
@@ -139,7 +139,7 @@ class RegisteredName:
 
 
 def names_in(value: Any) -> tuple[str, ...]:
-    """Return the names in a field's value: the value itself, or each item of a list."""
+    """Return the names in a field's value, which is a name or a list of names."""
     return (value,) if isinstance(value, str) else tuple(value or ())
 
 
@@ -179,7 +179,7 @@ def _normal_price(value: object) -> object:
 
 
 def _normal_amount(value: object) -> object:
-    """Return the normal spelling of an amount, so that two spellings of one amount compare equal.
+    """Return a memory amount in its normal spelling, so that equal amounts compare equal.
 
     An amount below a megabyte is refused, because its unit was probably forgotten ("90" for "90%").
     """
@@ -197,7 +197,7 @@ def _normal_amount(value: object) -> object:
 
 
 def _duration_seconds(value: object) -> object:
-    """Return the seconds of "11h", "90min" or "30s". A plain number counts seconds."""
+    """Convert a duration such as "11h", "90min" or "30s" to seconds, the unit of plain numbers."""
     if not isinstance(value, str):
         return value
     match = _DURATION.fullmatch(value)
@@ -207,9 +207,9 @@ def _duration_seconds(value: object) -> object:
 
 
 def _with_unit(value: object) -> object:
-    """Refuse a small number without a unit, which probably means hours or minutes, not seconds.
+    """Refuse a small number of seconds without a unit, which probably means hours or minutes.
 
-    A float is accepted, because configurations store seconds as a float, for example in run.json.
+    A float is accepted, because saved configurations store seconds as a float.
     """
     if isinstance(value, float):
         return value
@@ -220,7 +220,7 @@ def _with_unit(value: object) -> object:
 
 
 def _megabytes(value: object) -> object:
-    """Convert a text with a unit to megabytes. A plain number already counts megabytes."""
+    """Convert a size with a unit to megabytes; a plain number is in megabytes already."""
     if isinstance(value, str) and not value.strip().isdigit():
         return parse_size(value) / 10**6
     return value
@@ -231,10 +231,10 @@ def _without_percent_sign(value: object) -> object:
 
 
 def split_commas(value: Any) -> Any:
-    """Split a list written as text, `a,b` or JSON, into its items. Return other values unchanged.
+    """Split a text such as `a,b` or a JSON list into its items; return other values unchanged.
 
     Raises:
-        ValueError: if the text begins like JSON but is not JSON, or quotes are not closed.
+        ValueError: if the text begins like JSON but is not valid JSON, or quotes are not closed.
     """
     if not isinstance(value, str):
         return value
@@ -263,7 +263,7 @@ def _each_once(values: list[str]) -> list[str]:
 
 
 def _only_utf8(value: str) -> str:
-    """Refuse a path that is not UTF-8, since tokenizers, the Hub and other machines fail on it."""
+    """Refuse a path that is not valid UTF-8, because tokenizers and the Hub fail on it."""
     if not is_utf8(value):
         raise InputError("config.value_not_utf8")
     return value
@@ -276,7 +276,7 @@ def _expand_home(value: str) -> str:
 
 
 def _text_encoding(value: str) -> str:
-    """Return the normal name of an encoding, so that two names of one encoding compare equal."""
+    """Return an encoding's canonical name, so that different names of it compare equal."""
     try:
         name = codecs.lookup(value).name
     except (LookupError, ValueError):
@@ -296,7 +296,7 @@ def _colour(value: str) -> str:
 
 
 def _is_of_text(encoding: str) -> bool:
-    """Return whether an encoding is of text. Python also has codecs of bytes, such as base64."""
+    """Return whether a codec encodes text. Python also has codecs for bytes, such as base64."""
     try:
         b"a".decode(encoding, "replace")
     except LookupError:

@@ -1,9 +1,8 @@
-"""Messages between rank 0 of a run and the agent that started it.
+"""Messages from rank 0 of a distributed run to the agent, the process that started the ranks.
 
-`training/distributed/launch.py` is the agent: it starts the ranks, and restarts them when one is
-lost. Agent and ranks share a private folder. Through it, a restart resumes the run that rank 0 had
-begun, whatever the command line says, and the agent learns how rank 0 ended, even if another rank
-died.
+The agent (`training/distributed/launch.py`) starts the ranks, and restarts them when one dies. It
+shares a private folder with the ranks. From the files in this folder, a restart knows which run to
+resume, and the agent knows how rank 0 ended, even if another rank died first.
 """
 
 import os
@@ -26,7 +25,7 @@ LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class AgentFolder:
-    """The folder in which rank 0 leaves messages; only the agent and its ranks use `path`."""
+    """The folder in which rank 0 leaves messages. Only the agent and its ranks use it."""
 
     path: Path
 
@@ -38,18 +37,18 @@ class AgentFolder:
 
     @property
     def newest_at_first(self) -> str | None:
-        """The newest version when the run was first started or resumed, or "" if there was none."""
+        """The run's newest checkpoint when the command began, or "" if there was none."""
         return self._read("newest_at_first")
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of rank 0, or None if it did not reach its end."""
+        """The exit code of rank 0, or None if rank 0 died before it could record one."""
         text = self._read("exit_code")
         return None if text is None else int(text)
 
     @property
     def loss(self) -> str | None:
-        """The message of rank 0 about a process that it has lost, or None."""
+        """The message in which rank 0 reports that another process was lost, or None."""
         return self._read("loss")
 
     @property
@@ -58,7 +57,7 @@ class AgentFolder:
         return (self._read("last_lines") or "").splitlines()
 
     def note_run(self, run_path: Path, newest: str) -> None:
-        """Record the run that rank 0 trains and its newest version; a second call does nothing."""
+        """Record the run that rank 0 trains, and its newest checkpoint. Ignore a second call."""
         if self.run is None:
             write_text(self.path / "newest_at_first", newest)
             write_text(self.path / "run", str(run_path.absolute()))
@@ -99,13 +98,13 @@ def agent_folder() -> AgentFolder | None:
 
 
 def left_to_agent(lines: Sequence[str], signal_name: str | None) -> bool:
-    """Leave the last `lines` to the agent, if this process is rank 0 and was stopped by SIGTERM.
+    """Pass closing lines to the agent, if this process is rank 0 and was stopped by SIGTERM.
 
-    The agent shows the lines if the user has stopped the run. The agent also sends SIGTERM when
-    another rank is lost; it then restarts the ranks and does not show the lines.
+    The agent shows the lines if the user stopped the run. It does not show them if it sent SIGTERM
+    itself, because another rank died and all ranks are restarted.
 
     Returns:
-        True if the lines were left to the agent.
+        True if the lines were passed on, so that this process need not show them.
     """
     agent = agent_folder()
     if agent is None or signal_name != signal.SIGTERM.name:
@@ -115,15 +114,15 @@ def left_to_agent(lines: Sequence[str], signal_name: str | None) -> bool:
 
 
 def time_left(seconds: float | None) -> float | None:
-    """Return the seconds left of a time limit that began with the command, or None without a limit.
+    """Return the seconds left of a command's time limit, or None without a limit.
 
-    Restarting the processes of the command does not restart the limit.
+    If the processes of the command are restarted, the limit continues.
     """
     return None if seconds is None else seconds - float(os.environ.get(SPENT_VARIABLE) or 0.0)
 
 
 def end_with_agent() -> None:
-    """Send SIGTERM to this process once the agent that started it has died.
+    """Watch the agent in a thread. When it has died, send SIGTERM to this process.
 
     The process then saves and stops, instead of training without its agent.
     """

@@ -1,4 +1,4 @@
-"""Optional work that must never fail a run: each failure is reported once."""
+"""A runner of optional work, whose failures are logged and never stop the run."""
 
 import logging
 from collections import Counter
@@ -16,7 +16,7 @@ class BestEffort:
 
     Args:
         log: the logger for the first failure of each name, as a warning.
-        message: the code of the message to log, with `name` and `error`.
+        message: the code of the message to log, which gets the values `name` and `error`.
         errors: the exceptions to catch; any other exception is raised.
         tries_again: whether to run actions of a name again after it has failed; otherwise that name
             is switched off.
@@ -45,7 +45,7 @@ class BestEffort:
         """Run `action` and return its result, or None if it fails or `name` is switched off.
 
         Args:
-            even_if_off: run the action even if `name` is switched off, to end work that was begun.
+            even_if_off: run the action even if `name` is switched off, for example to close a file.
         """
         if self.is_off(name) and not even_if_off:
             return None

@@ -18,8 +18,8 @@ OWN_ONLY = 0o700
 def cache_directory(configured: str | Path | None = None) -> Path:
     """Return the configured folder, or `~/.cache/temper` if none is configured.
 
-    In containers the user often has no home folder, or cannot write to it. The cache is then in a
-    temporary folder that only this user can write to, and a warning is logged.
+    If the user has no writable home folder, as in many containers, return a temporary folder that
+    only this user can write to, and log a warning.
 
     Args:
         configured: the setting `cache.directory`.
@@ -40,7 +40,7 @@ def _home() -> Path | None:
 
 
 def _can_be_written(folder: Path) -> bool:
-    """Return whether the folder, or files in it, could be created. Create nothing."""
+    """Return whether files could be created in the folder, even if it does not exist yet."""
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 

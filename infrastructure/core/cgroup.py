@@ -1,7 +1,7 @@
 """The limits that a container or a service manager puts on this process (Linux control groups).
 
-Both versions (cgroup v1 and v2) are read as the kernel's documentation describes them. A limit set
-on any ancestor counts. On other systems, and if nothing can be read, there is no limit. The
+Both versions (cgroup v1 and v2) are read as the kernel's documentation describes them. A limit on
+any parent group applies, too. On other systems, or if nothing can be read, there is no limit. The
 argument `root` is for tests: a folder that stands for `/`.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """A memory limit in force, and the memory that is left below it, in bytes."""
+    """A memory limit, and the memory that is still available below it, in bytes."""
 
     total_bytes: int
     available_bytes: int
@@ -26,7 +26,7 @@ def cpu_quota_cores(root: Path = Path("/")) -> float | None:
 
 
 def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
-    """Return the memory limit with the least memory left, or None without a limit.
+    """Return the memory limit with the least available memory, or None if there is no limit.
 
     File pages that the kernel can drop (`inactive_file`) count as available, as in `free`.
     """
@@ -35,16 +35,16 @@ def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
 
 
 def cpu_used_seconds(root: Path = Path("/")) -> float | None:
-    """Return the CPU seconds that this process's control group has used, or None if not counted.
+    """Return the CPU seconds used by this process's control group, or None if unknown.
 
-    The group is the one with the tightest quota, or the process's own group if there is no quota.
+    If parent groups also have CPU quotas, the group with the smallest quota counts.
     """
     used = [*_cpu_used_v2(root), *_cpu_used_v1(root)]
     return min(used, key=lambda pair: pair[0], default=(0.0, None))[1]
 
 
 def _cpu_used_v2(root: Path) -> Iterator[tuple[float, float]]:
-    """Yield (quota in cores, seconds used) of each group that counts its time."""
+    """Yield (quota in cores, CPU seconds used) of this process's group and of its parent groups."""
     for folder in _folders(root, controller=""):
         fields = dict(
             line.split(maxsplit=1)
@@ -111,7 +111,10 @@ def _memory_limit(folder: Path, limit: str, usage: str, droppable: str) -> Itera
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """Yield this process's group of `controller` ("" is v2) and its ancestors up to the root."""
+    """Yield the folder of this process's control group, and those of its parent groups.
+
+    `controller` is "" for cgroup v2.
+    """
     mounts = [root / "sys/fs/cgroup" / controller]
     if not controller:
         mounts.append(root / "sys/fs/cgroup/unified")  # the hybrid layout of older systemd

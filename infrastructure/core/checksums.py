@@ -25,7 +25,7 @@ def write_record(path: Path, record: Mapping[str, object]) -> None:
 
 
 def with_checksum(record: Mapping[str, object]) -> JsonObject:
-    """Return a record with its checksum, in the form that `parse_record` reads."""
+    """Return a record with its checksum added. `parse_record` verifies it."""
     plain = json.loads(json.dumps({**record}, allow_nan=False))
     return {**plain, CHECKSUM: _checksum(plain)}
 
@@ -46,7 +46,7 @@ def read_record(path: Path) -> JsonObject:
 
 
 def parse_record(data: bytes) -> JsonObject:
-    """Parse and verify a record as `read_record` does, from the bytes of a file.
+    """Parse the bytes of a record file and verify its checksum, as `read_record` does.
 
     Raises:
         DamagedFileError: if the bytes have changed since they were written.
@@ -80,7 +80,7 @@ def text_hash(value: object) -> str:
 
 
 def files_in(directory: Path) -> list[Path]:
-    """Return the files of a folder that its SHA256SUMS lists, sorted."""
+    """Return the files of a folder whose checksums belong in its SHA256SUMS, sorted."""
     return sorted(path for path in directory.rglob("*") if path.is_file() and path.name != SUMS)
 
 
@@ -114,7 +114,7 @@ def parse_sums(text: str) -> dict[str, str]:
 
 
 def read_sums(directory: Path) -> dict[str, str]:
-    """Return the checksums of a folder; empty if it has no SHA256SUMS, as with older versions.
+    """Return the checksums of a folder by file name; empty if it has no SHA256SUMS.
 
     Raises:
         DamagedFileError: if SHA256SUMS is empty, is not text, or cannot be parsed (`parse_sums`).

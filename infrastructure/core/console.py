@@ -1,4 +1,4 @@
-"""Console lines: above a progress bar, in color on a terminal, and never long without a line.
+"""Output to the console: above progress bars, in color on a terminal, with news during long work.
 
 Color is used on a terminal that is not `dumb`, unless NO_COLOR is set (https://no-color.org).
 """
@@ -40,7 +40,8 @@ def is_terminal(stream: TextIO) -> bool:
 def shows_bars(stream: TextIO) -> bool:
     """Return whether a progress bar can be drawn on `stream`.
 
-    On a terminal without a size, such as that of `script`, tqdm shows only the end of the line.
+    On a terminal that reports no size, such as that of `script`, tqdm would show only the end of
+    the bar.
     """
     if not is_terminal(stream):
         return False
@@ -66,7 +67,7 @@ def show(line: str) -> None:
 
 
 def show_beside(line: str) -> None:
-    """Print a line on standard error, to keep standard output for text that a program may read."""
+    """Print a line on standard error, because another program may read the standard output."""
     _show_on(sys.stderr, line)
 
 
@@ -120,7 +121,7 @@ class Report:
 
     @contextmanager
     def waiting(self, what: str | Callable[[], str]) -> Iterator[None]:
-        """Show a message about the work in the block whenever nothing else was shown for seconds.
+        """Show a message about the work in the block if no other line was shown for some seconds.
 
         Args:
             what: the words to show, or a function that returns them each time; it must not raise.
@@ -156,11 +157,11 @@ class Report:
 
 
 class Count:
-    """The progress of a long task, as a message for `Report.waiting`.
+    """The progress of a long task, which `Report.waiting` shows as a message.
 
     Args:
         what: the task, such as "measuring the model".
-        things: the things that are counted, such as "answers".
+        things: what is counted, in the plural, such as "answers".
     """
 
     def __init__(self, what: str, things: str) -> None:
@@ -171,7 +172,7 @@ class Count:
         self.num_done, self.total = num_done, total
 
     def begin(self, what: str) -> None:
-        """Restart the count for the task `what`."""
+        """Begin to count from zero for the task `what`."""
         self.what, self.num_done, self.total = what, 0, 0
 
     def words(self) -> str:
@@ -187,12 +188,12 @@ class Count:
 
 
 def waiting_beside(what: str | Callable[[], str]) -> AbstractContextManager[None]:
-    """Return `Report.waiting` with all its messages on standard error."""
+    """Show a waiting message as `Report.waiting` does, but on standard error."""
     return Report(show_beside).waiting(what)
 
 
 def details(report: ShowLine) -> ShowLine:
-    """Return a function that shows lines only if `report` is verbose."""
+    """Return a function that shows a line only if `report` is verbose."""
     return report.detail if isinstance(report, Report) else do_nothing
 
 

@@ -34,7 +34,7 @@ STYLES = {logging.WARNING: YELLOW, logging.ERROR: RED, logging.CRITICAL: RED}
 
 
 class ForPeople(logging.Formatter):
-    """A formatter that shows only the message, after `warning:` or `error:` for problems."""
+    """A formatter that shows only a log record's text, with `warning:` or `error:` before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,11 +88,11 @@ def _quiet_transformers() -> None:
 
 
 def is_for_people(record: logging.LogRecord) -> bool:
-    """Return whether the console shows a record.
+    """Return whether the console shows a log record.
 
-    The console shows records of the project and of user code, and errors of any logger, but no
-    warnings of libraries, which are meant for developers. A record that is already on the screen
-    (`SHOWN`) goes only to log files.
+    The console shows records of Temper and of user code, and errors of libraries, but not their
+    warnings, which are meant for developers. A record marked as `SHOWN` is already on the screen
+    and goes only to log files.
     """
     if getattr(record, SHOWN, False):
         return False

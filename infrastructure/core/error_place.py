@@ -1,4 +1,4 @@
-"""The line of user code where an error was raised."""
+"""Look-up of the line of user code that raised an error."""
 
 import inspect
 import sys
@@ -39,7 +39,7 @@ def described(error: BaseException) -> str:
 
 
 def at_place(error: BaseException) -> str:
-    """Return a suffix for an error's text, such as ` at turns.py:21 (begin_step)`.
+    """Return the line of user code to append to an error's text: ` at turns.py:21 (begin_step)`.
 
     The suffix is empty if the text already names that line, or if no user code raised the error.
     """
@@ -48,9 +48,11 @@ def at_place(error: BaseException) -> str:
 
 
 def caller_place(error: BaseException) -> str | None:
-    """Return the line of the innermost user code, even if code that it called raised the error.
+    """Return the innermost line of user code that led to an error.
 
-    Return None if only code of Temper and of libraries was involved.
+    Return None if no user code was involved.
+
+    The error itself may have been raised in code of Temper or of a library.
     """
     for frame, line in reversed([*_frames(error)]):
         file = frame.f_code.co_filename

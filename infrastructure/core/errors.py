@@ -9,11 +9,11 @@ from infrastructure.core.messages import Message
 
 
 class Problem(Exception):  # noqa: N818 - the name of the data, of which the errors are kinds
-    """An error whose text is a message of the catalogue.
+    """Base class of errors whose text is a message of the catalogue.
 
     Args:
-        what: the code of a message, or a finished text.
-        about: the values that the message refers to, by name.
+        what: the code of a message, or the text itself.
+        about: the values for the placeholders of the message, by name.
     """
 
     def __init__(self, what: str, /, **about: Any) -> None:
@@ -27,7 +27,7 @@ class Problem(Exception):  # noqa: N818 - the name of the data, of which the err
         return f"{type(self).__name__}({str(self)!r})"
 
     def _render_traceback_(self) -> list[str]:
-        """Return the lines that a notebook shows: only the text, and the rest after `%tb`."""
+        """Return what a notebook shows: only the text. The `%tb` command shows the traceback."""
         is_new = sys.exc_info()[1] is self  # `%tb` shows an error that nobody handles any more
         text = f"{type(self).__name__}: {self}"
         return (text if is_new else "".join(traceback.format_exception(self))).splitlines()
@@ -37,7 +37,7 @@ class Problem(Exception):  # noqa: N818 - the name of the data, of which the err
 
 
 def _copied(kind: type[Problem], text: str, state: dict[str, Any]) -> Problem:
-    """Recreate an error of another process with the text that it had in that process."""
+    """Recreate an error from another process with the text that it had there."""
     error = kind.__new__(kind, text)
     error.__dict__.update(state)
     return error
@@ -72,7 +72,7 @@ class TrainingDivergedError(TemperError):
 
 
 class NothingLearnedError(TemperError):
-    """An error for many steps in a row that change no weight. The text says why."""
+    """An error for many successive training steps that changed no weight. The text says why."""
 
 
 class PreflightError(TemperError):
@@ -84,11 +84,11 @@ class StorageError(TemperError):
 
 
 class NoAnswerError(StorageError):
-    """An error for a remote store that does not respond or fails although the input was right."""
+    """An error for a server that does not respond, or fails although the request was valid."""
 
 
 class CopyNotConfirmedError(TemperError, SystemExit):
-    """An error for a run that is finished here without a confirmed backup. The text says why.
+    """An error for a run that has finished without a confirmed backup. The text says why.
 
     A script that does not catch this error ends with exit code 3, as the `temper` command does.
     """
@@ -99,7 +99,10 @@ class CopyNotConfirmedError(TemperError, SystemExit):
 
 
 class DeviceFailedError(TemperError):
-    """An error for a GPU that this process can no longer use. Work saved before it is safe."""
+    """An error for a GPU that this process can no longer use.
+
+    Saved checkpoints are not affected.
+    """
 
 
 class ProcessLostError(TemperError):
@@ -111,7 +114,7 @@ class RunFailedError(TemperError):
 
 
 class SamplerError(TemperError):
-    """An error for a problem that no sampler solved."""
+    """An error for an optimization problem that no quantum or classical sampler could solve."""
 
 
 class MemoryLimitError(TemperError):
@@ -119,7 +122,7 @@ class MemoryLimitError(TemperError):
 
 
 class RestartNeededError(TemperError):
-    """An error for replaced packages that are loaded, so the notebook's kernel must restart."""
+    """An error for packages that were replaced while loaded: the notebook's kernel must restart."""
 
 
 class RunStoppedError(TemperError):

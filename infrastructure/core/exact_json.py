@@ -1,7 +1,7 @@
 """Lossless conversion of Python values to JSON values and back.
 
-JSON has no tuples, no infinity and no keys other than strings. Such values, which states of
-optimizers and schedulers contain, are written as a mapping with the single key `MARK`.
+JSON has no tuples, no infinity and no keys other than strings. States of optimizers and schedulers
+contain such values. They are written as a mapping with the single key `MARK`.
 """
 
 import math
@@ -17,8 +17,8 @@ def to_json(value: Any, where: str, tuple_key: str | None = None) -> object:
 
     Args:
         where: a description of `value` for the error message.
-        tuple_key: write a tuple as the mapping `{tuple_key: [...]}`, for formats that are older
-            than this module. By default, `MARK` is used.
+        tuple_key: the key of the mapping as which a tuple is written, `{tuple_key: [...]}`, for
+            older file formats. By default, `MARK` is used.
 
     Raises:
         ValueError: if a part of `value` is not None, a boolean, a number or a string, nor a list,

@@ -1,10 +1,10 @@
-"""The doors for features: parts that the core finds, but never names.
+"""Discovery of features: optional parts of Temper, or of installed packages.
 
-A feature of Temper is a folder of `infrastructure/features/` whose module `feature` has a
-`FEATURE`. A feature of an installed package is an entry point in the group "temper.features" whose
-object is a `Feature`. Everything that a feature adds is an address, `module:name`, and is loaded
-when it is first needed: finding all features imports only their `feature` modules, which import
-nothing but this one.
+A feature of Temper is a folder of `infrastructure/features/` whose module `feature` defines
+`FEATURE`. A feature of an installed package is a `Feature` object that an entry point in the group
+"temper.features" names. Everything that a feature adds is given by its address, `module:name`, and
+is loaded when it is first needed. So finding all features imports only their `feature` modules,
+which import nothing but this module.
 """
 
 import importlib
@@ -27,11 +27,12 @@ class Command:
     """A command of `temper`.
 
     Attributes:
-        module: has `add_arguments(parser)` and `run(options)`.
-        help: one line.
+        module: the address of a module with the functions `add_arguments(parser)` and
+            `run(options)`.
+        help: one line of help.
         group: the heading in `temper --help`.
-        resuming: beginnings of its command lines that resume if they are given again after an
-            interruption: `("queue run",)`.
+        resuming: subcommands that resume their work if the user gives them again after an
+            interruption, such as `("queue run",)`.
     """
 
     module: str
@@ -42,46 +43,50 @@ class Command:
 
 @dataclass(frozen=True)
 class Feature:
-    """All that a feature adds. An address is `module:name`.
+    """All parts that a feature adds to Temper. An address is `module:name`.
 
     Attributes:
-        name: its folder; also the topic of its messages, which are in `messages.toml` beside it.
+        name: the name of its folder, and the topic of its messages in `messages.toml`.
         fields: section of the configuration ("" is the root) → address of the `ConfigSection` class
             whose fields that section gets.
-        flags: canonical key → its flags, where the rule in `config.sources.flags` gives others.
-        aliases: other beginnings of keys → the canonical beginning; if this one ends with "_", the
+        flags: canonical key → its flags, if they do not follow the rule in `config.sources.flags`.
+        aliases: alternative prefix of keys → the canonical prefix. If the latter ends with "_", the
             fields can also be given as a section.
         enables: extension → the name of the training setting that enables it.
         needs_own_loop: whether its extensions work only in Temper's own training loop.
         adds_weights: whether its extensions add weights to the model.
-        plugins: entry point group of a registry ("temper.strategies") → name → address. In the
-            group "temper.models", it is that of what builds a model; its adapter has its name.
-        commands: by name.
-        additions: command → module that adds flags to it. Its `run(options)` does the work instead
-            of the command and returns the exit code, or returns None to leave the work to it.
-        contradictions: address of a table as in `config.merging.contradictions`.
-        added_weights: address of such a table, whose facts contradict weights that an extension
-            adds to the model.
-        facts: names that such tables use → address of a function of the configuration.
+        plugins: entry point group of a registry ("temper.strategies") → name → address of a
+            plug-in. In the group "temper.models", a plug-in builds a model, and the model's adapter
+            has the same name.
+        commands: name → the command.
+        additions: command → module that adds flags to it. The module's `run(options)` either does
+            the work and returns the exit code, or returns None, so that the command itself runs.
+        contradictions: address of a table of settings that contradict each other, as in
+            `config.merging.contradictions`.
+        added_weights: address of a table of facts that contradict weights which an extension adds
+            to the model.
+        facts: name of a fact in these tables → address of a function that gets the configuration.
         checks: address of a function that yields a message for each setting that cannot be applied.
-        advice: address of a function of a configuration, and of a function that returns whether a
-            key was given, that yields a note for each setting that costs more than it seems to.
-        objective: address of a function of the section `training`, a tokenizer and its number of
-            tokens that returns an objective that hides tokens, or None.
-        report: addresses of report sections, functions of a `RunView`.
-        live: addresses of those that the live page shows, too.
+        advice: address of a function that yields a note for each setting that costs more than it
+            seems to. It gets a configuration, and a function that returns whether the user has set
+            a key.
+        objective: address of a function that returns an objective which masks tokens, or None. It
+            gets the section `training`, a tokenizer and its number of tokens.
+        report: addresses of functions that return a section of the report for a `RunView`.
+        live: addresses of those functions whose sections are also on the live page.
         folders: keys of settings whose values are folders on this machine.
         own_code: address of a function that yields the entry point group and the address of each
-            part of a user that a configuration names in the feature's own settings.
-        run_files: files that it writes into a run directory, which travel with the run.
-        outputs: what it leaves in a run directory, by name → code of the words for it.
-        quantities: what it measures while a run trains → label.
+            user-defined part in the feature's own settings.
+        run_files: files that it writes into a run directory and that are backed up with the run.
+        outputs: name of an output in a run directory → code of the text that describes it.
+        quantities: key of a quantity that it measures during training → label.
         notebook: names that `import colab` offers → module.
-        on_samples: address of a function of a configuration and a source (text), called when a run
-            uses the sample data; it may change settings that the user has not set.
-        names: names that the specifications import from `infrastructure.training` → module.
-        instead: names of the specifications that do not exist → code of the message that names
-            what to use instead.
+        on_samples: address of a function that is called when a run uses the sample data. It gets a
+            configuration and the text that names the source, and may change settings that the user
+            has not set.
+        names: name that can be imported from `infrastructure.training` → module that defines it.
+        instead: name that does not exist in `infrastructure.training` → code of the message that
+            names its replacement.
     """
 
     name: str
@@ -114,7 +119,7 @@ class Feature:
 
     @property
     def extensions(self) -> list[str]:
-        """The names of its extensions."""
+        """The names of the extensions that this feature adds."""
         return [*self.plugins.get("temper.extensions", {})]
 
 
@@ -154,7 +159,7 @@ def loaded(address: str) -> Any:
 
 
 def all_of(attribute: str) -> Iterator[Any]:
-    """Yield the loaded object of an attribute that holds one address, or several, per feature."""
+    """Yield the loaded objects whose addresses the features have in an attribute."""
     for feature in features():
         value = getattr(feature, attribute)
         for address in (value,) if isinstance(value, str) else value or ():
@@ -162,17 +167,17 @@ def all_of(attribute: str) -> Iterator[Any]:
 
 
 def merged(attribute: str) -> dict[str, Any]:
-    """Return an attribute that is a mapping, of all features together."""
+    """Return the union of an attribute that is a mapping, over all features."""
     return {k: value for f in features() for k, value in getattr(f, attribute).items()}
 
 
 def plugins_of(group: str) -> dict[str, str]:
-    """Return name → address of the plug-ins that features add to a registry."""
+    """Return the plug-ins that features add to the registry `group`: name → address."""
     return {n: address for f in features() for n, address in f.plugins.get(group, {}).items()}
 
 
 def fields_for(section: str) -> tuple[Any, ...]:
-    """Return the classes whose fields features add to a section of the configuration."""
+    """Return the classes with the fields that features add to a section of the configuration."""
     return tuple(loaded(f.fields[section]) for f in features() if section in f.fields)
 
 
@@ -183,15 +188,15 @@ def fields_of_features(section: str) -> frozenset[str]:
 
 
 def extensions_with(attribute: str, *, value: bool = True) -> set[str]:
-    """Return the extensions of features whose attribute, such as `adds_weights`, is `value`."""
+    """Return the extensions of features in which `attribute` (`adds_weights`) is `value`."""
     return {name for f in features() if getattr(f, attribute) is value for name in f.extensions}
 
 
 def run_files_of_features() -> list[str]:
-    """Return the files that features write into a run directory."""
+    """Return the names of the files that features write into a run directory."""
     return [name for feature in features() for name in feature.run_files]
 
 
 def prefixes_of_features() -> tuple[str, ...]:
-    """Return the beginnings of the metrics that features add: `quantum_`."""
+    """Return the prefixes of the metrics that features add, such as `quantum_`."""
     return tuple(f"{feature.name}_" for feature in features())

@@ -26,7 +26,7 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2  # from linux/fcntl.h and linux/fs.h
 
 
 def sync_directory(directory: Path) -> None:
-    """Make renames inside `directory` survive a power cut, as POSIX does not guarantee this."""
+    """Sync a directory to the disk, so that renames in it survive a power failure."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -35,7 +35,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directory(directory: Path, mode: int = 0o777) -> None:
-    """Create a directory and its parents. The created ones survive a power cut."""
+    """Create a directory and its missing parents, and sync them to the disk."""
     if not os.path.lexists(directory.parent):
         make_directory(directory.parent)
     if not directory.is_dir():
@@ -44,7 +44,7 @@ def make_directory(directory: Path, mode: int = 0o777) -> None:
 
 
 def require_listable(directory: Path) -> None:
-    """Check that a folder can be listed, because `glob` treats other folders as empty.
+    """Raise an error if a folder cannot be listed, because `glob` would treat it as empty.
 
     Raises:
         PermissionError: if the folder cannot be listed. The error names it.
@@ -57,9 +57,9 @@ def require_listable(directory: Path) -> None:
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file next to `path` for writing, and on success rename it to `path`.
 
-    The bytes are on the disk before the rename, so a reader never sees half a file. On an exception
-    the temporary file is removed and `path` stays as it was. A lock on the temporary file tells
-    `remove_parts` that its process is alive.
+    The bytes are on the disk before the rename, so a reader never sees an incomplete file. On an
+    exception the temporary file is removed and `path` stays as it was. The temporary file is
+    locked, so that `remove_parts` does not remove it.
     """
     make_directory(path.parent)
     descriptor, part = _new_part_file(path)
@@ -79,9 +79,9 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 
 def _new_part_file(path: Path) -> tuple[int, Path]:
-    """Create a new part of `path`. Return its descriptor, which holds its lock, and its path.
+    """Create and lock a temporary file for `path`. Return its file descriptor and its path.
 
-    Its permissions follow the process's umask, as those of any new file.
+    Its permissions follow the umask, like those of any new file.
     """
     while True:
         part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
@@ -96,10 +96,10 @@ def _new_part_file(path: Path) -> tuple[int, Path]:
 
 
 def remove_parts(directory: Path) -> None:
-    """Remove the parts in `directory` that `atomic_write` left behind when its process was killed.
+    """Remove the temporary files of `atomic_write` that killed processes left in `directory`.
 
-    Parts that a living process is writing are locked and are kept. On a file system without locks,
-    all parts are kept.
+    Files that a running process is writing are locked, and are kept. On a file system without
+    locks, all of them are kept.
     """
     with suppress(OSError):
         for part in directory.glob(".*.part"):
@@ -108,7 +108,7 @@ def remove_parts(directory: Path) -> None:
 
 
 def remove_if_unlocked(path: Path) -> bool:
-    """Remove a file unless a living process has locked it. Return whether it is gone.
+    """Remove a file unless a running process has locked it. Return whether the file is gone.
 
     On a file system without locks, keep the file and return False.
     """
@@ -141,7 +141,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def readable_path(path: str | Path) -> str:
-    r"""Return a path for display and for text files; bytes that are not UTF-8 become \xXX."""
+    r"""Return a path as text that can be displayed. Bytes that are not UTF-8 become \xXX."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
@@ -157,12 +157,12 @@ def write_json(path: Path, value: object) -> None:
 
 @contextmanager
 def whole_directory(directory: Path) -> Iterator[Path]:
-    """Yield a temporary directory that takes the name `directory` once everything is on the disk.
+    """Yield a temporary directory, which is renamed to `directory` after the block.
 
-    On Linux's own file systems, it swaps names with an older directory atomically. Elsewhere an
-    older directory is renamed away just before; if the process is killed at that moment,
-    `recover_directory` restores it. On an exception the temporary directory is removed and the
-    older one stays.
+    All files are on the disk before the rename. An existing directory is replaced, on Linux's own
+    file systems atomically. On other file systems it is renamed first, and if the process is killed
+    at that moment, `recover_directory` restores it. On an exception, the temporary directory is
+    removed and the existing one stays.
     """
     make_directory(directory.parent)
     recover_directory(directory)
@@ -178,10 +178,11 @@ def whole_directory(directory: Path) -> Iterator[Path]:
 
 
 def recover_directory(directory: Path) -> None:
-    """Clean up after a killed `whole_directory`. Call this before reading the directory.
+    """Clean up after a process that was killed in `whole_directory`.
 
-    An older directory that was renamed away gets its name back, unless the name is taken. Other
-    remains of the dead process are removed. Files of a living process are not touched.
+    Call this before reading the directory. If the existing directory had already been renamed, it
+    gets its name back. Other remains of the killed process are removed. Files of running processes
+    are not touched.
     """
     pattern = re.compile(rf"\.{re.escape(directory.name)}\.([0-9a-f]{{8}})\.(?:part|old)")
     with suppress(OSError):
@@ -208,12 +209,15 @@ def _recover(directory: Path, token: str) -> None:
 
 
 def _neighbour(directory: Path, token: str, kind: str) -> Path:
-    """Return the path of a neighbor of kind "part", unfinished and removable, or "old", whole."""
+    """Return the path of a temporary directory next to `directory`.
+
+    The kind is "part" (incomplete, may be removed) or "old" (complete, may be restored).
+    """
     return directory.with_name(f".{directory.name}.{token}.{kind}")
 
 
 def _new_part(directory: Path) -> tuple[Path, int]:
-    """Create a new part. Return it and a descriptor whose lock shows that its process is alive."""
+    """Create and lock a temporary directory. Return its path and the descriptor of the lock."""
     while True:
         part = _neighbour(directory, secrets.token_hex(4), "part")
         part.mkdir()
@@ -225,7 +229,7 @@ def _new_part(directory: Path) -> tuple[Path, int]:
 
 
 def _lock(directory: Path) -> tuple[int, bool]:
-    """Return a descriptor and whether it holds the directory's lock. Some file systems have none.
+    """Lock a directory. Return a descriptor, and False if the file system has no locks.
 
     Raises:
         BlockingIOError: if another living process holds the lock.
@@ -242,7 +246,7 @@ def _lock(directory: Path) -> tuple[int, bool]:
 
 
 def _give_name(part: Path, directory: Path) -> None:
-    """Rename `part` to `directory`. An older directory of that name becomes `part`."""
+    """Rename `part` to `directory`. An existing directory of that name is renamed to `part`."""
     if not os.path.lexists(directory):
         part.rename(directory)
         return
@@ -259,7 +263,7 @@ def _give_name(part: Path, directory: Path) -> None:
 
 
 def _step_down(aside: Path, part: Path) -> None:
-    """Rename the older directory to `part`, so that it may be removed but is never restored."""
+    """Rename a replaced directory to `part`, so that it is removed and never restored."""
     with suppress(FileNotFoundError):
         aside.rename(part)
 
@@ -272,7 +276,7 @@ def _remove(path: Path) -> None:
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Swap two names atomically. Return False, and do nothing, if the system cannot do this."""
+    """Swap two files or directories atomically. Return False if the system cannot do this."""
     rename = _renameat2()
     if rename is None:
         return False
@@ -307,7 +311,7 @@ def _sync_tree(directory: Path) -> None:
 def paths_below(directory: Path) -> Iterator[Path]:
     """Yield all paths below a folder, even while other processes remove parts of it.
 
-    Paths that disappear in the meantime are left out. (`Path.rglob` raises FileNotFoundError for
+    Paths that are removed in the meantime are left out. (`Path.rglob` raises FileNotFoundError for
     them, up to Python 3.12.) For a folder that does not exist or cannot be read, nothing is
     yielded.
     """

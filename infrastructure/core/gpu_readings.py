@@ -1,4 +1,4 @@
-"""Utilization, memory and temperature of the GPUs, polled at little cost.
+"""Readings of the utilization, memory and temperature of the GPUs, taken at little cost.
 
 The driver's library is opened once: NVML through `nvidia-ml-py`, or GPUtil, which starts
 `nvidia-smi` at each read. Without a GPU, a driver or a package, the list is empty and no error is

@@ -1,10 +1,10 @@
-"""Facts about this machine: processor, memory, disk, GPUs, Python. Nothing is changed.
+"""Detection of this machine's processor, memory, disk, GPUs and Python version.
 
-The values are those that this process may use, within the limits of a container (control groups)
-and of the scheduler (affinity). No function imports torch, initializes CUDA or raises if a fact
-cannot be read: the fact is then None, or the list of GPUs is empty. GPUs are read from NVML
-(`nvidia-ml-py`), or else from GPUtil. They are all GPUs of the machine, regardless of
-CUDA_VISIBLE_DEVICES. `root` arguments are for tests: a folder that stands for `/`.
+The values are the resources that this process may use, within the limits of a container (control
+groups) and of the scheduler (affinity). Nothing is changed. No function imports torch, initializes
+CUDA or raises if a fact cannot be read: the fact is then None, or the list of GPUs is empty. GPUs
+are read from NVML (`nvidia-ml-py`), or else from GPUtil. All GPUs of the machine are included,
+regardless of CUDA_VISIBLE_DEVICES. `root` arguments are for tests: a folder that stands for `/`.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ class Processor:
 
 @dataclass(frozen=True)
 class Memory:
-    """RAM in bytes, within the limit of a container. `limited` is True if such a limit applies."""
+    """RAM in bytes. If a container's limit applies, `limited` is True and the limit counts."""
 
     total_bytes: int
     available_bytes: int
@@ -95,7 +95,7 @@ class Hardware:
 
 
 def detect(folder: Path) -> Hardware:
-    """Read all facts now. The disk space is read where `folder` is or will be."""
+    """Detect the hardware now. The free disk space is that at `folder`, which need not exist."""
     driver = nvidia_driver_present()
     return Hardware(
         python=platform.python_version(),
@@ -146,7 +146,7 @@ def memory(root: Path = Path("/")) -> Memory:
 
 
 class OtherPrograms:
-    """The CPU load of other programs on the machine, measured since the creation of the object."""
+    """The CPU load of other programs on the machine, measured since this object was created."""
 
     def __init__(self) -> None:
         self._began = time.monotonic(), _busy_seconds(), _own_seconds()
@@ -190,7 +190,7 @@ def disk_free_bytes(path: Path) -> int | None:
 
 
 def gpus() -> list[GPU]:
-    """Return the NVIDIA GPUs from NVML, or from GPUtil. Never raise; polling is cheap enough."""
+    """Return the NVIDIA GPUs, from NVML or else GPUtil; empty if neither works."""
     by_nvml = _gpus_by_nvml()
     return gpus_by_gputil() if by_nvml is None else by_nvml
 
@@ -225,7 +225,7 @@ def open_nvml() -> ModuleType | None:
 
 
 def _gpu_by_nvml(nvml: ModuleType, index: int) -> GPU:
-    """Return the facts about one GPU. Those that the card does not support are None."""
+    """Return the facts about one GPU. Values that the GPU does not report are None."""
 
     def query(function: Callable[..., Value], *arguments: object) -> Value | None:
         try:
@@ -253,7 +253,7 @@ def _gpu_by_nvml(nvml: ModuleType, index: int) -> GPU:
 
 
 def _text(value: str | bytes | None) -> str | None:
-    """Return a string of NVML as text. Older bindings return bytes."""
+    """Return a string from NVML as `str`. Older versions of the package return bytes."""
     return value.decode() if isinstance(value, bytes) else value
 
 
@@ -294,7 +294,7 @@ def describe(hardware: Hardware) -> list[str]:
 
 
 def machine_facts(hardware: Hardware) -> list[tuple[str, str]]:
-    """Return what the machine has, each as its subject and a text: CPU, memory, disk and GPUs."""
+    """Return (subject, text) for CPU, memory, disk and each GPU of the machine."""
     cpu, ram = hardware.processor, hardware.memory
     bf16 = phrase("core.bf16_emulated")
     if cpu.has_bf16:

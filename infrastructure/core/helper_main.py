@@ -1,6 +1,6 @@
 """The entry point of a helper process: `python -P helper_main.py MODULE ARGUMENTS…`.
 
-Nothing is imported before the module path is set.
+It sets the module path before it imports anything else.
 """
 
 import os  # Python has already imported these two

@@ -1,9 +1,8 @@
-"""Helper processes: modules of this package that run in another Python process.
+"""Helper processes: other Python processes that run a module of this package.
 
-A helper finds this package and everything that this process has imported, in whichever folder it is
-started, even if a folder of the user contains a package `infrastructure`, a `torch.py` or a
-`json.py`. Its standard error is read while this process lives, and its last lines are kept, so that
-an error message can say why a helper died.
+A helper imports the same modules as this process, whichever folder it is started in, even if the
+user's folder contains a package `infrastructure`, a `torch.py` or a `json.py`. The last lines of
+its standard error are kept, so that an error message can say why a helper died.
 """
 
 import multiprocessing
@@ -38,8 +37,9 @@ class HelperProcess(subprocess.Popen[bytes]):
     Args:
         module: the full name of the module, which runs as `__main__`.
         arguments: the command line arguments.
-        stderr: the destination of the standard error; with PIPE, this object keeps it.
-        shows_words: also copy the kept output to this process's standard error.
+        stderr: the destination of the standard error; with PIPE, its last lines are kept in this
+            object.
+        shows_words: also copy the helper's standard error to that of this process.
         own_session: start the helper in its own session, so that signals to this process's group,
             such as Ctrl-C in a terminal, do not reach it.
         environment: environment variables in addition to those of this process.
@@ -80,7 +80,7 @@ class HelperProcess(subprocess.Popen[bytes]):
     def last_words(self) -> str:
         """The last line on the helper's standard error, with secrets masked, or "" if none.
 
-        A Python that dies of an exception ends with its type and text.
+        If Python ends with an exception, this line is the type and text of the exception.
         """
         if self._reader is not None and self.poll() is not None:
             self._reader.join(LAST_WORDS_SECONDS)
@@ -103,7 +103,10 @@ class HelperProcess(subprocess.Popen[bytes]):
                     pipe.close()
 
     def fate(self, patience_seconds: float = 0.0) -> str | None:
-        """Return how the helper ended and its last line, or None if it does not end in time."""
+        """Return how the helper ended and its last line, or None if it is still running.
+
+        Wait at most `patience_seconds` for it to end.
+        """
         self.ends_within(patience_seconds)
         code = self.poll()
         if code is None:
@@ -120,12 +123,15 @@ class HelperProcess(subprocess.Popen[bytes]):
 
 
 def module_arguments(module: str) -> list[str]:
-    """Return the Python arguments that run `module`, which also needs `module_variables`."""
+    """Return the command-line arguments with which Python runs `module` as a helper.
+
+    The process also needs the environment variables from `module_variables`.
+    """
     return ["-P", helper_main.__file__, module]
 
 
 def module_variables() -> dict[str, str]:
-    """Return the environment variables by which a helper finds the same modules as this process."""
+    """Return the environment variables that let a helper find the modules of this process."""
     return {
         helper_main.PATH_VARIABLE: "\n".join(module_path()),
         PLUGINS_VARIABLE: registered_addresses(),
@@ -133,7 +139,7 @@ def module_variables() -> dict[str, str]:
 
 
 def fate_of(code: int, words: str = "") -> str:
-    """Describe how a process ended, from its `subprocess` return code and its last line."""
+    """Describe how a process ended, from its return code and the last line that it wrote."""
     if code < 0:
         return phrase("core.killed_by_signal", signal=signal.Signals(-code).name)
     return phrase("core.ended_with_exit_code", code=code, output=f" ({words})" if words else "")
@@ -149,9 +155,9 @@ def last_line(words: bytes) -> str:
 def module_path() -> list[str]:
     """Return the folders in which a helper looks for modules.
 
-    These are the folders of this process in another order. The folders that Python itself put first
-    (the current one, the script's) come last, and the parent of this package comes before any other
-    folder that contains a package of its name.
+    These are the folders in this process's `sys.path`, in another order. The folders that Python
+    itself put first, such as that of the script, come last. The folder that contains this package
+    comes before any other folder with a package of the same name.
     """
     own, current = str(PACKAGE_PARENT), str(Path.cwd())
     main = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -177,14 +183,15 @@ def worker_pool(
     *,
     imports_main: bool = False,
 ) -> ProcessPoolExecutor:
-    """Create a pool of processes that call functions of this package. All start at the first call.
+    """Create a pool of processes that call functions of this package.
 
-    They are spawned, because forking a process that has threads may hang.
+    All processes start at the first call. They are spawned, because forking a process with threads
+    may hang.
 
     Args:
-        imports_main: also run the user's script in the processes, because the objects that they get
-            are defined there. A script that trains outside `if __name__ == "__main__":` would train
-            again in each process.
+        imports_main: also import the user's script in the processes, because it defines objects
+            that are passed to them. A script that trains outside `if __name__ == "__main__":` would
+            train again in each process.
     """
     kind = _WorkerContextWithMain() if imports_main else _WorkerContext()
     with _modules_found():  # creating its locks starts a process, too
@@ -192,21 +199,22 @@ def worker_pool(
 
 
 def refuse_to_train_in_worker() -> None:
-    """Raise an error if this process only imports the user's script for its definitions.
+    """Raise an error if this process is a worker that only imports the user's script.
 
     Raises:
-        RuntimeError: if this is such a process, so the script trains as soon as it is imported.
+        RuntimeError: if this is such a worker, which means that the script trains as soon as it is
+            imported.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(phrase("core.script_trains_when_imported"))
 
 
 class _WorkerPool(ProcessPoolExecutor):
-    """A pool that starts all its processes before its thread watches them.
+    """A pool that starts all its processes before it begins to watch them.
 
-    If a process dies while another one is being started, that thread ends with "dictionary changed
-    size during iteration" (Python 3.11 to 3.13). The new process then never ends, and Python waits
-    for it at exit. Python itself avoids this only for forked processes.
+    In Python 3.11 to 3.13, if a process dies while another one is being started, the thread that
+    watches them ends with "dictionary changed size during iteration". The new process then never
+    ends, and Python waits for it at exit. Python avoids this only for forked processes.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -215,7 +223,7 @@ class _WorkerPool(ProcessPoolExecutor):
 
 
 class _WorkerPopen(popen_spawn_posix.Popen):
-    """A process of a pool, which finds modules in the same folders as a helper."""
+    """A process of a pool, which finds the same modules as a helper process."""
 
     def _launch(self, process_obj: Any) -> None:
         with _modules_found(imports_main=process_obj.imports_main):
@@ -248,10 +256,10 @@ MAIN_KEYS = ("init_main_from_name", "init_main_from_path")  # with these, spawn 
 
 @contextmanager
 def _modules_found(*, imports_main: bool = False) -> Iterator[None]:
-    """Let processes that `multiprocessing` starts inside the block find modules as a helper does.
+    """Let processes that `multiprocessing` starts in the block find modules as a helper does.
 
-    `multiprocessing` has no parameter for this: its processes begin with the current folder first,
-    and then take this process's path.
+    `multiprocessing` has no parameter for this. Its processes first search the current folder, and
+    then use the path of this process.
     """
     get_original_data = spawn.get_preparation_data
 

@@ -1,4 +1,4 @@
-"""Access to the Hugging Face Hub: a check that it is reachable, and small files of its models.
+"""Access to the Hugging Face Hub: a check whether it is reachable, and small files of models.
 
 This module does not load torch. Files in the Hub's cache on this machine are not requested again.
 """
@@ -21,10 +21,11 @@ _TRUE = ("1", "on", "yes", "true")
 
 
 class NotOnHubError(InputError):
-    """An error for a model that is neither in the cache nor on the Hub.
+    """An error for a model that is neither in the local cache nor on the Hub.
 
     Attributes:
-        hub_reachable: whether the Hub itself has reported that there is no such model.
+        hub_reachable: whether the Hub answered that there is no such model, instead of being
+            unreachable.
     """
 
     def __init__(self, name: str, *, hub_reachable: bool) -> None:
@@ -33,12 +34,12 @@ class NotOnHubError(InputError):
 
 
 def reads_like_path(name: str) -> bool:
-    """Return whether a model name can only be that of a folder, not of a model on the Hub."""
+    """Return whether a model name must be the path of a folder and cannot be a name on the Hub."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip()
 
 
 def hub_is_reachable() -> bool:
-    """Return whether the Hub's address can be reached. Behind a proxy, assume that it can."""
+    """Return whether the Hub can be reached. Behind a proxy, this is assumed."""
     # read as huggingface_hub does, which reads them only once, on import
     offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     if offline.lower() in _TRUE:
@@ -57,13 +58,13 @@ def hub_is_reachable() -> bool:
 
 @contextmanager
 def offline_where_unreachable(*settings: Any) -> Iterator[None]:
-    """Use only the cache of the Hub inside the block, if the Hub cannot be reached.
+    """If the Hub cannot be reached, use only its local cache inside the block.
 
-    Otherwise the Hub's client would retry every file for half a minute, since transformers requests
-    some files even when it is set to use only local ones.
+    Otherwise the Hub's client would retry each file for half a minute, because transformers
+    requests some files even with `local_files_only`.
 
     Args:
-        settings: modules that have their own variable HF_HUB_OFFLINE.
+        settings: modules with a variable HF_HUB_OFFLINE of their own, which is set, too.
     """
     constants: Any = require("huggingface_hub.constants", "the Hugging Face hub")
     modules = (constants, *settings)
@@ -79,7 +80,7 @@ def offline_where_unreachable(*settings: Any) -> Iterator[None]:
 
 
 def data_sets_folder() -> Path:
-    """Return the folder of the data sets that were downloaded before."""
+    """Return the folder to which data sets are downloaded."""
     constants: Any = require("huggingface_hub.constants", "the Hugging Face hub")
     own = os.environ.get("HF_DATASETS_CACHE")
     return Path(own).expanduser() if own else Path(constants.HF_HOME) / "datasets"
@@ -130,7 +131,7 @@ def hub_file(name: str, file: str, revision: str | None = None) -> Path | None:
 
 
 def json_of(path: Path | None) -> JsonObject:
-    """Return the contents of a JSON file; empty if it cannot be read, which the caller reports."""
+    """Return the contents of a JSON file; empty if the file is missing or cannot be read."""
     try:
         return {} if path is None else as_object(parse_json(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

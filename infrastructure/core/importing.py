@@ -1,9 +1,9 @@
-"""Fewer garbage collections while a process imports, prepares data or trains.
+"""Fewer garbage collections while Python imports packages, prepares data or trains.
 
-Python collects garbage after every 700 new objects, and now and then examines all objects. After
-PyTorch and transformers are imported there are a million objects, nearly none of which ever become
-garbage. A full collection then takes a fifth of a second, and dozens of them happen before the
-first training step. Objects that reference counting frees are still freed at once.
+Python collects garbage after every 700 new objects, and from time to time examines all objects.
+After PyTorch and transformers are imported, there are a million objects, and hardly any of them
+ever becomes garbage. A full collection then takes a fifth of a second, and dozens of them happen
+before the first training step. Objects that reference counting frees are still freed at once.
 """
 
 import gc
@@ -20,7 +20,7 @@ COLLECTED_AFTER = (50_000, 20, 10)
 
 @dataclass
 class _Imports:
-    """The state of imports in this process.
+    """The garbage-collection state of this process.
 
     Attributes:
         are_frozen: whether imported objects are exempt from later garbage collection. This is safe
@@ -34,7 +34,7 @@ _imports = _Imports()
 
 
 def own_process() -> None:
-    """Collect garbage rarely, because this process runs only one command."""
+    """Make garbage collections rare in a process that runs only one command."""
     gc.set_threshold(*COLLECTED_AFTER)
     _imports.are_frozen = True
 
@@ -50,7 +50,7 @@ def do_without_torch() -> None:
 
 
 def may_freeze() -> bool:
-    """Return whether using `gc.freeze` and `gc.unfreeze` cannot unfreeze other code's objects."""
+    """Return whether this process may call `gc.unfreeze` without affecting other code."""
     return _imports.are_frozen or gc.get_freeze_count() == 0
 
 
@@ -74,7 +74,7 @@ def importing() -> Iterator[None]:
 
 @contextmanager
 def searching_rarely() -> Iterator[None]:
-    """Collect garbage inside the block as rarely as a `temper` command does.
+    """Make garbage collections inside the block as rare as in a `temper` command.
 
     The existing garbage of a notebook, such as that of a failed run, is collected first. The
     earlier settings are restored afterwards.

@@ -22,13 +22,13 @@ Value = TypeVar("Value")
 
 
 class JsonCache(Generic[Value]):
-    """A cache of values by key. Beyond `MAX_ENTRIES`, the least recently stored ones are dropped.
+    """A cache of values by key. With more than `MAX_ENTRIES`, the oldest entries are dropped.
 
     Args:
         path: the file, which is created with its folder at the first `put`.
-        what: the subject of the warning if the file cannot be written, as in "WHAT is not
-            remembered".
-        is_whole: returns whether a value from the file is valid. Invalid values are ignored.
+        what: a description of the values for the warning that the file cannot be written.
+        is_whole: a function that returns whether a value from the file is valid. Invalid values are
+            ignored.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class JsonCache(Generic[Value]):
         self._is_whole = is_whole
 
     def get(self, key: Key) -> Value | None:
-        """Return the value of exactly this key, or None if there is none."""
+        """Return the value that was stored for this key, or None."""
         return next((value for known, value in self._read() if known == key), None)
 
     def put(self, key: Key, value: Value) -> None:

@@ -1,7 +1,7 @@
-"""A parser of JSON from untrusted sources, which refuses excessive nesting like invalid JSON.
+"""A parser of JSON from untrusted sources, which rejects deep nesting as it rejects invalid JSON.
 
-For excessive nesting, depending on the version of Python, `json.loads` raises a RecursionError or
-returns a value on which any recursive function fails later.
+For deeply nested JSON, `json.loads` raises a RecursionError in some versions of Python. In others,
+it returns a value on which any recursive function fails later.
 """
 
 import json
@@ -22,7 +22,7 @@ def parse_json(
     parse_constant: Callable[[str], object] | None = None,
     object_hook: Callable[[JsonObject], object] | None = None,
 ) -> JsonValue:
-    """Return the value of a JSON text. The arguments are those of `json.loads`.
+    """Parse a JSON text. The other arguments are those of `json.loads`.
 
     Raises:
         ValueError: if the text is not JSON, not UTF-8, or nested deeper than MAX_DEPTH.
@@ -37,7 +37,7 @@ def parse_json(
 
 
 def parse_record(text: str) -> JsonValue:
-    """Return the value of a JSON text, and refuse repeated keys with different values.
+    """Parse a JSON text, and reject objects that have a key twice with different values.
 
     Raises:
         ValueError: as in `parse_json`, or if an object has a key twice with different values.
@@ -52,7 +52,7 @@ def parse_record(text: str) -> JsonValue:
 
 
 def without_repeats(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
-    """Return the JSON object of these keys and values. Use this as an `object_pairs_hook`.
+    """Return a JSON object with these keys and values, as an `object_pairs_hook` of `json.loads`.
 
     Raises:
         ValueError: if a key appears twice with different values, because an object keeps only one.
@@ -128,7 +128,7 @@ def _shown(value: JsonValue) -> str:
 
 
 def too_deep() -> str:
-    """Return the error text for excessive nesting."""
+    """Return the error text for JSON that is nested too deeply."""
     return phrase("core.nested_too_deep", max_depth=MAX_DEPTH)
 
 

@@ -1,4 +1,4 @@
-"""Tracebacks of unexpected errors, kept in a file of the run.
+"""A file in the run directory for the traceback of an unexpected error.
 
 The screen shows only one sentence of such an error, which is not enough to find its cause.
 """
@@ -30,16 +30,16 @@ def keep_traceback(error: BaseException, path: Path) -> None:
 
 
 def traceback_file(error: BaseException) -> Path | None:
-    """Return the file with the traceback of `error`, or None if it was not kept."""
+    """Return the file to which the traceback of `error` was written, or None if there is none."""
     path: Path | None = vars(error).get(_ATTRIBUTE)
     return path
 
 
 @contextmanager
 def traceback_kept_in(path: Path) -> Iterator[None]:
-    """Write the traceback of an unexpected error inside the block to `path`, and raise the error.
+    """Write the traceback of an unexpected error in the block to `path`, and re-raise the error.
 
-    A `TemperError` that was not raised by user code counts as expected, and has no traceback.
+    A `TemperError` that Temper itself raised is expected, and its traceback is not written.
     """
     try:
         yield

@@ -9,13 +9,13 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True)
 class LaunchedProcess:
-    """One of several processes that were started with the same command line.
+    """One of several training processes that a launcher started together.
 
     Attributes:
-        rank: the number of this process among all of them; rank 0 leads.
+        rank: the number of this process among all of them, from 0.
         size: the number of processes on all machines.
         local_rank: the number of this process on its machine.
-        address: the address at which the other machines reach the first one.
+        address: the address of the machine of rank 0, as the other machines reach it.
     """
 
     rank: int
@@ -25,7 +25,7 @@ class LaunchedProcess:
 
 
 def launched_process(environment: Mapping[str, str] = os.environ) -> LaunchedProcess | None:
-    """Return the rank and the other values that the launcher gave to this process.
+    """Return the rank and the other values that a launcher has given to this process.
 
     Return None if there was no launcher, or if it started only one process.
     """

@@ -18,13 +18,13 @@ def lazy_names(
 
     Args:
         places: the module that defines each name.
-        elsewhere: for names in the specifications that do not exist in Temper, what to use instead:
-            the code of a message, or a finished text.
+        elsewhere: for names that do not exist in Temper, what to use instead: the code of a
+            message, or the text itself.
 
     Returns:
         A function that raises ImportError for a name in `elsewhere`, and AttributeError for any
-        other unknown name. It raises ImportError because Python drops the text of an AttributeError
-        in `from package import name`.
+        other unknown name. ImportError is used for the former because `from package import name`
+        discards the text of an AttributeError.
     """
 
     def get(name: str) -> Any:

@@ -1,8 +1,8 @@
-"""A growing text file of complete lines. A partial line after a kill or a full disk is cut off.
+"""A text file to which complete lines are appended; an incomplete last line is cut off.
 
-Each line goes to the operating system at once, so a killed process loses at most the line that it
-was writing. The file is synced only when it is closed: a power cut may lose the last seconds of a
-file that is being written, and nothing of a closed one.
+Each line is passed to the operating system at once, so a killed process loses at most the line that
+it was writing. The file is synced to the disk only when it is closed, so a power failure may lose
+the last seconds of an open file.
 """
 
 import contextlib
@@ -127,7 +127,7 @@ def rotated_files(path: Path) -> list[Path]:
 
 
 def end_of_last_line(file: FileIO) -> int:
-    """Return the number of bytes up to and including the last line end."""
+    """Return the position after the last line end in a file, in bytes."""
     end = file.seek(0, 2)
     while end > 0:
         start = max(0, end - SEARCH_BYTES)

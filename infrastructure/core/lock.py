@@ -1,4 +1,4 @@
-"""A lock between processes."""
+"""A lock on a file between processes."""
 
 import errno
 import fcntl
@@ -10,7 +10,7 @@ NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 
 def is_held(path: Path) -> bool | None:
-    """Return whether a living process holds the lock on `path`, or None if this is unknown.
+    """Return whether a running process holds the lock on `path`, or None if that is unknown.
 
     No file is created.
     """
@@ -28,10 +28,9 @@ def is_held(path: Path) -> bool | None:
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool | None:
-    """Lock an open file unless another process has locked it. Return whether this succeeded.
+    """Try to lock an open file. Return False if another process has locked it.
 
-    Return None if the file system has no locks, so that it is unknown whether another process uses
-    the file.
+    Return None if the file system has no locks.
     """
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -43,10 +42,11 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool | None:
 
 
 class Lock:
-    """A lock on a file, held until `release` or the end of the process. The file is created.
+    """A lock on a file, held until `release` or the end of the process.
 
-    The kernel holds the lock (flock), so a killed process leaves nothing that blocks the next one.
-    A child process that inherits `descriptor` also holds the lock until it ends.
+    The file is created if necessary. The kernel manages the lock (flock), so a killed process
+    cannot leave a lock behind. A child process that inherits `descriptor` also holds the lock until
+    it ends.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,11 +57,11 @@ class Lock:
     def take(
         self, *, shared: bool = False, wait: bool = True, where_there_are_none: bool | None = None
     ) -> bool:
-        """Take the lock, or change its kind. Return False if it is not free and `wait` is False.
+        """Take the lock, shared or exclusive. Return False if it is taken and `wait` is False.
 
         Args:
-            where_there_are_none: the value to return on a file system without locks (some network
-                mounts), where the state is unknown; by default, the value of `wait`.
+            where_there_are_none: the value to return on a file system without locks, such as some
+                network mounts; by default, the value of `wait`.
         """
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:

@@ -1,4 +1,4 @@
-"""Look-up of names in a table. The error for a wrong name suggests the nearest valid one."""
+"""Look-up of names in a table. The error for an unknown name suggests the nearest valid one."""
 
 import difflib
 import re
@@ -16,9 +16,10 @@ WORD = re.compile(r"[^\W_]+")
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice of which `name` is a typo or a prefix, or None if there is none.
+    """Return the choice that the user probably meant by `name`, or None if none is similar.
 
-    Words with which both begin or end are ignored, so `--save-steps` is not near `--max-steps`.
+    Words that both names have at the beginning or end are ignored, so `--save-steps` is not near
+    `--max-steps`.
     """
     likeness = {choice: _likeness(name, choice) for choice in choices}
     best = max(likeness, key=lambda choice: likeness[choice], default=None)
@@ -26,7 +27,7 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
 
 
 def _likeness(name: str, choice: str) -> float:
-    """Return a likeness from 0 to 1, where 1 means equal except for case and punctuation."""
+    """Return the similarity of two names, from 0 to 1. Case and punctuation are ignored."""
     given, known = (WORD.findall(text.lower()) for text in (name, choice))
     whole = len("".join(given))
     if given and whole >= 4 and "".join(known).startswith("".join(given)):
@@ -45,7 +46,7 @@ def _likeness(name: str, choice: str) -> float:
 
 
 def _is_one_letter_more(shorter: str, longer: str) -> bool:
-    """Return whether one word is the other plus one additional letter."""
+    """Return whether `longer` is `shorter` with one additional letter."""
     return len(longer) == len(shorter) + 1 and any(
         longer[:i] + longer[i + 1 :] == shorter for i in range(len(longer))
     )
@@ -61,12 +62,12 @@ def _are_swapped(left: str, right: str) -> bool:
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Return a hint at the nearest choice for the end of a sentence, or "" if none is near."""
+    """Return a sentence that suggests the nearest choice, or "" if none is near."""
     return meant_hint(nearest(name, choices))
 
 
 def meant_hint(meant: str | None) -> str:
-    """Return a hint at `meant` for the end of a sentence, or "" if it is None."""
+    """Return a sentence that suggests the name `meant`, or "" if it is None."""
     return phrase("core.did_you_mean", meant=meant) if meant else ""
 
 

@@ -1,8 +1,7 @@
-"""Load and memory of this machine, polled at little cost.
+"""Readings of the load and memory of this machine, taken at little cost.
 
-A load of 100 % is all that a container's limits allow this process: its processor time, and the
-container's memory if that is smaller than the machine's. Rates are averages since the previous
-reading. Values that the system does not report are None.
+In a container, 100 % is the processor time and the memory that the container may use. Rates are
+averages since the previous reading. Values that the system does not report are None.
 """
 
 import time
@@ -23,12 +22,12 @@ class MachineReading:
     """The load and memory of the machine at one moment.
 
     Attributes:
-        cpu_percent: the load of all processes since the previous reading, in percent of what this
-            process may use.
-        memory_used_bytes, memory_total_bytes: the memory of the container if its limit is smaller
-            than the machine's memory, and otherwise that of the machine.
-        process_memory_bytes: the resident memory of this process and its descendants; memory that
-            several of them share counts for each.
+        cpu_percent: the CPU load of all processes since the previous reading, in percent of the
+            cores that this process may use.
+        memory_used_bytes, memory_total_bytes: the memory of the container if its limit is below the
+            machine's memory, and otherwise that of the machine.
+        process_memory_bytes: the resident memory of this process and its descendants. Shared memory
+            is counted for each process.
         disk_read_bytes_per_second, disk_write_bytes_per_second: the rates of all disks of the
             machine.
         network_received_bytes_per_second, network_sent_bytes_per_second: the rates of all network
@@ -52,7 +51,7 @@ class MachineReading:
 
 
 class MachineReadings:
-    """A source of readings, which remembers the counters of the previous one.
+    """A source of readings of the machine. Rates are computed since the previous reading.
 
     It must not be used by two threads at once.
 
@@ -114,7 +113,7 @@ class MachineReadings:
 
 
 class _Processor:
-    """The load of the cores that this process may use."""
+    """A measurement of the load of the cores that this process may use."""
 
     def __init__(self) -> None:
         self._quota_cores = cpu_quota_cores()

@@ -1,15 +1,15 @@
-"""Messages as data: a code, the values that the message is about, and words from the catalogue.
+"""Messages to the user: a code, values, and a text template from the catalogue.
 
-Code raises or reports a `Message`; its words are in `catalogue/TOPIC.toml`, under its code. There
-are three kinds of placeholders:
+The code raises or reports a `Message`. Its text template is in `catalogue/TOPIC.toml` under the
+code of the message. There are three kinds of placeholders:
 
     {name}          a value of `about`, formatted as by Python: {name!r}, {name:,}
     {count:# row}   a number with its noun: "1 row", "2,000 rows"; {count:# index|indices}
     {=key} {=key:value}   a setting, spelled as the reader gives it: a flag on the command line, a
                           keyword in Python, else its key
 
-Values of `about` are shown as they are, except a `Setting`, which is spelled as the reader gives
-it.
+A value of the type `Setting` is also spelled as the reader gives it. All other values are shown
+unchanged.
 """
 
 import os
@@ -43,7 +43,7 @@ Speller = Callable[[str, str], str]
 
 
 def as_key(key: str, value: str = "") -> str:
-    """Spell a setting as configuration files and `DeploymentConfig` do: `training.batch_size=4`."""
+    """Spell a setting as in configuration files and `DeploymentConfig`: `training.batch_size=4`."""
     if key == INTERRUPT:
         return "Ctrl-C"
     return f"{key}={value}" if value else key
@@ -60,10 +60,10 @@ def speller() -> Speller:
 
 @contextmanager
 def spelled_by(spell: Speller) -> Iterator[None]:
-    """Show settings inside the block as `spell` spells them.
+    """Spell the settings in messages with the function `spell` inside the block.
 
     Args:
-        spell: a function of a canonical key and a value, which may be empty.
+        spell: a function that gets a canonical key and a value, which may be empty.
     """
     _spellers.append(spell)
     try:
@@ -75,7 +75,7 @@ def spelled_by(spell: Speller) -> Iterator[None]:
 
 @contextmanager
 def recorded_settings() -> Iterator[dict[str, list[str]]]:
-    """Record the keys of the settings that texts rendered inside the block name, by text."""
+    """Record which settings are named in the texts of messages inside the block: text → keys."""
     record: dict[str, list[str]] = {}
     _records.append(record)
     try:
@@ -85,7 +85,7 @@ def recorded_settings() -> Iterator[dict[str, list[str]]]:
 
 
 class Setting(str):
-    """The key of a setting, and its value if it has one. It is shown as the reader spells it."""
+    """The key of a setting, with an optional value. In a message, the current speller spells it."""
 
     value: str
 
@@ -102,17 +102,18 @@ _NAMED_SETTING = re.compile(r"\{=([^}:]+):?([^}]*)\}")
 
 
 def spelled(text: str) -> str:
-    """Return a text with each setting that it names as `{=key:value}` spelled for the reader."""
+    """Return a text with each `{=key:value}` replaced by the setting, spelled for the reader."""
     return _NAMED_SETTING.sub(lambda named: speller()(named[1], named[2]), text)
 
 
 @dataclass(frozen=True)
 class Message:
-    """A message as data.
+    """A message to the user, as a code and values.
 
     Attributes:
-        code: `topic.name`, the file and the entry of the words; or a finished text.
-        about: the values that the words refer to, by name.
+        code: `topic.name`, which names the file and the entry of the text template; or the text
+            itself.
+        about: the values for the placeholders, by name.
     """
 
     code: str
@@ -132,12 +133,12 @@ class Message:
 
 
 def phrase(code: str, /, **about: Any) -> str:
-    """Return the text of a message."""
+    """Return the text of the message `code` with these values."""
     return str(Message(code, about))
 
 
 def _keys_in(words: str, about: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys of the settings that the words of a message name, in order."""
+    """Yield the keys of the settings that a text template names, in order."""
     for _, field_name, _, _ in string.Formatter().parse(words):
         name = field_name or ""
         if name.startswith("="):
@@ -157,7 +158,7 @@ def _plain(value: object) -> str:
 
 @cache
 def words_of(code: str) -> str | None:
-    """Return the words of a code, or None if the catalogue has none."""
+    """Return the text template of a message, or None if the catalogue has no such code."""
     if not CODE.fullmatch(code):
         return None
     topic, _, name = code.partition(".")
@@ -177,20 +178,21 @@ def _entries(topic: str) -> Mapping[str, str]:
 
 
 def catalogue_files() -> Mapping[str, Path]:
-    """Return topic → its file: of the core, and `messages.toml` in the folder of each feature."""
+    """Return the files of the message catalogue: topic → path. Each feature has its own file."""
     of_features = {path.parent.name: path for path in FEATURES.glob("*/messages.toml")}
     return {path.stem: path for path in CATALOGUE.glob("*.toml")} | of_features
 
 
 class _Named(str):
-    """The key of a setting that the words themselves name. The format gives its value."""
+    """A placeholder for a setting whose key is part of the text template."""
 
 
 class _Words(string.Formatter):
-    """A formatter of the words of one message.
+    """A formatter that fills the placeholders of a message's text template.
 
     Args:
-        is_strict: raise if a value does not fit its format, instead of showing it as it is.
+        is_strict: raise an error if a value does not fit its format, instead of showing it
+            unchanged.
     """
 
     def __init__(self, *, is_strict: bool) -> None:

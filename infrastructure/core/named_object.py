@@ -1,4 +1,4 @@
-"""User-defined classes and functions by address, `module:name`.
+"""Loading of user-defined classes and functions by their address, `module:name`.
 
 Modules are searched for in Python's path, and then in the current folder. The `temper` command does
 not have the current folder in its path, so a file in that folder cannot hide an installed module.
@@ -71,7 +71,7 @@ def load_object(what: str, address: str) -> Any:
 
 
 def missing_module(what: str, address: str) -> str | None:
-    """Return an error text if `address` is not an address or its module is missing, or else None.
+    """Return an error text if `address` has no valid form or its module is missing, or else None.
 
     Nothing is imported.
     """
@@ -92,10 +92,10 @@ def missing_module(what: str, address: str) -> str | None:
 
 
 def address_of(target: object) -> str | None:
-    """Return the `module:name` by which another process finds the same class or function.
+    """Return the `module:name` by which another process can import a class or function, or None.
 
-    Return None if no other process can find it, because it is defined in a notebook, in the script
-    itself or inside a function.
+    None means that no other process can import it, because it is defined in a notebook, in the
+    script itself or inside a function.
     """
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == MAIN:

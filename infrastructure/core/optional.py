@@ -1,4 +1,7 @@
-"""Optional packages, imported when needed. The error for a missing one has the pip command."""
+"""Imports of optional packages.
+
+The error for a missing package has the pip command to install it.
+"""
 
 import importlib
 import importlib.util
@@ -15,11 +18,9 @@ PIP_LINES = {
     "azure.quantum": 'pip install "azure-quantum[qiskit]"',
     "bitsandbytes": "pip install bitsandbytes",
     "datasets": "pip install datasets",
-    "dwave.system": "pip install dwave-system",
     "h5py": "pip install h5py",
     "openpyxl": "pip install openpyxl",
     "lm_eval": 'pip install "lm_eval>=0.4.9,<0.5"',
-    "matplotlib": "pip install matplotlib",
     "peft": "pip install peft",
     "PIL": "pip install pillow",
     "prometheus_client": "pip install prometheus_client",
@@ -27,7 +28,6 @@ PIP_LINES = {
     "jsonschema": "pip install jsonschema",
     "optuna": "pip install optuna",
     "qiskit": "pip install qiskit",
-    "qiskit_aer": "pip install qiskit-aer",
     "tensorboard": "pip install tensorboard",
     "torchmetrics": "pip install torchmetrics",
     "transformers": "pip install transformers",
@@ -37,7 +37,7 @@ PIP_LINES = {
 
 
 def is_installed(package: str) -> bool:
-    """Return whether `package` could be imported. Only its parent packages are imported."""
+    """Return whether `package` is installed. Only its parent packages are imported."""
     try:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:  # its parent package is not installed
@@ -45,18 +45,15 @@ def is_installed(package: str) -> bool:
 
 
 def refuse_missing(module: str, needed_for: str) -> None:
-    """Check that `module` is installed, as `require` does, but without importing it.
+    """Raise an error if `module` is not installed, without importing it.
 
     Args:
-        needed_for: what needs the package: the code of a phrase, or a finished text.
-
-    Args:
-        needed_for: what needs it: the code of a message, or a finished text.
+        needed_for: what needs the package: the code of a message, or the text itself.
 
     Raises:
         MissingPackageError: if `module` is not installed.
     """
-    # Packages such as dwave.system share their first name with other packages.
+    # Packages such as azure.quantum share their first name with other packages.
     package = module if module in PIP_LINES else module.split(".")[0]
     if not is_installed(package):
         line = PIP_LINES.get(package, f"pip install {package}")
@@ -80,10 +77,10 @@ def require(module: str, needed_for: str) -> ModuleType:
 
 
 def import_without(module: str, unused: str) -> None:
-    """Import `module` as if `unused`, a package that it can do without, were not installed.
+    """Import `module` as if the package `unused`, which it can do without, were not installed.
 
-    Later imports of `unused` work as usual. This does nothing if either is already imported, or if
-    `module` is not installed.
+    Later imports of `unused` work as usual. Nothing is done if one of them is already imported, or
+    if `module` is not installed.
     """
     if module in sys.modules or unused in sys.modules or not is_installed(module):
         return

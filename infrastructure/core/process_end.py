@@ -1,4 +1,4 @@
-"""A fast exit for a process that has loaded much, without losing output."""
+"""A fast exit from a large process, without losing output."""
 
 import gc
 import io
@@ -8,11 +8,11 @@ BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def leave_the_rest() -> None:
-    """Prepare a fast exit, which leaves loaded objects to the operating system. Call this last.
+    """Make the exit of this process fast, by leaving its objects to the operating system.
 
-    Python deallocates half a million objects of PyTorch and similar libraries one by one, which
-    takes two to four seconds after the last line is shown. Exit handlers and threads end as usual.
-    Files that are written but not closed are flushed here, because nothing flushes them later.
+    Call this last. Normally Python deallocates half a million objects of PyTorch and other
+    libraries one by one, which takes two to four seconds. Exit handlers and threads still end as
+    usual. Files that are still open are flushed here, because nothing flushes them later.
     """
     for each in gc.get_objects():
         if issubclass(type(each), BUFFERED):  # isinstance would call into proxy objects

@@ -1,4 +1,4 @@
-"""The main memory of this process: measuring it, returning free memory, and limiting it.
+"""The main memory of this process: functions that measure it, release it, and limit it.
 
 Sizes are in bytes. "Resident" memory is the part that is in main memory now.
 """
@@ -36,7 +36,7 @@ def _process(pid: int) -> psutil.Process:
 
 
 def children_bytes() -> int:
-    """Return the resident memory of all descendants. One that has just ended does not count."""
+    """Return the resident memory of all descendants of this process."""
     total = 0
     for child in psutil.Process().children(recursive=True):
         try:
@@ -59,7 +59,7 @@ def peak_resident_bytes() -> int:
 
 
 def high_water_mark_bytes() -> int | None:
-    """Return the kernel's mark of the peak resident memory, or None if it has none (not Linux)."""
+    """Return the peak resident memory that the kernel recorded, or None (not on Linux)."""
     try:
         lines = STATUS.read_text().splitlines()
     except OSError:
@@ -69,7 +69,7 @@ def high_water_mark_bytes() -> int | None:
 
 
 def reset_high_water_mark() -> bool:
-    """Reset the kernel's mark to the current resident memory. Return whether that worked."""
+    """Reset the kernel's record of the peak memory. Return whether that worked."""
     try:
         CLEAR_REFS.write_text(RESET_HIGH_WATER_MARK)
     except OSError:  # not Linux, or a container that forbids it
@@ -78,7 +78,7 @@ def reset_high_water_mark() -> bool:
 
 
 def trim_heap() -> None:
-    """Return glibc's free pages to the system. Other C libraries keep only few."""
+    """Return free memory of the C library glibc to the system. Other C libraries keep little."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -87,9 +87,9 @@ def trim_heap() -> None:
 def give_back_large_blocks() -> None:
     """From now on, return large blocks to the system as soon as they are freed.
 
-    By default, glibc keeps freed blocks for the next block of that size. Small, long-lived objects
-    are then allocated inside them, so the next large block does not fit, and the process grows with
-    each one. Other C libraries keep only few blocks.
+    By default, the C library glibc keeps freed blocks for the next block of that size. Small,
+    long-lived objects are then allocated inside them, so the next large block does not fit, and the
+    memory of the process grows with each one.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
@@ -116,7 +116,7 @@ def allowed_bytes(threads_to_come: int = 0) -> int | None:
 
 
 def _stack_bytes() -> int:
-    """Return the size of a new thread's stack in glibc."""
+    """Return the size of the stack that glibc reserves for a new thread."""
     soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
     return UNLIMITED_STACK_BYTES if soft == resource.RLIM_INFINITY else soft
 
@@ -127,12 +127,12 @@ def can_limit_hard() -> bool:
 
 
 class HardLimit:
-    """A limit that the kernel enforces on private memory: no more than `limit_bytes`.
+    """A limit of `limit_bytes` on this process's private memory, which the kernel enforces.
 
-    RLIMIT_DATA counts address space, of which unused parts may come into use at any time. So each
-    `tighten` allows only as much new address space as the limit leaves above the resident memory
-    and the address space that may become resident. A failed allocation is an ordinary MemoryError,
-    or torch's RuntimeError, to which training responds with smaller pieces.
+    The kernel's limit, RLIMIT_DATA, counts address space, including reserved space that is not used
+    yet. So each call of `tighten` adapts it to the current memory use. An allocation beyond the
+    limit fails with a MemoryError, or with torch's RuntimeError, to which training responds with
+    smaller micro-batches.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -140,10 +140,10 @@ class HardLimit:
         self._before: tuple[int, int] | None = None
 
     def tighten(self, used_bytes: int) -> None:
-        """Allow only as much more memory as `limit_bytes` leaves above the current `used_bytes`.
+        """Set the kernel's limit so that total memory use stays below `limit_bytes`.
 
-        Some memory is reserved for file pages, which the kernel does not count. A minimum is
-        allowed even beyond the limit, because reporting an error needs memory, too.
+        `used_bytes` is the current use. Some memory is reserved for file pages, which the kernel
+        does not count. A minimum is always allowed, because reporting an error also needs memory.
         """
         if self._before is None:
             self._before = resource.getrlimit(resource.RLIMIT_DATA)
@@ -157,7 +157,7 @@ class HardLimit:
         resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
 
     def lift(self) -> None:
-        """Restore the limit that applied before."""
+        """Restore the kernel's limit that applied before the first `tighten`."""
         if self._before is not None:
             resource.setrlimit(resource.RLIMIT_DATA, self._before)
             self._before = None

@@ -46,8 +46,8 @@ _ASSIGNED = re.compile(
 class RedactingFormatter(logging.Formatter):
     """A formatter of log lines that masks secrets, also in tracebacks.
 
-    The name of a logger, such as `transformers.token: `, does not count as the key of the text
-    after it.
+    A logger's name that ends in a word like `token`, as in `transformers.token: text`, does not
+    make the text after it a secret.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -75,12 +75,12 @@ def redact(text: str) -> str:
 
 
 def redact_shapes(text: str) -> str:
-    """Return `text` with only those parts masked that look like a token or a URL password."""
+    """Return `text` with only tokens and URL passwords masked, recognized by their form."""
     return _TOKEN.sub(MASK, redact_urls(text))
 
 
 def redact_urls(text: str) -> str:
-    """Return `text` with only user and password of every URL masked, for paths."""
+    """Return `text` with only the user and password of each URL masked. Use this for paths."""
     return _URL_USER.sub(rf"\g<start>{MASK}@", text)
 
 

@@ -1,10 +1,10 @@
 """Registries of plug-ins.
 
-A plug-in is added by a call, by an entry point of an installed package, or by its address,
-`module:name`. Registered plug-ins take precedence over built-in ones, and built-in ones over
-installed ones. An entry point is loaded when its name is first requested, so an unused package
-costs nothing and can break nothing. Helper processes know the plug-ins that this process has
-registered, and import them from the modules that define them.
+A plug-in can be registered by a call or by an entry point of an installed package, or can be given
+by its address, `module:name`. Registered plug-ins take precedence over built-in ones, and built-in
+ones over installed ones. An entry point is loaded when its name is first requested, so unused
+packages are never imported. Helper processes know the plug-ins that were registered in this
+process, and import them from the modules that define them.
 """
 
 import inspect
@@ -42,14 +42,14 @@ _REGISTRIES: "list[Registry[Any]]" = []
 
 @dataclass(frozen=True)
 class Origin:
-    """The source of a plug-in that is not built in, which a run records to resume elsewhere.
+    """The source of a plug-in that is not built in. A run records it to resume on another machine.
 
     Attributes:
         address: `module:name`, or None if the plug-in was defined in a notebook or in the script
             itself, so that no other process can import it.
         package: the installed package that contains the plug-in, as pip accepts it, or None.
         file, sha256: the file of its module and the checksum of that file, unless a package
-            contains it. They do not count when origins are compared.
+            contains it. They are ignored when two origins are compared.
     """
 
     address: str | None
@@ -59,14 +59,15 @@ class Origin:
 
 
 class Registry(Generic[Plugin]):
-    """Plug-ins of one kind, by name.
+    """A registry of plug-ins of one kind, by name.
 
     Args:
         what: the kind of plug-in, for error messages.
         group: the entry point group of installed packages, such as "temper.formats".
         built_in: the names that the implementing module will pass to `provide`. They are known
             before that module is imported.
-        decides: whether these plug-ins decide the result. Others only watch, write or copy it.
+        decides: whether these plug-ins affect the result of a run. Others only observe, write or
+            copy.
     """
 
     def __init__(
@@ -87,24 +88,24 @@ class Registry(Generic[Plugin]):
 
     @cached_property
     def _of_features(self) -> dict[str, str]:
-        """The addresses of what features add, by name."""
+        """The plug-ins that features add: name → address."""
         return plugins_of(self.group)
 
     @cached_property
     def built_in(self) -> tuple[str, ...]:
-        """The names that belong to Temper, those of features last."""
+        """The names of Temper's own plug-ins, those of features last."""
         return (*self._built_in, *self._of_features)
 
     def provide(
         self, plugins: Mapping[str, Plugin], contract: type | None = None, *, makes: bool = True
     ) -> None:
-        """Set the built-in plug-ins. This is done once.
+        """Set the built-in plug-ins. The module that implements them calls this once.
 
         Args:
-            contract: a class whose methods and attributes every object made by a plug-in has. A
-                plug-in is such a class, or a function that makes such an object. With None, a
+            contract: a class whose methods and attributes each object of this kind must have. A
+                plug-in is such a class, or a function that creates such an object. With None, a
                 plug-in is any function.
-            makes: False means that a plug-in makes no object, but is itself such an object.
+            makes: whether a plug-in creates an object. If False, the plug-in itself is the object.
         """
         self._provided = dict(plugins)
         self.contract, self._makes = contract, makes
@@ -151,23 +152,23 @@ class Registry(Generic[Plugin]):
         return sorted({*self.built_in, *self._provided, *own, *installed})
 
     def is_here(self, name: str) -> bool:
-        """Return whether this process has a plug-in of this name. Nothing is imported."""
+        """Return whether this process has a plug-in called `name`. Nothing is imported."""
         return name in self.built_in or self.is_own(name) or name in self.names()
 
     def has(self, name: str) -> bool:
-        """Return whether this process, or a run whose record was read, has such a plug-in."""
+        """Return whether a plug-in `name` is known, in this process or from a run's record."""
         return self.is_here(name) or name in self._noted
 
     def is_own(self, name: str) -> bool:
-        """Return whether `register` was called with this name.
+        """Return whether a user-defined plug-in was registered as `name`.
 
-        The call may have been made in this process, in the process that started this one, or by the
-        run that is resumed.
+        It may have been registered in this process, in its parent process, or by the run that is
+        resumed.
         """
         return name in self._own_names() or name in self._adopted
 
     def get(self, name: str) -> Plugin:
-        """Return the plug-in of a name or address, loaded from its module if necessary.
+        """Return the plug-in with this name or address. Import it if necessary.
 
         Raises:
             ValueError: if there is no such plug-in (the message suggests the nearest one), it
@@ -191,7 +192,7 @@ class Registry(Generic[Plugin]):
         return plugin
 
     def make(self, name: str, *arguments: object, **keywords: object) -> Any:
-        """Call the plug-in of a name or address and return the object that it makes.
+        """Create an object with the plug-in of this name or address, and return the object.
 
         Raises:
             ValueError: as in `get`, or if the arguments do not fit, or the result does not fulfill
@@ -235,7 +236,7 @@ class Registry(Generic[Plugin]):
         return {name: address for name, address in address_of_name.items() if address is not None}
 
     def origin(self, name: str) -> Origin | None:
-        """Return the origin of the plug-in of a name or address, without importing it.
+        """Return the origin of the plug-in with this name or address, without importing it.
 
         Return None if the plug-in is built in or unknown.
         """
@@ -252,12 +253,12 @@ class Registry(Generic[Plugin]):
         return None
 
     def problem(self, name: str, recorded: Origin | None = None) -> str | None:
-        """Return an error text if a name or address is not available on this machine, or else None.
+        """Return an error text if a plug-in is not available on this machine, or else None.
 
         Nothing is imported.
 
         Args:
-            recorded: the origin of the plug-in when the run that is now resumed began.
+            recorded: the plug-in's origin as the run recorded it, if a run is resumed.
         """
         is_name = not is_address(name)
         if recorded is None and is_name:
@@ -331,7 +332,7 @@ class Registry(Generic[Plugin]):
     def _check_call(
         self, name: str, plugin: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> None:
-        """Raise an error if the arguments do not fit the plug-in. Its own errors are left alone."""
+        """Raise an error if a plug-in cannot be called with these arguments. Do not call it."""
         try:
             inspect.signature(plugin).bind(*arguments, **keywords)
         except TypeError as error:
@@ -367,15 +368,16 @@ def registered_addresses() -> str:
 
 
 def note_origins(origins: Mapping[str, Mapping[str, Origin]]) -> None:
-    """Treat the plug-in names in the record of a run as known (group → name → origin)."""
+    """Treat the plug-ins in a run's record as known, without using them (group → name → origin)."""
     for registry in _REGISTRIES:
         registry._noted.update(origins.get(registry.group, {}))
 
 
 def adopt_origins(origins: Mapping[str, Mapping[str, Origin]]) -> None:
-    """Use the plug-ins of the run that this process trains from now on (group → name → origin).
+    """Use the plug-ins of the run that this process is going to train (group → name → origin).
 
-    They take precedence over built-in ones. The plug-ins of an earlier run are forgotten.
+    They take precedence over built-in plug-ins. Those of an earlier run in this process are
+    removed.
     """
     for registry in _REGISTRIES:
         registry._adopted = dict(origins.get(registry.group, {}))
@@ -398,26 +400,29 @@ def package_of(address: str | None) -> str | None:
 
 
 def _installed_at() -> tuple[tuple[str, float], ...]:
-    """Return the folders of packages, and when a package was last installed or removed in each."""
+    """Return each folder of Python's path, with its time of modification, as a cache key.
+
+    The time changes when a package is installed or removed in the folder.
+    """
     folders = [folder for folder in map(Path, sys.path) if folder.is_dir()]
     return tuple((str(folder), folder.stat().st_mtime) for folder in folders)
 
 
 @cache
 def _distributions(_places: tuple[tuple[str, float], ...]) -> Mapping[str, list[str]]:
-    """Return the packages of each module. It takes a second: all packages' file lists are read."""
+    """Return the installed packages of each top-level module. Reading them takes a second."""
     return packages_distributions()
 
 
 def _inherited(group: str) -> dict[str, str]:
-    """Return name → address of the plug-ins that the parent process had registered."""
+    """Return the plug-ins that were registered in the parent process: name → address."""
     text = os.environ.get(PLUGINS_VARIABLE)
     inherited: dict[str, str] = json.loads(text).get(group, {}) if text else {}
     return inherited
 
 
 def _place_of(plugin: object) -> str | None:
-    """Return the module and name by which a plug-in was defined, or None if they are unknown."""
+    """Return the `module:name` where a plug-in is defined, or None if it is unknown."""
     module, name = getattr(plugin, "__module__", None), getattr(plugin, "__qualname__", None)
     return f"{module}:{name}" if module and name else None
 
@@ -442,7 +447,7 @@ def _lacking_in_object(made: object, contract: type) -> list[str]:
 
 
 def _listed(lacking: list[str], contract: type) -> str:
-    """List missing attributes, required methods first. The end of a long list is only counted."""
+    """Return a list of missing attributes as text, required methods first, cut if it is long."""
     abstract: frozenset[str] = getattr(contract, "__abstractmethods__", frozenset())
     ordered = sorted(lacking, key=lambda name: (name not in abstract, name))
     more = len(ordered) - MOST_LISTED

@@ -1,4 +1,7 @@
-"""Settings for sharing cores with other processes. They are made before torch is imported."""
+"""Settings that let several processes share CPU cores.
+
+They must be made before torch is imported.
+"""
 
 import os
 
@@ -9,11 +12,11 @@ SPINS_BEFORE_SLEEP = 5000
 
 
 def share_the_cores() -> None:
-    """Let threads that wait for each other sleep soon, unless the environment sets this already.
+    """Make waiting threads sleep instead of spinning, unless the environment already sets this.
 
-    Threads that only spin make training many times slower if another process needs the same cores,
-    as on any shared machine. Threads that sleep sooner have to be woken more often, which is slow
-    on a virtual machine: `python -m benchmarks.waiting_threads` measures both.
+    Spinning threads make training many times slower if another process needs the same cores, as on
+    any shared machine. If threads sleep too soon, they must be woken more often, which is slow on a
+    virtual machine. `python -m benchmarks.waiting_threads` measures both.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"

@@ -1,7 +1,7 @@
-"""Standard output and error that may become unavailable: a closed terminal or pipe, a full disk.
+"""Standard output and error that never fail, even if the terminal or pipe is closed or a disk full.
 
-Printing never fails. Text that cannot be written is appended to a file, once a file is set. If a
-stream works again, for example because the disk has space again, later text is written to it.
+Text that cannot be written is appended to a file, if one is set. If a stream works again, for
+example because the disk has space again, later text goes to the stream.
 """
 
 import logging
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class LossyStream:
-    """A text stream whose `write` and `flush` do not fail.
+    """A text stream whose methods `write` and `flush` never raise an error.
 
     Attributes:
         kept_in: the file for text that cannot be written to `stream`.
@@ -66,7 +66,7 @@ class LossyStream:
     def release_traceback(self) -> None:
         """Discard pending text that cannot be written.
 
-        Otherwise the last flush would fail and Python would end with its own exit code.
+        Otherwise Python's flush at exit would fail, and Python would change the exit code.
         """
         self.flush()
         if self._fails:
@@ -102,7 +102,7 @@ def is_reader_gone(stream: TextIO) -> bool:
 
 @contextmanager
 def lossy_output(*names: str) -> Iterator[None]:
-    """Raise no error inside the block if standard output or error (or the named ones) are lost.
+    """Make writing to standard output and error (or the named streams) never fail inside the block.
 
     This does nothing in a notebook.
     """
@@ -124,7 +124,7 @@ def lossy_output(*names: str) -> Iterator[None]:
 
 @contextmanager
 def lost_output_kept_in(path: Path) -> Iterator[None]:
-    """Append text that cannot be written inside the block to the file `path`. Create its folder."""
+    """Append text that cannot be written to standard output inside the block to the file `path`."""
     before = LossyStream.kept_in
     LossyStream.kept_in = path
     try:

@@ -1,7 +1,7 @@
 """Signals that ask a process to stop, and how training responds to them.
 
-SIGHUP is sent when a terminal is closed or its connection breaks. It stays ignored if the process
-was started so (nohup), so that work continues without a terminal.
+SIGHUP is sent when a terminal is closed or its connection breaks. If the process was started with
+SIGHUP ignored (`nohup`), it stays ignored, so that work continues without a terminal.
 """
 
 import math
@@ -14,7 +14,10 @@ from types import FrameType
 
 
 class StopSignal(KeyboardInterrupt):
-    """An interrupt raised for the signal called `name`, so that work ends cleanly."""
+    """An interrupt that a stop signal raises, so that work ends cleanly.
+
+    The signal is called `name`.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(reason_of(number))
@@ -36,29 +39,29 @@ _REASONS = {
 
 
 def reason_of(number: int) -> str:
-    """Return the reason for the stop that a run records, such as `ended from outside (SIGTERM)`."""
+    """Return the recorded reason for a stop by a signal, such as `ended from outside (SIGTERM)`."""
     known = signal.Signals(number)
     return _REASONS.get(known, f"ended from outside ({known.name})")
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals by which this process can be asked to stop."""
+    """Return the signals that ask this process to stop."""
     always = (signal.SIGINT, signal.SIGTERM)
     is_heard = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     return (*always, signal.SIGHUP) if is_heard else always
 
 
 class Stopper:
-    """The response of every run to signals.
+    """The handler of stop signals during a run.
 
-    The first signal asks the run to stop after its step. A second Ctrl-C, or the end of the waiting
-    time, interrupts a long operation, as soon as no finished step would be lost by that. Further
-    signals of any kind lose no finished step that can be saved: only SIGQUIT and SIGKILL end a run
-    that is saving.
+    The first signal asks the run to stop after its step. If the step takes long, a second Ctrl-C or
+    the end of a waiting time interrupts it, as soon as no finished step would be lost. Further
+    signals cannot interrupt saving. Only SIGQUIT and SIGKILL can.
 
     Args:
-        request: called with the number of the first signal, to ask the run to stop.
-        may_break_off: returns whether an exception now would lose no finished step.
+        request: a function that asks the run to stop. It gets the number of the first signal.
+        may_break_off: a function that returns whether the run may be interrupted now without losing
+            a finished step.
     """
 
     def __init__(self, request: Callable[[int], None], may_break_off: Callable[[], bool]) -> None:
@@ -73,7 +76,7 @@ class Stopper:
         self._timer: threading.Timer | None = None
 
     def take_wake(self) -> bool:
-        """Return whether the signal being handled was sent by this object's own timer."""
+        """Return whether the current signal came from this object's timer. Reset the mark."""
         is_wake, self._is_wake = self._is_wake, False
         return is_wake
 
@@ -104,7 +107,10 @@ class Stopper:
         self._timer.start()
 
     def _wake(self) -> None:
-        """Send a signal from the timer's thread, because handlers run only in the main thread."""
+        """Send SIGINT to the main thread when the waiting time is over.
+
+        The timer's thread calls this.
+        """
         main = threading.main_thread().ident
         with self._lock:
             if self._is_over or main is None:
@@ -126,7 +132,7 @@ def signals_handled(
 ) -> Iterator[None]:
     """Handle these signals with `handle` inside the block, then restore the earlier handlers.
 
-    This does nothing outside the main thread, because only the main thread gets signals.
+    Outside the main thread this does nothing, because only the main thread receives signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

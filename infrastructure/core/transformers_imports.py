@@ -1,11 +1,11 @@
 """A faster import of transformers, without slow parts that Temper does not need.
 
-With every model, transformers imports installed libraries for one function each: scipy for losses
-of object detection, torchao to save weights that it has quantized, scikit-learn for assisted
-generation. This module imports them when the function is called. transformers also reads the source
-of all its models twice to list their contents, although once is enough, and reads the file lists of
-all packages on the machine to look up three of them. Together this takes a second at every start,
-and more if many packages are installed.
+With every model, transformers imports large libraries of which it needs only one function: scipy
+for losses of object detection, torchao to save quantized weights, scikit-learn for assisted
+generation. Temper delays each import until the function is called. transformers also reads the
+source of all its models twice to list their contents, although once is enough, and reads the file
+lists of all packages on the machine to look up three of them. Together this takes a second at every
+start, and more if many packages are installed.
 """
 
 import functools
@@ -40,7 +40,7 @@ def transformers_imported_lightly() -> Iterator[None]:
 
 @contextmanager
 def _function_deferred(library: str, function: str, _importer: ModuleType) -> Iterator[None]:
-    """Let `function` be imported from `library` inside the block without importing `library`."""
+    """Import `library` only when its `function` is called, if the block imports that function."""
     if library in sys.modules:
         yield
         return
@@ -55,11 +55,11 @@ def _function_deferred(library: str, function: str, _importer: ModuleType) -> It
 
 @contextmanager
 def _read_once(import_utils: ModuleType) -> Iterator[None]:
-    """Read each file list and each model's source at most once inside the block.
+    """Read each package's file list and each model's source at most once inside the block.
 
-    File lists of packages are read only when a package is looked up. The folder of all models is
-    passed under one name to the function that reads it, which caches its results by name and
-    accepts both the folder and the file `__init__.py` in it.
+    File lists are read only when a package is looked up. transformers passes the folder of all
+    models under two names to a function that caches its results by name; here, both become the same
+    name.
     """
     importlib.metadata.packages_distributions = Distributions
     try:
@@ -80,7 +80,7 @@ def _read_once(import_utils: ModuleType) -> Iterator[None]:
 
 
 class Distributions(Mapping[str, list[str]]):
-    """A lazy `importlib.metadata.packages_distributions`: import name → distribution names.
+    """A lazy version of `importlib.metadata.packages_distributions`: import name → distributions.
 
     All packages are read only if a looked-up name may differ from the name of its distribution.
     """
@@ -156,7 +156,7 @@ class _Loader(Loader):
 
 
 class _StandIn(ModuleType):
-    """A module with one function. The real module replaces it when any other part is used."""
+    """A placeholder for a library, with one function. It loads the library when that is used."""
 
     def __init__(self, library: str, function: str) -> None:
         super().__init__(library)

@@ -1,4 +1,4 @@
-"""ASCII spellings of names, as other programs use them in addresses: `Prüfung` is `Prufung`."""
+"""Conversion of names to ASCII, for use in file names: `Prüfung` becomes `Prufung`."""
 
 import re
 import unicodedata

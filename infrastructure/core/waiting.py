@@ -1,4 +1,4 @@
-"""Calls that may never return. They are made in a thread that can be abandoned."""
+"""Calls with a time limit. They are made in a thread that is abandoned if it takes too long."""
 
 import threading
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Layer 3: the path from data files to token batches.
 
     path ─ sources, readers ─► rows ─ shapes ─► conversations ─ tokenization ─► examples
-      ├─ rows that cannot be used are skipped: quarantine, with file, line and reason
+      ├─ quarantine records each row that cannot be used, with file, line and reason
       ├─ preparation writes the examples once: token_store, in the token_cache
       └─ DataPipeline reads them: order, streaming_dataset, prefetch; collate makes tensors
 

@@ -5,8 +5,9 @@ r"""DataPipeline: from the path in the configuration to batches of examples.
     for batch in pipeline.train_batches(epoch=0, start_example=0, batch_size=8): ...
 
 The content and order of an epoch are a pure function of data, settings, seed and epoch, so training
-can resume at any example without reading those before it. With a `memory_limit` in percent, the
-windows of a stream depend on the machine's memory; the fingerprint then differs.
+can resume at any example without reading the earlier ones. There is one exception: with a
+`memory_limit` in percent, the windows of a stream, and so its order and fingerprint, depend on the
+machine's memory.
 """
 
 import copy
@@ -93,14 +94,14 @@ class _Prepared:
 
 
 class DataPipeline:
-    """The data of one run.
+    """The data of one run, from the configured path to batches of examples.
 
     Args:
         data_config: the data section of the configuration.
         tokenizer: a transformers tokenizer; `data_config.chat_template` becomes its chat template,
             so that it is saved with the model.
         cache_config: where prepared data is kept, and how much of it.
-        seed: seed of the order.
+        seed: seed of the random order of the examples.
         memory_config: memory limits of the processes that prepare data.
         pictures: encoder of images into tokens; None: rows with images are refused.
 
@@ -165,7 +166,10 @@ class DataPipeline:
 
     @property
     def store(self) -> TokenStore:
-        """The prepared examples; for a stream, the held-out ones. Prepares them if necessary."""
+        """The store of the prepared examples. For a stream, it has only the held-out ones.
+
+        The data is prepared first if necessary.
+        """
         return self._ready().entry.store
 
     @property
@@ -175,10 +179,11 @@ class DataPipeline:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the training examples, in the order of the files, and of how they are drawn.
+        """A hash of the training examples, in the order of the files, and of how epochs are drawn
+        from them.
 
-        If only some examples are selected, it depends on their number, not on which they are:
-        training chooses them.
+        If only a selection of the examples is trained on, the hash covers the size of the selection
+        but not its members, because training chooses them.
         """
         limit = [] if self._num_selected is None else [self._num_selected]
         changes = [self.config.balance_by, self.config.augmentation, *limit]
@@ -209,7 +214,7 @@ class DataPipeline:
 
     @property
     def selected(self) -> Indices:
-        """The ids of the examples that are trained on, ascending.
+        """The ids of the examples that are currently trained on, in ascending order.
 
         Raises:
             ValueError: the data is a stream, whose examples cannot be selected.
@@ -217,10 +222,12 @@ class DataPipeline:
         return self._order().selected
 
     def limit_to(self, num_examples: int) -> None:
-        """Train on `num_examples` examples from now on: random ones, until `select` chooses them.
+        """Train on only `num_examples` examples from now on. They are random until `select` is
+        called.
 
         Raises:
-            ValueError: there are fewer, or the data is a stream, whose examples cannot be selected.
+            ValueError: there are fewer examples, or the data is a stream, whose examples cannot be
+                selected.
         """
         self._order()  # raises for a stream
         if not 1 <= num_examples <= self.num_candidates:
@@ -233,7 +240,8 @@ class DataPipeline:
         self.unselect()
 
     def unselect(self) -> None:
-        """Train on all examples again, or on the number of random ones that `limit_to` has set.
+        """Undo `select`: train on all examples again, or on random ones if `limit_to` has set a
+        limit.
 
         Raises:
             ValueError: the data is a stream, whose examples cannot be selected.
@@ -242,10 +250,10 @@ class DataPipeline:
         order.select(random_selection(self.num_candidates, self.num_examples, self.seed))
 
     def select(self, ids: Sequence[int] | Indices) -> None:
-        """Train on these examples in epochs that begin from now on.
+        """Train only on the examples with these ids, in all epochs that begin from now on.
 
-        With a limit from `limit_to`, their number must be that limit. Without one, any number is
-        allowed, and an epoch keeps its length: selected examples repeat in the positions of the
+        If `limit_to` has set a limit, the number of ids must equal it. Otherwise any number is
+        allowed, and an epoch keeps its length: selected examples are repeated in place of the
         examples that are not selected.
 
         Raises:
@@ -254,7 +262,11 @@ class DataPipeline:
         self._order().select(self.check_selection(ids), is_filled=self._num_selected is None)
 
     def check_selection(self, ids: Sequence[int] | Indices) -> Indices:
-        """Check ids as `select` does, and return them ascending; raises what `select` raises."""
+        """Check ids as `select` does, and return them in ascending order.
+
+        Raises:
+            ValueError: in the same cases as `select`.
+        """
         chosen = np.unique(np.asarray(ids, dtype=np.int64))
         is_known = len(chosen) == 0 or (chosen[0] >= 0 and chosen[-1] < self.num_candidates)
         wanted = self._num_selected or max(1, len(chosen))
@@ -270,25 +282,28 @@ class DataPipeline:
         return chosen
 
     def examples(self, ids: Sequence[int] | Indices) -> list[TokenizedExample]:
-        """Return training examples by id, never augmented."""
+        """Return the training examples with these ids, without augmentation."""
         rows = self._order().all_rows
         return [self.store.example(int(rows[number])) for number in ids]
 
     def places_of(self, ids: Sequence[int] | Indices) -> list[str]:
-        """Return file:line of training examples by id."""
+        """Return the source position (file:line) of each training example with one of these ids."""
         return _places(self.store, [int(self._order().all_rows[number]) for number in ids])
 
     def candidate_lengths(self) -> Indices:
-        """Return the number of tokens of all training examples, by id, before augmentation."""
+        """Return the length in tokens of each training example, by id, before augmentation."""
         return self.store.lengths()[self._order().all_rows]
 
     def candidate_tasks(self) -> list[str]:
-        """Return the tasks of all training examples, by id."""
+        """Return the task of each training example, indexed by id."""
         return [self.store.task(int(row)) for row in self._order().all_rows]
 
     def lengths_of_selection(self, ids: Indices, epoch: int) -> Indices:
-        """Return the number of tokens of each example of an epoch, in order, if these ids were
-        selected; before augmentation."""
+        """Return the length in tokens of each example of an epoch, in order, as if `ids` were
+        selected.
+
+        Lengths are those before augmentation.
+        """
         now = self._order()
         order = Order(now.all_rows, now.seed, now.all_groups)
         order.select(ids, is_filled=self._num_selected is None)
@@ -319,7 +334,7 @@ class DataPipeline:
         return prefetch(batches, self.config.prefetch_factor)
 
     def lengths(self) -> Indices | None:
-        """Return the number of tokens of the training examples in the order of the first epoch.
+        """Return the length in tokens of each training example, in the order of the first epoch.
 
         None for a stream and for augmented data, whose lengths are not known in advance.
         """
@@ -327,7 +342,8 @@ class DataPipeline:
         return source.lengths(0) if isinstance(source, StoredExamples) else None
 
     def places(self, epoch: int, start_example: int, num_examples: int) -> list[str]:
-        """Return file:line of some examples of an epoch, in its order.
+        """Return the source position (file:line) of `num_examples` examples, in the order of an
+        epoch.
 
         Raises:
             DataError: the files, or the prepared data, have changed.
@@ -342,26 +358,28 @@ class DataPipeline:
         return prefetch(batches, self.config.prefetch_factor)
 
     def evaluation_places(self) -> list[str]:
-        """Return file:line of the held-out examples, in the order of `evaluation_batches`."""
+        """Return the source position (file:line) of each held-out example, in evaluation order."""
         return _places(self.store, [int(row) for row in self._ready().held_out])
 
     def contents(self, *, held_out: bool) -> npt.NDArray[np.uint64] | None:
-        """Return a hash of the content of each training or held-out row, independent of its file;
-        (rows,).
+        """Return a content hash for each training row, or for each held-out row; shape (rows,).
 
-        None if the rows were prepared by a version without these hashes.
+        Rows with the same content have the same hash, whatever file they are in. None if the data
+        was prepared by a version without these hashes.
         """
         name = "evaluation_contents.npy" if held_out else "train_contents.npy"
         is_there = (self.store.folder / name).is_file()
         return self.store.array(name).view(np.uint64) if is_there else None
 
     def evaluation_tasks(self) -> list[str]:
-        """Return the tasks of the held-out examples, in the order of `evaluation_batches`; "" if no
-        column names one."""
+        """Return the task of each held-out example, ordered as in `evaluation_batches`.
+
+        A task is "" if no column names it.
+        """
         return [self.store.task(int(row)) for row in self._ready().held_out]
 
     def evaluation_rows(self, max_rows: int | None = None) -> list[EvaluationRow]:
-        """Return held-out rows with a prompt and without images, as text.
+        """Return, as text, the held-out rows that have a prompt and no images.
 
         If there are more than `max_rows`, they are spread evenly over the held-out data.
         """
@@ -370,7 +388,7 @@ class DataPipeline:
     def rows_with_questions(self, max_rows: int) -> list[tuple[EvaluationRow, GenerationPrompt]]:
         """Return at most `max_rows` held-out rows, each as text and as a prompt for generation.
 
-        Rows with images, and rows without a prompt that can be used, are left out.
+        Rows with images or without a usable prompt are left out.
         """
         return [
             (_as_text(conversation), question)
@@ -380,10 +398,9 @@ class DataPipeline:
         ]
 
     def questions(self, max_questions: int | None = None) -> list[GenerationPrompt]:
-        """Return the prompts of held-out rows for generation, tokenized as in training.
+        """Return the prompts of held-out rows, tokenized as in training, to generate answers to.
 
-        With `over_length: keep_start`, prompts that fill the maximum length on their own are left
-        out.
+        With `over_length: keep_start`, prompts that leave no room for an answer are left out.
         """
         return self._questions(self._held_out(max_questions))
 
@@ -411,22 +428,22 @@ class DataPipeline:
         return [q for q in questions if len(q.prompt_ids) < encoder.max_length]
 
     def release_memory(self, unused_seconds: float = 0.0) -> int:
-        """Stop holding prepared data in memory if it has not been used for `unused_seconds`.
+        """Free prepared data from memory if it has not been used for `unused_seconds`.
 
-        From then on it is read from disk.
+        Afterwards, it is read from disk.
 
         Returns:
-            Bytes of main memory that this frees.
+            The number of freed bytes of main memory.
         """
         return 0 if self._prepared is None else self.store.release_memory(unused_seconds)
 
     def close(self) -> None:
-        """Allow the cache entry to be swept; the pipeline cannot be used afterwards."""
+        """Close the pipeline, which cannot be used again; the cache may then delete its entry."""
         if self._prepared is not None:
             self._prepared.entry.close()
 
     def _held_out_pictures(self) -> dict[str, tuple[Picture, ...]]:
-        """Return the images of held-out rows that have some, by file:line."""
+        """Return file:line → images, for the held-out rows that have images."""
         if self.pictures is None:
             return {}
         rows = [int(row) for row in self._ready().held_out]
@@ -475,8 +492,10 @@ class DataPipeline:
         return AugmentedExamples(kept, order, self._texts(plan, augment))
 
     def _texts(self, plan: PreparationPlan, augment: Augmentation | None) -> TextTokenizer:
-        """Return a text tokenizer with its own copy of the encoder: it works in a thread, and
-        tokenizers cannot be shared between threads."""
+        """Return a text tokenizer with its own copy of the encoder.
+
+        It runs in another thread, and tokenizers cannot be shared between threads.
+        """
         return TextTokenizer(copy.deepcopy(plan.encoder), self.seed, augment)
 
     def _stream(self, plan: PreparationPlan, store: TokenStore) -> StreamingDataset:
@@ -492,7 +511,7 @@ class DataPipeline:
 
 @dataclass(frozen=True)
 class ShownExample:
-    """An example for display, with descriptions of the texts of its row that are never read."""
+    """An example for display, with descriptions of its row's texts that the model never reads."""
 
     example: TokenizedExample
     left_out: tuple[str, ...] = ()
@@ -519,8 +538,7 @@ def first_examples(data: DataPipeline, count: int) -> list[ShownExample]:
 
 
 def _is_question(conversation: Conversation) -> bool:
-    """Return whether the last answer can be generated from a prompt: the row has a prompt, and the
-    answer is text without tool calls."""
+    """Return whether a conversation has a prompt, and a last answer of text without tool calls."""
     answer = conversation.answer
     return bool(conversation.prompt) and bool(answer.text.strip()) and not answer.calls_tools
 
@@ -539,7 +557,7 @@ def _places(store: TokenStore, rows: list[int]) -> list[str]:
 def _batches(
     examples: Iterable[TokenizedExample], batch_size: int, _entry: CacheEntry
 ) -> Iterator[list[TokenizedExample]]:
-    """Yield batches, holding the lock of the cache entry until the end."""
+    """Yield batches of examples; the reference to the cache entry keeps it locked until the end."""
     iterator = iter(examples)
     while batch := list(itertools.islice(iterator, batch_size)):
         yield batch

@@ -1,4 +1,4 @@
-"""Completion of a configuration before a run; every entry point uses it, so results are the same.
+"""Completion of a configuration before a run, used by every entry point.
 
 Loads no torch.
 """
@@ -23,14 +23,15 @@ from infrastructure.monitoring.records.run_list import finished_model, model_of_
 
 
 def make_ready(config: DeploymentConfig) -> None:
-    """Complete a configuration, and refuse one that cannot be carried out.
+    """Fill in what a configuration leaves open, and refuse settings that cannot be applied.
 
-    If no data is configured, the sample data is used. The name of a run is replaced by the path of
-    its model. Lengths that the user did not set are limited to what the model supports. Names of
-    plug-ins keep the meaning that they had when the run began. A second call changes nothing.
+    If no data is configured, the sample data is used. If the model setting names a run, it is
+    replaced by the path of that run's model. Lengths that the user did not set are limited to what
+    the model supports. In a resumed run, plug-in names keep the meaning that they had when the run
+    began. A second call changes nothing.
 
     Raises:
-        ConfigurationError: settings cannot be carried out; the message has a sentence for each.
+        ConfigurationError: settings cannot be applied; the message has a sentence for each.
     """
     use_sample_data(config)
     _find_models_of_runs(config)
@@ -40,8 +41,10 @@ def make_ready(config: DeploymentConfig) -> None:
 
 
 def problems_of(config: DeploymentConfig) -> list[str]:
-    """Return the sentences that `make_ready` would raise, without changing the configuration or
-    contacting the Hub."""
+    """Return the problems that `make_ready` would report, as sentences.
+
+    The configuration is not changed, and the Hub is not contacted.
+    """
     ready = config.changed([])
     use_sample_data(ready)
     _find_models_of_runs(ready)
@@ -61,8 +64,9 @@ def _find_models_of_runs(config: DeploymentConfig) -> None:
 def fit_lengths(config: DeploymentConfig, *, may_fetch: bool) -> None:
     """Limit the lengths that the user did not set to what the model supports.
 
-    Examples are at most as long as the model has positions. If answers generated in training could
-    fill a whole example, they are limited to half of it, which leaves the rest to the prompt.
+    The maximum length of examples is limited to the model's context length. If answers that are
+    generated in training could be as long as an example, their length is limited to half of it, so
+    that the prompt has room.
 
     Args:
         may_fetch: download the configuration of a Hub model if it is not in the cache.
@@ -110,7 +114,7 @@ def _fit_examples(config: DeploymentConfig, *, may_fetch: bool) -> None:
 
 
 def num_positions(config: DeploymentConfig, *, may_fetch: bool) -> int | None:
-    """Return the number of tokens that the model can read; None if it is unknown or unavailable.
+    """Return the model's context length in tokens; None if it is unknown or unavailable.
 
     Args:
         may_fetch: download the configuration of a Hub model if it is not in the cache.
@@ -132,7 +136,7 @@ def num_positions(config: DeploymentConfig, *, may_fetch: bool) -> int | None:
 
 
 def _in_folder(folder: Path, name: str) -> JsonObject:
-    """Return the contents of a JSON file of a saved model, or of the final model of a run."""
+    """Return the content of a JSON file in a saved model's folder, or in a run's `final` folder."""
     return json_of(folder / name) or json_of(folder / "final" / name)
 
 

@@ -1,1 +1,1 @@
-"""Layer 6: the assembly of whole runs."""
+"""Layer 6 of the code: whole runs, from the preparation to the exported model."""

@@ -1,4 +1,4 @@
-"""A whole run: prepare, measure, train, measure again, save, report.
+"""A whole run: prepare, evaluate, train, evaluate again, save, report.
 
 The command line and the notebooks call `TrainingDeployment(config).run()`.
 """
@@ -127,11 +127,11 @@ class TrainingDeployment:
         say: a function that shows a line to the user.
         accept: names of settings or data that may differ when a run resumes, although they change
             the result, such as `["learning_rate", "data"]`.
-        begun: called with the run's directory as soon as it contains run.json.
-        make_progress: creates the display of each step, from the total number of steps, the first
-            step, and a function that returns a further note.
-        shown_elsewhere: the parts that another display already shows: metric sinks ("console"), or
-            the RESULT.
+        begun: called once with the run's directory, after run.json was written there.
+        make_progress: creates the progress display. It is called with the total number of steps,
+            the first step, and a function that returns a text to append to the display.
+        shown_elsewhere: what another display already shows: names of metric sinks ("console"), or
+            RESULT for the result of the run.
         observers: further observers of this run, such as that of a sweep.
 
     Raises:
@@ -164,10 +164,10 @@ class TrainingDeployment:
         self._how_to_train_again = ""  # the same for a finished one
 
     def run(self) -> Summary:
-        """Train to the end: resume the newest unfinished run with these settings, or start one.
+        """Resume the newest unfinished run with these settings, or start one, and train to the end.
 
-        A finished run is not trained again; its closing lines are shown. `new_run` starts a new
-        one.
+        A finished run is not trained again; only its closing lines are shown. The setting `new_run`
+        always starts a new run.
 
         Returns:
             The content of summary.json.
@@ -214,7 +214,7 @@ class TrainingDeployment:
         return self._go_on(run)
 
     def go_on(self, run: RunDirectory) -> Summary:
-        """Continue as `run` does, but with the given run, even if others have the same settings."""
+        """Train `run` to its end, from its newest checkpoint or, without one, from the start."""
         make_ready(self.config)
         with lossy_output(), threads_restored(), searching_rarely():
             return self._go_on(run)
@@ -239,7 +239,7 @@ class TrainingDeployment:
         return self.resume(run)
 
     def resume(self, run: RunDirectory, checkpoint: Path | None = None) -> Summary:
-        """Resume `run` from `checkpoint`, or from its newest checkpoint that verifies.
+        """Resume `run` from `checkpoint`; by default, from its newest intact checkpoint.
 
         Raises:
             ValueError: if another process trains the run.
@@ -279,7 +279,7 @@ class TrainingDeployment:
                 return self._train(run, trainer, self._before(run, trainer), checkpoint)
 
     def _newest(self, run: RunDirectory) -> Path:
-        """Return the newest intact version: a local one, or else one from the destination."""
+        """Return the newest intact checkpoint, restored from the backup if none is intact here."""
         try:
             return CheckpointManager(run.checkpoints).newest()
         except CheckpointError as error:
@@ -293,7 +293,7 @@ class TrainingDeployment:
             return checkpoint
 
     def _has_version(self, run: RunDirectory) -> bool:
-        """Return whether there is a version from which to resume. Restore one if necessary."""
+        """Return whether the run has a checkpoint. If none is local, restore the run's backup."""
         if CheckpointManager(run.checkpoints).checkpoints():
             return True
         self._check_place(run)
@@ -320,9 +320,10 @@ class TrainingDeployment:
         return run or self._run_from_place()
 
     def _name_changed(self) -> bool:
-        """Report the newest run with these settings that were changed during training.
+        """Report a run that was started with these settings and changed later, and return True.
 
-        Such a run does not prevent a new one from starting. Return whether there is such a run.
+        If there are several, the newest is reported. Return False if there is none. A new run can
+        start in any case.
         """
         changed = changed_under_way(self.config, self.accepted)
         if changed is None:
@@ -339,7 +340,7 @@ class TrainingDeployment:
         return True
 
     def _name_unfinished(self) -> None:
-        """Report an unfinished run with similar settings, which the user may have intended."""
+        """Report an unfinished run with similar settings, in case the user meant to resume it."""
         unfinished = unfinished_beside(self.config)
         if unfinished is None:
             return
@@ -356,7 +357,7 @@ class TrainingDeployment:
         )
 
     def _run_from_place(self) -> RunDirectory | None:
-        """Restore a run with these settings from `backup.place`. Return None if there is none."""
+        """Restore a run with these settings from the backup. Return None if there is none."""
         options = place_options(self.config)
         if options.place is None:
             return None
@@ -381,7 +382,7 @@ class TrainingDeployment:
         return run
 
     def _check_place(self, run: RunDirectory) -> None:
-        """Report any problem with `backup.place` once, before anything takes time.
+        """Check that the backup destination can be used. Only the first call does this.
 
         Raises:
             StorageError: if the destination cannot be used; the message says what to do.
@@ -396,12 +397,12 @@ class TrainingDeployment:
     def complete(
         self, run: RunDirectory, is_result_shown: bool = False, *, was_finished: bool = True
     ) -> Summary:
-        """Confirm all of a finished run at `backup.place`, and report the result, without training.
+        """Complete the backup of a finished run, and report its result. Nothing is trained.
 
         Args:
             is_result_shown: whether another display shows the result.
-            was_finished: True if the run had finished earlier, False if it finished while the user
-                watched.
+            was_finished: True if the run had finished before this command, False if it finished
+                during the command.
 
         Returns:
             The content of summary.json, in which `backup` has the current state of the backups.
@@ -421,8 +422,8 @@ class TrainingDeployment:
     def _begin(self, run: RunDirectory) -> Summary:
         """Train `run` from its first step.
 
-        The directory of the run exists if the run was begun before. A new one is created once model
-        and data are valid.
+        The run's directory may exist from an earlier attempt. Otherwise it is created after model
+        and data were loaded and checked.
         """
         if not run.path.is_dir():
             check_meant(self.config.data)
@@ -447,7 +448,11 @@ class TrainingDeployment:
                 return self._train(run, trainer, self._measure(run, trainer))
 
     def _train_by_method(self, run: RunDirectory, checkpoint: Path | None = None) -> Summary:
-        """Train `run` with a trainer of TRL, from the start or from its newest version."""
+        """Train `run` with a TRL trainer, from the start or from its newest checkpoint.
+
+        Raises:
+            ValueError: if a certain `checkpoint` is given.
+        """
         if checkpoint is not None:
             raise InputError(
                 "deployment.method_resumes_newest_only",
@@ -474,10 +479,10 @@ class TrainingDeployment:
             ).train()
 
     def _before(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:
-        """Return the measurement before the first step of a run that resumes.
+        """Return the evaluation from before the first step, for a run that resumes.
 
-        If other rows are held out now, the measurement is repeated on these, because `trainer`
-        still has the initial model.
+        If the held-out rows have changed, the initial model, which `trainer` still has, is
+        evaluated on the new rows.
         """
         before, rows = measured_before(run), trainer.held_out_identity()
         if before.measured_on == rows or None in (before.measured_on, rows):
@@ -488,9 +493,9 @@ class TrainingDeployment:
         return self._measured(run, trainer)
 
     def _measure(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:
-        """Measure the model before the first step, and store the result in the run.
+        """Evaluate the model before the first step, and store the result in the run.
 
-        For a model that is kept on disk, nothing is stored.
+        If the model's weights stay on disk, the result is not stored.
         """
         if trainer.adapter.on_disk:
             return measure(trainer)
@@ -509,12 +514,12 @@ class TrainingDeployment:
 
     @contextmanager
     def _stage(self, name: str, what: str | Callable[[], str]) -> Iterator[None]:
-        """Time a stage, and show that it is in progress if it takes long."""
+        """Time the block as the stage `name`. Show `what` if the block takes long."""
         with self.stages.stage(name), self.report.waiting(what):
             yield
 
     def _note_begun(self, run: RunDirectory) -> None:
-        """Pass the run's directory to the agent and to `begun`."""
+        """Pass the run's directory to the launcher, if there is one, and to `begun`."""
         if (agent := agent_folder()) is not None:
             agent.note_run(run.path, _newest_version(run))
         self.begun(run.path)
@@ -531,7 +536,7 @@ class TrainingDeployment:
         *,
         has_begun: bool = False,
     ) -> EnhancedTrainer:
-        """Load and check model and data, so that any problem is reported now.
+        """Load the model and the data, and run the quick checks, before anything is trained.
 
         Args:
             precision: the number format with which the run started; None for a new run.
@@ -613,7 +618,7 @@ class TrainingDeployment:
     def _train_to_end(
         self, finalizer: RunFinalizer, state: TrainingState, loop: TrainingLoop
     ) -> Summary:
-        """Train from the first step, end the run, and stop all helpers."""
+        """Train to the end, finish or stop the run, and stop its helper processes."""
         run, trainer = finalizer.run, finalizer.trainer
         try:
             stopping = stop_on_signals(state, lambda: loop.may_break_off, run.path)
@@ -635,7 +640,7 @@ class TrainingDeployment:
     def _make_ready(
         self, finalizer: RunFinalizer, checkpoint: Path | None
     ) -> tuple[TrainingLoop, TrainingState]:
-        """Do all work between loading the model and data and the first step."""
+        """Prepare the training loop, restore a given checkpoint, and make a forecast."""
         run, trainer, copies, forecast = (
             finalizer.run,
             finalizer.trainer,
@@ -705,7 +710,7 @@ class TrainingDeployment:
             record_rows(run, trainer, self.config)
 
     def _note_without_effect(self, agreed: Sequence[Difference]) -> None:
-        """Report that accepted changes have no effect and are not recorded, as no step is left."""
+        """Report that accepted changes have no effect and are not recorded: no step is left."""
         names = [d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT]
         if names:
             self.report(phrase("deployment.accepted_change_without_effect", names=", ".join(names)))
@@ -729,14 +734,15 @@ class TrainingDeployment:
 
 
 def _newest_version(run: RunDirectory) -> str:
-    """Return the name of the newest version, or "" if there is none."""
+    """Return the name of the newest checkpoint of `run`, or "" if it has none."""
     return next(iter(Store(run.checkpoints).versions()), "")
 
 
 def _has_gone_on(run: RunDirectory) -> bool:
-    """Return whether this command saved a version of `run` before its processes were restarted.
+    """Return whether `run` has saved a checkpoint since the launcher first started this command.
 
-    If so, the run resumes from that version, not from the checkpoint named on the command line.
+    If so, the launcher has restarted the processes. The run then resumes from that checkpoint, not
+    from the one named on the command line.
     """
     agent = agent_folder()
     if agent is None or agent.run != run.path.absolute():
@@ -745,7 +751,7 @@ def _has_gone_on(run: RunDirectory) -> bool:
 
 
 def shorter_than_given(config: DeploymentConfig, total_steps: int) -> list[str]:
-    """Return notes if the run ends before `training.max_steps`, or if the warmup is shortened.
+    """Return a note if the run ends before `training.max_steps`, or if its warmup is shortened.
 
     The warmup takes at most half of all steps.
     """
@@ -760,7 +766,7 @@ def shorter_than_given(config: DeploymentConfig, total_steps: int) -> list[str]:
 
 @contextmanager
 def with_ranks(trainer: EnhancedTrainer) -> Iterator[None]:
-    """Run the other processes of a distributed run, which start while the body prepares it."""
+    """Start the other processes of a distributed run, and end them when the block ends."""
     if trainer.ranks is None:
         yield
         return
@@ -773,7 +779,7 @@ def with_ranks(trainer: EnhancedTrainer) -> Iterator[None]:
 
 @contextmanager
 def errors_and_output_kept(run: RunDirectory) -> Iterator[None]:
-    """Store in the run an error's traceback, and output that a closed terminal cannot show."""
+    """Write an error's traceback, and output that a closed terminal lost, to files of the run."""
     with (
         lost_output_kept_in(run.path / OUTPUT_FILE),
         traceback_kept_in(run.path / TRACEBACK_FILE),
@@ -782,7 +788,7 @@ def errors_and_output_kept(run: RunDirectory) -> Iterator[None]:
 
 
 def measured_before(run: RunDirectory) -> HeldOut:
-    """Return the measurement before the first step; empty if its file is lost."""
+    """Return the evaluation from before the first step; empty if its file cannot be read."""
     try:
         return HeldOut.from_dict(read_record(run.before_file))
     except (OSError, DamagedFileError, TypeError, KeyError, AttributeError) as error:

@@ -1,10 +1,12 @@
 """A run in a separate process that outlives the shell or the kernel that started it.
 
-    <output_dir>/.detached/<token>/trained_by     the process that prepares or trains it
-                                  /purpose.json   what it trains, to detect an identical run
-                                  /output.txt     its output until its run has a directory
-                                  /run            from then on: the path of that directory
-                                  /finished_before    only if there was nothing to train
+The process and whoever watches it share these files:
+
+    <output_dir>/.detached/<token>/trained_by     names the process that prepares or trains the run
+                                  /purpose.json   the settings of the run, to detect the same run
+                                  /output.txt     the output until the run has a directory
+                                  /run            the path of the run's directory, once there is one
+                                  /finished_before    exists if there was nothing to train
 
 Once the run has a directory, the output goes to `logs/output.txt` in it. This module does not load
 torch.
@@ -92,7 +94,7 @@ class DetachedTraining:
         return (self.folder / FINISHED_BEFORE_NAME).exists()
 
     def exit_code(self) -> int:
-        """Return the exit code of the ended process, or FAILED if it is not a child process."""
+        """Wait for the process. Return its exit code, or FAILED if it is not a child process."""
         process = _STARTED.get(self.folder)
         return ExitCode.FAILED if process is None else process.wait()
 
@@ -104,15 +106,16 @@ def start(
     run_path: Path | None = None,
     observer: tuple[str, Mapping[str, object]] | None = None,
 ) -> DetachedTraining:
-    """Start training in a separate process, as `TrainingDeployment(config, accept).run()` does.
+    """Start `TrainingDeployment(config, accept).run()` in a process that outlives this one.
 
     The configuration is passed through a pipe, so that no secret is written to disk.
 
     Args:
-        folder: the folder for the status, which the caller keeps; by default, a new one.
-        run_path: the run to resume; by default, `temper train`'s own choice.
-        observer: the address of a function, and its argument, that makes one more observer of the
-            run in that process.
+        folder: the folder for the status files; by default, a new one.
+        run_path: the directory of the run to resume; by default, the run is chosen as in `temper
+            train`.
+        observer: the address `module:function` of a function, and its argument. The new process
+            calls the function, which returns a further observer of the run.
 
     Raises:
         ValueError: if the configuration cannot work, or the output folder is not writable.
@@ -152,10 +155,11 @@ def start(
 
 @contextmanager
 def only_runner(path: Path, code: str, **about: object) -> Iterator[None]:
-    """Hold the lock `path`, which then names this process, while it starts several runs.
+    """Hold the lock file `path` while the block starts several runs.
 
     Raises:
-        ValueError: if another process holds it; the message has `about` and the holder's name.
+        ValueError: if another process holds the lock. The message is `code`, with the values
+            `about` and the name of that process.
     """
     lock = Lock(path)
     try:
@@ -168,7 +172,7 @@ def only_runner(path: Path, code: str, **about: object) -> Iterator[None]:
 
 
 def wait(training: DetachedTraining, look: Callable[[], None] = lambda: None) -> None:
-    """Wait until the process has ended, and show its progress. `look` is called at intervals."""
+    """Wait until the process has ended, and show its progress. Call `look` at intervals."""
     with closing(_Progress(training)) as progress, waiting_beside(progress.words):
         while training.is_alive:
             look()
@@ -176,7 +180,7 @@ def wait(training: DetachedTraining, look: Callable[[], None] = lambda: None) ->
 
 
 class _Progress:
-    """The progress of a run, as text for a line that is updated."""
+    """A text on the progress of a run, for a line that is updated."""
 
     def __init__(self, training: DetachedTraining) -> None:
         self.training = training
@@ -203,7 +207,7 @@ class _Progress:
 
 
 def _as_it_stands(config: DeploymentConfig) -> dict[str, object]:
-    """Return the input of `DeploymentConfig.from_dict` with secrets, only for use in a pipe."""
+    """Return the configuration with its secrets, for `DeploymentConfig.from_dict` via a pipe."""
     sources = {key: s for key, s in config.sources().items() if s.layer is not Layer.DEFAULT}
     return {
         "values": config.model_dump(mode="json"),
@@ -237,7 +241,7 @@ def preparing(output_dir: Path) -> list[DetachedTraining]:
 
 
 def preparing_the_same(config: DeploymentConfig) -> DetachedTraining | None:
-    """Return a running process without a run directory that will train what `config` describes."""
+    """Return a process that is preparing a run with the settings of `config`, or None."""
     wanted = result_settings(config)
     for training in preparing(Path(config.output_dir)):
         try:
@@ -254,11 +258,10 @@ def follow(
     report: ReportLine = print,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Path:
-    """Report the output of the process until it has a run; return the directory of the run.
+    """Report the output of the process until its run has a directory, and return that directory.
 
     Raises:
-        RunFailedError: if the process ended before it had a run; the message is the end of its
-            output.
+        RunFailedError: if the process ended before that; the message is the end of its output.
         KeyboardInterrupt: if the user stopped waiting; the process continues.
     """
     lines: list[str] = []
@@ -274,7 +277,10 @@ def follow(
 
 
 def _lines_until_known(training: DetachedTraining, sleep: Callable[[float], None]) -> Iterator[str]:
-    """Yield the lines of output. The open file stays readable after the process removes it."""
+    """Yield the process's lines of output until its run has a directory, or the process ends.
+
+    The open file stays readable after the process removes it.
+    """
     path = training.folder / OUTPUT_NAME
     if not path.exists():
         return
@@ -329,7 +335,7 @@ def stop(
 def stop_preparing(
     training: DetachedTraining, report: ReportLine = print, patience_seconds: float = STOP_SECONDS
 ) -> bool:
-    """Stop a process that has no run yet, so that no training is lost."""
+    """Stop a process that prepares a run. If training began in the meantime, save and stop it."""
     trainer = training.trainer
     if trainer is not None and trainer.is_alive:
         _end(training.folder, trainer, patience_seconds)
@@ -340,7 +346,7 @@ def stop_preparing(
 
 
 def _end(folder: Path, trainer: TrainerProcess, patience_seconds: float) -> bool:
-    """Send SIGTERM, so that the process saves and stops. Return whether it did so in time."""
+    """Send SIGTERM, so that the process saves and stops. Return whether it ended in time."""
     if trainer.is_alive is None:
         raise InputError("deployment.run_trained_elsewhere", process=trainer)
     announce_stop(folder, trainer.pid)
@@ -360,7 +366,7 @@ def _end(folder: Path, trainer: TrainerProcess, patience_seconds: float) -> bool
 
 
 def end(training: DetachedTraining, patience_seconds: float = STOP_SECONDS) -> bool:
-    """Make a run save and stop, whatever its state. Return whether its process is gone."""
+    """Stop a detached training, even while it prepares. Return whether its process has ended."""
     trainer = training.trainer
     if trainer is None or trainer.is_alive is False:
         return True
@@ -368,16 +374,15 @@ def end(training: DetachedTraining, patience_seconds: float = STOP_SECONDS) -> b
 
 
 def fate(training: DetachedTraining) -> str | None:
-    """Return how a child of this process ended, or None if it lives or is not a child."""
+    """Return how a process has ended, or None if it is running or not a child of this process."""
     process = _STARTED.get(training.folder)
     return None if process is None else process.fate()
 
 
 def last_line(training: DetachedTraining) -> str:
-    """Return the last line of output, which gives the reason of a failure.
+    """Return the last line of the process's output, which usually names the reason of a failure.
 
-    This is the last line of `output.txt` from before the process had a run, or else of the run's
-    output.
+    The output from before the run had a directory is read first, then the output in the run.
     """
     outputs = [training.folder / OUTPUT_NAME]
     outputs += [training.run_path / OUTPUT_FILE] if training.run_path is not None else []
@@ -394,7 +399,7 @@ def last_line(training: DetachedTraining) -> str:
 
 
 def how_to_look_on(run_path: Path) -> list[str]:
-    """Return the commands with which the user can watch or stop a detached run."""
+    """Return lines that name the watch and stop commands and the output file of a detached run."""
     return [
         phrase("deployment.watch_command", path=run_path),
         phrase("deployment.stop_command", path=run_path),

@@ -37,11 +37,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def rows_encoded_ahead(config: DeploymentConfig) -> Iterator[None]:
-    """Encode the rows of a run in another process while the body runs, if that saves time.
-
-    Args:
-        config: the configuration, after `make_ready`.
-    """
+    """Encode the rows of a run in another process while the body runs, if that saves time."""
     tokenizer = _tokenizer_of(config) if _saves_time() else None
     process = None if tokenizer is None else _start(config, tokenizer)
     try:
@@ -58,7 +54,7 @@ def _saves_time() -> bool:
 
 
 def _tokenizer_of(config: DeploymentConfig) -> Path | None:
-    """Return the file of the tokenizer that encodes the rows, or None if it is not known yet."""
+    """Return the tokenizer file of a new model, or None if the tokenizer cannot be known yet."""
     is_usual = config.training.method == SFT and not config.training.hides_tokens
     if not is_usual or not trains_from_scratch(config.model):
         return None
@@ -66,7 +62,7 @@ def _tokenizer_of(config: DeploymentConfig) -> Path | None:
 
 
 def _start(config: DeploymentConfig, tokenizer: Path) -> HelperProcess | None:
-    """Start the process and send it the rows to encode. Return None if it cannot be started."""
+    """Start the encoding process, and send it the rows to encode. Return None if that fails."""
     sections = {"data": config.data, "cache": config.cache}
     text = json.dumps({name: each.model_dump(mode="json") for name, each in sections.items()})
     try:
@@ -83,7 +79,7 @@ def _start(config: DeploymentConfig, tokenizer: Path) -> HelperProcess | None:
 
 
 def _note_end(process: HelperProcess) -> None:
-    """Wait for the process, so that it does not stay a zombie for the duration of the run."""
+    """Wait for a process in the background, so that it does not become a zombie."""
     if process.wait() != 0:
         log.debug("no rows were encoded ahead: %s", process.fate())
 

@@ -48,10 +48,10 @@ DISK_NEEDED_BYTES = {"cpu": 4_000_000_000, "cuda": 12_000_000_000}
 
 @dataclass(frozen=True)
 class Part:
-    """A step of the installation. It is complete if the record has its `fingerprint` under `name`.
+    """A step of the installation. It is complete if the record maps `name` to `fingerprint`.
 
     Attributes:
-        left_out: packages that are in the files but are not installed.
+        left_out: packages that the requirement files list but this step does not install.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """The parts that the environment should contain, and where it is."""
+    """The parts that an environment should contain, and the environment's location."""
 
     root: Path
     folder: Path
@@ -155,7 +155,10 @@ def _folder_name(options: argparse.Namespace) -> str:
 
 
 def _torch_build(driver: bool, record: dict[str, str]) -> TorchBuild:
-    """Return the build of PyTorch. A CUDA build is kept, as machines may share a folder."""
+    """Return which build of PyTorch to install: "cuda" or "cpu".
+
+    An installed CUDA build is kept, because several machines may share the folder.
+    """
     return "cuda" if driver or record.get("torch", "").startswith("cuda") else "cpu"
 
 
@@ -164,10 +167,7 @@ def _base_files(colab: bool) -> tuple[str, ...]:
 
 
 def _dev_files(colab: bool) -> tuple[str, ...]:
-    """Return the requirement files for development. The tests use every optional package.
-
-    A Colab runtime has none of the optional packages.
-    """
+    """Return the requirement files for development; on Colab, without optional packages."""
     return ("requirements-dev.txt",) if colab else ("requirements-dev.txt", *OPTIONAL_FILES)
 
 
@@ -184,7 +184,7 @@ def _hash(files: Sequence[Path]) -> str:
 
 
 def torch_version(root: Path) -> str:
-    """Return the version that requirements.txt pins, such as `2.13.0`."""
+    """Return the version of torch that requirements.txt pins, such as `2.13.0`."""
     for line in (root / "requirements.txt").read_text().splitlines():
         if line.startswith("torch=="):
             return line.removeprefix("torch==").strip()
@@ -206,7 +206,7 @@ def read_record(folder: Path) -> dict[str, str]:
 
 
 def is_ready(plan: Plan) -> bool:
-    """Return whether all parts are installed, from a few small files and without any process."""
+    """Return whether all parts are installed, by reading a few small files."""
     record = read_record(plan.folder)
     in_place = record.get("location") == str(plan.folder) and python_of(plan.folder).exists()
     return in_place and not pending(plan, record)
@@ -327,8 +327,7 @@ def remove_half_installed(packages: Path, since: float = 0.0) -> list[str]:
 def is_whole(dist_info: Path) -> bool:
     """Return whether an installed package has the files in its RECORD, with the right sizes.
 
-    Its scripts, which are in another folder, are not checked: the installer writes them for each
-    environment.
+    Scripts are not checked, because they are in another folder and differ between environments.
     """
     try:
         with (dist_info / "RECORD").open(newline="") as record:
@@ -365,14 +364,14 @@ def remove_earlier_name(folder: Path, installer: Installer) -> None:
 def remove_triton(folder: Path, installer: Installer) -> None:
     """Remove triton, which the default PyTorch includes.
 
-    Without a GPU, the kernels of TRL and unsloth fail with it.
+    Without a GPU, kernels of TRL and unsloth fail if triton is installed.
     """
     if any(folder.glob("lib/python*/site-packages/triton-*.dist-info")):
         installer.uninstall(phrase("deployment.removing_triton"), "triton")
 
 
 def to_install(plan: Plan, part: Part) -> Sequence[Path]:
-    """Return the part's files, or one file without the lines that are left out."""
+    """Return the part's requirement files, or one file without the packages in `left_out`."""
     if not part.left_out:
         return part.files
     lines = [line for file in part.files for line in file.read_text().splitlines()]
@@ -392,9 +391,9 @@ def hold_torch(plan: Plan) -> Path:
 def install_torch(installer: Installer, version: str, build: TorchBuild) -> None:
     """Install the build of PyTorch that fits the machine, from the first source that has it.
 
-    With a driver this is the CUDA build, which the default index serves on Linux (`===` excludes a
-    CPU build). Without a driver it is a `+cpu` build from pip's configured indexes, else from
-    PyTorch's CPU index, and only then the default build.
+    With an NVIDIA driver, this is the CUDA build, which the default index serves on Linux (`===`
+    excludes a CPU build). Without a driver, it is a `+cpu` build from pip's configured indexes or
+    from PyTorch's CPU index, or as a last resort the default build.
     """
     if build == "cuda":
         installer.install(
@@ -415,7 +414,7 @@ def install_torch(installer: Installer, version: str, build: TorchBuild) -> None
 
 
 def show_machine(plan: Plan) -> None:
-    """Print the report of `temper doctor`, and ignore its verdict."""
+    """Print the report of `temper doctor`, whatever its exit code is."""
     python = str(python_of(plan.folder))
     command = [python, "-P", "-m", "infrastructure.testing.doctor"]
     subprocess.run(command, stdout=sys.stderr, check=False)
@@ -437,7 +436,7 @@ def _check_disk(plan: Plan, todo: list[Part]) -> None:
 
 @contextmanager
 def only_one_installer() -> Iterator[None]:
-    """Wait for other installations of this checkout, including a pip that outlived its parent."""
+    """Wait until no other process installs for this checkout, then hold the lock for the block."""
     with Path(__file__).open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -72,9 +72,9 @@ def export_model(
     request: ExportRequest,
     report: ShowLine = do_nothing,
 ) -> dict[str, Any]:
-    """Export a checkpoint as `export_checkpoint` does, in any format or precision, and compare it.
+    """Export a checkpoint in the requested format and precision, and verify the exported model.
 
-    The folder appears only after everything in it was read back and matches the trained model. A
+    The folder appears only after the exported model was loaded and matches the trained one, so a
     killed process leaves nothing that looks like a finished export.
 
     Args:
@@ -136,7 +136,7 @@ def export_model(
 
 
 def _base_elsewhere(folder: Path) -> list[str]:
-    """Return a note if the base of an exported LoRA is a folder on this machine."""
+    """Return a note if the base model of an exported LoRA is a local folder, else an empty list."""
     settings = folder / "adapter_config.json"
     base = read_json(settings).get("base_model_name_or_path") if settings.is_file() else None
     if not isinstance(base, str) or not Path(base).is_dir():
@@ -147,7 +147,7 @@ def _base_elsewhere(folder: Path) -> list[str]:
 def _write_card(
     run: RunDirectory, folder: Path, name: str, step: int, lines: Sequence[str]
 ) -> None:
-    """Write a README.md with the facts of the run, and how close the export is to the model."""
+    """Write a README.md about the run and about the accuracy of the export."""
     card = folder / CARD
     text = card.read_text() if card.is_file() else f"---\ntags: [temper]\n---\n# {name}\n"
     text, *_ = text.partition("\n```python")  # a LoRA's usage is described below
@@ -157,13 +157,13 @@ def _write_card(
 
 
 def _in_half(model: torch.nn.Module) -> torch.nn.Module:
-    """Convert weights to bf16, unless they are fp16 already."""
+    """Convert a model to bf16, unless its weights are fp16 already."""
     weights = next(p for p in model.parameters() if p.is_floating_point())
     return model if weights.dtype is torch.float16 else model.to(torch.bfloat16)
 
 
 def _ends(run: RunDirectory) -> list[str]:
-    """Return the tokens that end an answer of the run."""
+    """Return the tokens that end an answer, as recorded in run.json."""
     data: Any = run.read_run().get("data") or {}
     return list(data.get("end_tokens") or {})
 
@@ -282,17 +282,17 @@ def _load(
 
 
 def final_step(run: RunDirectory) -> int | None:
-    """Return the number of steps that the model in `final/` was trained; None if not finished."""
+    """Return the last step of the model in `final/`, or None if the run is not finished."""
     summary = read_summary(run) if run.is_finished() else {}
     steps = summary.get("final_step", summary.get("steps"))
     return steps if isinstance(steps, int) else None
 
 
 def version_of_model(run: RunDirectory) -> Path:
-    """Return the version for the name of a run: that of `final/`, or else the newest.
+    """Return the checkpoint from which `final/` was made, or the newest one without `final/`.
 
     Raises:
-        CheckpointError: if no version verifies.
+        CheckpointError: if no checkpoint verifies.
     """
     newest = CheckpointManager(run.checkpoints).newest()
     step = final_step(run)
@@ -304,7 +304,7 @@ def version_of_model(run: RunDirectory) -> Path:
 
 
 def _saved_template(folder: Path) -> str | dict[str, str] | None:
-    """Return the chat template of a saved tokenizer (several by name), or None if it has none."""
+    """Return the chat template of a saved tokenizer (a dict if it has several), or None."""
     file = folder / TEMPLATE_FILE
     default = file.read_text(encoding="utf-8") if file.is_file() else None
     files = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
@@ -318,10 +318,10 @@ def _saved_template(folder: Path) -> str | dict[str, str] | None:
 def _form_of_phase(
     config: DeploymentConfig, model: torch.nn.Module, values: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Give the model the form that it had when the checkpoint was saved, if it had another one.
+    """Give the model, during the block, the structure that it had when the checkpoint was saved.
 
-    A form may have quantized layers and low-rank matrices. After the block, the model is a plain
-    one again.
+    In block-wise training, layers may have been quantized or have had low-rank matrices. After the
+    block, the model has ordinary layers again.
     """
     name = config.training.strategy_for(config.model)
     if not has_forms(name):
@@ -339,7 +339,7 @@ def _form_of_phase(
 def _manager_of(
     run: RunDirectory, config: DeploymentConfig, is_rounded: bool, is_merged: bool
 ) -> ModelManager:
-    """Return the manager that loads the run's model on the CPU as it was before the first step."""
+    """Return a manager that loads the run's initial model on the CPU."""
     revision = commit_of_base(run, config) or config.model.revision
     rounding = config.model.quantization_aware
     plain = config.model.copy_with(
@@ -365,7 +365,7 @@ def _manager_of(
 
 
 def _short_dtype(run: RunDirectory) -> str:
-    """Return the format of the weights before they were quantized, as a setting spells it."""
+    """Return the data type of the weights before quantization, as a value of `model.dtype`."""
     recorded = str(recorded_model(run).get("dtype"))
     return next((name for name, dtype in DTYPES.items() if recorded in str(dtype)), "auto")
 

@@ -1,9 +1,9 @@
 """The comparison of an exported model, loaded as users load it, with the trained model.
 
-Both models get three questions, formatted as in training. Their token ids and their logits are
-compared. The distance is the norm of the difference between mean-centered logits, divided by their
-norm. An unrelated model has a distance of about 1.4. Weights with fewer bits have a higher
-tolerance.
+Both models get three questions, formatted as in training. The token ids of the questions and the
+logits of the models are compared. The distance is the norm of the difference between mean-centered
+logits, divided by their norm. An unrelated model has a distance of about 1.4. Weights with fewer
+bits have a higher tolerance.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,7 +71,7 @@ class Reference:
         pictures: PictureTokens | None = None,
         end_ids: Sequence[int] = (),
     ) -> "Reference":
-        """Measure a model, and leave it in evaluation mode.
+        """Compute the reference outputs of a model. The model stays in evaluation mode.
 
         Args:
             end_ids: the tokens that end an answer.
@@ -120,7 +120,7 @@ class Comparison:
     same_answers: int | None = None
 
     def facts(self) -> dict[str, object]:
-        """Return the facts that are saved next to the model."""
+        """Return the result as entries of the file that is saved next to the model."""
         return {
             "read_by": self.by,
             "logits_distance": float(f"{self.distance:.2g}"),
@@ -154,7 +154,7 @@ class Comparer:
 
     Attributes:
         bits: the bits of each exported weight, or None for the trained format.
-        target: the folder that errors name, in place of the temporary one; None: the latter.
+        target: the folder that error messages name, or None for the folder that is compared.
 
     Raises:
         CheckpointError: if an export is too far from the reference, or encodes prompts differently.
@@ -172,13 +172,17 @@ class Comparer:
         prompts: Sequence[torch.Tensor] | None = None,
         folder: Path | None = None,
     ) -> Comparison:
-        """Compare the results of `logits` with the reference, and refuse a different model.
+        """Compare the logits of an export with those of the reference model.
 
         Args:
             by: the library that loads the export.
+            logits: computes the export's logits from token ids.
             prompts: the questions, encoded by the export's own tokenizer, or None if it has none.
             folder: the folder from which plain transformers loads the model and answers, or None if
                 it does not support the format.
+
+        Raises:
+            CheckpointError: if the outputs differ by more than the tolerance.
         """
         distances, choices = [], []
         for ids, expected in zip(self.reference.prompts, self.reference.logits, strict=True):
@@ -213,9 +217,9 @@ class Comparer:
     def _other_answers(
         self, error: OtherAnswersError, folder: Path, distance: float, tolerance: float
     ) -> CheckpointError:
-        """Return the error for an export that answers differently: rounding is named as the cause.
+        """Return the error for an export whose answers differ. After rounding, it says so.
 
-        The export's own folder is named, because `folder` is removed.
+        The error names `target`, because `folder` is temporary.
         """
         if self.bits not in ROUNDED:
             return OtherAnswersError(self.target or folder, error.difference)
@@ -231,7 +235,7 @@ class Comparer:
 def prompts_of(
     model: Any, tokenizer: "PreTrainedTokenizerBase | None", pictures: PictureTokens | None = None
 ) -> list[torch.Tensor]:
-    """Return the questions as tensors of token ids, each of shape (1, tokens).
+    """Return the test questions of a comparison as token ids, each of shape (1, tokens).
 
     Without a tokenizer, these are arbitrary tokens. A vision-language model also gets the first
     question with an image.

@@ -1,6 +1,6 @@
-"""The contract of an export format, and the built-in format, the folder of transformers.
+"""The interface of export formats, and the built-in format: a transformers model folder.
 
-Others are in features and in the packages of other people; `EXPORT_FORMATS` has all of them.
+Further formats are in `features` and in other packages. `EXPORT_FORMATS` lists all of them.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ SAFETENSORS = "safetensors"
 
 
 class Reading(NamedTuple):
-    """A written model as a library reads it, to be compared with the trained one.
+    """An exported model, loaded again by a library to compare it with the trained model.
 
     Attributes:
         by: the library that loads the files.
@@ -41,11 +41,11 @@ class ExportFormat(ABC):
 
     Attributes:
         packages: the modules that must be installed.
-        bits: the bits of each weight that a request may have.
-        default_bits: the bits of each weight without a request, or None for the trained format.
-        converts_folder: whether the format is made from a transformers folder that is written next
-            to it and removed again, see `Work.whole_model`. It then rounds the weights itself.
-        usage: code that loads the model in its folder, for the card.
+        bits: the numbers of bits per weight that can be requested.
+        default_bits: the bits per weight if none are requested, or None for the trained format.
+        converts_folder: whether the export is converted from a temporary transformers folder (see
+            `Work.whole_model`). The converter then rounds the weights itself.
+        usage: Python code for the model card that loads the model.
     """
 
     packages: tuple[str, ...] = ()
@@ -55,22 +55,22 @@ class ExportFormat(ABC):
     usage = ""
 
     def check(self, model: dict[str, Any], bits: int | None) -> None:  # noqa: B027
-        """Check that this machine can write a model, without loading it.
+        """Check that this machine can export a model in this format. The model is not loaded.
 
         Args:
-            model: the record of the run about it.
+            model: the description of the model in run.json.
             bits: the requested bits of each weight, or None.
 
         Raises:
-            ValueError: if it cannot; the message says why, and what to do.
+            ValueError: if the export is not possible; the message says why, and what to do.
         """
 
     @abstractmethod
     def write(self, work: Any, folder: Path) -> Iterator[Reading]:
-        """Write the files, and yield each way to read them back, which is then compared.
+        """Write the files, and yield a `Reading` for each library that loads them again.
 
         Args:
-            work: the model and all about it, a `Work` of `export_work`.
+            work: the export in progress, a `Work` of `export_work`.
 
         Raises:
             ValueError: if the model cannot be written in this format.
@@ -83,14 +83,13 @@ class Safetensors(ExportFormat):
     bits = (16, 8, 4)
 
     def write(self, work: Any, folder: Path) -> Iterator[Reading]:
-        """Write the folder."""
         readings: Iterator[Reading] = work.write_transformers_folder(folder)
         return readings
 
 
 @contextmanager
 def in_its_words(library: str) -> Iterator[None]:
-    """Turn an error of a library inside the block into an InputError that names the library."""
+    """Convert an error of a library inside the block to an InputError that names the library."""
     try:
         yield
     except Exception as error:

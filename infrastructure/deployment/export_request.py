@@ -1,4 +1,4 @@
-"""The request of an export. Impossible requests are refused before a model is loaded."""
+"""The options of an export, and the checks of these options before a model is loaded."""
 
 import shutil
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ FREE_AFTERWARDS_BYTES = 100_000_000
 
 
 class Part(StrEnum):
-    """The weights to export: as in the run, only the LoRA matrices, or a merged LoRA."""
+    """Which weights to export: those of the run's model, only the LoRA, or the LoRA merged."""
 
     AUTO = "auto"
     LORA = "lora"
@@ -70,7 +70,6 @@ class ExportRequest:
 
     @property
     def format(self) -> ExportFormat:
-        """The format."""
         made: ExportFormat = EXPORT_FORMATS.make(self.form)
         return made
 
@@ -87,14 +86,14 @@ class ExportRequest:
 
     @property
     def least_bits(self) -> int | None:
-        """The bits of each exported weight, None for the trained format."""
+        """The bits per exported weight, or None for the trained format."""
         return self.bits or self.format.default_bits
 
     @property
     def is_small(self) -> bool:
         """True if the weights are quantized for transformers.
 
-        bitsandbytes does this, or torchao for a quantization-aware run.
+        bitsandbytes quantizes them, or torchao for a quantization-aware run.
         """
         return self.form == SAFETENSORS and self.bits in (8, 4)
 
@@ -108,7 +107,7 @@ class ExportRequest:
         return phrase("deployment.export_description", format=self.form, bits=bits)
 
     def facts(self) -> dict[str, object]:
-        """Return the facts that are saved next to the model."""
+        """Return the request as entries of the file that is saved next to the model."""
         return {"as": str(self.part), "bits": self.bits, "format": self.form}
 
 
@@ -154,16 +153,16 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> N
 
 
 def rounding_of(run: RunDirectory, request: ExportRequest) -> str | None:
-    """Return the rounding of the weights in training, if they are exported with it.
+    """Return the kind of rounding used in training, if the export keeps the rounded weights.
 
-    Return None if they are exported unrounded, or rounded by another library.
+    Return None if the weights are exported unrounded, or rounded by another library.
     """
     is_rounded = request.is_small and request.bits == BITS_OF_ROUNDING
     return run.read_configuration().model.quantization_aware if is_rounded else None
 
 
 def refuse_scores(run: RunDirectory, config: DeploymentConfig) -> None:
-    """Refuse to export a reward model, which scores answers and generates none.
+    """Refuse to export a reward model, because it outputs scores instead of text.
 
     Raises:
         ValueError: if it is one; the message says where the trained model is.

@@ -1,4 +1,4 @@
-"""One export in progress: what a format is given, and the folder of transformers itself."""
+"""The parts of an export in progress, including the export as a transformers folder."""
 
 import gc
 import shutil
@@ -45,7 +45,8 @@ class Work:
         model: the model on the CPU, merged if the request says so.
         ends: the tokens that end answers.
         notes: notes for the user.
-        rounding: the rounding of the weights in training, if they are written with it.
+        rounding: the kind of rounding used in training, or None if the weights are exported
+            unrounded.
     """
 
     model: Any
@@ -59,11 +60,11 @@ class Work:
     rounding: str | None = None
 
     def write(self, folder: Path) -> None:
-        """Write the files of the requested format to `folder`, and compare what they compute.
+        """Write the files of the requested format, and compare them with the trained model.
 
         Raises:
-            ValueError: if the model cannot be written in this format; the error quotes the
-                exporter's message. Or if the format does not read it back.
+            ValueError: if the model cannot be written in this format, or the written files cannot
+                be read; the error quotes the exporter's message.
             CheckpointError: if the written model differs from the trained one.
         """
         for reading in self.request.format.write(self, folder):
@@ -72,7 +73,7 @@ class Work:
             raise InputError("deployment.export_not_read_back", format=self.request.form)
 
     def write_transformers_folder(self, folder: Path) -> Iterator[Reading]:
-        """Write the model for transformers or PEFT, rounded if the request says so."""
+        """Write the model as a transformers or PEFT folder, rounded if this was requested."""
         if self.rounding is not None:  # the weights with which training computed
             with self.whole_model(folder) as whole:
                 write_rounded(whole, folder, self.rounding, self.tokenizer)
@@ -91,7 +92,7 @@ class Work:
             yield self._as_loaded(folder)
 
     def _as_loaded(self, folder: Path) -> Reading:
-        """Return the model that transformers, or PEFT, loads from the folder."""
+        """Load the exported model with transformers or PEFT, and return it for the comparison."""
         config = ModelConfig(name=str(folder), backend="transformers")
         manager = ModelManager(config, device=torch.device("cpu"), seed=0)
         manager.sees = self.processor is not None
@@ -132,7 +133,7 @@ class Work:
         return Logits(self.model)
 
     def logits_of(self, model: Any) -> Any:
-        """Return `Reading.logits` of a model that transformers has loaded."""
+        """Return a function that computes the logits of `model`, for `Reading.logits`."""
         return logits_of(model.eval())
 
     def save_beside(self, folder: Path) -> None:
@@ -142,10 +143,10 @@ class Work:
             save_tokenizer(self.tokenizer, folder)
 
     def prompts_in(self, folder: Path, model: Any = None) -> list[torch.Tensor] | None:
-        """Return the questions, encoded by the tokenizer in a folder, or None if it has none.
+        """Return the test questions, encoded by the tokenizer in `folder`, or None without one.
 
         Args:
-            model: the model that they are for, if `self.model` is no longer there.
+            model: the model that the questions are for, if `self.model` was freed.
         """
         if not (folder / "tokenizer_config.json").is_file():
             return None
@@ -160,12 +161,16 @@ class Work:
         return str(written.write_prompt(turns).text).removeprefix(tokenizer.bos_token or "")
 
     def questions(self) -> list[str]:
-        """Return the texts of the questions, without the initial BOS token."""
+        """Return the test questions as formatted prompts, without the initial BOS token."""
         return [self.as_text([Turn("user", question)]) for question in QUESTIONS]
 
     @contextmanager
     def whole_model(self, folder: Path, dtype: torch.dtype | None = None) -> Iterator[Path]:
-        """Yield a temporary folder with the model in its own format or `dtype`. Free its memory."""
+        """Write the model to a temporary transformers folder, free its memory, and yield its path.
+
+        Args:
+            dtype: the data type of the written weights; by default, the model's own.
+        """
         whole = folder / WHOLE
         whole.mkdir()
         try:
@@ -180,7 +185,7 @@ class Work:
 
 
 class Logits(torch.nn.Module):
-    """A language model as a plain function from tokens to logits without a cache.
+    """A module that maps token ids to the logits of a language model, without a KV cache.
 
     Shapes: (batch, length) of int64 → (batch, length, vocabulary).
     """
@@ -197,6 +202,9 @@ class Logits(torch.nn.Module):
 
 
 def _output_layer(model: Any) -> list[str]:
-    """Return the name of the layer that bitsandbytes skips by default, unless others are listed."""
+    """Return a list with the name of the output layer, which stays unquantized.
+
+    bitsandbytes skips this layer only as long as no other modules are listed.
+    """
     head = model.get_output_embeddings()
     return [name for name, module in model.named_modules() if module is head]

@@ -1,8 +1,8 @@
 """The forecast of a run before its first step, which is compared with the actual values at its end.
 
-Memory and time are measured with a few of the run's own micro-batches. Disk and backup follow from
-the size of a checkpoint. A run that cannot fit in memory is rejected before it starts. A run that
-fits only with smaller micro-batches is trained with these, with the same result.
+Memory and time are measured with a few of the run's own micro-batches. Disk and backup space are
+computed from the size of a checkpoint. A run that cannot fit in memory is rejected before it
+starts. A run that fits only with smaller micro-batches uses these; its result is the same.
 """
 
 import logging
@@ -62,18 +62,18 @@ class Forecast:
 
     Attributes:
         num_steps: the remaining optimizer steps.
-        seconds: the time until the end, including the measurement of the trained model.
+        seconds: the time until the end, including the evaluation of the trained model.
         peak_memory_bytes, memory_bytes: the memory that the process needs (on a GPU, its GPU
             memory), and its limit.
         disk_bytes: the size of the run directory at the end, if the best checkpoint is among the
             newest.
-        most_disk_bytes: the largest size at any time, with an older best checkpoint and one being
-            written.
+        most_disk_bytes: the largest size at any time, when an older best checkpoint is kept and
+            another checkpoint is being written.
         disk_free_bytes: the disk space that is free now.
         backup_bytes: the size at the backup destination at the end, or None without a destination.
         session_seconds: the time until the session ends, or None if unknown.
-        measure_seconds: the time of the measurement before training. The one after it takes about
-            as long.
+        measure_seconds: the time of the evaluation before training. The evaluation after training
+            takes about as long.
         num_processes: the number of processes that share each step. The time of their communication
             is not predicted.
         price_per_hour: the price of this machine, or None if not given.
@@ -102,7 +102,7 @@ class Forecast:
     others_share: float | None = None
 
     def lines(self) -> list[str]:
-        """Return lines for the user on what the run takes, and whether that fits."""
+        """Return the forecast as lines for the user, which also say whether the run fits."""
         memory, disk = format_bytes(self.peak_memory_bytes), format_bytes(self.disk_bytes)
         most_disk = format_bytes(max(self.most_disk_bytes, self.disk_bytes))
         backup = f", {format_bytes(self.backup_bytes)} of backup" if self.backup_bytes else ""
@@ -146,7 +146,7 @@ class Forecast:
         return [summary, phrase("deployment.forecast_fits", time=format_duration(until))]
 
     def problems(self) -> list[str]:
-        """Return messages on what does not fit and what to do; empty if everything fits."""
+        """Return a message and a remedy for each resource that is too small; empty if none is."""
         problems = []
         if self.session_seconds is not None and self.seconds > self.session_seconds:
             problems.append(
@@ -182,7 +182,7 @@ class RunForecast:
 
     Args:
         report: a function that shows a line to the user.
-        measure_seconds: the time of the measurement before training; by default, the one in the
+        measure_seconds: the time of the evaluation before training; by default, the value in the
             run's last forecast.
     """
 
@@ -207,8 +207,8 @@ class RunForecast:
         The run stays unchanged, except that its micro-batches may be reduced to fit in memory.
 
         Raises:
-            DoesNotFitError: if not even one example fits in memory, and
-                `enable_memory_optimization` is on; otherwise a line reports this.
+            DoesNotFitError: if not even one example fits in memory. With
+                `enable_memory_optimization` off, this is only reported.
         """
         parts = trainer.strategy.run_parts(trainer)
         first_step = trainer.state.step if trainer.state is not None else 0
@@ -236,7 +236,7 @@ class RunForecast:
             self._keep_within(trainer, costs)
 
     def keep(self, forecast: Forecast, first_step: int) -> None:
-        """Show a forecast that was made at `first_step`, and store it in the run."""
+        """Show a forecast that begins at `first_step`, and store it in the run."""
         self.forecast, self.first_step = forecast, first_step
         for line in forecast.lines():
             self.report(line)
@@ -265,13 +265,13 @@ class RunForecast:
         ]
 
     def _report_plan(self, lines: list[str]) -> None:
-        """Show the phases. Without verbose output, a very long table is cut to its first line."""
+        """Show the plan of the phases. If it is long, only verbose output shows all its lines."""
         is_long = len(lines) > MAX_PLAN_LINES
         for index, line in enumerate(lines):
             (details(self.report) if is_long and index else self.report)(line)
 
     def _keep_within(self, trainer: EnhancedTrainer, costs: StepCosts) -> None:
-        """Reduce the micro-batch so that it fits: a CPU process that needs too much is killed."""
+        """Reduce the micro-batch if it does not fit in memory."""
         state = trainer.state
         assert state is not None
         size = costs.largest_that_fits(state.micro_batch_size)
@@ -297,13 +297,13 @@ class RunForecast:
 
 
 def log_without_forecast(error: Exception) -> None:
-    """Log that the measurement failed. The run itself will meet and report the problem."""
+    """Log that no forecast could be made. The run itself will report the cause."""
     at = f" at {where}" if (where := caller_place(error)) else ""
     log.warning(phrase("deployment.no_forecast", error=error, at=at))
 
 
 class Space(TypedDict):
-    """The entries of a forecast on disk space; see `Forecast`."""
+    """The disk space of a forecast, as fields of `Forecast`."""
 
     disk_bytes: int
     most_disk_bytes: int
@@ -323,16 +323,16 @@ def space_of(
     passing_bytes: int = 0,
     first_bytes: int | None = None,
 ) -> Space:
-    """Return the size of a run's versions and trained model, on this machine and in the backup.
+    """Return the size of a run's checkpoints and trained model, on this machine and in the backup.
 
     Args:
         folder: the folder in which the run is or will be.
-        num_steps, num_saves: the number of steps and of saved versions of the whole run.
+        num_steps, num_saves: the number of steps and of saved checkpoints of the whole run.
         other_bytes: the size of other files that remain after the run.
-        passing_bytes: the size of temporary files, which are removed before the run ends; it is
-            added to the others.
-        first_bytes: the size of a version that is saved before the first step, without optimizer
-            state, or None if there is none.
+        passing_bytes: the size of temporary files, which are removed before the run ends. They are
+            not part of `other_bytes`.
+        first_bytes: the size of a checkpoint that is saved before the first step, without optimizer
+            state, or None if none is saved then.
     """
     options = place_options(config)
     kept = min(newest_kept(config.training, num_steps), num_saves)
@@ -362,11 +362,11 @@ def made_of(
     measure_seconds: float,
     others: OtherPrograms,
 ) -> Forecast:
-    """Return the forecast of a trainer that is ready to train.
+    """Return a forecast for the remaining steps of a trainer that is ready to train.
 
     Args:
         folder: the folder in which the run is or will be.
-        measure_seconds: the time of the measurement before training.
+        measure_seconds: the time of the evaluation before training.
         others: the load of other programs, measured from before the first measured step.
     """
     loop, state = trainer.prepare(), trainer.state
@@ -424,7 +424,7 @@ class PeakObserver(Observer):
         self._peak.start()
 
     def phase_end(self, state: TrainingState) -> None:
-        """Read the peak here, too, because a Trainer writes its summary before `train_end`."""
+        """Record the peak memory here, as a Trainer writes its summary before `train_end`."""
         if self._peak is not None:
             self.highest_bytes = self._peak.read()
 
@@ -435,10 +435,10 @@ class PeakObserver(Observer):
 
 
 def costs_of(trainer: EnhancedTrainer) -> StepCosts:
-    """Return the cost of a step here: this process's share of its time and memory.
+    """Measure the time and the memory that a step takes in this process.
 
-    On a CPU, several processes share the cores and the memory of one machine, so a step takes as
-    long as with one process.
+    On a CPU, several processes share the cores and the memory of one machine, so they are not
+    faster than one process.
 
     Raises:
         DoesNotFitError: if not even weights, gradients and optimizer fit in memory.
@@ -510,7 +510,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def bytes_of_version(model: torch.nn.Module, create_optimizer: CreateOptimizer) -> int:
-    """Estimate the size of a checkpoint of this run before there is one.
+    """Estimate the size of a checkpoint of a run that has no checkpoint yet.
 
     Args:
         create_optimizer: creates the run's optimizer for a module.

@@ -1,4 +1,4 @@
-"""The forecast of a run that does not exist yet, with Temper's own loop or with TRL's."""
+"""The forecast of a run that does not exist yet, whether Temper's own loop or TRL will train it."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from infrastructure.training.trainer_factory import TrainerFactory
 
 
 def forecast(config: DeploymentConfig) -> Forecast:
-    """Forecast a run of `config` by measuring a few of its own micro-batches.
+    """Forecast a run with the settings `config` by measuring a few of its own micro-batches.
 
     No run is trained or created. Prepared data stays in the cache, where the run will find it. The
     forecast time does not include answering held-out prompts before and after training.

@@ -1,7 +1,7 @@
-"""The validation of the user's input, as far as this is possible before torch is loaded.
+"""Checks of the user's input that do not need torch.
 
-Loading torch takes seconds, but a mistake is reported in less than one. Every input is checked
-again when it is used, because it may change in the meantime.
+Loading torch takes seconds; these checks report a mistake in less than one second. All input is
+checked again when it is used, because it may change in the meantime.
 """
 
 import shlex
@@ -91,7 +91,7 @@ PLAIN_ADAPTERS = ("standard", "auto")  # every other adapter has its own checks
 
 
 def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
-    """Check that the paths of a run can be read or written, and that its input is valid.
+    """Check a configuration: its paths can be read or written, and its input is valid.
 
     Args:
         accept: names of settings or data that may differ when a run resumes.
@@ -120,10 +120,10 @@ def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
 
 
 def check_device(config: DeploymentConfig) -> None:
-    """Check that there may be a GPU if the settings need one.
+    """Refuse settings that need a GPU if this machine certainly has none.
 
     Raises:
-        ValueError: if there certainly is none; the message says what to use instead.
+        ValueError: if a setting needs a missing GPU; the message says what to use instead.
     """
     is_missing = has_no_gpu()
     if config.device.startswith("cuda") and is_missing:
@@ -167,7 +167,7 @@ def check_measured(config: DeploymentConfig, against: str | None = None) -> None
 
 
 def check_model(name: str) -> None:
-    """Check that a model exists, or that a run is finished.
+    """Check that `name` is an existing model or a finished run.
 
     Raises:
         ValueError: if not; the message says what exists instead.
@@ -184,7 +184,7 @@ def check_model(name: str) -> None:
 
 
 def check_paths(config: DeploymentConfig) -> None:
-    """Check that the GPU may exist, and that the model and the data can be used.
+    """Check the GPU, the model and the data that the settings name.
 
     Model and data must exist, be readable and valid, and fit `training.method`.
 
@@ -222,7 +222,7 @@ def check_paths(config: DeploymentConfig) -> None:
 
 
 def _refuse_lora_without(config: DeploymentConfig) -> None:
-    """Refuse a LoRA as the model of a run that is explicitly configured without one."""
+    """Refuse a LoRA folder as the model if LoRA is explicitly turned off."""
     model, key = config.model, "model.lora_config"
     is_given = config.source(key).layer is not Layer.DEFAULT
     if model.lora_config is None and is_given and is_lora_folder(model.name):
@@ -232,7 +232,7 @@ def _refuse_lora_without(config: DeploymentConfig) -> None:
 
 
 def _refuse_checkpoint(config: DeploymentConfig) -> None:
-    """Refuse a checkpoint of a run, which is not a model yet."""
+    """Refuse a checkpoint of a run as the model, because it is not a model folder."""
     name, version = split_version(config.model.name)
     if version is None:
         return
@@ -247,7 +247,7 @@ def _refuse_checkpoint(config: DeploymentConfig) -> None:
 
 
 def _refuse_name_of_run(config: DeploymentConfig) -> None:
-    """Refuse the name of a Trainer's run, which might also be that of a model on the Hub."""
+    """Refuse a model name that is also the name of a finished run, because it is ambiguous."""
     for run in _runs_called(config.model.name, Path(config.output_dir)):
         if not (run / FINAL).is_dir():
             continue
@@ -260,7 +260,7 @@ def _refuse_name_of_run(config: DeploymentConfig) -> None:
 
 
 def _runs_called(name: str, output_dir: Path) -> Iterator[Path]:
-    """Yield the run at a path, or with this ID or name."""
+    """Yield the runs that `name` may refer to, by path, ID or run name."""
     places = (Path(name).expanduser(), output_dir / name, run_named(name, output_dir))
     yield from (run for run in places if run is not None and (run / RUN_FILE).is_file())
 
@@ -298,7 +298,7 @@ def _check_rounding(model: ModelConfig, path: Path) -> None:
 
 
 def _files_here(data: DataConfig, what: str = "training data") -> list[list[DataFile]]:
-    """Return the files of training and held-out data, without those on the Hub.
+    """Return the local files of the training data and those of the held-out data.
 
     Args:
         what: the name of the training data in messages.
@@ -318,7 +318,7 @@ def _files_here(data: DataConfig, what: str = "training data") -> list[list[Data
 
 
 def _check_rows(sources: list[list[DataFile]], config: DeploymentConfig) -> None:
-    """Refuse invalid rows, if the rows are texts in Temper's own formats."""
+    """Refuse invalid rows in local files, if the model reads conversations or texts."""
     if not sources or not _reads_texts(config.model):
         return
     if config.model.adapter != "standard" and pictures_in(config.data):
@@ -330,9 +330,9 @@ def _check_rows(sources: list[list[DataFile]], config: DeploymentConfig) -> None
 
 
 def _reads_texts(model: ModelConfig) -> bool:
-    """Return whether the rows are conversations or texts.
+    """Return whether the model reads conversations or texts.
 
-    A custom adapter, or that of a registered model, may read other rows.
+    A custom adapter or a registered model may read other rows.
     """
     folder = Path(finished_model(model.name)).expanduser()
     is_registered = any(

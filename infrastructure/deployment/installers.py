@@ -1,9 +1,10 @@
 """The installation of packages into an environment, with uv if it is available, else with pip.
 
-The output of either goes to a log, a progress line to the terminal, and an error becomes one clear
-message. uv receives pip's configuration, so both use the same sources, and the same requirements
-lead to the same packages. If uv fails, pip is used. TEMPER_INSTALLER (`uv`, `pip`) selects one of
-them. This module uses only the standard library, because it runs before anything is installed.
+The output of uv or pip goes to a log. The terminal shows a line of progress, or a message if an
+error occurs. uv receives pip's configuration, so both use the same sources, and the same
+requirements lead to the same packages. If uv fails, pip is used. TEMPER_INSTALLER (`uv`, `pip`)
+selects one of them. This module uses only the standard library, because it runs before anything is
+installed.
 """
 
 import ast
@@ -60,7 +61,7 @@ class InstallError(Problem):
 
 
 def report(text: str, end: str = "\n") -> None:
-    """Print a message at once, on standard error, as standard output belongs to the command."""
+    """Print a message on standard error, as standard output is for the result of a command."""
     print(text, end=end, file=sys.stderr, flush=True)
 
 
@@ -92,7 +93,7 @@ class Installer(Protocol):
     """An installer that changes the packages of one environment."""
 
     def install(self, title: str, *arguments: str) -> None:
-        """Install packages, as the step `title`.
+        """Install packages, and show `title` as the current step.
 
         Args:
             arguments: requirements and options that both `pip install` and uv support.
@@ -103,14 +104,14 @@ class Installer(Protocol):
         """
 
     def uninstall(self, title: str, package: str) -> None:
-        """Remove a package, as the step `title`.
+        """Remove a package, and show `title` as the current step.
 
         Raises:
             InstallError: as for `install`.
         """
 
     def offers(self, requirement: str, *index: str) -> bool:
-        """Return whether there is a wheel of `requirement` for this Python, within seconds."""
+        """Return whether a package index has a wheel for this Python. This takes seconds."""
 
 
 def installer_for(python: Path, log: Path) -> Installer:
@@ -226,7 +227,7 @@ class Uv:
         return run(command, self.log, {**self.variables(*index), **quick})[0] == 0
 
     def variables(self, *arguments: str) -> dict[str, str]:
-        """Return the environment of uv's process, with pip's settings unless uv has its own."""
+        """Return the environment variables for uv. Its own settings override those of pip."""
         environment = _variables()
         for name, variable in UV_VARIABLES.items():
             values = self.settings.get(name, "").split()

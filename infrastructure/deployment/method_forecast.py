@@ -42,7 +42,7 @@ from infrastructure.training.sizing.cost_measurement import LOOP_SECONDS, SAVING
 
 
 class MethodForecast(Observer):
-    """An observer that forecasts a run once its Trainer is complete, and compares at the end.
+    """An observer that forecasts a TRL run, and compares the forecast at the end.
 
     Args:
         copies: the backup of the run, whose destination is checked for free space.
@@ -70,7 +70,7 @@ class MethodForecast(Observer):
 
         Raises:
             DoesNotFitError: if a step needs more memory than is available.
-            StorageError: if the files to keep do not fit on a disk.
+            StorageError: if the checkpoints will not fit on a disk.
         """
         version = bytes_of_version(state.model, create_optimizer_of(self.trainer))
         self.copies.check_free_space(version, state.total_steps)
@@ -96,7 +96,7 @@ class MethodForecast(Observer):
 
 
 def measured(training: TrlTraining, trainer: Any, folder: Path) -> Forecast:
-    """Return the forecast of a Trainer whose model, optimizer and accelerator are ready.
+    """Measure a few steps of a Trainer that is ready to train, and return a forecast.
 
     Args:
         folder: the folder in which the run is or will be.
@@ -177,7 +177,7 @@ def evaluations_left(training: TrlTraining, trainer: Any, per_epoch: int) -> int
 
 
 def saves_left(config: DeploymentConfig, total: int, per_epoch: int, seconds: float) -> int:
-    """Estimate how many versions will be saved: at the start, by steps, by time, at the end."""
+    """Estimate how many checkpoints will be saved: at the start, by steps, by time, at the end."""
     training = config.training
     steps = {0, total}
     if (every := training.checkpoint_frequency) is not None:
@@ -197,7 +197,7 @@ class _MeasuredError(Exception):
 
 
 def forecast_of_method(config: DeploymentConfig) -> Forecast:
-    """Forecast a run of `config` that has not started.
+    """Forecast a run with the settings `config` that TRL will train.
 
     Raises:
         ValueError, TemperError: if the run could not start with this configuration, or does not

@@ -1,4 +1,4 @@
-"""A run trained by TRL: the middle of `TrainingDeployment` if `training.method` is not sft."""
+"""The training of a run by TRL, which `TrainingDeployment` uses if `training.method` is not sft."""
 
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -53,7 +53,8 @@ class MethodTraining:
         begun: called with the run's directory when training starts.
         observers: further observers of this run.
         is_result_shown: whether another display shows the result.
-        how_to_begin_anew: text to append to the line about the step from which the run resumes.
+        how_to_begin_anew: how to start a new run instead: text that is appended to the line about
+            resuming.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class MethodTraining:
         self.measured = _Measured(run, config, begun)
 
     def train(self) -> Summary:
-        """Train to the end, or resume from the newest version.
+        """Train to the end, or resume from the newest checkpoint.
 
         Returns:
             The content of summary.json.
@@ -84,7 +85,7 @@ class MethodTraining:
         Raises:
             ValueError, TemperError: if the run cannot start with this configuration; nothing was
                 trained.
-            Exception: if the run failed; the finished steps are in a version.
+            Exception: if the run failed; the finished steps are in a checkpoint.
         """
         config, run = self.config, self.files
         show_gpus(config)
@@ -193,7 +194,7 @@ class MethodTraining:
 
 
 class _Measured(Observer):
-    """An observer that keeps the first and the last measurement, and saves them with each version.
+    """An observer that keeps the first and last evaluation, and saves both with each checkpoint.
 
     Args:
         begun: called with the run's directory when training starts.
@@ -225,7 +226,7 @@ class _Measured(Observer):
             self.after = self.by_step[str(state.step)] = spell_numbers(numbers)
 
     def take_best(self, model: torch.nn.Module) -> None:
-        """Load the best weights into the trained model, if configured."""
+        """Load the weights of the best checkpoint into `model`, if the settings ask for that."""
         if self.state is None or not self.config.training.ends_with_best:
             return
         step = take_best(model, self.run.checkpoints, self.state.step)
@@ -282,7 +283,7 @@ class _Measured(Observer):
 
 
 def _of_data(after: Mapping[str, object], training: TrlTraining) -> Summary:
-    """Return the number of ranked held-out pairs, if these were measured, and the system prompt."""
+    """Return entries of the summary: the system prompt, and the number of ranked held-out pairs."""
     facts: Summary = {}
     if f"{HELD_OUT}{RANKING}" in after:
         facts["num_pairs"] = len(training.data.held_out)
@@ -292,7 +293,7 @@ def _of_data(after: Mapping[str, object], training: TrlTraining) -> Summary:
 
 
 def translated(accepted: Collection[str]) -> list[str]:
-    """Translate names of settings that may differ to names of the Trainer's arguments."""
+    """Return accepted setting names as the names of the Trainer's arguments."""
     names: list[str] = []
     for name in accepted:
         if name == METHOD_SETTINGS:
@@ -306,6 +307,6 @@ def translated(accepted: Collection[str]) -> list[str]:
 
 
 def setting_of(name: str) -> str:
-    """Return the setting that `--accept` takes for an argument or a part of the Trainer."""
+    """Return the name to give to `--accept` for a changed argument or part of a Trainer."""
     other = METHOD_SETTINGS if name in argument_names() else name
     return setting_names().get(name, other)

@@ -1,4 +1,4 @@
-"""The repair of a run's trained model and report, before they are read."""
+"""The repair of a finished run's model and report, before anything reads them."""
 
 import contextlib
 import hashlib
@@ -90,9 +90,10 @@ def repair_model(path: Path) -> None:
 
 
 def _repair_model(run: RunDirectory, options: BackupConfig) -> Iterator[Repair]:
-    """Compare `final/` with its SHA256SUMS, and restore the files that differ.
+    """Restore the files of `final/` that differ from its SHA256SUMS, and yield each repair.
 
-    The files come from the backup destination, or from the last version, which has the same state.
+    The files come from the backup destination. Otherwise they are exported from the last
+    checkpoint.
     """
     place = None if options.place is None else open_place(options.place)
     sealed = read_seal(run.path).get(MODEL_SUMS)
@@ -128,7 +129,7 @@ def _repair_model(run: RunDirectory, options: BackupConfig) -> Iterator[Repair]:
 
 
 def _restore_sums(run: RunDirectory, place: Place | None, sealed: str) -> bool:
-    """Restore SHA256SUMS to the state recorded in the seal, if possible. Return whether it was."""
+    """Restore SHA256SUMS of `final/` if possible. Return whether it has the hash `sealed` again."""
     text = sums_text(run.final).encode()
     if hashlib.sha256(text).hexdigest() == sealed:
         with atomic_write(run.final / SUMS) as file:
@@ -162,7 +163,7 @@ def _copy(place: Place, source: Path, target: Path, digest: str) -> None:
 
 
 def _make_anew(run: RunDirectory, what: str, names: list[str]) -> Repair:
-    """Write the files `names` of the trained model (empty: all) again from the last version."""
+    """Rebuild files of the trained model from the last checkpoint: `names`, or all if empty."""
     damage = f"{', '.join(f'final/{name}' for name in names) or what} was damaged"
     folder = run.path / REMADE
     try:
@@ -192,7 +193,7 @@ def _make_anew(run: RunDirectory, what: str, names: list[str]) -> Repair:
 
 
 def _write_missing_report(run: RunDirectory, report: Callable[[str], None]) -> None:
-    """Write the report and its seal again if they are missing after a kill, or damaged."""
+    """Write the report again if it is missing or damaged, and record its hash."""
     seal: dict[str, str | None] = {**read_seal(run.path)}
     if seal and seal.get(REPORT_FILE) == hash_or_none(run.path / REPORT_FILE):
         return

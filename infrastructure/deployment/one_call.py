@@ -42,9 +42,10 @@ def train(
         summary = temper.train("chats.jsonl", model="./my-llama", lora=True, num_epochs=3)
 
     Args:
-        data: a file, a folder or a Hub dataset, or the whole section of settings; by default, the
-            sample tasks.
-        model: a folder or a Hub name, or the whole section; by default, a small model from scratch.
+        data: a file, a folder or a Hub dataset, or all settings of the section `data` as a mapping;
+            by default, the sample tasks.
+        model: a folder or a Hub name, or all settings of the section `model` as a mapping; by
+            default, a small model from scratch.
         preset: a predefined group of settings; `temper train --help-all` lists them.
         config_file: a YAML file; by default, `.config/training_config.yaml` if it exists.
         accept: the names of settings that may differ when a run resumes, such as
@@ -70,14 +71,14 @@ def train(
 
 
 def _named(key: str, value: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the keyword of one setting, or of its section if `value` is a mapping."""
+    """Return a setting as a keyword argument, or a whole section if `value` is a mapping."""
     if value is None:
         return {}
     return {key.split(".")[0]: value} if isinstance(value, Mapping) else {key: str(value)}
 
 
 def _by_key(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by key. `data="rows.jsonl"` sets `data.path`, as the argument `data` does."""
+    """Return settings by their full key: `data="rows.jsonl"` becomes `data.path`."""
     named = {key_of_keyword(name): value for name, value in settings.items()}
     return named | _named("data.path", named.pop("data", None))
 
@@ -85,7 +86,7 @@ def _by_key(settings: Mapping[str, Any]) -> dict[str, Any]:
 def train_configured(
     config: DeploymentConfig, accept: Collection[str] = (), show_line: ShowLine = show
 ) -> Summary:
-    """Train as `train` does, with a whole configuration. `show_line` shows a line to the user."""
+    """Train with a complete configuration; see `train`. `show_line` shows a line to the user."""
     with interrupt_on_signals(), others_dismissed():
         return TrainingDeployment(config, show_line, accept).run()
 
@@ -97,7 +98,7 @@ def resume(
     accept: Collection[str] = (),
     **changes: Any,
 ) -> Summary:
-    """Resume a run with its recorded settings. For a finished run, confirm its backup.
+    """Resume a run with its recorded settings. If it is finished, only complete its backup.
 
     Args:
         run: the name of the run, `name@step`, or its path; by default, the newest run. A run that
@@ -128,7 +129,7 @@ def resume_with(
     accept: Collection[str] = (),
     show_line: ShowLine = show,
 ) -> Summary:
-    """Resume as `resume` does, with changes that have a source (see `find_run` for `name`)."""
+    """Resume the run `name` (see `find_run`). `changes` are settings with their source."""
     place = next((c for c in changes if c.key == "backup.place" and c.value), None)
     chosen = find_to_resume(name, output_dir, changes, accept, show_line, place)
     return resume_run(chosen, accept, show_line)
@@ -162,7 +163,7 @@ def evaluate(
     max_tokens: int | None = None,
     **settings: Any,
 ) -> Evaluation:
-    """Measure a trained model on data.
+    """Evaluate a trained model on data.
 
         temper.evaluate("runs/my-run", "questions.jsonl").metrics["eval_loss"]
 
@@ -178,8 +179,8 @@ def evaluate(
         settings: settings, as in `train`.
 
     Returns:
-        The loss, the shares of correct answers and other scores by task with their intervals, and
-        the path of the HTML page.
+        The loss, the path of the HTML page, and for each task the share of correct answers and
+        other scores with their confidence intervals.
 
     Raises:
         ValueError, TemperError: if a model or the data cannot be used.
@@ -203,7 +204,7 @@ def evaluate(
 def evaluate_configured(
     config: DeploymentConfig, request: Request | None = None
 ) -> tuple[Evaluation, list[str]]:
-    """Evaluate as `evaluate` does, with a whole configuration. Also return the lines to show."""
+    """Evaluate the model that `config` names; see `evaluate`. Also return the lines to show."""
     models = [config.model.name, *([request.against] if request and request.against else [])]
     for name in models:
         check_model(name)

@@ -2,8 +2,8 @@
 
 Repositories are private by default, because a publication cannot be undone, and a model may have
 memorized rows of its training data. All files are uploaded in one commit, and each is then compared
-with the Hub's copy. In an existing card only the part between the two marks is replaced, so that
-the text of users stays.
+with the Hub's copy. In an existing card, only the part between Temper's two markers is replaced, so
+that text of the user is kept.
 """
 
 import errno
@@ -253,10 +253,10 @@ class ModelRepository:
 
 
 def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
-    """Return Temper's part of the card.
+    """Return the part of the model card that Temper writes.
 
-    This part says how the model in `folder` was trained, what was measured, and how to load the
-    model from the repository `name`, or from the folder of the card (HERE).
+    It says how the model in `folder` was trained, what was measured, and how to load the model from
+    the repository `name`, or from the folder of the card (HERE).
 
     Raises:
         ValueError: if run.json is missing or damaged.
@@ -314,7 +314,7 @@ def _by_stretch(
     """Return the settings that changed during the run, with the steps at which each value applied.
 
     Args:
-        names: the names of the settings in the history, if these differ.
+        names: maps a setting to its name in the history, if that is a different one.
     """
     parts = {key: stretches(history, names.get(key, key), step) for key in settings}
     return {key: stretch_words(stretch) for key, stretch in parts.items() if len(stretch) > 1}
@@ -370,12 +370,12 @@ def _settings_of_method(record: RunRecord) -> JsonObject:
 
 
 def _shown(value: object) -> str:
-    """Format a setting. A computed number is rounded to its significant digits."""
+    """Return a setting as text. A computed number is rounded to its significant digits."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _trained_words(model: JsonObject, config: DeploymentConfig) -> str:
-    """Return a phrase that names the weights that the run trained."""
+    """Return a phrase that names the weights which were trained, such as a LoRA of rank 16."""
     lora = as_object(model.get("lora") or {})
     added = ", ".join(as_object(model.get("extensions") or {}))
     trained = (
@@ -393,7 +393,7 @@ def _trained_words(model: JsonObject, config: DeploymentConfig) -> str:
 
 
 def _is_rounded(folder: Path) -> bool:
-    """Return whether a model has the weights rounded by torchao with which training computed."""
+    """Return whether a saved model has weights that torchao rounded, as in training."""
     config = folder / "config.json"
     text = config.read_bytes() if config.is_file() else "{}"
     rounding = as_object(as_object(parse_json(text)).get("quantization_config") or {})
@@ -490,7 +490,7 @@ def _loading(run: RunDirectory, name: str, folder: Path) -> str:
 
 
 def _usage_of_format(folder: Path) -> str:
-    """Return the code that loads an export in another format; "" if it is a plain model."""
+    """Return the code that loads an export, or "" if the export is a transformers folder."""
     export = read_json(folder / EXPORT_FILE) if (folder / EXPORT_FILE).is_file() else {}
     usage: str = EXPORT_FORMATS.make(str(export.get("format", SAFETENSORS))).usage
     return usage
@@ -499,7 +499,7 @@ def _usage_of_format(folder: Path) -> str:
 def _prompting(run: RunDirectory, folder: Path, model_class: str) -> str:
     """Return code that prompts the model in the format used in training.
 
-    The code is empty for a vision-language model, or if the format is unknown.
+    Return "" for a vision-language model, or if the format is unknown.
     """
     settings = folder / "tokenizer_config.json"
     if model_class == SEES or not settings.is_file():
@@ -519,9 +519,10 @@ def _prompting(run: RunDirectory, folder: Path, model_class: str) -> str:
 
 
 def _quantization_code(run: RunDirectory) -> str:
-    """Return the arguments that load the base of the run's LoRA as in training; "" if it was whole.
+    """Return the arguments that load the LoRA's base model quantized as in training.
 
-    Without them, the LoRA would correct another model than the one that it was trained on.
+    Return "" if it was not quantized. Without these arguments, the LoRA would be added to other
+    weights than those it was trained with.
     """
     return code_of_quantization(_quantization(run), str(recorded_model(run).get("dtype")))
 
@@ -532,7 +533,7 @@ def _quantization(run: RunDirectory) -> str | None:
 
 
 def _base_of_lora(name: str, folder: Path) -> str | None:
-    """Return the Python expression that loads a LoRA's base, or None if the model is not a LoRA."""
+    """Return the Python expression for the base model of a LoRA, or None if it is not a LoRA."""
     if not (folder / LORA_CONFIG).is_file():
         return None
     if (folder / "base").is_dir():

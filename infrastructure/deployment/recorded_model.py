@@ -40,7 +40,7 @@ def recorded_model(run: RunDirectory) -> dict[str, Any]:
 
 
 def base_is_recorded(run: RunDirectory) -> bool:
-    """Return whether the record identifies the initial weights, or says that they were new."""
+    """Return whether run.json says which weights the run started from, or that they were random."""
     return "kind" in (run.read_run().get("model") or {})
 
 

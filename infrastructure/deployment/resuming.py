@@ -1,4 +1,4 @@
-"""The settings of a run that resumes: the recorded ones, and those that change now."""
+"""The configuration of a run that resumes: its recorded settings with the changes given now."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -77,7 +77,7 @@ def find_to_resume(
 
     Args:
         place: the setting `backup.place` as given now, from any source. A run that is not in
-            `output_dir` is restored from this destination, and backed up to it from now on.
+            `output_dir` is restored from this destination, and from then on backed up there.
 
     Raises:
         ValueError, TemperError: if there is no such run, its records cannot be read, `accept`
@@ -146,7 +146,7 @@ def _from_place(
 
 
 def refuse_changed(run: RunDirectory, was: DeploymentConfig, config: DeploymentConfig) -> None:
-    """Refuse to resume a finished run with other settings, unless these are accepted.
+    """Refuse changed settings of a finished run, if they would have changed its result.
 
     Raises:
         CheckpointError: if a setting that determines the result has changed; the message says how
@@ -174,7 +174,7 @@ def refuse_changed(run: RunDirectory, was: DeploymentConfig, config: DeploymentC
 
 
 def as_begun(run: RunDirectory, config: DeploymentConfig) -> DeploymentConfig:
-    """Return `config`, with the defaults from when `run` began for values that were not given."""
+    """Return `config`, with defaults replaced by those that applied when `run` started."""
     try:
         kept = kept_defaults(config, run.read_configuration())
     except ValueError:  # run.json is lost
@@ -185,13 +185,13 @@ def as_begun(run: RunDirectory, config: DeploymentConfig) -> DeploymentConfig:
 
 
 def backend_of(run: RunDirectory) -> "Backend | None":
-    """Return the library that loaded the model of a run, or None if no version recorded it."""
+    """Return the library that loaded the model of a run, or None if it was not recorded."""
     settings = settings_now(run, {})
     return backend_taken(settings) if BACKEND in settings else None
 
 
 def commit_of_base(run: RunDirectory, config: DeploymentConfig) -> str | None:
-    """Return the commit of the run's base model on the Hub, unless `config` names another one."""
+    """Return the Hub commit of the run's base model, or None if `config` names another model."""
     described = run.read_run().get("model")
     began_with = run.read_configuration().model
     same = (config.model.name, config.model.revision) == (began_with.name, began_with.revision)
@@ -200,13 +200,13 @@ def commit_of_base(run: RunDirectory, config: DeploymentConfig) -> str | None:
 
 
 def describe_differences(agreed: Sequence[Difference], step: int) -> list[str]:
-    """Return a line for each difference, for a run that resumes at `step`."""
+    """Return lines about the accepted changes of a run that resumes at `step`."""
     accepted = [d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT]
     return [*in_words(agreed, step), *explain(accepted)]
 
 
 def explain(accepted: Collection[str]) -> list[str]:
-    """Return a line on the effect of each accepted change on the remaining steps."""
+    """Return a line for each accepted change that has a special effect on the remaining steps."""
     consequences = {
         "data": phrase("deployment.epoch_restarts_new_data"),
         "seed": phrase("deployment.epoch_order_changes"),
@@ -216,7 +216,7 @@ def explain(accepted: Collection[str]) -> list[str]:
 
 
 def has_other_data(run: RunDirectory, config: DeploymentConfig) -> bool:
-    """Return whether the files that the run read are known to have changed since."""
+    """Return whether the training files have changed since the run recorded their hash."""
     described = run.read_run().get("data")
     recorded = described.get("files_sha256") if isinstance(described, Mapping) else None
     return recorded is not None and data_files_hash(config.data) not in (recorded, None)

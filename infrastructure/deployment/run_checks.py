@@ -30,7 +30,7 @@ def checked_before(
     """Run the quick checks if they are enabled, and show warnings and the verdict.
 
     Args:
-        has_begun: as in `preflight`.
+        has_begun: whether the run has trained before and now resumes.
 
     Raises:
         PreflightError: if a check failed, so the run must not start.
@@ -52,14 +52,14 @@ def checked_before(
 
 
 def _verdict(results: Sequence[CheckResult]) -> str:
-    """Return a verdict on the checks that ran. Skipped checks do not apply to the run."""
+    """Return the verdict on the checks, without the skipped ones."""
     return verdict([result for result in results if result.status != "skipped"])
 
 
 def checking_hooks(
     config: DeploymentConfig, trainer: EnhancedTrainer, run_directory: Path
 ) -> list[Hook]:
-    """Return a hook that repeats the checks every `testing_interval`; none if that is not set."""
+    """Return a hook that repeats the checks every `testing_interval`, or none if it is not set."""
     if not config.enable_testing or config.testing_interval is None:
         return []
     return [

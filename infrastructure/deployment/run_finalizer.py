@@ -34,10 +34,10 @@ from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
 @dataclass
 class RunFinalizer:
-    """Everything that is needed to end a run and to report its end.
+    """The actions at the end of a run: save, evaluate, wait for backups, report.
 
     Args:
-        before: the measurement before the first step.
+        before: the evaluation from before the first step.
         patience: how long the end of the run waits for its backups.
         report: a function that shows a line to the user.
         price_per_hour: the price of this machine per hour, or None if not given.
@@ -64,7 +64,7 @@ class RunFinalizer:
         self._seconds_before = read_summary(self.run).get("cost", {}).get("seconds", 0.0)
 
     def finish(self) -> Summary:
-        """Save the trained model, measure it, and wait for its backups."""
+        """Save the trained model, evaluate it, and wait for its backups."""
         with self.stages.stage("save"):
             self._final_step = self._take_best()
             self.trainer.adapter.save(self.run.final)
@@ -86,7 +86,7 @@ class RunFinalizer:
         return summary
 
     def _take_best(self) -> int | None:
-        """Load the best weights if configured. Return their step if it is not the last one."""
+        """Load the best weights if configured. Return their step, or None for the last step."""
         trainer, state = self.trainer, self.trainer.state
         assert state is not None
         if trainer.adapter.on_disk or not trainer.training_config.ends_with_best:
@@ -112,7 +112,7 @@ class RunFinalizer:
             raise
 
     def stopped(self, error: BaseException | None = None) -> Summary:
-        """End an unfinished run. Report why it stopped, how to resume, and what is safe."""
+        """End an unfinished run. Report why it stopped, how to resume, and what is saved."""
         summary = self._close(error=error)
         if self.copies.has_place:
             assert self.trainer.state is not None
@@ -134,7 +134,7 @@ class RunFinalizer:
         return summary
 
     def _deadline_lines(self) -> list[str]:
-        """Return a note that the deadline of the command will apply to the next session as well.
+        """Return a note that `training.deadline` will apply again when the run resumes.
 
         There is no note in a notebook, where the deadline is that of the runtime.
         """
@@ -191,12 +191,12 @@ class RunFinalizer:
         return {"advice": advice} if advice else {}
 
     def _stop_the_clock(self) -> float:
-        """Return the seconds until the model was measured or the run stopped, as first measured."""
+        """Return the seconds that training took. The first call stops the clock."""
         self._seconds = self._seconds or time.monotonic() - self.started
         return self._seconds
 
     def _close(self, after: HeldOut | None = None, error: BaseException | None = None) -> Summary:
-        """Write summary.json and the report. If the report fails, finished work is not affected."""
+        """Write summary.json and the report, and return the summary."""
         seconds = self._stop_the_clock()
         self._summary = {
             **summarise(self.run, self.trainer, seconds, self.before, after, error),

@@ -98,9 +98,9 @@ def record_rows_of(run: RunDirectory, config: DeploymentConfig, contents: Conten
 
 
 class CompilingObserver(Observer):
-    """An observer that writes to run.json whether the model is compiled, once that is decided.
+    """An observer that records in run.json whether the model is compiled.
 
-    `CompileBenchmark` decides this by measurement, and is called before the observers.
+    `CompileBenchmark` decides this by measurement. It is called before this observer.
     """
 
     def __init__(self, run: RunDirectory, benchmark: CompileBenchmark) -> None:
@@ -122,7 +122,7 @@ class CompilingObserver(Observer):
 def save_tokenizer(run: RunDirectory, trainer: EnhancedTrainer) -> None:
     """Write the tokenizer with which the run resumes, if the model reads text.
 
-    All its files are on the disk when this returns.
+    All files are on the disk when this function returns.
     """
     tokenizer = trainer.adapter.tokenizer
     if tokenizer is not None:
@@ -131,7 +131,7 @@ def save_tokenizer(run: RunDirectory, trainer: EnhancedTrainer) -> None:
 
 
 def describe_data(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[str, object]:
-    """Return the entry of run.json about the current training data."""
+    """Return the entry of run.json about the training data."""
     data = trainer.initialize_data()
     report = getattr(data, "report", None)
     return {
@@ -160,7 +160,7 @@ def summarise(
     after: HeldOut | None = None,
     error: BaseException | None = None,
 ) -> Summary:
-    """Return the content of summary.json: outcome, metrics before and after, example, paths."""
+    """Return the content of summary.json: outcome, metrics before and after training, and paths."""
     state = trainer.state
     assert state is not None
     example: ExampleRecord = {
@@ -221,7 +221,7 @@ def describe_model(trainer: EnhancedTrainer) -> str:
 
 
 def unused_gpus(trainer: EnhancedTrainer) -> list[str]:
-    """Return a line if there are more GPUs than the run uses."""
+    """Return a note if the machine has more GPUs than the run uses, else an empty list."""
     count = torch.cuda.device_count() if trainer.device.type == "cuda" else 0
     if count <= trainer.num_processes:
         return []

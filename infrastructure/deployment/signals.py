@@ -1,4 +1,4 @@
-"""The signal handling of Temper's loop (Ctrl-C, SIGTERM, SIGHUP), with the policy of `Stopper`.
+"""The handling of Ctrl-C, SIGTERM and SIGHUP in Temper's training loop, based on `Stopper`.
 
 The handlers are installed only while a command runs. The previous ones are restored afterwards.
 `Stopper` is in `core.stop_signals`.
@@ -32,8 +32,8 @@ def stop_on_signals(
 ) -> Iterator[None]:
     """Call `state.interrupt` at the first signal while the body runs.
 
-    If the run does not stop before the patience ends, or at a second Ctrl-C, StopSignal is raised
-    as soon as `may_break_off` allows it. This does nothing outside the main thread.
+    If the run does not stop in time, or at a second Ctrl-C, StopSignal is raised as soon as
+    `may_break_off` returns True. This does nothing outside the main thread.
     """
 
     def request(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Model names, which mean the same in every command: a run, a version, a path, a Hub name."""
+"""Names of models, which every command reads alike: a run, a checkpoint, a path, a Hub name."""
 
 import shutil
 from pathlib import Path
@@ -20,12 +20,12 @@ NUM_LETTERS = 8  # of a version's hash, used in the name of the folder
 
 
 def named_model(name: str, output_dir: Path) -> str:
-    """Return the folder or Hub name of a model, however the user names it.
+    """Return the folder or Hub name of a model that the user named in any form.
 
-    The model of a version is exported next to `final/` in the run once, and reused afterwards.
+    The model of a checkpoint is exported once, next to `final/`, and reused afterwards.
 
     Raises:
-        ValueError: if there is no such version, or no such run.
+        ValueError: if there is no such checkpoint or run.
     """
     name = finished_model(name)
     if not names_version(name):
@@ -42,7 +42,7 @@ def named_model(name: str, output_dir: Path) -> str:
 
 
 def use_versions(config: DeploymentConfig) -> None:
-    """Replace a model or teacher model that is a version of a run by the model of that version."""
+    """Replace checkpoints that are given as model or teacher model by their exported models."""
     output_dir, training = Path(config.output_dir), config.training
     if names_version(config.model.name):
         config.model.name = named_model(config.model.name, output_dir)
@@ -51,7 +51,7 @@ def use_versions(config: DeploymentConfig) -> None:
 
 
 def _written(run: RunDirectory, checkpoint: Path) -> Path:
-    """Return the folder with the model of a version. Export the model if it does not exist."""
+    """Return the folder with the model of a checkpoint. Export the model if necessary."""
     version = checkpoint.stem.rpartition("-")[2][:NUM_LETTERS]
     folder = run.path / f"step-{step_of(checkpoint)}-{version}"
     try:

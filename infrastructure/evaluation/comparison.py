@@ -1,6 +1,6 @@
-"""Paired comparison of two models: their differences, and whether these could be chance.
+"""Paired comparison of two models on the same rows: differences, and whether chance explains them.
 
-Only rows that both models were measured on count.
+Only rows on which both models were measured are compared.
 """
 
 import math
@@ -18,13 +18,13 @@ Pair = tuple[MeasuredRow, MeasuredRow]
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of one measure, second model minus first, on the `num_rows` rows of both.
+    """The difference of one measure, second model minus first, over the `num_rows` common rows.
 
     Attributes:
-        first, second: the measure of each model on those rows.
-        only_first, only_second: the number of rows that only one model has right; None if rows are
-            not right or wrong.
-        chance: McNemar's probability of such a difference between equally good models.
+        first, second: the value of each model on these rows.
+        only_first, only_second: the number of rows that only this model answers correctly; None if
+            the measure is not a matter of right or wrong.
+        chance: McNemar's p-value: the probability of such a difference between equally good models.
     """
 
     measure: str
@@ -38,10 +38,10 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """The better model, in words.
+        """A text that says which model is better.
 
-        It is "no clear difference" if the interval contains zero or McNemar's test does not exclude
-        chance.
+        The text is "no clear difference" if the interval contains zero or McNemar's test does not
+        exclude chance.
         """
         is_by_chance = self.chance is not None and self.chance >= UNLIKELY
         if is_by_chance or not self.difference.excludes_zero:
@@ -51,7 +51,7 @@ class Difference:
 
 
 def paired(first: ModelRows, second: ModelRows) -> list[Pair]:
-    """Return the rows that both models have, matched by file and line."""
+    """Return pairs of the two models' measurements of the same row, matched by file and line."""
     waiting: dict[str, list[MeasuredRow]] = {}
     for row in second.rows:
         waiting.setdefault(row.place, []).append(row)
@@ -74,7 +74,7 @@ def compare(first: ModelRows, second: ModelRows) -> dict[str, list[Difference]]:
 
 
 def unlike_tokens(pairs: Sequence[Pair]) -> bool:
-    """Return whether some row has a different number of trained tokens for the two models."""
+    """Return whether the two models have a different number of trained tokens in any row."""
     return any(
         a.loss is not None and b.loss is not None and a.loss.num_tokens != b.loss.num_tokens
         for a, b in pairs

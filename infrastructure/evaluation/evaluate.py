@@ -1,4 +1,4 @@
-"""The measurement of a saved model on data, as `temper eval MODEL DATA` does it."""
+"""Evaluation of a saved model on data, for `temper eval MODEL DATA`."""
 
 import gc
 import json
@@ -69,7 +69,7 @@ class Evaluation(HeldOut):
     """The held-out results of a model, with scores, a comparison and the paths of the output files.
 
     Attributes:
-        scores: by task ("all" for all rows) and measure: value, low, high (95 %), rows.
+        scores: task ("all" for all rows) → measure → value, low, high (95 % interval), rows.
         against: results of a second model: model, metrics, scores, and `differences` by task.
         notes: sentences about how the numbers were measured.
         page, file, answers: paths of the output files: the HTML page, the numbers as JSON, and
@@ -90,7 +90,7 @@ def measured_answers() -> Count:
 
 
 def evaluate_model(config: DeploymentConfig) -> list[str]:
-    """Measure as `measure_model` does, and return only the lines to show."""
+    """Evaluate as `measure_model` does, and return only the lines to print."""
     _, lines = measure_model(config)
     return lines
 
@@ -100,17 +100,17 @@ def measure_model(
     request: Request | None = None,
     count: Count | None = None,
 ) -> tuple[Evaluation, list[str]]:
-    """Measure `config.model.name` on `config.data.path` and write the results.
+    """Evaluate the model `config.model.name` on `config.data.path` and write the results.
 
-    A LoRA folder is measured on its base. If a model belongs to a run, rows are tokenized as in
-    that run, unless the configuration sets something else; with two models, each follows its own
-    run. A model without a run is measured like the other one.
+    A LoRA is loaded on its base model. If a model belongs to a run, rows are tokenized as in that
+    run, unless the configuration sets something else. With two models, each uses the settings of
+    its own run; a model without a run uses those of the other one.
 
     Args:
-        count: receives the progress, and with two models the one that is being measured.
+        count: receives the progress, and with two models, which of them is being measured.
 
     Returns:
-        The results, and lines to show.
+        The results, and lines to print.
 
     Raises:
         ValueError, TemperError: a model or the data cannot be used.
@@ -145,7 +145,7 @@ def measure_model(
 
 
 def _other(config: DeploymentConfig, name: str) -> DeploymentConfig:
-    """Return the configuration of the same measurement for another model."""
+    """Return a copy of the configuration for evaluating another model."""
     other = config.changed([])
     other.model.name = finished_model(name)
     if find_source(other.model.name) == find_source(config.model.name):
@@ -298,7 +298,7 @@ def _lines(
 
 
 def trained_on(config: DeploymentConfig, measured: ModelRows, name: str) -> list[str]:
-    """Return a note if the model's run was trained on rows that are measured.
+    """Return a note if the model's run was trained on some of the measured rows.
 
     Args:
         name: the model's name in the note.
@@ -323,7 +323,10 @@ def trained_on(config: DeploymentConfig, measured: ModelRows, name: str) -> list
 
 
 def trained_on_file(config: DeploymentConfig) -> list[str]:
-    """Return a note if a run without recorded rows was trained on the measured file."""
+    """Return a note if the model's run was trained on the file that is measured.
+
+    This is for older runs, which did not record their rows.
+    """
     run = record_of_run(Path(config.model.name))
     data = config.data.path
     if run is None or data is None or not Path(data).exists():
@@ -347,13 +350,13 @@ def trained_on_file(config: DeploymentConfig) -> list[str]:
 
 
 def set_aside(config: DeploymentConfig) -> list[str]:
-    """Reset the settings that a measurement does not use.
+    """Reset settings that an evaluation does not use to their defaults.
 
     Returns:
-        A note for each reset setting that comes from a file or the environment, which runs share.
+        A note for each setting that comes from a file or the environment and is not used.
 
     Raises:
-        ConfigurationError: such a setting was given to this measurement itself.
+        ConfigurationError: such a setting was given for this evaluation in particular.
     """
     given = [(key, s) for key, s in config.sources().items() if s.layer is not Layer.DEFAULT]
     notes: list[str] = []

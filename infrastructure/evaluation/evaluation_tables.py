@@ -1,4 +1,4 @@
-"""Tables of measurements: headings and cells, for the terminal and for the page."""
+"""Tables of evaluation results: headings and cells, for the terminal and for the page."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -37,10 +37,10 @@ PLAIN = (LOSS, PERPLEXITY)  # measures that are not shares
 
 
 def short_names(models: Sequence[str]) -> list[str]:
-    """Return the names of models in tables: the last part of a path, without start times.
+    """Return short names of models for tables: the last part of a path, without start times.
 
-    If the short names are not distinct, start times are kept; if that is not enough, whole names
-    are returned.
+    If short names would be equal, start times are kept; if names would still be equal, they are
+    returned unshortened.
     """
     last = [last_name(model) for model in models]
     for short in ([BEGAN_AT.sub("", name) for name in last], last):
@@ -50,7 +50,7 @@ def short_names(models: Sequence[str]) -> list[str]:
 
 
 def last_name(model: str) -> str:
-    """Return the name of a model's run, the name of a folder, or a Hub name unchanged."""
+    """Return a short name of a model: its run, its folder, or its Hub name."""
     path = Path(model)
     if not path.is_dir():
         return model  # a name on the Hub
@@ -139,7 +139,7 @@ def shown_range(measure: str, interval: Interval) -> str:
 
 
 def _signed_range(measure: str, change: Interval) -> str:
-    """Format both ends with their sign, and the unit once."""
+    """Format both ends of an interval with signs, and the unit once."""
     low, high = (_signed(measure, end) for end in (change.low, change.high))
     return f"{low.removesuffix(POINTS)} to {high}"
 

@@ -31,10 +31,10 @@ UNSURE_CHARACTERS = 4  # at the end of the decoded text: the next token may stil
 
 @dataclass(frozen=True)
 class Answer:
-    """A model's answer to a question.
+    """A model's answer to a prompt.
 
     Attributes:
-        is_cut: the answer was cut off at the maximum length.
+        is_cut: True if the answer was cut off at the maximum length.
     """
 
     question: GenerationPrompt
@@ -160,7 +160,7 @@ def generate_greedily(
     end_ids: list[int] | None = None,
     **more: Any,
 ) -> tuple[Any, int]:
-    """Generate greedily after all questions in one batch.
+    """Generate answers to all questions greedily, in one batch.
 
     Args:
         lengths: the maximum number of tokens of each answer.
@@ -271,7 +271,10 @@ def _can_be_stopped(model: Any) -> bool:
 
 
 def before_stop(ids: list[int], stop_token_ids: list[int]) -> list[int]:
-    """Return the tokens before the first end token, which need not be a special token."""
+    """Return the generated tokens before the first stop token.
+
+    A stop token need not be a special token.
+    """
     ends = (index for index, token in enumerate(ids) if token in stop_token_ids)
     return ids[: next(ends, len(ids))]
 

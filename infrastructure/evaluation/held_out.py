@@ -1,4 +1,4 @@
-"""Measurement of a model on held-out data: loss, exact match by task, and an example answer."""
+"""Evaluation of a model in training on held-out data: loss, exact match, and an example answer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -31,7 +31,7 @@ MAX_ANSWER_TOKENS = 8000
 
 @dataclass
 class HeldOut:
-    """The results of one measurement.
+    """The results of one evaluation on held-out data.
 
     Attributes:
         metrics: `eval_loss` and the metrics that the model's adapter adds.
@@ -39,7 +39,7 @@ class HeldOut:
             prompts and answers.
         num_questions: the number of held-out prompts that were answered.
         example: one prompt, its expected answer and the model's answer.
-        measured_on: identifies the measured rows; None: unknown.
+        measured_on: an identifier of the measured rows; None if unknown.
     """
 
     metrics: dict[str, float]
@@ -49,7 +49,7 @@ class HeldOut:
     measured_on: str | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """Return JSON values; a number that is not finite becomes a string."""
+        """Return the results as JSON values; a number that is not finite becomes a string."""
         return dict(spell_numbers(asdict(self)))
 
     @classmethod
@@ -59,14 +59,14 @@ class HeldOut:
         return cls(**{**saved, "metrics": metrics})
 
     def table_row(self) -> dict[str, object]:
-        """Return the values for the before → after table and for summary.json."""
+        """Return the results as one row of the before → after table and of summary.json."""
         return {**self.metrics, "exact_match": self.exact_match}
 
 
 class MeasuredBefore(Observer):
-    """An observer that keeps the measurement before the first step of a model that is sharded.
+    """An observer that saves the results of a sharded model before the first training step.
 
-    The ranks measure such a model together, because none of them holds it as a whole.
+    All ranks evaluate such a model together, because none of them holds the whole model.
 
     Args:
         keep: called with the results before the first step.
@@ -81,10 +81,11 @@ class MeasuredBefore(Observer):
 
 
 def measure(trainer: EnhancedTrainer, count: Callable[[int, int], None] = do_nothing) -> HeldOut:
-    """Measure the loss over all held-out examples, and answer some of them greedily.
+    """Measure the loss over all held-out examples, and generate greedy answers to some of them.
 
     `training.validation_prompts` limits the number of answers; fewer are generated if answers are
-    long. If no process holds the whole model, the result is the last loss measured during training.
+    long. If no process holds the whole model (it is sharded), the loss is the last one measured
+    during training.
 
     Args:
         count: see `generate_answers`.
@@ -112,7 +113,7 @@ def measure(trainer: EnhancedTrainer, count: Callable[[int, int], None] = do_not
 
 
 def measure_answers(trainer: EnhancedTrainer, poll: Callable[[], None]) -> dict[str, float]:
-    """Measure `training.best_metric` on answers during a run, without changing its state."""
+    """Compute `training.best_metric` on generated answers, without changing the run's state."""
     model, training = trainer.initialize_model(), trainer.training_config
     with preserve(model, random=trainer.device, modes=True), trainer.strategy.evaluating():
         answers = answer_questions(trainer, training.validation_prompts, poll)
@@ -122,7 +123,7 @@ def measure_answers(trainer: EnhancedTrainer, poll: Callable[[], None]) -> dict[
 
 
 def best_of_answers(trainer: EnhancedTrainer, answers: Sequence[Answer]) -> dict[str, float]:
-    """Return the mean of `training.best_metric` over answers, by its key; empty without answers."""
+    """Return the mean of `training.best_metric` over answers, by its key; {} without answers."""
     training = trainer.training_config
     score = scores_by_name([training.best_metric])[training.best_metric]
     values = [score(answer.text, answer.question.expected) for answer in answers]
@@ -137,7 +138,9 @@ def answer_questions(
     count: Callable[[int, int], None] = do_nothing,
     only_exact: bool = False,
 ) -> list[Answer]:
-    """Generate greedy answers, if the model generates text and the held-out data has answers.
+    """Return greedy answers to held-out prompts.
+
+    [] if the model generates no text, or if the data has no prompts.
 
     Args:
         poll: called between batches; may raise.
@@ -164,16 +167,16 @@ def answer_questions(
 
 
 def can_answer(trainer: EnhancedTrainer) -> bool:
-    """Return whether the model generates text and the data has prompts."""
+    """Return whether the model generates text and the held-out data has prompts."""
     model, data = trainer.initialize_model(), trainer.initialize_data()
     has_tokenizer = trainer.adapter.tokenizer is not None
     return isinstance(data, DataPipeline) and hasattr(model, "generate") and has_tokenizer
 
 
 def trained_model(trainer: EnhancedTrainer) -> Trained | None:
-    """Return the trained model, to be compared with the saved one.
+    """Return the trained model for comparing the saved model with it.
 
-    None if the model writes no text, or is on disk.
+    None if the model generates no text, if the data has no prompts, or if the weights are on disk.
     """
     if trainer.adapter.on_disk or not can_answer(trainer):
         return None
@@ -196,7 +199,7 @@ def trained_model(trainer: EnhancedTrainer) -> Trained | None:
 
 
 def affordable(questions: list[GenerationPrompt]) -> list[GenerationPrompt]:
-    """Return evenly spaced questions whose expected answers fit into `MAX_ANSWER_TOKENS`."""
+    """Return evenly spaced questions, with at most `MAX_ANSWER_TOKENS` in expected answers."""
     num_kept = len(questions)
     while num_kept > 1:
         spread = [round(n) for n in np.linspace(0, len(questions) - 1, num_kept)]

@@ -1,10 +1,10 @@
 """95 % intervals of measured numbers, and of the difference between two models on the same rows.
 
-Intervals come from resampling rows with replacement (Efron's percentile bootstrap), with a fixed
-seed, so the same numbers give the same interval. A share of correct answers gets Wilson's interval,
-which is also valid for shares of 0 and 1. McNemar's exact test decides whether one model is right
-more often on the same rows. An interval describes how much the number would vary with other rows of
-this kind; it does not cover the variation between training seeds.
+Intervals come from resampling rows with replacement (Efron's percentile bootstrap) with a fixed
+seed, so the same numbers give the same interval. For a share of correct answers, Wilson's interval
+is used, which is also valid for shares of 0 and 1. McNemar's exact test decides whether one model
+is right more often on the same rows. An interval shows how much the number would vary with other
+rows of this kind; it does not cover the variation between training seeds.
 """
 
 import math
@@ -37,7 +37,7 @@ class Interval:
 
 
 def wilson(num_right: int, num_rows: int) -> Interval:
-    """Return the interval of a share (Wilson 1927, without continuity correction)."""
+    """Return Wilson's 95 % interval of a share (Wilson 1927, without continuity correction)."""
     if num_rows == 0:
         return Interval(math.nan, math.nan, math.nan)
     share, square = num_right / num_rows, Z * Z / num_rows
@@ -51,12 +51,12 @@ def wilson(num_right: int, num_rows: int) -> Interval:
 
 
 def bootstrap(sums: Floats, counts: Floats) -> Interval:
-    """Return the interval of the ratio Σ sums / Σ counts.
+    """Return the 95 % bootstrap interval of the ratio Σ sums / Σ counts.
 
-    The ratio is a mean over tokens, or, if all counts are 1, a mean over rows.
+    The ratio is a mean over tokens or, if all counts are 1, a mean over rows.
 
     Args:
-        sums, counts: (rows,).
+        sums, counts: one value for each row, (rows,).
     """
     total = counts.sum()
     value = float(sums.sum() / total) if total else math.nan
@@ -68,7 +68,7 @@ def bootstrap(sums: Floats, counts: Floats) -> Interval:
 
 
 def paired_difference(first: Floats, second: Floats, counts: Floats) -> Interval:
-    """Return the interval of Σ(second - first) / Σ counts; both models' rows are drawn together."""
+    """Return the 95 % interval of Σ(second - first) / Σ counts, resampling pairs of rows."""
     return bootstrap(second - first, counts)
 
 
@@ -79,7 +79,7 @@ def _ratios(sums: Floats, counts: Floats, drawn: npt.NDArray[np.int64]) -> Float
 
 
 def _resamples(num_rows: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield row indices of shape (resamples, rows) in chunks, the same ones every time."""
+    """Yield bootstrap samples of row indices, (resamples, rows), in chunks; always the same."""
     random = np.random.default_rng(0)
     left = NUM_RESAMPLES
     while left:
@@ -89,7 +89,7 @@ def _resamples(num_rows: int) -> Iterator[npt.NDArray[np.int64]]:
 
 
 def mcnemar(num_only_first: int, num_only_second: int) -> float:
-    """Return the probability of a difference at least this large between two equally good models.
+    """Return the p-value: the probability of such a difference between two equally good models.
 
     The test is exact and two-sided (McNemar 1947), and uses the rows that only one of the models
     got right.

@@ -1,10 +1,10 @@
-"""Verification of a saved model: plain transformers and PEFT load it, from its own files only.
+"""Verification of a saved model, loaded by transformers and PEFT alone, from its own files only.
 
-The loaded model answers a few prompts, and stops at the end tokens of its own files. Its tokens
-must be those of the trained model in memory as Temper measures it: greedy, in the same number
-format. Any difference is reported, and the run does not count as finished. If the two choose
-different tokens whose logits are equal within rounding, the tokens count as equal. A
-vision-language model gets images through the folder's own processor.
+The loaded model answers a few prompts, and stops at the end tokens that its own files define. The
+trained model in memory must generate the same tokens, greedily and in the same number format. Any
+difference is reported, and the run does not count as finished. Different tokens count as equal if
+their logits are equal within rounding. A vision-language model gets its images from the processor
+in the folder.
 """
 
 import gc
@@ -69,12 +69,12 @@ Autocast = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class Trained:
-    """The model in memory that a saved folder must reproduce.
+    """The trained model in memory, with which the saved model is compared.
 
     Attributes:
-        questions: prompts for both models.
-        end_ids: tokens that end an answer when Temper measures.
-        autocast: the number format that Temper measures in.
+        questions: the prompts that both models answer.
+        end_ids: tokens that end an answer when Temper evaluates the model.
+        autocast: the number format in which Temper evaluates the model.
         pictures: turns the images of the questions into pixels.
     """
 
@@ -91,7 +91,7 @@ def fixed_questions(
     longest: int = MAX_TOKENS,
     pictures: PictureTokens | None = None,
 ) -> list[GenerationPrompt]:
-    """Return questions to use if there are no held-out ones, formatted as in training.
+    """Return built-in questions, formatted as in training, for runs without held-out questions.
 
     Args:
         pictures: the image encoder of a vision-language model; the first question then comes with
@@ -129,7 +129,7 @@ def _encoded(image: "Image") -> Picture:
 
 
 class OtherAnswersError(CheckpointError):
-    """An error for a saved model that loads, but answers differently from the trained one.
+    """An error for a saved model whose answers differ from those of the trained model.
 
     Args:
         difference: a text with the question and both answers.
@@ -141,14 +141,14 @@ class OtherAnswersError(CheckpointError):
 
 
 def check_saved(folder: Path, trained: Trained) -> list[str]:
-    """Compare the model in `folder`, loaded by plain transformers and PEFT, with the trained one.
+    """Check that the model in `folder`, loaded by transformers and PEFT, answers like the trained
+    one.
 
     Returns:
         A note with the reason if the model could not be loaded for the comparison.
 
     Raises:
-        CheckpointError: its answers or their ends differ, or it cannot be read; reports the
-            difference.
+        CheckpointError: the answers or their end tokens differ, or the model cannot be loaded.
     """
     folder = rounded_beside(folder) or folder
     if reason := _why_not(trained.model):
@@ -176,7 +176,7 @@ def _why_not(model: torch.nn.Module) -> str | None:
 
 @dataclass(frozen=True)
 class Expected:
-    """The answers of the trained model, which need not stay in memory.
+    """The trained model's answers, kept so that the model itself can be freed.
 
     Attributes:
         answers: the tokens of each answer, including the one that ends it; empty for a model that
@@ -184,7 +184,7 @@ class Expected:
         logits: the logits of each answer, (tokens, vocabulary); the scores, for a model that scores
             texts.
         tolerance: the largest distance between logits at which different tokens count as equal.
-        loading: how to load the saved model, and the base if it is a LoRA.
+        loading: options for loading the saved model, and its base model if it is a LoRA.
     """
 
     trained: Trained
@@ -214,11 +214,10 @@ class Expected:
             tolerance: used instead of the default tolerance if it is larger.
 
         Returns:
-            The number of answers that are the same to the last token.
+            The number of answers that are equal to the last token.
 
         Raises:
-            CheckpointError: its answers or their ends differ, or it cannot be read; reports the
-                difference.
+            CheckpointError: the answers or their end tokens differ, or the model cannot be loaded.
         """
         allowed = max(self.tolerance, tolerance)
         try:
@@ -243,8 +242,7 @@ class Expected:
     def _difference(
         self, number: int, answers: list[list[int]], logits: list[torch.Tensor], allowed: float
     ) -> str | None:
-        """Describe how another model's answer differs from the trained model's; None if it does
-        not."""
+        """Describe how a loaded model's answer differs from the trained model's; None if equal."""
         prompt = self.trained.questions[number].prompt
         near = num_near(self.logits[number], logits[number], allowed)
         if not self.answers:
@@ -288,7 +286,7 @@ class Expected:
                 )
 
     def _seeing_of(self, folder: Path) -> PictureTokens | None:
-        """Return the folder's own processor as a converter of images to tokens and pixels."""
+        """Return the processor in the folder, as an encoder of images; None for a text model."""
         ours = self.trained.pictures
         if ours is None:
             return None
@@ -296,11 +294,12 @@ class Expected:
         return PictureTokens(processor, str(folder), background=ours.background)
 
     def _compare_seeing(self, folder: Path, theirs: PictureTokens) -> None:
-        """Compare the chat template of the processor, and the tokens and pixels that it makes of an
-        image.
+        """Compare the processor in the folder with the trained model's.
+
+        The chat template, and the tokens and pixels for an image, must be equal.
 
         Raises:
-            CheckpointError: one of them differs.
+            CheckpointError: one of these differs.
         """
         ours = self.trained.pictures
         assert ours is not None
@@ -320,8 +319,8 @@ class Expected:
 def _other_input(ours: PictureTokens, theirs: PictureTokens, image: "Image") -> str | None:
     """Return the name of the first model input that differs between two processors for an image.
 
-    The whole processor is called, as users call it, which makes tokens and pixels at once. Image
-    processors of PIL and of torchvision may differ by rounding.
+    The whole processor is called, as users call it. Differences within rounding are allowed,
+    because image processors that use PIL and torchvision round differently.
     """
     kinds = {type(one.processor.image_processor) for one in (ours, theirs)}
     allowed = PIXEL_TOLERANCE if len(kinds) > 1 else 0.0
@@ -345,14 +344,14 @@ def _differs(folder: Path, how: str) -> CheckpointError:
 
 
 def num_near(ours: torch.Tensor, theirs: torch.Tensor, allowed: float) -> int:
-    """Return the number of tokens before the first whose logits differ by more than rounding."""
+    """Return the number of tokens before the first one whose logits differ by too much."""
     pairs = zip(ours, theirs, strict=False)  # one answer may be shorter
     are_near = (distance(b[None], a[None]) <= allowed for a, b in pairs)
     return _num_first(are_near)
 
 
 def _num_first(holds: Iterable[bool]) -> int:
-    """Return the number of values that are true before the first false one."""
+    """Return the number of true values before the first false one."""
     return sum(1 for _ in itertools.takewhile(bool, holds))
 
 
@@ -388,7 +387,8 @@ def _written_by(
 
 
 def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the relative distance between logits of shape (tokens, vocabulary).
+    """Return the norm of the difference of logits (tokens, vocabulary), relative to the expected
+    ones.
 
     A constant added to all logits of a token has no effect.
     """
@@ -404,8 +404,8 @@ class Loading:
     Attributes:
         auto_class: the name of a class of transformers.
         options: arguments for every model.
-        of_base: further arguments for the base of a LoRA, whose files contain nothing about the
-            training.
+        of_base: further arguments for the base model of a LoRA, because its files do not record how
+            it was loaded in training.
     """
 
     auto_class: str
@@ -414,7 +414,7 @@ class Loading:
 
     @classmethod
     def like(cls, model: Any) -> "Loading":
-        """Create options with the device, attention and number format of a trained model."""
+        """Return options that load a model with this one's device, attention and number format."""
         inner: Any = inner_model(model)
         weights = next(p for p in inner.parameters() if p.is_floating_point())
         options: dict[str, Any] = {
@@ -431,7 +431,7 @@ class Loading:
         return cls(_auto_class(inner), options, of_base)
 
     def read(self, folder: Path) -> tuple[Any, "PreTrainedTokenizerBase"]:
-        """Load the model in a folder and its tokenizer."""
+        """Load the model in a folder with its tokenizer, and return both."""
         transformers = require("transformers", "evaluation.reading_saved_model")
         is_lora = (folder / "adapter_config.json").is_file()
         place, options = str(folder), self.options

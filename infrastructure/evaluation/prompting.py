@@ -1,4 +1,4 @@
-"""Prompting of a saved model with the user's own questions, in the format it was trained with."""
+"""Question answering with a saved model, in the prompt format of its training."""
 
 import json
 from collections import Counter
@@ -52,9 +52,9 @@ def answer_questions(
     device: str = "auto",
     system: str | None = None,
 ) -> list[str]:
-    """Answer questions with an `Answerer`, and print a note if it did not read a part of them.
+    """Load a model, and return its answers to questions.
 
-    Notes go to standard error.
+    If the model does not read a part of the questions, a note is printed to standard error.
     """
     if not questions:
         return []
@@ -66,14 +66,14 @@ def answer_questions(
 
 
 class Answerer:
-    """A saved model that is loaded once and answers each question separately and greedily.
+    """A saved model that answers questions, each separately and with greedy decoding.
 
     Questions are formatted as in training.
 
     Args:
-        model: a finished run, its `final/`, any model folder, or a Hub name.
+        model: a finished run, its `final/` folder, any model folder, or a Hub name.
         max_tokens: the maximum length of an answer; a longer one is cut.
-        images: image files that each question is about.
+        images: image files that are shown with each question.
 
     Attributes:
         notes: a sentence for each kind of text in the prompts that the model did not read.
@@ -127,7 +127,8 @@ class Answerer:
         return [answer.text.strip() for answer in self.answers(questions, system)]
 
     def answers(self, questions: Sequence[str], system: str | None = None) -> list[Answer]:
-        """Answer each question, after adding the prompt format or the chat template.
+        """Return the answer to each question, which is formatted as in training or by the chat
+        template.
 
         Args:
             system: the system prompt before each question; None: no system prompt.
@@ -167,12 +168,12 @@ class Answerer:
         return [*self._left_out.values()]
 
     def picture_notes(self) -> list[str]:
-        """Return the decisions that were made about the images, in words."""
+        """Return notes on how the images were converted, such as removed transparency."""
         decided = Counter(kind for picture in self._pictures for kind in picture.decided)
         return decisions_in_words(decided, self._background, "picture")
 
     def why_cut(self, answer: Answer) -> str:
-        """Return the reason why an answer was cut, and the way to get a longer one."""
+        """Return the reason why an answer was cut, and how to get a longer one."""
         longest = self._longest(answer.question)
         if longest < self._max_tokens:
             return phrase(
@@ -181,9 +182,9 @@ class Answerer:
         return phrase("evaluation.answer_cut_at_max_tokens", tokens=longest)
 
     def _longest(self, prompt: GenerationPrompt) -> int:
-        """Return the maximum length of an answer.
+        """Return the maximum number of tokens of an answer to this prompt.
 
-        It is limited to the model's positions, beyond which a model generates noise.
+        The length is limited by the model's context length, beyond which a model generates noise.
         """
         if self._positions is None:
             return self._max_tokens
@@ -197,7 +198,7 @@ class Answerer:
         return min(self._max_tokens, left)
 
     def _shown(self, question: str) -> Turn:
-        """Return the question as a turn, with the images before it."""
+        """Return the question as a user turn, preceded by the images."""
         if not self._images:
             return Turn("user", question)
         parts = [{"type": PICTURE_PART}] * len(self._images) + [{"type": "text", "text": question}]
@@ -205,7 +206,7 @@ class Answerer:
 
 
 def positions_of(model: Any) -> int | None:
-    """Return the context length of a model (prompt and answer); None if it does not declare one."""
+    """Return the context length of a model in tokens; None if its configuration has none."""
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     positions = getattr(text, "max_position_embeddings", None)
@@ -213,9 +214,9 @@ def positions_of(model: Any) -> int | None:
 
 
 def _precision(model: Path, device: torch.device) -> Precision:
-    """Return the number format of the model's run if it is this device's best, else the weights'.
+    """Return the run's number format if it is this device's best one, else that of the weights.
 
-    In another format two tokens of similar probability can change places.
+    In another number format, the order of two tokens with similar probability can change.
     """
     of_run = precision_of_run(model)
     is_here = of_run is not None and of_run == best_precision(device)
@@ -230,7 +231,7 @@ def _read(path: Path, background: str) -> "tuple[Picture, Image]":
 
 
 def stop_token_ids(tokenizer: "PreTrainedTokenizerBase", name: str) -> list[int]:
-    """Return the tokens that end an answer: the tokenizer's, and those of the model's run."""
+    """Return the tokens that end an answer, according to the tokenizer and to the model's run."""
     ends = {tokenizer.eos_token, *_ends_in_run(name)}
     return sorted(number for number, token in special_tokens(tokenizer).items() if token in ends)
 

@@ -1,4 +1,4 @@
-"""The request of an evaluation, which is refused before torch is loaded if it cannot be met."""
+"""The options of an evaluation. Impossible requests are refused before torch is loaded."""
 
 from dataclasses import dataclass
 
@@ -40,13 +40,13 @@ OF_LEARNING = (
 
 
 def unused_because(key: str) -> str | None:
-    """Return the reason why a measurement does not use the setting; None if it does."""
+    """Return the reason why an evaluation does not use this setting; None if it does."""
     codes = (code for part, code in UNUSED.items() if f"{key}.".startswith(f"{part}."))
     return next(map(phrase, codes), None)
 
 
 def refuse_flags_without_effect(config: DeploymentConfig) -> None:
-    """Refuse each flag or keyword that would have no effect on a measurement.
+    """Refuse flags and keywords that have no effect on an evaluation.
 
     Raises:
         ConfigurationError: there are such flags; the message has a sentence for each.
@@ -54,7 +54,7 @@ def refuse_flags_without_effect(config: DeploymentConfig) -> None:
     sentences = []
     for key, source in config.sources().items():
         section, _, name = key.partition(".")
-        is_of_learning = section == "training" and name in OF_LEARNING
+        is_of_learning = section == "training" and name.partition(".")[0] in OF_LEARNING
         reason = phrase("evaluation.nothing_trained") if is_of_learning else unused_because(key)
         if source.layer in (Layer.FLAG, Layer.KEYWORD) and reason is not None:
             sentences.append(phrase("evaluation.flag_no_effect", key=Setting(key), reason=reason))
@@ -64,12 +64,12 @@ def refuse_flags_without_effect(config: DeploymentConfig) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """A request to measure more than the loss.
+    """The options of an evaluation: a second model, measures, and the length of answers.
 
     Attributes:
         against: a second model, measured on the same rows.
-        measures: names in `infrastructure.config.measures`; None: those that fit the rows and can
-            be computed on this machine.
+        measures: names from `infrastructure.config.measures`; None: those that suit the rows and
+            can be computed on this machine.
         max_tokens: the maximum length of an answer; None: a few tokens more than the longest
             expected one.
 

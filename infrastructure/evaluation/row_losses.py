@@ -13,7 +13,7 @@ from infrastructure.training.model_adapters.standard_adapter import StandardMode
 
 @dataclass(frozen=True)
 class RowLoss:
-    """Sums over the trained tokens of one row: cross-entropies, and tokens predicted correctly."""
+    """The loss of one row: the sum of cross-entropies, and the number of correct tokens."""
 
     loss_sum: float
     num_right: int
@@ -22,10 +22,10 @@ class RowLoss:
 
 @dataclass
 class RowLosses(EvaluationLoss):
-    """An evaluation loss that is measured as during training, and that also keeps each row.
+    """The evaluation loss, computed as during training, with the loss of each row.
 
     Attributes:
-        rows: in the order of the examples; empty if the adapter does not predict next tokens.
+        rows: the loss of each example, in order; empty if the model does not predict next tokens.
     """
 
     rows: list[RowLoss] = field(default_factory=list)
@@ -56,12 +56,12 @@ class RowLosses(EvaluationLoss):
 
 
 def predicts_next_token(adapter: object) -> bool:
-    """Return whether the model's loss is a sum over the next tokens of its rows."""
+    """Return whether the model's loss is the usual next-token loss, a sum over tokens."""
     return isinstance(adapter, StandardModelAdapter) and adapter.objective is None
 
 
 class _Tokens:
-    """A recorder in place of a metric, which keeps its arguments in the order of the tokens."""
+    """A stand-in for a metric, which records its arguments for each token, in order."""
 
     def __init__(self) -> None:
         self.losses: list[torch.Tensor] = []

@@ -41,7 +41,7 @@ class MeasuredRow:
     """The measurement of one held-out row.
 
     Attributes:
-        place: file:line.
+        place: the source position of the row, file:line.
         task: the kind of task, or "".
         loss: None if the model does not predict next tokens, or if the row was not measured.
         answer: the model's answer; None if the row was not answered.
@@ -57,12 +57,12 @@ class MeasuredRow:
 
 @dataclass
 class ModelRows:
-    """The measurements of one model.
+    """The measurements of one model on all held-out rows.
 
     Attributes:
-        model: its name.
+        model: the name of the model.
         metrics: `eval_loss` and the metrics of the adapter, measured as at the end of a run.
-        rows: in the order of the data.
+        rows: the measurement of each row, in the order of the data.
         num_questions: the number of rows that have a prompt and an answer.
         contents: a hash of each row's content, (rows,); None: unknown.
         num_cut: the number of answers that were cut off at the maximum length.
@@ -76,7 +76,7 @@ class ModelRows:
 
     @property
     def answers(self) -> list[Answer]:
-        """The answers of the rows that have one."""
+        """The answers of all rows that were answered."""
         return [row.answer for row in self.rows if row.answer is not None]
 
     @property
@@ -92,12 +92,12 @@ class ModelRows:
 
 @dataclass(frozen=True)
 class Questions:
-    """A selection of the rows to answer, and the maximum length of the answers.
+    """The choice of the rows whose prompts are answered, and the maximum length of answers.
 
     Attributes:
-        most: the maximum number of answers, spread evenly over the data; None: all rows.
-        is_limited: answer fewer rows if the answers are long.
-        places: answer only these rows; None: any.
+        most: the maximum number of rows to answer, spread evenly over the data; None: all rows.
+        is_limited: True if fewer rows are answered when the answers are long.
+        places: file:line of the only rows to answer; None: any row.
         max_tokens: the maximum length of an answer; None: derived from the longest expected answer
             of a batch.
     """
@@ -115,11 +115,11 @@ def measure_rows(
     which: Questions = Questions(),
     count: Callable[[int, int], None] = do_nothing,
 ) -> ModelRows:
-    """Measure the loss of all held-out rows, and answer those that `which` selects.
+    """Measure the loss on all held-out rows, and generate answers to those that `which` selects.
 
     Args:
-        measures: measures of answers; None: those that fit the data and can be computed on this
-            machine.
+        measures: names of the measures of answers; None: those that suit the data and can be
+            computed on this machine.
         count: see `generate_answers`.
 
     Raises:
@@ -171,7 +171,7 @@ def _answer(
     max_tokens: int | None,
     count: Callable[[int, int], None],
 ) -> None:
-    """Generate answers, and add them and their scores to the rows."""
+    """Generate answers to the questions, and store them and their scores in the rows."""
     data, tokenizer = trainer.initialize_data(), trainer.adapter.tokenizer
     assert isinstance(data, DataPipeline)
     assert tokenizer is not None
@@ -211,10 +211,10 @@ class Measured:
 def by_task(
     model: ModelRows, measures: Iterable[str] | None = None
 ) -> dict[str, dict[str, Measured]]:
-    """Return each measure that rows have: for all rows under "all", then for each task.
+    """Return task → measure → value, with "all" for all rows.
 
     Args:
-        measures: the measures of interest; None: all.
+        measures: the names of the measures to return; None: all that the rows have.
     """
     names = [name for name in MEASURES if measures is None or name in set(measures)]
     groups = {ALL: model.rows}
@@ -226,7 +226,7 @@ def by_task(
 
 
 def measured(rows: Sequence[MeasuredRow], measure: str) -> Measured | None:
-    """Return one measure over the rows; None if no row has it."""
+    """Return the mean of one measure over the rows with its interval; None if no row has it."""
     sums, counts = sums_of(rows, measure)
     if len(sums) == 0:
         return None
@@ -237,7 +237,7 @@ def measured(rows: Sequence[MeasuredRow], measure: str) -> Measured | None:
 
 
 def sums_of(rows: Sequence[MeasuredRow], measure: str) -> tuple[Floats, Floats]:
-    """Return the sum and the count of this measure for each row that has it, both (rows,)."""
+    """Return the sum and the count of a measure for each row that has it, both of shape (rows,)."""
     if MEASURES[measure] is Of.ROWS:
         values = [row.scores[measure] for row in rows if measure in row.scores]
         return np.array(values, dtype=np.float64), np.ones(len(values))

@@ -1,5 +1,4 @@
-"""Settings of the run that trained a model, so that a measurement tokenizes rows in the same
-way."""
+"""Settings of the run that trained a model, with which an evaluation tokenizes rows."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ COLUMNS = (
 def inherit_from_runs(configs: Sequence[DeploymentConfig]) -> list[str]:
     """Apply the data settings of each model's run, unless the user set them.
 
-    A model without a run gets the other model's settings, because the other run may have begun with
+    A model without a run gets the settings of the other model's run, which may have started from
     it.
 
     Returns:
@@ -56,7 +55,7 @@ def inherit_from_run(config: DeploymentConfig) -> dict[str, object]:
 
 
 def _has_columns(config: DeploymentConfig, saved: DataConfig) -> bool:
-    """Return whether the data to evaluate on has the columns that the run was configured with."""
+    """Return whether the evaluated data has the columns that the run's settings name."""
     named = {name: getattr(saved, name) for name in COLUMNS}
     if all(named[name] == getattr(DataConfig(), name) for name in COLUMNS):
         return False
@@ -111,16 +110,15 @@ def run_folder(model: Path) -> Path | None:
 
 
 def precision_of_run(model: Path) -> str | None:
-    """Return the number format that the model's run computed in; None if it belongs to no run."""
+    """Return the number format that the model's run computed in; None without a run."""
     run = record_of_run(model)
     return None if run is None else str(run.get("precision"))
 
 
 def quantization_of_run(model: Path) -> str | None:
-    """Return the quantization of a LoRA's base in the model's run, if bitsandbytes is installed
-    here.
+    """Return how the base model was quantized in the run that trained a LoRA.
 
-    None if the base was not quantized, or if the model belongs to no run.
+    None if it was not quantized, if there is no run, or if bitsandbytes is not installed.
     """
     run = record_of_run(model)
     described = {} if run is None else run.get("model")
@@ -145,7 +143,7 @@ def has_context(model: Path) -> bool:
 
 
 def values_of(run: JsonObject) -> JsonObject:
-    """Return the recorded settings of a run, by section."""
+    """Return the settings recorded in the content of a run.json, by section."""
     configuration = run.get("configuration")
     values = configuration.get("values") if isinstance(configuration, dict) else None
     return values if isinstance(values, dict) else {}

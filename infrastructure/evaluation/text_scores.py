@@ -31,7 +31,7 @@ Score = Callable[[str, str], float]
 
 
 def exact_match(written: str, expected: str) -> float:
-    """Return 1 if both are equal, ignoring surrounding whitespace, else 0."""
+    """Return 1 if the answer equals the expected one, ignoring surrounding whitespace, else 0."""
     return float(written.strip() == expected.strip())
 
 
@@ -43,7 +43,7 @@ def final_answer_of(text: str) -> str | None:
 
 
 def final_answer(written: str, expected: str) -> float:
-    """Return 1 if the result after "####" is the same, else 0.
+    """Return 1 if the final result, which follows "####", is equal in both texts, else 0.
 
     Results are compared as numbers if they are numbers (1,000 equals 1000.0), else as text. If the
     expected answer has no such marker, the whole expected answer is the result.
@@ -92,7 +92,7 @@ def _f1() -> Score:
 
 
 def scores_by_name(names: Collection[str]) -> dict[str, Score]:
-    """Return the scoring functions of those `names` that are measures of answers.
+    """Return name → scoring function, for those `names` that are measures of answers.
 
     Raises:
         MissingPackageError: one of them needs torchmetrics, which is not installed.
@@ -112,7 +112,7 @@ def scores_by_name(names: Collection[str]) -> dict[str, Score]:
 
 
 def refuse_missing_package(names: Collection[str]) -> None:
-    """Refuse measures that need torchmetrics if it is not installed. Import nothing.
+    """Check that torchmetrics is installed if one of the measures needs it, without importing it.
 
     Raises:
         MissingPackageError: torchmetrics is missing; the message has the command that installs it.
@@ -125,8 +125,8 @@ def usual_measures(*, has_final_answers: bool, has_pairs: bool = True) -> list[s
     """Return the measures of answers that are computed by default.
 
     Args:
-        has_final_answers: some expected answer has a "####" marker.
-        has_pairs: some expected answer has two words; for single words ROUGE-2 is always 0.
+        has_final_answers: True if an expected answer has a "####" marker.
+        has_pairs: True if an expected answer has two words or more; otherwise ROUGE-2 is always 0.
     """
     left_out = set() if is_installed("torchmetrics") else {*OF_TORCHMETRICS}
     left_out |= set() if has_final_answers else {FINAL_ANSWER}

@@ -1,6 +1,6 @@
-"""Layer 8: what hangs on the core's doors. One folder each, with everything that is its own.
+"""Optional features (layer 8), each in one folder with everything that belongs to it.
 
-The core never imports from here; `core/features.py` looks into this folder. Features never import
-each other, and each folder can be deleted: then everything else works, and using the feature gives
-one sentence.
+The core never imports from here; `core/features.py` finds the folders. Features never import each
+other. Each folder can be deleted: everything else still works, and using the deleted feature raises
+one clear error.
 """

@@ -1,1 +1,1 @@
-"""Layer 3: loading of models: the embedded one, by transformers or Unsloth, or by name."""
+"""Layer 3: loading, checking and saving of models."""

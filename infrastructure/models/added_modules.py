@@ -1,10 +1,9 @@
-"""Modules with weights of their own that extensions attach to a transformers model.
+"""Modules with weights of their own that extensions add to a transformers model.
 
-They are connected to the model's parts by forward hooks and stored in one `ModuleDict` of the
-model. They are therefore parameters of the model, which the optimizer, clipping and checkpoints
-treat like all others. With the finished model they are saved next to its files, which stay those of
-the plain model: `extensions.json` describes the modules, and `extension_weights.safetensors`
-contains the weights.
+Forward hooks connect the modules to the model's parts. They are stored in a `ModuleDict` of the
+model, so optimizer, clipping and checkpoints treat their parameters like all others. When the model
+is saved, `extensions.json` describes the modules, and `extension_weights.safetensors` contains
+their weights. The model's other files are the same as without them.
 """
 
 from abc import ABC, abstractmethod
@@ -31,10 +30,10 @@ ADDED_WEIGHTS = "extension_weights.safetensors"
 
 
 class AddedModule(torch.nn.Module, ABC):
-    """A module that works inside a model whose own code does not use it.
+    """Base class of modules that extensions add to a model.
 
     Attributes:
-        kind: a name of letters, digits and "_", the same wherever it is saved and loaded.
+        kind: a name of letters, digits and "_", under which the module is saved and loaded.
     """
 
     kind: ClassVar[str]
@@ -42,9 +41,9 @@ class AddedModule(torch.nn.Module, ABC):
     @classmethod
     @abstractmethod
     def build(cls, model: torch.nn.Module, facts: JsonObject) -> Self:
-        """Create a new module for `model`, of the form that `facts` describes.
+        """Create a new module for `model` from the description `facts`.
 
-        Weights come from torch's global generator.
+        Weights are initialized with torch's global random generator.
 
         Raises:
             ValueError: the module does not fit this model.
@@ -53,15 +52,15 @@ class AddedModule(torch.nn.Module, ABC):
     @property
     @abstractmethod
     def facts(self) -> JsonObject:
-        """Everything that `build` needs to create another module of this form."""
+        """A description from which `build` can create an equal module."""
 
     @abstractmethod
     def connect(self, model: torch.nn.Module) -> Sequence[RemovableHandle]:
-        """Connect the module to the parts of `model`, which has no wrappers."""
+        """Register the hooks that connect the module to the parts of the unwrapped `model`."""
 
 
 class AddedModules(torch.nn.ModuleDict):
-    """All modules that are attached to a model, by the names of their extensions.
+    """All modules that extensions have added to a model, by kind.
 
     Attributes:
         train_alone: True if the model's own weights are frozen.
@@ -77,10 +76,12 @@ KINDS: dict[str, type[AddedModule]] = {}
 
 
 def register_added_module(kind: type[AddedModule]) -> type[AddedModule]:
-    """Make saved models with such a module loadable. Also usable as a decorator.
+    """Register a class of added modules, so that saved models with them can be loaded.
+
+    Also usable as a decorator.
 
     Raises:
-        ValueError: the module's kind is not a plain name.
+        ValueError: the module's kind is not a valid identifier.
     """
     if not kind.kind.isidentifier():
         raise InputError("models.extension_kind_invalid", class_name=kind.__name__, kind=kind.kind)
@@ -89,7 +90,7 @@ def register_added_module(kind: type[AddedModule]) -> type[AddedModule]:
 
 
 def attach(model: torch.nn.Module, module: AddedModule) -> None:
-    """Attach a module to `model`, in fp32 on the model's device.
+    """Add a module to `model`, in fp32 on the model's device.
 
     Raises:
         ValueError: the model already has a module of that kind.
@@ -108,7 +109,7 @@ def attach(model: torch.nn.Module, module: AddedModule) -> None:
 
 
 def detach(model: torch.nn.Module, kind: str) -> None:
-    """Remove a module from the model, which then computes as if it had never been attached."""
+    """Remove an added module from the model, which then computes as before."""
     inner: Any = inner_model(model)
     modules: AddedModules = getattr(inner, ATTRIBUTE)
     for handle in modules.handles.pop(kind):
@@ -119,21 +120,21 @@ def detach(model: torch.nn.Module, kind: str) -> None:
 
 
 def added_modules(model: torch.nn.Module) -> dict[str, AddedModule]:
-    """Return the modules that are attached to `model`, by kind."""
+    """Return the modules that extensions have added to `model`, by kind."""
     modules = getattr(inner_model(model), ATTRIBUTE, None)
     return {} if modules is None else cast(dict[str, AddedModule], dict(modules.items()))
 
 
 def is_added(name: str) -> bool:
-    """Return whether a parameter or a buffer of that name belongs to an attached module."""
+    """Return whether a parameter or buffer with this name belongs to an added module."""
     return f".{ATTRIBUTE}." in f".{name}"
 
 
 def train_added_alone(model: torch.nn.Module) -> None:
-    """Freeze the model's own weights, so that only those of extensions train.
+    """Freeze the model's own weights, so that only added modules train.
 
     Raises:
-        ValueError: the model has no weights of extensions.
+        ValueError: the model has no added modules.
     """
     modules: AddedModules | None = getattr(inner_model(model), ATTRIBUTE, None)
     if modules is None:
@@ -145,18 +146,18 @@ def train_added_alone(model: torch.nn.Module) -> None:
 
 
 def added_train_alone(model: torch.nn.Module) -> bool:
-    """Return whether only weights of extensions train."""
+    """Return whether only added modules train, not the model's own weights."""
     modules = getattr(inner_model(model), ATTRIBUTE, None)
     return modules is not None and modules.train_alone
 
 
 def facts_of_added(model: torch.nn.Module) -> JsonObject:
-    """Return the facts of all attached modules, ready for JSON."""
+    """Return the descriptions of all added modules by kind, as JSON values."""
     return {kind: module.facts for kind, module in added_modules(model).items()}
 
 
 def save_added(model: torch.nn.Module, folder: Path) -> None:
-    """Write the modules that are attached to `model` next to its files, if there are any."""
+    """Save the modules added to `model` next to its files, if there are any."""
     modules = added_modules(model)
     if not modules:
         return
@@ -176,13 +177,14 @@ def save_added(model: torch.nn.Module, folder: Path) -> None:
 
 
 def attach_described(model: torch.nn.Module, described: JsonObject) -> None:
-    """Attach new modules as a run's record describes them, to load weights of its checkpoints.
+    """Add the modules that a run's record describes, so that its checkpoints can be loaded.
 
     Args:
-        described: the result of `fitting.describe_added`. Modules that `model` already has stay.
+        described: the result of `fitting.describe_added`. Modules that `model` already has are
+            kept.
 
     Raises:
-        ValueError: a kind is unknown here.
+        ValueError: a kind is not registered.
     """
     extensions = cast(JsonObject, described.get("extensions") or {})
     for kind, facts in extensions.items():
@@ -193,11 +195,11 @@ def attach_described(model: torch.nn.Module, described: JsonObject) -> None:
 
 
 def load_added(model: torch.nn.Module, folder: Path) -> None:
-    """Attach to `model` the modules that are saved in `folder` next to its files, if there are any.
+    """Load the added modules that are saved in `folder`, if there are any, and add them to `model`.
 
     Raises:
-        ValueError: the modules are unknown here, missing, damaged, or of another model. The text
-            names the file.
+        ValueError: the modules are not registered, missing, damaged, or from another model. The
+            message names the file.
     """
     manifest = folder / EXTENSIONS_MANIFEST
     if not manifest.is_file():
@@ -244,7 +246,7 @@ def _kind_of(kind: str, place: object) -> type[AddedModule]:
 
 
 def decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
-    """Return the layers of a decoder, beginning with the one nearest to the input.
+    """Return the layers of a decoder, in order from the input to the output.
 
     Raises:
         ValueError: the layers cannot be identified.

@@ -1,4 +1,4 @@
-"""The tokens that end an answer, stored where plain `generate` looks for them."""
+"""The tokens that end an answer, in the model's generation configuration."""
 
 from collections.abc import Collection
 from typing import Any
@@ -11,7 +11,7 @@ GENERATION_FILE = "generation_config.json"  # a LoRA has one too, with its train
 
 
 def known_ends(model: torch.nn.Module) -> list[int]:
-    """Return the tokens that end an answer according to the model's generation configuration."""
+    """Return the IDs of the end tokens in the model's generation configuration."""
     config: Any = getattr(inner_model(model), "generation_config", None)
     known = getattr(config, "eos_token_id", None)
     return [] if known is None else [known] if isinstance(known, int) else [*known]
@@ -20,9 +20,8 @@ def known_ends(model: torch.nn.Module) -> list[int]:
 def teach_ends(model: torch.nn.Module, token_ids: Collection[int]) -> None:
     """Add the end tokens of the training data to the model's generation configuration.
 
-    A base model may end with one token and be trained on another. Without the trained one, it would
-    never stop in other programs, which only read `generation_config.json`. The configuration stays
-    unchanged if it already has these tokens.
+    A base model may be trained to end answers with a token that is not its own end token. Other
+    programs, which only read `generation_config.json`, would then never stop generating.
 
     Args:
         model: a transformers or PEFT model, compiled or not. Any other module stays unchanged.
@@ -37,7 +36,7 @@ def teach_ends(model: torch.nn.Module, token_ids: Collection[int]) -> None:
 
 
 def teach_trainer(trainer: Any, token_ids: Collection[int]) -> None:
-    """Set the end tokens of `teach_ends` in a TRL trainer, so that generated answers end there."""
+    """Add the end tokens of the training data to a TRL trainer, so that its answers end there."""
     config = getattr(trainer, "generation_config", None)
     if config is None:
         return

@@ -1,9 +1,10 @@
 """Choice of the library that loads the model if `model.backend` is `auto`.
 
-Unsloth is chosen on a CUDA GPU if it is installed and supports the model and the run, and otherwise
-transformers. The choice comes with a reason for the user.
+Unsloth is chosen on a CUDA GPU if it is installed and supports the model and the run; otherwise
+transformers is chosen. The choice comes with a reason for the user.
 
-Only names, files and versions are read. Nothing that Unsloth patches may be imported before it.
+This module reads only names, files and versions, because nothing that Unsloth patches may be
+imported before Unsloth.
 """
 
 import importlib
@@ -45,7 +46,7 @@ LONGEST_REASON = 200  # characters of a package's error message
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """The library, and a sentence that explains the choice; None if there was no choice."""
+    """The chosen library, and a sentence for the user about the choice, or None."""
 
     backend: Backend
     sentence: str | None = None
@@ -62,7 +63,7 @@ def choose_backend(
     """Choose the library that loads the model. If it is Unsloth, import it now.
 
     Args:
-        began_with: the library that the run began with and continues with. None for a new run.
+        began_with: the library that a resumed run began with. None for a new run.
         cache_directory: folder for Unsloth's compiled code.
     """
     configured = model_config.backend if model_config.backend != "auto" else began_with
@@ -137,7 +138,7 @@ def _model_type(source: ModelSource, model_config: ModelConfig) -> str | None:
 
 
 def _not_usable() -> str | None:
-    """Return the reason why the installed packages cannot be used, or None if they can."""
+    """Return the reason why Unsloth cannot be imported now, or None if it can."""
     if not is_installed("unsloth"):
         return phrase("models.unsloth_not_installed", command=PIP_LINES["unsloth"])
     if "unsloth" not in sys.modules and "transformers" in sys.modules:
@@ -150,7 +151,7 @@ def _not_usable() -> str | None:
 
 
 def _not_importable(model_config: ModelConfig, cache_directory: Path | None) -> str | None:
-    """Import Unsloth, and return the reason if that fails, for example that the GPU is too old."""
+    """Import Unsloth, and return the reason if that fails (such as an old GPU), else None."""
     try:
         prepare_backend(model_config.model_copy(update={"backend": "unsloth"}), cache_directory)
     except Exception as error:  # from any package that it imports

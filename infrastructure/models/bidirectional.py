@@ -1,10 +1,10 @@
-"""A measurement that shows whether a decoder given `bidirectional_mask` attends in both directions.
+"""A check that a decoder attends in both directions if it is given `bidirectional_mask`.
 
 Objectives that hide tokens predict them from both sides. A model that ignores the mask would train
-without an error, and see only half of what it should.
+without an error, but use only the tokens on one side.
 
-Limits: `sdpa` and `eager` attention. Layers with a sliding window or chunks see the whole row.
-Parts other than attention (convolutions, states) stay as they are.
+Limits: `sdpa` and `eager` attention. Layers with a sliding window or chunks attend to the whole
+row. Parts other than attention (convolutions, states) are unchanged.
 """
 
 import torch
@@ -28,11 +28,11 @@ NUM_PROBE_TOKENS, NUM_PROBE_PADDING = 6, 2
 
 
 def check_bidirectional(model: torch.nn.Module) -> None:
-    """Check that every token of a row sees every other one, and that none sees padding.
+    """Check that every token of a row attends to every other token, and none to padding.
 
     Raises:
-        ValueError: the first token does not see the last one, or it sees padding, or the model does
-            not take such a mask. The text says what to do.
+        ValueError: the first token does not attend to the last one, or it attends to padding, or
+            the model does not accept such a mask. The message says what to do.
     """
     inner = inner_model(model)
     attention = attention_implementation(model)
@@ -68,7 +68,8 @@ def _remedy(model: torch.nn.Module) -> str:
 def late_influence(model: torch.nn.Module) -> tuple[float, float]:
     """Measure how much the first position's logits change with the last token and with padding.
 
-    Return both changes, relative to the largest logit of that position.
+    Returns:
+        Both changes, relative to the largest logit of the first position.
     """
     device = next(model.parameters()).device
     length = NUM_PROBE_TOKENS + NUM_PROBE_PADDING

@@ -1,7 +1,7 @@
-"""The loss of an output head at selected positions, without ever holding all their logits.
+"""Loss of an output head, computed in chunks so that not all logits are in memory at once.
 
-The head processes the hidden states in chunks. For a plain linear head the gradient is computed
-together with the loss, chunk by chunk, and the logits are freed at once.
+The head processes the hidden states in chunks. For a plain linear head, the gradient is computed
+together with the loss of each chunk, and the chunk's logits are freed.
 """
 
 from typing import Any
@@ -47,7 +47,7 @@ def loss_sum(
 def cross_entropy_sum(
     logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the cross-entropy sum of (N, V) logits and (N,) targets, in fp32 even in autocast.
+    """Return the sum of cross-entropies of (N, V) logits and (N,) targets, always in fp32.
 
     Args:
         weights: (N,) fp32, one per target. None: all are 1.
@@ -66,11 +66,11 @@ def head_loss(
     weights: torch.Tensor | None = None,
     own: TokenFunction | None = None,
 ) -> torch.Tensor:
-    """Return the sum of the losses of `head(hidden)`, one chunk of logits at a time.
+    """Return the sum of the losses of `head(hidden)`, computed in chunks.
 
-    A chunk has as many rows as `grid` says. Rows without a target are zeros and do not count. Heads
-    that are more than a weight (LoRA, quantized, offloaded) are called in the forward pass and
-    again in the backward pass. For a plain head `LinearCrossEntropy` avoids the second call.
+    `grid` rounds the number of rows per chunk; added rows are zeros and do not count. A head that
+    is more than a weight matrix (LoRA, quantized, offloaded) is called again in the backward pass.
+    For a plain head, `LinearCrossEntropy` avoids the second call.
 
     Args:
         weights: (N,) fp32, one per target, without a gradient. None: all are 1.
@@ -110,18 +110,16 @@ def _head_loss(
 
 
 def with_rows(part: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Append rows of zeros to `part` (n, H), and return (num_rows, H)."""
+    """Append rows of zeros to `part` (n, H) until its shape is (num_rows, H)."""
     missing = num_rows - len(part)
     return part if not missing else torch.cat([part, part.new_zeros(missing, part.shape[1])])
 
 
 def is_plain_linear(head: torch.nn.Module) -> bool:
-    """Return whether the head is exactly `hidden @ weight.T`.
+    """Return whether the head computes exactly `hidden @ weight.T`.
 
-    It then has no bias, adapter, quantization or hook.
-
-    A head that is sharded over ranks was plain before, and its weight is available while it
-    computes.
+    That is so if it is a linear layer without bias, LoRA, quantization or hooks. A sharded head was
+    checked before it was sharded.
     """
     if hasattr(head, IN_FORWARD):
         return type(head.weight) is torch.nn.Parameter
@@ -137,9 +135,9 @@ def is_plain_linear(head: torch.nn.Module) -> bool:
 
 
 def chunk_rows(vocab_size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> int:
-    """Return how many rows of logits in this format are held at a time.
+    """Return the number of rows of logits per chunk.
 
-    On a GPU the number does not depend on the format, because the logits are also held in fp32.
+    On a GPU it does not depend on `dtype`, because the logits are also converted to fp32.
     """
     if device.type != "cpu":
         return max(MIN_CHUNK_ROWS, GPU_CHUNK_LOGITS // vocab_size)
@@ -153,15 +151,15 @@ def linear_cross_entropy_sum(
     grid: SizeGrid = SizeGrid.EXACT,
     target_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the cross-entropy sum of `hidden @ weight.T`, without ever holding all logits.
+    """Return the sum of cross-entropies of `hidden @ weight.T`, computed in chunks.
 
-    Products use autocast's format if it is on. Log-sum-exp and the sums are fp32.
+    Matrix products use autocast's dtype if it is on. Log-sum-exp and sums are in fp32.
 
     Args:
         hidden: (N, H).
         weight: (V, H).
         targets: (N,) int64.
-        grid: rounds the rows of a chunk.
+        grid: rounds the number of rows per chunk.
         target_weights: (N,) fp32, one per target, without a gradient. None: all are 1.
     """
     kind = hidden.device.type
@@ -176,12 +174,12 @@ def linear_cross_entropy_sum(
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """The cross-entropy sum and its gradients in one pass over the chunks.
+    """An autograd function for the sum of cross-entropies, with gradients computed chunk by chunk.
 
-    The method is that of Hsu et al. 2024 (arXiv 2410.10989). Later operations only scale the
-    gradient of a sum. It is therefore computed in the forward pass and scaled in the backward pass.
-    torch's own `linear_cross_entropy` does the same at the same speed, but it sums bf16 losses in
-    bf16 and is missing in Colab's torch.
+    Method: Hsu et al. 2024 (arXiv 2410.10989). Later operations can only scale the gradient of a
+    sum, so it is computed in the forward pass and scaled in the backward pass. torch's own
+    `linear_cross_entropy` does the same at the same speed, but it sums bf16 losses in bf16 and is
+    missing in Colab's torch.
     """
 
     @staticmethod
@@ -237,14 +235,16 @@ def to_errors(
     weights: torch.Tensor | None,
     wants_errors: bool,
 ) -> torch.Tensor:
-    """Return the cross-entropy sum of a chunk, and turn its logits (n, V) into gradients if wanted.
+    """Return the cross-entropy sum of a chunk; replace its logits by their gradients if wanted.
 
     On a CPU this runs in pieces that stay in its cache, which saves a fifth of the time of the
     whole loss. Rows beyond the targets do not count and get no gradient.
 
     Args:
+        logits: (n, V), changed in place.
         targets: (m,), m <= n.
         weights: (m,) fp32, one per target. None: all are 1.
+        wants_errors: replace the logits by gradients.
     """
     loss = logits.new_zeros((), dtype=torch.float32)
     size, num_rows = len(targets), piece_rows(logits)
@@ -265,7 +265,7 @@ def to_errors(
 
 
 def piece_rows(logits: torch.Tensor) -> int:
-    """Return the number of rows of logits that are turned into gradients at a time."""
+    """Return the number of rows of logits that `to_errors` processes at a time."""
     if logits.device.type != "cpu":
         return len(logits)
     return max(LEAST_PIECE_ROWS, CPU_PIECE_LOGITS // logits.shape[1])
@@ -274,10 +274,7 @@ def piece_rows(logits: torch.Tensor) -> int:
 def add_product(
     total: torch.Tensor | None, error: torch.Tensor, hidden: torch.Tensor
 ) -> torch.Tensor:
-    """Return `total + error.T @ hidden`, possibly in the memory of the total.
-
-    The total is fp32 even if the factors are not.
-    """
+    """Return `total + error.T @ hidden` in fp32, possibly by changing `total` in place."""
     if total is None:
         return (error.t() @ hidden).float()
     if error.dtype == total.dtype:

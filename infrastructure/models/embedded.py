@@ -1,4 +1,4 @@
-"""The embedded model: a small Llama built from a configuration, without a download."""
+"""The embedded model: a small Llama built from the configuration, without a download."""
 
 from typing import TYPE_CHECKING
 
@@ -19,9 +19,9 @@ SMALL_HIDDEN_SIZE = 256
 def build_embedded_model(
     config: EmbeddedModelConfig, tokenizer: "PreTrainedTokenizerBase", seed: int
 ) -> torch.nn.Module:
-    """Build a new `LlamaForCausalLM` for `tokenizer`, with tied embeddings.
+    """Build a new `LlamaForCausalLM` with tied embeddings for `tokenizer`.
 
-    The same seed gives the same model. torch's random state stays unchanged.
+    The same seed gives the same model. torch's random state is unchanged.
     """
     with importing():
         from transformers import LlamaConfig, LlamaForCausalLM

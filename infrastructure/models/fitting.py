@@ -1,4 +1,4 @@
-"""Checks that a model fits the run, and the description of the model for its records."""
+"""Checks that a model fits the run, and the model's description for the run's records."""
 
 import logging
 from typing import TYPE_CHECKING, cast
@@ -33,9 +33,10 @@ logger = logging.getLogger(__name__)
 
 
 def choose_dtype(name: str, *, trains_all: bool, device: torch.device) -> torch.dtype:
-    """Return the format of the weights. "auto": fp32 if they train or on a CPU, else 16 bits.
+    """Return the dtype of the weights. "auto": fp32 if they train or on a CPU, else 16 bits.
 
-    Weights that train keep small updates only in fp32. Mixed precision computes in 16 bits anyway.
+    Trained weights need fp32, because small updates would be rounded away. Mixed precision still
+    computes in 16 bits.
 
     Raises:
         ValueError: fp16 is set for weights that train, which no gradient scaler supports.
@@ -52,14 +53,14 @@ def choose_dtype(name: str, *, trains_all: bool, device: torch.device) -> torch.
 
 
 def check_length(config: "PreTrainedConfig", max_length: int | None, name: str) -> None:
-    """Raise ValueError if examples may be longer than the model has positions."""
+    """Raise ValueError if `max_length` exceeds the number of positions that the model has."""
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     if max_length is not None and positions is not None:
         refuse_longer_examples(max_length, positions, name)
 
 
 def check_vocabulary(num_tokens: int, tokenizer: "PreTrainedTokenizerBase", name: str) -> None:
-    """Raise ValueError if the tokenizer has tokens that the model has no embedding for.
+    """Raise ValueError if the tokenizer has tokens for which the model has no embedding.
 
     Args:
         num_tokens: number of the model's embeddings.
@@ -74,7 +75,7 @@ def check_vocabulary(num_tokens: int, tokenizer: "PreTrainedTokenizerBase", name
 def check_same_lora(
     model: torch.nn.Module, wanted: LoraConfig | None, folder: str, within: str | None = None
 ) -> None:
-    """Raise ValueError if `lora_config` describes a different LoRA from the one that was loaded."""
+    """Raise ValueError if the configured LoRA differs from the one that was loaded."""
     if wanted is None:
         return
     has, base = lora_of(model), inner_model(model)
@@ -101,7 +102,7 @@ def check_same_lora(
 
 
 def describe(model: torch.nn.Module, config: ModelConfig) -> JsonObject:
-    """Describe the model for JSON: name, kind, size, formats, LoRA."""
+    """Return a description of the model as JSON values: name, kind, size, dtypes, LoRA."""
     counts = count_parameters(model)
     is_lora = hasattr(model, "peft_config")
     base = inner_model(model) if is_lora else model
@@ -122,7 +123,7 @@ def describe(model: torch.nn.Module, config: ModelConfig) -> JsonObject:
 
 
 def describe_added(model: torch.nn.Module) -> JsonObject:
-    """Describe the modules that extensions have attached, with parameter counts; {} if none."""
+    """Return a description of added modules and the parameter counts; {} if there are none."""
     if not added_modules(model):
         return {}
     counts = count_parameters(model)
@@ -151,7 +152,7 @@ def _describe_lora(lora: "PeftLora") -> JsonObject:
 
 
 def _variants(lora: "PeftLora") -> JsonObject:
-    """Return the settings in which a LoRA is not ordinary; {} for an ordinary one."""
+    """Return the settings of a LoRA that are not at their default; {} for an ordinary LoRA."""
     variants: JsonObject = {
         "use_dora": lora.use_dora,
         "use_rslora": lora.use_rslora,
@@ -163,7 +164,7 @@ def _variants(lora: "PeftLora") -> JsonObject:
 
 
 def _leaves(lora: "PeftLora") -> JsonValue:
-    """Return the target modules by the last part of their names. PEFT may list full paths."""
+    """Return the last parts of the target modules' names, because PEFT may list full paths."""
     targets = lora.target_modules or []
     if isinstance(targets, str):
         return targets

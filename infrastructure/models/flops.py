@@ -1,9 +1,9 @@
-"""The floating-point operations of a run, and the share of the device's capacity that they use.
+"""FLOPs of a run, and its model FLOPs utilization (MFU).
 
-The share is the model FLOPs utilization (MFU) of the PaLM paper (Chowdhery et al., 2022, appendix
-B): recomputed activations and padding do not count. The capacity of the device is measured with a
-large matrix product in the training's number format, so the measurement works on every device. It
-is slightly below the manufacturer's figure.
+MFU is defined as in the PaLM paper (Chowdhery et al., 2022, appendix B): recomputed activations and
+padding do not count. The device's peak speed is measured with a large matrix product in the
+precision of the training, so it works on every device. It is slightly below the manufacturer's
+figure.
 """
 
 import math
@@ -22,28 +22,28 @@ NUM_PRODUCTS = 5
 
 @dataclass(frozen=True)
 class FlopsEstimate:
-    """Floating-point operations of a run.
+    """FLOPs of training a model.
 
     Attributes:
-        per_token: operations per token, forward and backward, without attention.
-        per_token_and_position: operations of attention, per token and attended position.
+        per_token: FLOPs per token, forward and backward, without attention.
+        per_token_and_position: FLOPs of attention, per token and attended position.
     """
 
     per_token: float
     per_token_and_position: float
 
     def per_second(self, tokens_per_second: float, tokens_per_example: float) -> float:
-        """Return the operations per second at this speed and length of examples."""
+        """Return the FLOPs per second at this speed and length of examples."""
         attention = self.per_token_and_position * tokens_per_example
         return tokens_per_second * (self.per_token + attention)
 
 
 def arithmetic_of(model: torch.nn.Module) -> FlopsEstimate:
-    """Return the operations of training `model` in its current form.
+    """Return the FLOPs of training `model` with its currently trainable parameters.
 
     The forward pass takes two operations per weight. The backward pass takes two for the gradient
-    of the activations and two for the gradient of each trained weight. Looking up an embedding
-    takes none, unless the table is also the output layer. A token passes through only a few of the
+    of the activations and two for the gradient of each trained weight. An embedding lookup takes
+    none, unless the table is also the output layer. A token passes through only a few of the
     experts of a layer.
     """
     config = getattr(model, "config", None)
@@ -59,14 +59,14 @@ def arithmetic_of(model: torch.nn.Module) -> FlopsEstimate:
 def num_weights(tensor: torch.Tensor) -> int:
     """Return the number of weights in a parameter.
 
-    bitsandbytes packs two 4-bit weights into a byte and keeps the true shape next to it.
+    bitsandbytes packs two 4-bit weights into a byte and stores the true shape separately.
     """
     quant_state = getattr(tensor, "quant_state", None)
     return math.prod(quant_state.shape) if quant_state is not None else tensor.numel()
 
 
 def _share_used(name: str, weight: torch.Tensor, config: "PreTrainedConfig | None") -> float:
-    """Return the share of a weight with all experts, (experts, out, in), that a token uses."""
+    """Return the share of a weight of all experts, (experts, out, in), that a token uses."""
     chosen = _size(config, "num_experts_per_tok")
     if weight.ndim != 3 or ".experts." not in name or not chosen:
         return 1.0
@@ -95,9 +95,9 @@ def _size(config: "PreTrainedConfig | None", name: str) -> int:
 
 @torch.no_grad()
 def measure_operations_per_second(device: torch.device, dtype: torch.dtype) -> float:
-    """Measure the speed of a large matrix product: the fastest of five, after one warm-up.
+    """Measure the FLOPs per second of a large matrix product: the fastest of five.
 
-    This takes a tenth of a second on a slow processor. It uses a separate random generator.
+    This takes a tenth of a second on a slow CPU, and does not change the random state.
     """
     size = SIZE.get(device.type, SIZE["cpu"])
     random = torch.Generator().manual_seed(0)

@@ -1,14 +1,12 @@
-"""The last decoder layer's MLP, computed only at the positions that predict a trained token.
+"""Computation of the last decoder layer's MLP only at positions that predict a trained token.
 
-After the last attention each position is computed on its own, and only those that predict a trained
-token affect the loss. The last MLP therefore gets only these. Its output is placed among zeros,
-which nothing reads and through which no gradient flows. Loss and gradients are those of all
-positions, up to the rounding of products with fewer rows.
+After the last attention, each position is computed separately, and only those that predict a
+trained token affect the loss. So the last MLP gets only these positions. At all others its output
+is replaced by zeros, which nothing reads. Loss and gradients are the same, except for rounding.
 
-This is not done if something observes the layer (a hook, an extension, a stack's exit), if dropout
-would draw other numbers, if the layer is recomputed in the backward pass, if it is compiled,
-sharded over ranks or quantized, or if the MLP does not have Llama's shape. A measurement decides
-whether it is correct for a given model.
+This is not done if the layer has hooks (such as those of extensions), if dropout would draw other
+random numbers, if the layer is recomputed in the backward pass, compiled, sharded or quantized, or
+if the MLP does not have Llama's structure. A test decides whether it is correct for a given model.
 """
 
 from collections.abc import Iterator
@@ -27,7 +25,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def last_mlp(model: torch.nn.Module) -> torch.nn.Module | None:
-    """Return the MLP of the last layer if it may be computed at some positions only, else None."""
+    """Return the last layer's MLP if it may be computed at some positions only, else None."""
     try:
         layer = decoder_layers(model)[-1]
     except ValueError:
@@ -48,7 +46,7 @@ def is_plain(projection: object) -> bool:
 
 
 def is_special(part: torch.nn.Module) -> bool:
-    """Return whether a module has hooks or its own forward, or draws random numbers."""
+    """Return whether a module has hooks or a replaced forward, or draws random numbers."""
     is_watched = any(getattr(part, hooks) for hooks in HOOKS)
     draws = isinstance(part, torch.nn.Dropout) and part.p > 0
     return is_watched or draws or "forward" in vars(part)
@@ -57,12 +55,14 @@ def is_special(part: torch.nn.Module) -> bool:
 def mlp_at(
     mlp: torch.nn.Module | None, positions: torch.Tensor, num_tokens: int, grid: SizeGrid
 ) -> AbstractContextManager[None]:
-    """Compute `mlp` only at `positions` inside the block, unless they are all positions or none.
+    """Return a context in which `mlp` is computed only at `positions`.
+
+    Nothing changes if `positions` is empty or contains every position.
 
     Args:
         mlp: the result of `last_mlp`. None: nothing changes.
-        positions: in the flattened batch, (N,) int64, without duplicates.
-        num_tokens: tokens of the batch, with its padding.
+        positions: indices in the flattened batch, (N,) int64, without duplicates.
+        num_tokens: tokens of the batch, including padding.
         grid: rounds the number of rows.
     """
     if mlp is None or not 0 < grid.rows_up(len(positions)) < num_tokens:

@@ -1,11 +1,11 @@
-"""LoRA by PEFT, and facts that follow from parameter names. Nothing is trained here.
+"""LoRA by PEFT, and information that follows from parameter names.
 
 Method: Hu et al. 2021, arXiv 2106.09685. The base is frozen. LoRA matrices are stored in fp32
-whatever the base's format, so that small updates are not rounded away. Variants, by PEFT: DoRA
+whatever the base's dtype, so that small updates are not rounded away. Variants, by PEFT: DoRA
 (2402.09353), rsLoRA (2312.03732).
 
 The experts of a mixture of experts are one parameter with three dimensions, (experts, out, in).
-PEFT adds matrices of rank r to each expert's part. Routers stay as they are.
+PEFT adds matrices of rank r to each expert's part. Routers are frozen.
 """
 
 import re
@@ -31,8 +31,7 @@ _EMBEDDING = re.compile(r"(?:^|\.)(?:wte|wpe|\w*embed\w*)\.")
 
 
 class ParameterCounts(NamedTuple):
-    """The numbers of weights of a model. A quantized weight counts as one, however few bits it
-    has."""
+    """The numbers of all and of trainable weights of a model. A quantized weight counts as one."""
 
     total: int
     trainable: int
@@ -46,11 +45,11 @@ def apply_lora(
 ) -> torch.nn.Module:
     """Freeze `model` and add LoRA matrices to its linear layers.
 
-    The matrices come from torch's global generator. Seed it before the call.
+    The matrices are initialized with torch's global random generator. Seed it before the call.
 
     Args:
-        within: the name of the part whose layers get matrices. None: all.
-        in_full: names of modules that train in full instead, because they are new.
+        within: the name of the part of the model whose layers get matrices. None: all.
+        in_full: names of modules that are trained in full, because their weights are new.
 
     Raises:
         ValueError: a target module is not a linear layer of this model. The text lists those that
@@ -70,7 +69,7 @@ def apply_lora(
 
 @contextmanager
 def no_words_on_ties() -> Iterator[None]:
-    """Hide PEFT's warning about a LoRA on a head that is also the embedding, inside the block.
+    """Hide PEFT's warning about LoRA on a head with tied embeddings, while the context lasts.
 
     `merge_lora` handles that case.
     """
@@ -80,10 +79,10 @@ def no_words_on_ties() -> Iterator[None]:
 
 
 def merge_lora(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the base with its LoRA added to it.
+    """Merge LoRA into its base model, and return the base model.
 
-    If LoRA is on a head that is also the embedding, the head first gets its own weights, because
-    the LoRA does not apply to the embedding.
+    If LoRA is on a head with tied embeddings, the head first gets its own weights, because the LoRA
+    does not apply to the embedding.
     """
     tuned: Any = model
     base: Any = inner_model(model)
@@ -104,7 +103,7 @@ def peft_arguments(
     within: str | None = None,
     in_full: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the arguments of PEFT's LoraConfig except the task.
+    """Return the arguments of PEFT's LoraConfig, except for the task type.
 
     The weights of `model` are not read, and may be on the meta device.
 
@@ -138,11 +137,11 @@ def _targets_for_peft(
     within: str | None,
     in_full: Sequence[str] = (),
 ) -> dict[str, object]:
-    """Return which parts of `model` get LoRA, as arguments for PEFT.
+    """Return PEFT's arguments about which parts of `model` get LoRA.
 
-    In a mixture of experts every layer is given by its full name. PEFT takes some names
-    ("down_proj") for those that experts had before transformers 5, and would leave out a dense
-    layer of that name.
+    In a mixture of experts every layer is given by its full name. PEFT interprets some names
+    ("down_proj") as those of experts before transformers 5, and would leave out a dense layer of
+    that name.
 
     Raises:
         ValueError: PEFT has no such LoRA for experts.
@@ -183,7 +182,7 @@ def _outside(paths: set[str], modules: Sequence[str]) -> list[str]:
 def check_target_modules(model: torch.nn.Module, names: list[str]) -> None:
     """Raise ValueError unless every name is that of a linear layer.
 
-    PEFT ignores a wrong name next to a right one, and that layer would silently not train.
+    PEFT ignores an unknown name in a list with known ones, so that layer would silently not train.
     """
     there = linear_paths(model) | set(expert_parameters(model))
     known = sorted({path.rpartition(".")[2] for path in there})
@@ -205,7 +204,7 @@ def check_target_modules(model: torch.nn.Module, names: list[str]) -> None:
 def target_paths(
     model: torch.nn.Module, targets: str | list[str], *, within: str | None = None
 ) -> set[str]:
-    """Return the full names of the layers and expert weights that `targets` means in `model`.
+    """Return the full names of the layers and expert weights to which `targets` refers.
 
     Args:
         targets: "all-linear" or names.
@@ -222,7 +221,7 @@ def target_paths(
 
 
 def adapted_paths(model: torch.nn.Module) -> set[str]:
-    """Return the full names of the layers, and weights of experts, that have LoRA matrices."""
+    """Return the full names of the layers and expert weights that have LoRA matrices."""
     paths = set()
     for path, module in model.named_modules():
         if len(getattr(module, "lora_A", ())):  # PEFT: one per LoRA name
@@ -233,7 +232,7 @@ def adapted_paths(model: torch.nn.Module) -> set[str]:
 
 
 def expert_parameters(model: torch.nn.Module) -> list[str]:
-    """Return the full names of weights that hold all experts of a layer, with or without LoRA."""
+    """Return the full names of weights that contain all experts of a layer (LoRA or not)."""
     return [
         name.replace(".base_layer", "")
         for name, parameter in model.named_parameters()
@@ -265,7 +264,7 @@ def _has_transposed_weights(model: torch.nn.Module) -> bool:
 
 
 def count_parameters(model: torch.nn.Module) -> ParameterCounts:
-    """Return the number of weights and how many of them train."""
+    """Count the weights of a model, and those that train."""
     sizes = [(num_weights(p), p.requires_grad) for p in model.parameters()]
     return ParameterCounts(sum(n for n, _ in sizes), sum(n for n, trains in sizes if trains))
 
@@ -273,9 +272,9 @@ def count_parameters(model: torch.nn.Module) -> ParameterCounts:
 def layer_of(name: str) -> int:
     """Return a parameter's distance from the input: embeddings 0, block k is k + 1, then the rest.
 
-    The final norm and the head are `HEAD_LAYER`, above any number of blocks. This reads the names
-    of Llama-like and GPT-2-like models, with or without the prefixes of PEFT and torch.compile. An
-    output layer tied to the embedding is the embedding.
+    The final norm and the head are `HEAD_LAYER`, above any number of blocks. An output layer with
+    tied embeddings counts as the embedding. This works with the names of Llama-like and GPT-2-like
+    models, with or without the prefixes of PEFT and torch.compile.
     """
     block = _BLOCK.search(name)
     if block:

@@ -1,7 +1,7 @@
-"""The token that stands for a hidden token: the tokenizer's own mask token, or an added one.
+"""The mask token that replaces a hidden token: the tokenizer's own, or an added one.
 
 The model's vocabulary grows only if it has no spare row (many models round theirs up). An added row
-is the mean of the others, as in Hewitt 2021, so the same model always gets the same row.
+is the mean of the others, as in Hewitt 2021, so it does not depend on random numbers.
 """
 
 from typing import TYPE_CHECKING
@@ -29,13 +29,14 @@ def ensure_mask_token(tokenizer: "PreTrainedTokenizerBase") -> bool:
 def ensure_mask_row(
     model: torch.nn.Module, tokenizer: "PreTrainedTokenizerBase", name: str, *, may_grow: bool
 ) -> bool:
-    """Give the model an embedding of the mask token, and return whether its vocabulary grew.
+    """Add an embedding for the mask token if there is none; return whether the vocabulary grew.
 
     Args:
         may_grow: False for a model whose embeddings do not train and are not saved.
 
     Raises:
-        ValueError: the vocabulary would have to grow and may not. The text says what to do.
+        ValueError: the vocabulary would have to grow but `may_grow` is False. The message says what
+            to do.
     """
     inner = language_model(model)
     rows = inner.get_input_embeddings().weight.shape[0]
@@ -48,7 +49,7 @@ def ensure_mask_row(
 
 
 def add_row(model: torch.nn.Module, token_id: int) -> None:
-    """Grow the vocabulary up to this token if it has no row for the token yet."""
+    """Grow the vocabulary up to `token_id`, unless it already has a row for that token."""
     inner = language_model(model)
     rows = inner.get_input_embeddings().weight.shape[0]
     if token_id < rows:
@@ -61,7 +62,7 @@ def add_row(model: torch.nn.Module, token_id: int) -> None:
 
 
 def mask_token_note(tokenizer: "PreTrainedTokenizerBase", grew: bool) -> str:
-    """Return a note for the user about an added mask token."""
+    """Return a note for the user that a mask token was added."""
     where = phrase("models.vocabulary_extended") if grew else phrase("models.spare_embedding_row")
     return phrase(
         "models.mask_token_added",
@@ -72,7 +73,7 @@ def mask_token_note(tokenizer: "PreTrainedTokenizerBase", grew: bool) -> str:
 
 
 def _tables(model: LanguageModel) -> list[torch.Tensor]:
-    """Return the tensors that have one row or one number per token of the vocabulary."""
+    """Return the embedding, head weight and head bias: all tensors with one row per token."""
     head = model.get_output_embeddings()
     tables: list[torch.Tensor] = [model.get_input_embeddings().weight]
     if head is not None:

@@ -1,7 +1,7 @@
-"""The inputs of a model's forward, and access to its outputs.
+"""The inputs and outputs of a model's forward, for all kinds of models.
 
-This is the one place for differences between models: which arguments a forward takes, where a
-wrapper keeps the real model, which shape logits have, and the state of a model during a probe.
+This module handles the differences between models: the arguments of a forward, wrappers around a
+model, the shape of logits, and the state of a model while it is tested.
 """
 
 import inspect
@@ -36,7 +36,7 @@ PROBE_ERRORS = (
 
 
 def inner_model(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model itself, without the PEFT and `torch.compile` wrappers around it."""
+    """Return the model without the PEFT and `torch.compile` wrappers around it."""
     inner: Any = model
     while hasattr(inner, "_orig_mod") or hasattr(inner, "get_base_model"):
         inner = inner._orig_mod if hasattr(inner, "_orig_mod") else inner.get_base_model()
@@ -44,7 +44,7 @@ def inner_model(model: torch.nn.Module) -> torch.nn.Module:
 
 
 class LanguageModel(Protocol):
-    """The members of transformers models that this package uses and other modules may lack."""
+    """The interface of transformers models, as far as this package uses it."""
 
     config: "PreTrainedConfig"
 
@@ -60,12 +60,12 @@ class LanguageModel(Protocol):
 
 
 def language_model(model: torch.nn.Module) -> LanguageModel:
-    """Return the `inner_model` of a model that is known to be a transformers model."""
+    """Return the `inner_model` of a transformers model, typed as `LanguageModel`."""
     return cast(LanguageModel, inner_model(model))
 
 
 def text_part(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the part that attends to text: the decoder of a model with towers, else all of it."""
+    """Return the decoder of a multimodal model, or a text model as a whole."""
     inner: Any = inner_model(model)
     has_towers = bool(getattr(getattr(inner, "config", None), "sub_configs", None))
     knows_decoder = has_towers and hasattr(inner, "get_decoder")
@@ -74,10 +74,10 @@ def text_part(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def language_part(model: torch.nn.Module) -> str:
-    """Return the name of the part of a vision-language model that reads and writes text.
+    """Return the name of the decoder inside a vision-language model.
 
     Raises:
-        ValueError: the part cannot be identified.
+        ValueError: the decoder cannot be identified.
     """
     inner = cast(Any, inner_model(model))
     decoder = inner.get_decoder() if hasattr(inner, "get_decoder") else None
@@ -88,7 +88,7 @@ def language_part(model: torch.nn.Module) -> str:
 
 
 def vision_tower(model: torch.nn.Module) -> torch.nn.Module | None:
-    """Return the vision encoder of a vision-language model, without its projector."""
+    """Return the vision encoder of a vision-language model, without its projector, or None."""
     inner: Any = inner_model(model)
     tower: torch.nn.Module | None = inner.get_encoder(modality="image")
     # The model itself, or the encoder of text and images, if transformers knows no vision encoder.
@@ -99,11 +99,11 @@ def vision_tower(model: torch.nn.Module) -> torch.nn.Module | None:
 def accepted_arguments(
     model: torch.nn.Module, arguments: Mapping[str, object]
 ) -> tuple[list[object], dict[str, object]]:
-    """Return the positional and keyword arguments for `model(...)` that its forward takes.
+    """Return those of the `arguments` that the model's forward takes, by position and by keyword.
 
-    If the forward's first parameter is not called `input_ids`, it gets the ids by position.
-    `use_cache=False` is added if it is supported: a cache during training costs memory, and turns
-    off the isolation of packed rows in transformers.
+    If the forward has no parameter `input_ids`, the IDs are its first positional argument.
+    `use_cache=False` is added if it is supported: a cache costs memory in training, and turns off
+    the isolation of packed rows in transformers.
     """
     names, takes_any = forward_parameters(model)
     offered = {k: v for k, v in arguments.items() if takes_any or k in names}
@@ -115,7 +115,7 @@ def accepted_arguments(
 
 
 def forward_parameters(model: torch.nn.Module) -> tuple[set[str], bool]:
-    """Return the names of the forward's parameters, and whether it takes others (`**kwargs`)."""
+    """Return the names of the forward's parameters, and whether it also takes `**kwargs`."""
     parameters = inspect.signature(inner_model(model).forward).parameters.values()
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     names = {parameter.name for parameter in parameters if parameter.kind in named}
@@ -123,7 +123,7 @@ def forward_parameters(model: torch.nn.Module) -> tuple[set[str], bool]:
 
 
 def call_model(model: torch.nn.Module, arguments: Mapping[str, object]) -> Any:
-    """Call `model(...)` with those of the `arguments` that its forward takes."""
+    """Call the model with those of the `arguments` that its forward takes."""
     positional, keywords = accepted_arguments(model, arguments)
     return model(*positional, **keywords)
 
@@ -131,17 +131,17 @@ def call_model(model: torch.nn.Module, arguments: Mapping[str, object]) -> Any:
 def within_forward(
     module: torch.nn.Module, compute: Callable[..., Result], *arguments: object
 ) -> Result:
-    """Call `compute(*arguments)` while every weight of the module is available.
+    """Call `compute(*arguments)` while the weights of the module are gathered.
 
-    Use this to compute with parts of a module instead of calling it. If a model is sharded over
-    several ranks, its weights are whole only inside its forward.
+    Use this for computing with parts of a module without calling it. The weights of a sharded model
+    are whole only inside its forward.
     """
     inside: Callable[..., Result] | None = getattr(module, IN_FORWARD, None)
     return compute(*arguments) if inside is None else inside(compute, *arguments)
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Return whether each rank has only a part of the model, so that all ranks compute together."""
+    """Return whether the model is sharded over several ranks, which must compute together."""
     return hasattr(model, IN_FORWARD)
 
 
@@ -149,7 +149,7 @@ def logits_of(output: object) -> torch.Tensor:
     """Return the logits (B, L, V) in a model's output: a tensor, tuple, dict or output object.
 
     Raises:
-        ValueError: there are none. A loss alone cannot be summed over tokens.
+        ValueError: the output contains no logits.
     """
     if isinstance(output, torch.Tensor):
         logits: object = output
@@ -166,23 +166,23 @@ def logits_of(output: object) -> torch.Tensor:
 
 
 def attention_implementation(model: torch.nn.Module) -> str | None:
-    """Return transformers' name for the model's attention on text. None for other models."""
+    """Return transformers' name for the model's text attention. None for other models."""
     config = getattr(text_part(model), "config", None)
     return getattr(config, "_attn_implementation", None)
 
 
 def bidirectional_mask(model: torch.nn.Module, is_real: torch.Tensor) -> torch.Tensor:
-    """Return a mask that lets every token of a padded row see every real token of the same row.
+    """Return a mask with which every token of a padded row attends to all tokens of its row.
 
-    transformers uses a mask with four dimensions as it is, instead of its own causal one.
-    `bidirectional.py` measures whether a model really attends as the mask says.
+    transformers uses a four-dimensional mask as it is, instead of its own causal one.
+    `bidirectional.py` checks whether a model really attends as the mask says.
 
     Args:
         is_real: 1 for tokens and 0 for padding, (B, L). Each row has a token.
 
     Returns:
-        (B, 1, L, L) without memory of its own: boolean, or for eager attention numbers to add to
-        the scores.
+        (B, 1, L, L), an expanded view: boolean, or for eager attention numbers to add to the
+        scores.
     """
     rows, length = is_real.shape
     mask = is_real.bool()
@@ -194,17 +194,14 @@ def bidirectional_mask(model: torch.nn.Module, is_real: torch.Tensor) -> torch.T
 
 @contextmanager
 def probing(model: torch.nn.Module) -> Generator[None, None, None]:
-    """Prepare the model for a probe inside the block: no dropout, nothing compiled.
-
-    Afterwards each module has its previous mode again.
-    """
+    """Disable dropout and compiled code for a probe, while the context lasts."""
     with preserve(model, modes=True), torch.compiler.set_stance("force_eager"):
         model.eval()
         yield
 
 
 def relative_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest absolute difference, relative to the largest expected magnitude (fp32).
+    """Return the largest absolute difference, relative to the largest expected magnitude.
 
     Infinite if the shapes differ or if there is a NaN.
     """
@@ -218,12 +215,12 @@ def relative_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return the tolerance between two orders of the same arithmetic, relative to the maximum."""
+    """Return the relative difference that rounding may cause if operations are reordered."""
     return 1e-4 if dtype in (torch.float32, torch.float64) else 5e-2
 
 
 def compute_dtype(model: torch.nn.Module) -> torch.dtype:
-    """Return the format that the model computes in: autocast's, or that of its weights."""
+    """Return the dtype in which the model computes: autocast's, or that of its weights."""
     parameter = next(p for p in model.parameters() if p.is_floating_point())
     kind = parameter.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else parameter.dtype

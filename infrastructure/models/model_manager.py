@@ -1,8 +1,7 @@
-"""ModelManager: from a model's name to a model that is ready to train, and its tokenizer.
+"""ModelManager, which loads a model and its tokenizer ready for training.
 
-`ModelManager` decides where the model comes from, what loads it, in which number format, and which
-parts train. The other modules of this package do the work. Loading leaves torch's random state
-unchanged.
+It decides where the model comes from, which library loads it, in which dtype, and which parts
+train. The other modules of this package do the work. Loading does not change torch's random state.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -111,10 +110,10 @@ WITHOUT_TEXT = (SourceKind.REGISTERED, SourceKind.REGISTERED_FOLDER)
 
 @dataclass
 class LoadedModel:
-    """A loaded model with its tokenizer and its description.
+    """A loaded model with its tokenizer and its description for run.json.
 
     The model is in training mode on its device. The tokenizer is None if the model reads no text.
-    The description is written to run.json. The `notes` are for the user, before training.
+    The `notes` are shown to the user before training.
     """
 
     model: torch.nn.Module
@@ -124,7 +123,7 @@ class LoadedModel:
 
 
 def extensions_folder(source: ModelSource) -> Path | None:
-    """Return the folder with the weights that extensions have added to a saved model, or None."""
+    """Return the folder with the saved modules that extensions have added to a model, or None."""
     if source.kind not in (SourceKind.FOLDER, SourceKind.LORA_FOLDER):
         return None
     folders = [source.folder]
@@ -135,10 +134,10 @@ def extensions_folder(source: ModelSource) -> Path | None:
 
 
 def check_saved(source: ModelSource) -> None:
-    """Compare a saved model, and the base of its LoRA, with the checksums of when it was saved.
+    """Compare a saved model, and a LoRA's base model, with the checksums written when it was saved.
 
     Raises:
-        DamagedFileError: a file is missing or has changed. The text names it.
+        DamagedFileError: a file is missing or has changed. The message names it.
     """
     if source.kind in SAVED:
         check_sums(source.folder)
@@ -155,24 +154,21 @@ class ModelManager:
         model_config: the model section of the configuration.
         device: the device of the model.
         seed: determines all new weights (the embedded model, a registered module, LoRA matrices).
-        max_length: longest training example in tokens. A model with fewer positions is refused.
+        max_length: longest training example in tokens. A model with fewer positions is rejected.
         gradient_checkpointing: recompute activations in the backward pass.
-        checkpointing_mode: for which blocks, and where activations are kept; see
-            `checkpoint_gradients`.
+        checkpointing_mode: see `checkpoint_gradients`.
         memory_efficient_attention: as in the training section.
-        tokenizer_texts: returns the texts that the embedded model's tokenizer is trained on.
-        tokenizer_directory: a tokenizer saved earlier, which the embedded model uses instead of
-            training one. A resumed run keeps its own.
-        needs_mask_token: the run hides tokens, so tokenizer and model get a mask token if they have
-            none.
+        tokenizer_texts: returns texts for training the embedded model's tokenizer.
+        tokenizer_directory: the saved tokenizer of a resumed run, which the embedded model uses
+            instead of training one.
+        needs_mask_token: the run hides tokens, so a mask token is added if there is none.
 
     Attributes:
-        sees: the model is a vision-language model. Set it before anything is loaded.
-        dequantizes: see `LoadOptions`. Set it before loading, too.
-        on_disk: the weights stay on disk, see `weights_on_disk`. Set it before loading, too.
-        known_tokenizer: the file of the tokenizer that `tokenizer_texts` would give. None: there is
-            no such file.
-        vision: the vision encoder that a text model gets. None: the model has its own, or none.
+        sees: the model is a vision-language model. Set before loading.
+        dequantizes: see `LoadOptions`. Set before loading.
+        on_disk: the weights stay on disk, see `weights_on_disk`. Set before loading.
+        known_tokenizer: file of a tokenizer already trained on `tokenizer_texts`, or None.
+        vision: the vision encoder to add to a text model, or None.
         processor: the processor of a vision-language model, loaded with its tokenizer.
     """
 
@@ -215,8 +211,8 @@ class ModelManager:
         """Build or load the model.
 
         Raises:
-            ValueError: the model is missing, incomplete, or cannot do what the configuration asks.
-                The text names the setting or file and says what to do.
+            ValueError: the model is missing, incomplete, or does not support a setting. The message
+                names the setting or file and says what to do.
             MissingPackageError: a required package is not installed.
         """
         source = find_source(self.config.name)
@@ -243,10 +239,9 @@ class ModelManager:
         return LoadedModel(model.train(), tokenizer, description, tuple(self._notes))
 
     def _attach_saved(self, source: ModelSource, model: torch.nn.Module) -> None:
-        """Attach the modules that extensions have added to a saved model, so that it computes as
-        before.
+        """Load the modules that extensions had added to a saved model.
 
-        They train if the model does, or if their extension is enabled again.
+        They are trainable in full fine-tuning, or later if their extension is enabled again.
         """
         folder = extensions_folder(source)
         if folder is None:
@@ -258,7 +253,7 @@ class ModelManager:
             module.requires_grad_(trains)
 
     def load_few_blocks(self) -> torch.nn.Module:
-        """Build a small model of the same kind; see `weights_on_disk`."""
+        """Create a model of the same kind with random weights and few layers; see `few_blocks`."""
         _, base, options = self._read_source()
         with offline_where_unreachable() if base.kind is SourceKind.HUB else nullcontext():
             values = load_config(base, options)
@@ -266,10 +261,10 @@ class ModelManager:
             return few_blocks(values, options)
 
     def weight_bytes(self) -> int | None:
-        """Return the size of the weights once they are loaded.
+        """Return the size of the weights in bytes, without loading them.
 
-        None if they cannot stay on disk, because this model is created here, or because something
-        is computed from its weights before they train.
+        None if the weights cannot stay on disk, because the model is created here, or because
+        something is computed from its weights before training.
         """
         source, lora = find_source(self.config.name), self.config.lora_config
         needs_weights = lora is not None and lora.use_dora
@@ -283,14 +278,14 @@ class ModelManager:
             return weight_bytes(base, options)
 
     def _read_source(self) -> tuple[ModelSource, ModelSource, LoadOptions]:
-        """Return what is loaded, its base model if it is a LoRA, and how to load it."""
+        """Return the location of the model, of its base model if it is a LoRA, and load options."""
         source = find_source(self.config.name)
         is_lora = source.kind is SourceKind.LORA_FOLDER
         base = base_of_lora(source.folder) if is_lora else source
         return source, base, self._options(trains_all=self._is_full and not is_lora)
 
     def load_tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """Load only the tokenizer, in the same way as `load`. None if the model reads no text.
+        """Load the tokenizer without the model. None if the model reads no text.
 
         Raises:
             ValueError: the tokenizer is missing.
@@ -306,7 +301,7 @@ class ModelManager:
             return self._tokenizer_of(source, base, self._options(trains_all=False))
 
     def _refuse_contradictions(self, source: ModelSource) -> None:
-        """Refuse settings that have no effect on this kind of model."""
+        """Raise if a setting has no effect on this kind of model."""
         config = self.config
         is_trained = source.kind not in (*WITHOUT_TEXT, SourceKind.EMBEDDED)
         is_text = source.kind not in WITHOUT_TEXT
@@ -361,7 +356,7 @@ class ModelManager:
         self._check_lora(source)
 
     def _check_vision(self, source: ModelSource) -> None:
-        """Refuse a model that cannot get a vision encoder. This reads no weights."""
+        """Raise if the model cannot get a vision encoder, without reading weights."""
         assert self.vision is not None
         if source.kind not in (SourceKind.FOLDER, SourceKind.HUB):
             is_lora = source.kind is SourceKind.LORA_FOLDER
@@ -379,9 +374,9 @@ class ModelManager:
         refuse_quantized_weights_that_train(config, trains_lora=trains_lora)
 
     def _refuse_extensions(self) -> None:
-        """Refuse settings that a saved model with weights of extensions does not support.
+        """Raise if a setting does not work with a saved model that has added modules.
 
-        Such a model is loaded by transformers, as it was saved.
+        Such a model must be loaded by transformers, as it was saved.
         """
         config = self.config
         for key, is_set, why in (
@@ -479,10 +474,10 @@ class ModelManager:
     def _check_layers(
         self, values: "PreTrainedConfig", options: LoadOptions, *, trains_on: bool
     ) -> None:
-        """Refuse settings that do not fit the model's layers, before its weights are read.
+        """Raise if settings do not fit the model's layers, before its weights are read.
 
         Args:
-            trains_on: the model is a LoRA that is trained further as it is.
+            trains_on: the model is an existing LoRA that is trained further.
         """
         lora = None if trains_on else self.config.lora_config
         if lora is None and self.config.quantization_aware is None:
@@ -496,11 +491,11 @@ class ModelManager:
             peft_arguments(layers, lora, self._lora_within(layers))
 
     def _lora_within(self, model: torch.nn.Module) -> str | None:
-        """Return the name of the part of a model that gets LoRA matrices. None: the whole model."""
+        """Return the name of the part of the model that gets LoRA. None: the whole model."""
         return language_part(model) if self.sees and not self.config.train_vision else None
 
     def _freeze_vision(self, model: torch.nn.Module) -> None:
-        """Freeze the vision encoder in full fine-tuning. The projector is trained."""
+        """Freeze the vision encoder, but not the projector, for full fine-tuning."""
         tower = vision_tower(model)
         if tower is None:
             raise InputError(
@@ -589,7 +584,7 @@ class ModelManager:
     def _identity(
         self, source: ModelSource, model: torch.nn.Module, hashed: Future[str | None]
     ) -> JsonObject:
-        """Return a record of the exact weights that the run started from."""
+        """Return hashes of the exact weights from which the run started."""
         identity = weights_begun_with(source, model, hashed)
         if source.kind in WITHOUT_TEXT:
             identity["registered_name"] = registered_name(self.config.name)
@@ -599,12 +594,12 @@ class ModelManager:
 
 
 def hash_while_loading(source: ModelSource) -> Future[str | None]:
-    """Start to hash the weights in a folder, or those of a LoRA's base, while they are loaded.
+    """Start hashing the weights in a folder, or those of a LoRA's base, in a thread.
 
-    Hashing and loading read the same pages, so the disk is read once.
+    Loading reads the same files at the same time, so the disk is read only once.
 
     Returns:
-        The SHA-256. None if the weights are not in a folder.
+        A future of the SHA-256. None if the weights are not in a folder.
     """
     executor = ThreadPoolExecutor(1, "weights-hash")
     hashed = executor.submit(_weights_in_folder, source)
@@ -623,9 +618,10 @@ def _weights_in_folder(source: ModelSource) -> str | None:
 def weights_begun_with(
     source: ModelSource, model: torch.nn.Module, hashed: Future[str | None]
 ) -> JsonObject:
-    """Return the hash of the weights in a folder, or the commit of a Hub model.
+    """Return the SHA-256 of the initial weights in a folder, or the commit of a Hub model.
 
-    The hash is the SHA-256 that `hash_while_loading` started.
+    Args:
+        hashed: the result of `hash_while_loading`.
     """
     if source.kind is SourceKind.LORA_FOLDER:
         source = base_of_lora(source.folder)
@@ -640,8 +636,8 @@ def load_saved(
     """Load a saved model for evaluation: a LoRA, full model, registered module or run directory.
 
     Args:
-        model_config: how to load it (format, quantization, attention). Its name and its LoRA are
-            not used, because the directory has its own.
+        model_config: how to load it (dtype, quantization, attention). Its name and LoRA settings
+            are ignored, because the directory has its own.
 
     Raises:
         ValueError: the directory does not contain a complete model.
@@ -656,10 +652,7 @@ def load_saved(
 
 @contextmanager
 def own_random_state(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch inside the block only.
-
-    Loading a model does not change the run's random numbers.
-    """
+    """Seed torch while the context lasts, and restore its random state afterwards."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

@@ -1,6 +1,6 @@
-"""Checks of a model that is named as a path on this machine, before anything is loaded.
+"""Checks of a model name that is a path on this machine, before anything is loaded.
 
-Does not import torch.
+This does not import torch.
 """
 
 import difflib
@@ -19,7 +19,7 @@ LIKE_A_RUN = 0.9  # of 1, because runs of one day and model have similar names
 
 
 def refuse_file(path: Path) -> None:
-    """Refuse a file, because a model is a folder.
+    """Raise if the model is given as a file, because a model must be a folder.
 
     Raises:
         ValueError: `path` is a file, or has the suffix of llama.cpp's files.
@@ -33,7 +33,7 @@ def refuse_file(path: Path) -> None:
 
 
 def refuse_missing(name: str) -> None:
-    """Raise ValueError if a model is missing whose name looks like a path, not like a Hub name."""
+    """Raise ValueError if a model name looks like a path (not like a Hub name) that is missing."""
     refuse_file(Path(name))
     if reads_like_path(name):
         is_final = Path(name).name == "final"
@@ -52,10 +52,10 @@ def refuse_missing_on_hub(
     revision: str | None = None,
     files: str = "models.language_model_files",
 ) -> None:
-    """Raise ValueError if a name is not a model on the Hub, according to its cache or one request.
+    """Raise ValueError if the Hub's cache and one request do not find a model of this name.
 
     Args:
-        files: the code of the message that says what a folder contains.
+        files: the code of the message that says which files a model folder contains.
     """
     if name == EMBEDDED or name in REGISTERED_MODELS:
         return
@@ -80,7 +80,7 @@ def not_found(
 
 
 def _near_run(final: Path) -> str | None:
-    """Return the trained model of the run with the most similar name, for `RUN/final`."""
+    """Return the trained model of the run with the most similar name, given `RUN/final`."""
     run = final.expanduser().parent
     try:
         finished = [other.name for other in run.parent.iterdir() if (other / final.name).is_dir()]
@@ -91,7 +91,7 @@ def _near_run(final: Path) -> str | None:
 
 
 def _near(name: str) -> str | None:
-    """Return the neighboring folder with the most similar name, spelled like `name`."""
+    """Return the folder with the most similar name in the same parent folder, or None."""
     path = Path(name).expanduser()
     try:
         beside = [other.name for other in path.parent.iterdir() if other.is_dir()]

@@ -1,9 +1,9 @@
-"""Isolated attention for packed rows: several examples in one row, none of which sees another.
+"""Isolated attention for packed rows: examples in a row do not attend to each other.
 
-A packed row (1, T) contains several examples end to end. The attention here runs each of them on
-its own, so its cost is the sum of the squares of the lengths, and no (T, T) mask is ever built. It
-uses a way that a feature adds if that is the fastest, one variable-length kernel on a GPU that has
-one, and otherwise one causal call per example.
+A packed row (1, T) contains several examples end to end. The attention of each example is computed
+separately, so the cost is the sum of the squares of the lengths, and no (T, T) mask is built. If a
+feature has added the fastest implementation for a row, that is used; otherwise one variable-length
+kernel on a GPU that has it, or else one causal call per example.
 
 The ends of the examples are passed in place of the attention mask, as a small integer tensor with
 four dimensions. transformers passes it to every layer unchanged (also when a layer is recomputed
@@ -11,8 +11,8 @@ under gradient checkpointing). With an ordinary mask or none, the attention is e
 `sdpa`, so evaluation on padded rows and generation need no switch.
 
 Limits: causal self-attention of models on transformers' attention interface, set to `sdpa`. Score
-caps, position biases and attention sinks are refused. Whether this is correct for a given model is
-measured, not assumed: see `packing_check.py`.
+caps, position biases and attention sinks are rejected. `packing_check.py` tests whether the result
+is correct for a given model.
 """
 
 import inspect
@@ -47,16 +47,16 @@ _known_layouts = WeakTensorKeyDictionary()
 
 
 class PackingUnsupportedError(TemperError):
-    """An error for a model whose attention needs something that packed rows do not support."""
+    """An error for a model whose attention packed rows do not support."""
 
 
 class PackedWay(Protocol):
-    """A way to attend inside the examples of a packed row, from the group "temper.attention"."""
+    """The interface of attention implementations that features add, group "temper.attention"."""
 
     def takes(
         self, value: torch.Tensor, mask: torch.Tensor, dropout: float, window: int | None
     ) -> bool:
-        """Return whether this is the fastest way for a segment mask."""
+        """Return whether this is the fastest implementation for a segment mask."""
 
     def attend(
         self,
@@ -66,27 +66,27 @@ class PackedWay(Protocol):
         mask: torch.Tensor,
         scaling: float | None,
     ) -> torch.Tensor:
-        """Compute the output, (1, T, H, D), of heads that may share their keys and values."""
+        """Compute attention, (1, T, H, D). Key and value may have fewer heads than the query."""
 
     def form(self, device: torch.device, dtype: torch.dtype, length_step: int) -> str:
-        """Return what decides the last digits of the output; "" if it does not take such rows."""
+        """Return a text about what affects rounding; "" if such rows are not supported."""
 
 
 @cache
 def added_ways() -> tuple[PackedWay, ...]:
-    """Return the ways to attend that features add."""
+    """Return the attention implementations that features add."""
     return tuple(map(loaded, plugins_of("temper.attention").values()))
 
 
 @dataclass(frozen=True)
 class RoundedLayout:
-    """A packed row whose examples have rounded lengths, so that lengths and kernels repeat.
+    """A packed row with the examples' lengths rounded up, so that fewer kernels are compiled.
 
     Attributes:
         lengths: the lengths of the examples, rounded up.
-        source: the token at each place, (R,) int64. Added places repeat the example's first token,
-            after all tokens that could see it.
-        places: the place of each token, (T,) int64.
+        source: for each position of the longer row, the index of the token to copy, (R,) int64.
+            Added positions come after an example's tokens and copy its first token.
+        places: for each token, its position in the longer row, (T,) int64.
     """
 
     lengths: list[int]
@@ -99,18 +99,18 @@ def segment_mask(cu_seq_lens: torch.Tensor, max_length: int, length_step: int = 
 
     Args:
         cu_seq_lens: cumulative lengths from 0 to T, (B+1,) int32.
-        max_length: length of the longest example, in tokens. It is stored as a size, so that it
-            need not be read back from the device.
-        length_step: lengths may be computed as multiples of it. Also stored as a size.
+        max_length: length of the longest example, in tokens. It is encoded in the shape, so that it
+            need not be read from the device.
+        length_step: lengths may be rounded up to multiples of this. Also encoded in the shape.
 
     Returns:
-        (1, length_step, max_length, B+1) int32, without memory of its own.
+        (1, length_step, max_length, B+1) int32, an expanded view.
     """
     return cu_seq_lens.to(torch.int32).view(1, 1, 1, -1).expand(1, length_step, max_length, -1)
 
 
 def is_segment_mask(attention_mask: torch.Tensor | None) -> bool:
-    """Return whether a mask is a result of `segment_mask`, not a mask of zeros and ones."""
+    """Return whether a mask comes from `segment_mask`, instead of being an ordinary mask."""
     return attention_mask is not None and attention_mask.dtype == torch.int32
 
 
@@ -125,14 +125,16 @@ def packed_attention(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute causal attention inside each example of a packed row, or `sdpa` for any other mask.
+    """Compute causal attention inside each example of a packed row.
+
+    With an ordinary mask or none, compute transformers' `sdpa`.
 
     Args:
         query: (1, H, T, D). Key and value may have fewer heads (grouped-query attention).
-        attention_mask: from `segment_mask`, or an ordinary one.
+        attention_mask: from `segment_mask`, or an ordinary mask.
 
     Returns:
-        (1, T, H, D), and no attention weights.
+        The output (1, T, H, D), and None in place of attention weights.
 
     Raises:
         PackingUnsupportedError: the model needs more than causal, windowed attention.
@@ -165,12 +167,12 @@ def packed_attention(
 def attention_form(
     model: torch.nn.Module, device: torch.device, dtype: torch.dtype, length_step: int
 ) -> str:
-    """Return how the model attends to packed rows, for the record in a checkpoint.
+    """Return a text about how the model attends to packed rows, as far as it affects rounding.
 
-    Another form rounds differently.
+    Checkpoints contain this text.
 
     Args:
-        dtype: the format that it computes in.
+        dtype: the dtype of the computation.
         length_step: as in `segment_mask`.
     """
     name = attention_implementation(model) or "its own"
@@ -181,15 +183,15 @@ def attention_form(
 
 
 def compiles_kernels(value: torch.Tensor) -> bool:
-    """Return whether attention by example uses kernels that are compiled per length.
+    """Return whether attention by example compiles a kernel for each length.
 
-    oneDNN has such kernels, in half precision on a CPU.
+    oneDNN does so in half precision on a CPU.
     """
     return value.device.type == "cpu" and compute_format(value) in HALF_PRECISION
 
 
 def rounded_layout(mask: torch.Tensor) -> RoundedLayout:
-    """Return the layout of a segment mask. Computed once per batch."""
+    """Return the rounded layout of a segment mask, which is computed once per batch."""
     if mask not in _known_layouts:
         _known_layouts[mask] = _make_layout(segment_lengths(mask), mask.shape[1])
     return _known_layouts[mask]
@@ -207,9 +209,10 @@ def _make_layout(lengths: list[int], step: int) -> RoundedLayout:
 
 
 def segment_lengths(mask: torch.Tensor) -> list[int]:
-    """Return the lengths in a segment mask, read back from the device once per batch.
+    """Return the lengths of the examples in a segment mask.
 
-    All layers get the same mask, and each read makes the device wait.
+    They are read from the device once per batch, because all layers get the same mask, and each
+    read waits for the device.
     """
     if mask not in _known_lengths:
         _known_lengths[mask] = _read_lengths(mask)
@@ -222,15 +225,16 @@ def _read_lengths(mask: torch.Tensor) -> list[int]:
 
 
 def in_autocast_format(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Convert tensors to autocast's format once, instead of inside each attention call.
+    """Convert tensors to autocast's dtype.
 
-    Rotary embeddings leave queries and keys in fp32, which the variable-length kernel cannot read.
+    Rotary embeddings leave queries and keys in fp32, which the variable-length kernel does not
+    support.
     """
     return [tensor.to(compute_format(tensor)) for tensor in tensors]
 
 
 def compute_format(tensor: torch.Tensor) -> torch.dtype:
-    """Return autocast's format if it is on, else the tensor's own."""
+    """Return autocast's dtype if it is on, else the tensor's own."""
     kind = tensor.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
 
@@ -242,7 +246,7 @@ def refuse_unsupported(
     is_causal: bool | None,
     arguments: Mapping[str, object],
 ) -> None:
-    """Raise `PackingUnsupportedError` for everything that `by_segment` would ignore."""
+    """Raise `PackingUnsupportedError` for every argument that `by_segment` would ignore."""
     unsupported = [name for name in UNSUPPORTED_ARGUMENTS if arguments.get(name) is not None]
     if unsupported:
         raise PackingUnsupportedError(
@@ -258,11 +262,12 @@ def refuse_unsupported(
 def sliding_window(
     module: torch.nn.Module, max_length: int, arguments: Mapping[str, Any]
 ) -> int | None:
-    """Return how many tokens a token may look back, including itself. None: its whole example.
+    """Return the number of tokens that a token attends to, including itself; None: no limit.
 
     Raises:
         PackingUnsupportedError: the model has windows or chunks, examples are longer than these,
-            and the model does not say which layer has one (other attentions read it from the mask).
+            and the model does not pass each layer its window (other attentions read it from the
+            mask).
     """
     if "sliding_window" in arguments:
         window = arguments["sliding_window"]
@@ -288,8 +293,8 @@ def by_segment(
 ) -> torch.Tensor:
     """Compute attention with one causal call per example.
 
-    The examples are cut by `split` and joined by one `cat`, because the backward pass of a slice
-    costs a whole row.
+    The examples are cut by `split` and joined by one `cat`, because the backward pass of each slice
+    would cost as much as a whole row.
     """
     parts = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
     outputs = [
@@ -309,7 +314,10 @@ def by_segment(
 
 
 def window_mask(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
-    """Return True where a token may look: at itself and the `window - 1` tokens before it."""
+    """Return a mask, True for the token itself and the `window - 1` tokens before it.
+
+    None if the example is not longer than the window.
+    """
     length = query.shape[2]
     if window is None or length <= window:
         return None
@@ -319,7 +327,7 @@ def window_mask(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
 
 @cache
 def varlen_kernel() -> Callable[..., Any] | None:
-    """Return torch's variable-length attention, if it supports windows and grouped heads."""
+    """Return torch's variable-length attention, or None if it lacks windows or grouped heads."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -329,8 +337,10 @@ def varlen_kernel() -> Callable[..., Any] | None:
 
 
 def has_varlen_kernel(query: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
-    """Return whether the variable-length kernel supports these tensors: half precision, Ampere
-    or newer."""
+    """Return whether the variable-length kernel supports these tensors.
+
+    It needs half precision and an Ampere or newer GPU.
+    """
     return (
         query.is_cuda
         and dropout == 0.0
@@ -350,7 +360,7 @@ def varlen(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """Compute all examples in one kernel, whose layout is (T, H, D)."""
+    """Compute the attention of all examples in one call of the variable-length kernel."""
     kernel = varlen_kernel()
     assert kernel is not None
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
@@ -373,8 +383,8 @@ def varlen(
 def register_packed_attention() -> None:
     """Register the attention with transformers under `ATTENTION_NAME`, with sdpa's masks.
 
-    `torch.compile` skips it. The lengths differ from batch to batch, and it would compile a new
-    graph for each.
+    It is excluded from `torch.compile`, which would compile a new graph for each batch, because the
+    lengths differ.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -384,13 +394,13 @@ def register_packed_attention() -> None:
 
 
 def use_packed_attention(model: torch.nn.Module) -> bool:
-    """Make the model attend through `packed_attention` from now on.
+    """Switch the model's text attention to `packed_attention`, if possible.
 
-    The model stays unchanged if it is not on transformers' attention interface, or if the user
-    chose another attention than `sdpa`. Parts that do not read text always stay unchanged.
+    The model stays unchanged if it does not use transformers' attention interface, or if the user
+    chose another attention than `sdpa`.
 
     Returns:
-        True if the part that reads text now uses packed attention.
+        True if the text part now uses packed attention.
     """
     part = language_model(text_part(model))
     current = attention_implementation(model)
@@ -410,19 +420,19 @@ def use_plain_attention(model: torch.nn.Module) -> None:
 
 
 def packed_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[str, object]:
-    """Return the arguments that tell this model where the examples of a packed row end.
+    """Return the model's arguments that define where the examples of a packed row end.
 
     Args:
-        batch: has `position_ids` (1, T), restarting at 0, or (axes, 1, T) for a model that places
-            images in several dimensions; `cu_seq_lens` (B+1,), `max_length`, and optionally
-            `length_step`.
+        batch: has `position_ids` (1, T), restarting at 0, or (axes, 1, T) for a model that
+            positions images in several dimensions; `cu_seq_lens` (B+1,), `max_length`, and
+            optionally `length_step`.
 
     Returns:
-        `position_ids`, with the segment mask for `packed_attention`, or the boundaries for flash
-        attention. Other attentions find the restarts themselves if they get no mask.
+        `position_ids`, and the segment mask for `packed_attention` or the boundaries for flash
+        attention. Other attentions find the restarts of the positions if they get no mask.
 
     Raises:
-        ValueError: the model's forward takes no position ids, so it cannot tell where an example
+        ValueError: the model's forward takes no position IDs, so it cannot know where an example
             ends.
     """
     names, takes_any = forward_parameters(model)
@@ -443,10 +453,10 @@ def packed_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[s
 
 
 def model_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[str, object]:
-    """Return the arguments of `model(...)` for a padded or a packed batch, never the labels.
+    """Return the model's arguments for a padded or a packed batch, without labels.
 
     Args:
-        batch: if it has `is_bidirectional`, each token of a padded row sees its whole row.
+        batch: if it has `is_bidirectional`, each token of a padded row attends to its whole row.
     """
     arguments = {"input_ids": batch["input_ids"]}
     if "cu_seq_lens" in batch:

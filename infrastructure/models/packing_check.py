@@ -1,8 +1,8 @@
-"""A measurement that shows whether packing is correct for a given model. It is never assumed.
+"""A check whether packing is correct for a given model.
 
 Two short rows go through the model twice, packed and one at a time. Logits and gradients must
 agree, and changing the first row must not change the second one's logits. A model that leaks from
-one example into the next trains without an error and learns the wrong thing.
+one example into the next would train without an error but learn the wrong thing.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -40,15 +40,15 @@ Measure = Callable[[torch.nn.Module], tuple[float, float]]  # returns difference
 
 @dataclass(frozen=True)
 class PackingCheck:
-    """The result of a check whether a model may get packed rows.
+    """The result of the check whether a model supports packed rows.
 
     Attributes:
         isolated: packed rows give the same logits and gradients as single rows.
         difference: the largest relative difference between packed and single rows, in logits and in
             gradients. Infinite if the model failed.
-        leak: how much the second row's logits change with the first row, relatively.
-        attention: the attention that the model has after the check.
-        reason: one sentence for the user. Says why packing is off if it is.
+        leak: relative change of the second row's logits if the first row is changed.
+        attention: the model's attention after the check.
+        reason: a sentence for the user, which says why packing is off if it is.
     """
 
     isolated: bool
@@ -61,16 +61,16 @@ class PackingCheck:
 def prepare_packing(
     model: torch.nn.Module, max_length: int | None = None, with_pictures: Measure | None = None
 ) -> PackingCheck:
-    """Prepare the model for packed rows, in the fastest way that is measured to be correct.
+    """Prepare the model for packed rows, in the fastest way that passes the check.
 
-    The first choice is `packed_attention`. If that fails, it is the model's own attention with
-    position ids that restart at 0. If neither isolates the rows, the model stays as it was, and the
-    caller has to pad.
+    The first choice is `packed_attention`, the second the model's own attention with position IDs
+    that restart at 0. If neither isolates the rows, the model stays unchanged, and the caller must
+    pad.
 
     Args:
-        max_length: longest example of the run, in tokens. Some models can only get packed rows if
+        max_length: longest example of the run, in tokens. Some models support packed rows only if
             no example is longer than their window.
-        with_pictures: measures rows with images, too.
+        with_pictures: also checks rows with images.
     """
     chunk = chunk_size(model)
     if chunk is not None and max_length is not None and max_length > chunk:
@@ -95,7 +95,7 @@ def prepare_packing(
 
 
 def chunk_size(model: torch.nn.Module) -> int | None:
-    """Return the tokens per chunk if the model's attention is cut into chunks (as in Llama 4)."""
+    """Return the tokens per chunk if the model has chunked attention (as Llama 4), or None."""
     config: object = getattr(inner_model(model), "config", None)
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
@@ -117,7 +117,7 @@ def _refused(model: torch.nn.Module, why: str) -> PackingCheck:
 def check_packing(
     model: torch.nn.Module, max_length: int | None = None, with_pictures: Measure | None = None
 ) -> PackingCheck:
-    """Measure packing with the model as it is now, without changing anything."""
+    """Check packing with the model as it is now, without changing the model."""
     attention = attention_implementation(model)
     name = f"{type(inner_model(model)).__name__} with attention {attention!r}"
     dtype, rows = compute_dtype(model), "packed rows"
@@ -144,15 +144,15 @@ def _keeps_apart(difference: float, leak: float, dtype: torch.dtype) -> bool:
 def packing_difference(
     model: torch.nn.Module, max_length: int | None = None
 ) -> tuple[float, float]:
-    """Measure how far packed rows differ from single rows.
+    """Measure how far the results of packed rows differ from those of single rows.
 
     Args:
-        max_length: the length that the rows are declared to reach, so that an attention that only
-            takes shorter ones refuses now and not in the middle of the run.
+        max_length: the maximum length to declare for the rows, so that an attention that supports
+            only shorter ones fails now and not in the middle of the run.
 
     Returns:
         The larger relative difference of logits and of gradients at the token embeddings; and the
-        relative change of the second row's logits when the first row is a different one.
+        relative change of the second row's logits if the first row is a different one.
     """
     rows = probe_rows(model, seed=0)
     other_first = probe_rows(model, seed=1)[0]
@@ -172,15 +172,15 @@ def packing_difference(
 
 
 def leak_tolerance(dtype: torch.dtype) -> float:
-    """Return the tolerance for a leak.
+    """Return the relative change of logits above which rows count as leaking.
 
-    It is much less than `tolerance`, because equal shapes have the same order of arithmetic.
+    It is much less than `tolerance`, because operations have the same order for equal shapes.
     """
     return 1e-5 if dtype in (torch.float32, torch.float64) else 2e-3
 
 
 def probe_rows(model: torch.nn.Module, seed: int) -> list[torch.Tensor]:
-    """Return two rows of token ids. The first is longer than the model's window if it is small."""
+    """Return two test rows of token IDs. The first exceeds the model's window, if that is small."""
     embeddings = token_embeddings(model)
     config = getattr(inner_model(model), "config", None)
     window = getattr(config, "sliding_window", None) or 0
@@ -193,7 +193,7 @@ def probe_rows(model: torch.nn.Module, seed: int) -> list[torch.Tensor]:
 
 
 def token_embeddings(model: torch.nn.Module) -> torch.nn.Embedding:
-    """Return the embedding that the token ids go into.
+    """Return the model's token embedding layer.
 
     Raises:
         ValueError: the model has none, so it does not read token sequences.
@@ -208,7 +208,7 @@ def token_embeddings(model: torch.nn.Module) -> torch.nn.Embedding:
 
 
 def pack_rows(rows: list[torch.Tensor], max_length: int | None = None) -> dict[str, object]:
-    """Join rows (n,) end to end, with what `model_arguments` reads from a packed batch."""
+    """Join rows (n,) into a packed batch, as `model_arguments` reads it."""
     lengths = [row.numel() for row in rows]
     positions = torch.cat([torch.arange(n) for n in lengths])
     boundaries = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
@@ -224,9 +224,9 @@ def pack_rows(rows: list[torch.Tensor], max_length: int | None = None) -> dict[s
 def probe(
     model: torch.nn.Module, batch: Mapping[str, object], with_gradient: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return logits (T, V) and the gradient (T, H) at the token embeddings, or zeros.
+    """Return logits (T, V) and a gradient (T, H) at the token embeddings, or zeros for it.
 
-    It is the gradient of a fixed weighting of the logits. No parameter's `.grad` is changed.
+    The gradient is that of a fixed weighted sum of the logits. No parameter's `.grad` is changed.
     """
     with embeddings_cut(model) as seen, torch.enable_grad():
         logits = logits_of(call_model(model, model_arguments(model, batch)))[0]
@@ -239,9 +239,9 @@ def probe(
 
 @contextmanager
 def embeddings_cut(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Stop gradients at the token embeddings inside the block.
+    """Stop gradients at the token embeddings, while the context lasts.
 
-    The list that is yielded gets the embeddings of each forward pass, (B, L, H).
+    It yields a list, to which each forward pass appends its embeddings, (B, L, H).
     """
     seen: list[torch.Tensor] = []
 

@@ -1,10 +1,10 @@
-"""A context that restores a model after something was tried on it during training.
+"""A context that restores parts of a model's state after trying something on it.
 
     with preserve(model, random=device, modes=True):
         model.eval()
         loss = ...
 
-The call names what is restored, so that it shows what may be changed inside.
+The arguments say what is restored, and so what may be changed inside.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,20 +30,20 @@ def preserve(
     weights: bool = False,
     attributes: bool = False,
 ) -> Iterator[None]:
-    """Restore what the arguments name on exit, bit for bit, whatever happens inside.
+    """Restore the parts that the arguments name at the end of the context, bit for bit.
 
-    After a failure of the device itself, nothing on the device is touched.
+    After a failure of the device itself, nothing on the device is restored.
 
     Args:
-        model: may be left out if only `random` is restored.
+        model: not needed if only `random` is restored.
         random: the random state of Python, NumPy and torch, and of all GPUs if this device is one.
         modes: training or evaluation mode of each module.
-        requires_grad: the flag of each parameter that makes it train.
-        gradients: the existing gradients. Inside there are none to begin with. They are kept, not
-            copied, and use their memory in the meantime.
-        buffers: their values, copied in the meantime, and which tensor is which buffer.
-        weights: the values of the trained parameters, copied in the meantime.
-        attributes: the contents of each module, hooks included.
+        requires_grad: `requires_grad` of each parameter.
+        gradients: the existing gradients. Inside the context there are none at first. They are not
+            copied, but keep their memory.
+        buffers: values of the buffers, which are copied, and which tensor is which buffer.
+        weights: values of the trained parameters, which are copied.
+        attributes: the attributes of each module, including hooks.
     """
     in_memory: list[Restore] = []
     on_device: list[Restore] = []
@@ -139,9 +139,9 @@ def _weights(model: torch.nn.Module) -> Restore:
 
 
 def _attributes(model: torch.nn.Module) -> Restore:
-    """Return what restores the attributes of all modules.
+    """Return a function that restores the attributes of all modules.
 
-    Tables of hooks, parameters and modules stay the same objects, since others refer to them.
+    Tables of hooks, parameters and modules stay the same objects, because others refer to them.
     """
     kept = [(vars(module), dict(vars(module))) for module in model.modules()]
     tables = [
@@ -166,10 +166,10 @@ def _attributes(model: torch.nn.Module) -> Restore:
 def measuring(
     model: torch.nn.Module, device: torch.device, *, parameters_have_gradients: bool = False
 ) -> Iterator[None]:
-    """Run the model in the context as in evaluation, but with gradients.
+    """Set the model to evaluation mode with gradients enabled, while the context lasts.
 
-    Gradient checkpointing stays on if it is. On exit, weights, gradients, trainable parameters,
-    modes, buffers and random state are as before, bit for bit.
+    Gradient checkpointing stays on if it is on. At the end, weights, gradients, trainable
+    parameters, modes and random state are restored bit for bit.
     """
     kept = preserve(model, random=device, modes=True, requires_grad=True, gradients=True)
     with kept, torch.enable_grad():

@@ -21,7 +21,7 @@ from infrastructure.models.transformers_backend import (
 
 
 def sees_pictures(source: ModelSource) -> bool:
-    """Return whether a saved model's files are of a vision-language model. False for a Hub name."""
+    """Return whether a saved model is a vision-language model. False for a Hub name."""
     if source.kind is SourceKind.LORA_FOLDER:
         source = base_of_lora(source.folder)
     is_folder = source.kind is SourceKind.FOLDER
@@ -29,9 +29,7 @@ def sees_pictures(source: ModelSource) -> bool:
 
 
 def load_processor(source: ModelSource, options: LoadOptions) -> Any:
-    """Load the processor of a model.
-
-    Its tokenizer gets an end and a padding token. The chat template is set in both.
+    """Load a model's processor, and make sure that its tokenizer has an end and a padding token.
 
     Raises:
         ValueError: the model has no processor, or the processor is damaged.

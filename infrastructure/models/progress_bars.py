@@ -10,7 +10,7 @@ from infrastructure.core.optional import require
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Hide transformers' progress bars inside the block."""
+    """Hide transformers' progress bars while the context lasts."""
     logging = require("transformers.utils.logging", "models.load_model")
     was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -23,10 +23,9 @@ def without_progress_bars() -> Iterator[None]:
 
 @contextmanager
 def download_bars_in_a_terminal() -> Iterator[None]:
-    """Show the progress of downloads inside the block, in a terminal but not in a log file.
+    """Show download progress in a terminal, but not in a log file, while the context lasts.
 
-    Downloads may take long. transformers' own bars are hidden, because the run's own lines report
-    what is done.
+    transformers' other progress bars are hidden, because the run reports these steps itself.
     """
     hub = require("huggingface_hub.utils", "models.load_from_hub")
     was_enabled = not hub.are_progress_bars_disabled()

@@ -1,8 +1,8 @@
 """Base weights in 4 or 8 bits by bitsandbytes, for training LoRA on top of them (QLoRA).
 
 Method: Dettmers et al. 2023, arXiv 2305.14314: NF4 with double quantization. The frozen norms and
-embeddings stay in the compute format: wider frozen weights add nothing, and the norms compute in
-fp32 anyway. This also runs on a CPU, in a layout that can be trained (see `keep_trainable_layout`).
+embeddings stay in the compute dtype: wider frozen weights have no benefit, and the norms compute in
+fp32 anyway. This also works on a CPU (see `keep_trainable_layout`).
 """
 
 import logging
@@ -26,7 +26,7 @@ def quantization_config(kind: str, compute_dtype: torch.dtype) -> object:
 
     Raises:
         MissingPackageError: bitsandbytes is not installed.
-        ValueError: `kind` is neither.
+        ValueError: `kind` is another value.
     """
     require("bitsandbytes", f"model.quantization={kind!r}")
     transformers = require("transformers", f"model.quantization={kind!r}")
@@ -52,9 +52,9 @@ def quantized_layers(model: torch.nn.Module) -> list[object]:
 
 
 def layers_not_in_blocks(model: torch.nn.Module) -> list[str]:
-    """Return the names of the linear layers that bitsandbytes' 4-bit CPU kernel does not support.
+    """Return the linear layers whose size bitsandbytes' 4-bit CPU kernel does not support.
 
-    Its own error, at the first forward pass, is "N must be divisible by block_n".
+    At the first forward pass it would fail with "N must be divisible by block_n".
     """
     output = getattr(model, "get_output_embeddings", lambda: None)()
     linear = (
@@ -70,9 +70,9 @@ def layers_not_in_blocks(model: torch.nn.Module) -> list[str]:
 
 
 def plain_weights(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model with plain fp32 layers that contain the dequantized weights.
+    """Replace quantized layers by fp32 layers with the dequantized weights.
 
-    The result computes the same, and can be merged and saved.
+    The resulting model computes the same, and can be merged and saved.
     """
     plain: Any = model
     plain = plain.dequantize()
@@ -82,7 +82,7 @@ def plain_weights(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def note_on_experts(experts: Sequence[torch.Tensor], kind: str) -> str:
-    """Return a note for the user that the weights of some experts are not in `kind` bits."""
+    """Return a note for the user that weights of experts are not quantized."""
     num_weights = sum(parameter.numel() for parameter in experts)
     return phrase(
         "models.experts_not_quantized",
@@ -95,9 +95,9 @@ def note_on_experts(experts: Sequence[torch.Tensor], kind: str) -> str:
 def keep_trainable_layout(model: torch.nn.Module) -> None:
     """Keep bitsandbytes from repacking weights for its AVX512-BF16 inference kernel on CPUs.
 
-    On the first forward pass in eval mode it would repack them in place and never undo it. The
-    backward pass of all later steps would read the packed bytes as if they were the weights. One
-    evaluation in the middle of a run would silently spoil the rest of it (bitsandbytes 0.50).
+    It would repack them in place on the first forward pass in eval mode. The backward pass of all
+    later steps would then read the repacked bytes as if they were the weights, so one evaluation
+    would silently spoil the rest of the run (bitsandbytes 0.50).
     """
     for layer in quantized_layers(model):
         if hasattr(layer, "support_avx512bf16_for_cpu"):

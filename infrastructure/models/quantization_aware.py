@@ -1,11 +1,11 @@
 """Quantization-aware training with torchao: linear layers compute with rounded weights.
 
-The model learns to do well with rounded weights. The output layer and the embeddings stay as they
-are.
+The model learns to work well with rounded weights. The output layer and the embeddings are not
+rounded.
 
-The forward pass rounds the weights (and, with int8_int4, the inputs). The backward pass passes
-gradients through as if nothing was rounded: Jacob et al. 2017, arXiv 1712.05877. The weights that
-train, and their names, are those of the plain model, and so are checkpoints and `final/`.
+The forward pass rounds the weights (and, with int8_int4, the inputs). In the backward pass,
+gradients ignore the rounding: Jacob et al. 2017, arXiv 1712.05877. The trained weights and their
+names are those of the plain model, and so are checkpoints and `final/`.
 """
 
 import logging
@@ -32,12 +32,12 @@ _NEEDED_FOR = Setting("model.quantization_aware")
 
 
 def check(model: torch.nn.Module) -> None:
-    """Refuse a model that torchao would round only in part, or not at all.
+    """Raise if torchao would round the model only in part, or not at all.
 
-    Its weights are not read, and may be on the meta device.
+    The model's weights are not read, and may be on the meta device.
 
     Raises:
-        ValueError: layers would not be rounded; the text names them.
+        ValueError: layers would not be rounded; the message names them.
     """
     if hasattr(getattr(model, "config", None), "vision_config"):
         raise InputError("models.qat_text_models_only", key=_NEEDED_FOR)
@@ -72,7 +72,10 @@ def check(model: torch.nn.Module) -> None:
 
 
 def prepare(model: torch.nn.Module, kind: str) -> None:
-    """Make the linear layers of `model` compute with weights rounded as `kind` says.
+    """Replace the linear layers of `model` by layers that round their weights.
+
+    Args:
+        kind: the kind of rounding, as in `model.quantization_aware`.
 
     Raises:
         ValueError: a layer's rows are not a multiple of the group that shares a scale, or most
@@ -92,9 +95,9 @@ def prepare(model: torch.nn.Module, kind: str) -> None:
 def save_rounded(
     plain: Path, directory: Path, kind: str, tokenizer: "PreTrainedTokenizerBase | None"
 ) -> None:
-    """Write the model in `plain`, rounded, to `directory`, which is replaced if it exists.
+    """Save a rounded copy of the model in `plain` to `directory`, replacing it if it exists.
 
-    Plain transformers can read it if torchao is installed.
+    transformers can load the copy if torchao is installed.
     """
     with whole_directory(directory.resolve()) as part:
         write_rounded(plain, part, kind, tokenizer)
@@ -104,7 +107,7 @@ def save_rounded(
 def write_rounded(
     plain: Path, part: Path, kind: str, tokenizer: "PreTrainedTokenizerBase | None"
 ) -> None:
-    """Write the rounded model to a folder that the caller completes; see `save_rounded`."""
+    """Write a rounded copy of the model to a temporary folder; see `save_rounded`."""
     transformers = require("transformers", format(_NEEDED_FOR))
     with without_progress_bars():
         config = transformers.TorchAoConfig(

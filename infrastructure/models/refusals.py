@@ -1,4 +1,4 @@
-"""Checks of a model's settings, for use before PyTorch is imported.
+"""Checks of a model's settings that can run before PyTorch is imported.
 
 The code that loads the model repeats the checks.
 """
@@ -12,25 +12,25 @@ GROUP_SIZE = 32  # weights of a row that share a scale when training rounds them
 
 
 def refuse_quantized_weights_that_train(config: ModelConfig, *, trains_lora: bool) -> None:
-    """Raise ValueError if nothing can train, because quantized weights are frozen."""
+    """Raise ValueError if a model is quantized but is to be trained without LoRA."""
     if config.quantization is not None and not trains_lora:
         raise InputError("models.quantized_without_lora", quantization=config.quantization)
 
 
 def refuse_quantized_base(name: str) -> None:
-    """Raise ValueError that already quantized weights cannot be fully fine-tuned."""
+    """Raise ValueError with the message that quantized weights cannot be fully fine-tuned."""
     raise InputError("models.quantized_full_fine_tuning", name=name)
 
 
 def refuse_without_effect(key: str, name: str, reason: str) -> None:
-    """Raise ValueError that a setting has no effect on a model."""
+    """Raise ValueError with the message that a setting has no effect on a model."""
     raise InputError(
         "models.setting_no_effect", key=Setting(f"model.{key}"), name=name, reason=reason
     )
 
 
 def refuse_pictures_by_unsloth() -> None:
-    """Raise ValueError that Unsloth would load only the language part."""
+    """Raise ValueError with the message that Unsloth would load only the language part."""
     raise InputError("models.unsloth_with_images")
 
 
@@ -41,7 +41,7 @@ def refuse_flash_attention(attention: str | None, *, has_gpu: bool) -> None:
 
 
 def refuse_longer_examples(max_length: int, num_positions: int, name: str) -> None:
-    """Raise ValueError if examples may be longer than the model's positions."""
+    """Raise ValueError if examples may be longer than the model's number of positions."""
     if max_length > num_positions:
         raise InputError(
             "models.max_length_beyond_positions",
@@ -52,7 +52,7 @@ def refuse_longer_examples(max_length: int, num_positions: int, name: str) -> No
 
 
 def refuse_odd_width_of_embedded(config: EmbeddedModelConfig) -> None:
-    """Raise ValueError if the rows of the embedded model cannot be rounded in groups."""
+    """Raise ValueError if the embedded model's sizes do not fit quantization-aware training."""
     for name in ("hidden_size", "intermediate_size"):
         width = getattr(config, name)
         if width % GROUP_SIZE:

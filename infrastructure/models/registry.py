@@ -1,7 +1,7 @@
-"""Models that are neither on the Hub nor in a folder: any `torch.nn.Module`, by name.
+"""Registry of models that are neither on the Hub nor in a folder: any `torch.nn.Module`.
 
-To add one, use `register_model`. A feature adds one by the address of what builds it, in the group
-"temper.models", and its adapter by the same name.
+Use `register_model` to add a model. A feature adds one with an address in the group
+"temper.models", and registers its adapter under the same name.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from infrastructure.core.features import loaded, plugins_of
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """The construction of a registered model, and the adapter that feeds it.
+    """How a registered model is created, and which adapter it uses.
 
     Attributes:
-        build: creates the module. Its weights come from torch's global generator, which is already
-            seeded.
+        build: creates the module. Its weights are initialized with torch's global random generator,
+            which is already seeded.
         adapter: name of the ModelAdapter for its batches and its loss.
     """
 
@@ -41,7 +41,7 @@ MODELS: dict[str, ModelEntry] = {
 
 
 def register_model(name: str, entry: ModelEntry) -> None:
-    """Make `entry` available as `model.name: <name>`.
+    """Register a model that `model.name: <name>` selects.
 
     Raises:
         ValueError: the name is taken, or could be mistaken for a path or a Hub name.

@@ -1,7 +1,7 @@
-"""Router logits of a mixture of experts: training uses them to balance its experts.
+"""Handling of a mixture of experts' router logits, which training uses to balance experts.
 
-`generate` fails with them. A model whose configuration asks for them (`output_router_logits`)
-trains with them, and generates text and is saved without them.
+`generate` fails if they are on. A model whose configuration turns them on (`output_router_logits`)
+trains with them, but generates text and is saved without them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,12 +16,12 @@ ROUTER_LOGITS = "output_router_logits"
 
 
 def has_router_logits(model: torch.nn.Module) -> bool:
-    """Return whether a model's configuration asks for router logits."""
+    """Return whether a model's configuration turns router logits on."""
     return any(getattr(config, ROUTER_LOGITS, False) for config in _configs(inner_model(model)))
 
 
 def write_without_router_logits(model: torch.nn.Module) -> None:
-    """Leave router logits out when `model` generates text. Training keeps them."""
+    """Turn router logits off whenever `model` generates text, but not in training."""
     if has_router_logits(model):
         inner_model(model).register_forward_pre_hook(_left_out, with_kwargs=True)
 
@@ -29,7 +29,7 @@ def write_without_router_logits(model: torch.nn.Module) -> None:
 def _left_out(
     _module: torch.nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Turn router logits off while text is generated.
+    """Turn router logits off in a forward call that is part of text generation.
 
     A call counts as generation if it uses a cache and no gradients. Training and evaluation have no
     cache.
@@ -41,7 +41,7 @@ def _left_out(
 
 @contextmanager
 def router_logits_off(model: torch.nn.Module) -> Iterator[None]:
-    """Turn router logits off in the configuration of `model` inside the block."""
+    """Turn router logits off in the configuration of `model` while the context lasts."""
     configs_with = [
         config for config in _configs(inner_model(model)) if getattr(config, ROUTER_LOGITS, False)
     ]

@@ -1,6 +1,6 @@
 """Inspection of a saved model in a folder: its kind, its weights, its tokenizer.
 
-Only safetensors is imported, and only names and headers are read. Does not import torch.
+This reads only names and headers of weights, and does not import torch.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class SourceKind(StrEnum):
-    """The origin of a model."""
+    """The kinds of sources from which a model is loaded."""
 
     EMBEDDED = "embedded"
     REGISTERED = "registered"
@@ -50,11 +50,11 @@ class SourceKind(StrEnum):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model's kind and location.
+    """The kind and location of a model.
 
     Attributes:
         location: a registered name, a Hub name, or an absolute folder.
-        revision: the version of a Hub model, if it does not come from the configuration.
+        revision: the revision of a Hub model, if it does not come from the configuration.
     """
 
     kind: SourceKind
@@ -67,7 +67,7 @@ class ModelSource:
 
 
 def look_into(path: Path) -> ModelSource:
-    """Return the model in a folder and its kind. A run directory stands for its `final/`.
+    """Return the kind and location of the model in a folder, or in the `final/` of a run.
 
     Raises:
         ValueError: the folder contains no model.
@@ -90,7 +90,7 @@ def look_into(path: Path) -> ModelSource:
 def is_there(path: Path) -> bool:
     """Return whether a path exists.
 
-    A saved model whose replacement was killed half-way is restored first.
+    If replacing a saved model there was interrupted, the model is restored first.
     """
     if not path.exists():
         recover_directory(path)
@@ -98,10 +98,10 @@ def is_there(path: Path) -> bool:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a folder whose model cannot be loaded, as far as names and headers show.
+    """Raise if the model in a folder cannot be loaded, as far as names and headers show.
 
     Raises:
-        ValueError: a file is missing or damaged; the text names it.
+        ValueError: a file is missing or damaged; the message names it.
     """
     source = look_into(path.resolve())
     if source.kind is SourceKind.FOLDER:
@@ -180,16 +180,16 @@ def _check_safetensors(file: Path) -> None:
 
 
 def refuse_unknown_layers(folder: Path, names: Sequence[str]) -> None:
-    """Refuse LoRA layers that are certainly not in a saved model, by the names of its weights.
+    """Raise if LoRA layers certainly do not exist in a saved model, by its weights' names.
 
-    Cases that names cannot decide are accepted: experts, which have other names once they are
-    loaded, and a head, which need not be saved.
+    Cases that names cannot decide are accepted: experts, whose names change when they are loaded,
+    and a head, which need not be saved.
 
     Args:
-        folder: the output of `save_pretrained`. For any other folder nothing is refused.
+        folder: the output of `save_pretrained`. Any other folder is accepted.
 
     Raises:
-        ValueError: a layer does not exist; the text names it, and those that exist.
+        ValueError: a layer does not exist; the message names it, and those that exist.
     """
     if not (folder / "config.json").is_file():
         return
@@ -211,21 +211,21 @@ def refuse_unknown_layers(folder: Path, names: Sequence[str]) -> None:
 
 
 def is_quantized(folder: Path) -> bool:
-    """Return whether a saved model, or that of a run, is stored in 4 or 8 bits of bitsandbytes."""
+    """Return whether a saved model or that of a run is quantized to 4 or 8 bits by bitsandbytes."""
     place = next((f for f in (folder, folder / FINAL) if (f / "config.json").is_file()), None)
     how = None if place is None else read_json(place / "config.json").get("quantization_config")
     return isinstance(how, dict) and bool(how.get("load_in_4bit") or how.get("load_in_8bit"))
 
 
 def refuse_odd_rows(folder: Path, group: int) -> None:
-    """Refuse quantization-aware training of a saved model whose layers certainly do not allow it.
+    """Raise if a saved model's layers certainly do not support quantization-aware training.
 
     Args:
-        folder: the output of `save_pretrained`. For any other folder nothing is refused.
-        group: weights of a row that are rounded together.
+        folder: the output of `save_pretrained`. Any other folder is accepted.
+        group: number of weights in a row that share a scale.
 
     Raises:
-        ValueError: a layer does not allow it; the text names it, or the kind of model.
+        ValueError: a layer does not support it; the message names it, or the kind of model.
     """
     if not (folder / "config.json").is_file():
         return
@@ -249,7 +249,7 @@ def refuse_odd_rows(folder: Path, group: int) -> None:
 
 
 def _shapes(folder: Path) -> dict[str, list[int]]:
-    """Return the shape of each weight in the files of a saved model. Nothing else is read."""
+    """Return the shape of each weight of a saved model, by name, without reading the weights."""
     shapes: dict[str, list[int]] = {}
     for file in weight_files(folder):
         with safe_open(file, framework="np") as tensors:
@@ -258,13 +258,13 @@ def _shapes(folder: Path) -> dict[str, list[int]]:
 
 
 def rounded_beside(model: Path) -> Path | None:
-    """Return the rounded model that a run has saved next to its plain one, `final/`.
+    """Return the folder of the rounded model that a run saved next to `final/`.
 
     Args:
-        model: the plain model or the run.
+        model: the run or its `final/`.
 
     Returns:
-        None if there is none.
+        None if there is no rounded model.
     """
     plain = model if model.name == FINAL else model / FINAL
     rounded = map(plain.with_name, ROUNDED)
@@ -272,7 +272,7 @@ def rounded_beside(model: Path) -> Path | None:
 
 
 def notes_of_rounded(model: str) -> list[str]:
-    """Return a note if a plain model is used that was trained with rounded weights."""
+    """Return a note if the model was trained with rounded weights but is used without rounding."""
     rounded = rounded_beside(Path(model).expanduser())
     if rounded is None:
         return []
@@ -283,7 +283,7 @@ def check_sums(folder: Path) -> None:
     """Compare a saved model with its SHA256SUMS, if it has one.
 
     Raises:
-        DamagedFileError: a file is missing or is not what was saved. The text names it.
+        DamagedFileError: a file is missing or has changed. The message names it.
     """
     if damaged := damaged_files(folder):
         raise DamagedFileError(
@@ -298,7 +298,10 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def weights_sha256(files: list[Path]) -> str:
-    """Return one hash for the weights in `files`, in any folder. It takes about a second per GB."""
+    """Return one SHA-256 for all weight files, independent of their folder.
+
+    This takes about a second per GB.
+    """
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(f"{file.name} {file_sha256(file)}\n".encode())
@@ -306,10 +309,10 @@ def weights_sha256(files: list[Path]) -> str:
 
 
 def read_json(path: Path) -> JsonObject:
-    """Return the JSON object in `path`.
+    """Read the JSON object in a file.
 
     Raises:
-        ValueError: it is not JSON, or not an object.
+        ValueError: the file does not contain a JSON object.
     """
     try:
         value = parse_json(path.read_text(encoding="utf-8"))
@@ -321,11 +324,13 @@ def read_json(path: Path) -> JsonObject:
 
 
 def code_of_quantization(kind: str | None, dtype: str) -> str:
-    """Return the arguments that load a LoRA's base as in the training, as code; "" if it is whole.
+    """Return Python code for loading a LoRA's base with the quantization of the training.
+
+    The code is a list of arguments; "" if the base is not quantized.
 
     Args:
         kind: "4bit" or "8bit", or None.
-        dtype: the name of the number format in which the training computed.
+        dtype: the name of the dtype in which the training computed.
     """
     if kind is None:
         return ""
@@ -342,5 +347,5 @@ def code_of_quantization(kind: str | None, dtype: str) -> str:
 
 
 def words_of_quantization(kind: str | None) -> str:
-    """Return the name of a base's number format; "" if it is not quantized."""
+    """Return a readable name of a quantization; "" if there is none."""
     return {"4bit": "4-bit NF4", "8bit": "8-bit LLM.int8()"}.get(kind or "", "")

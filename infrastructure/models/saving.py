@@ -1,10 +1,10 @@
-"""Saving of trained models, in the layout that plain transformers and PEFT read.
+"""Saving of trained models in the formats that transformers and PEFT read.
 
 A directory is written completely or not at all, and its SHA256SUMS shows whether it is still
-intact. Full: `config.json` + `model.safetensors`. LoRA: `adapter_config.json` +
+intact. Full model: `config.json` + `model.safetensors`. LoRA: `adapter_config.json` +
 `adapter_model.safetensors`, a `README.md` that says how to load it with PEFT on another machine,
-and the base model in `base/` if it exists nowhere else. A registered module: `temper_model.json` +
-`model.safetensors`. The tokenizer is in the same directory. Never pickle.
+and the base model in `base/` if it exists nowhere else. Registered module: `temper_model.json` +
+`model.safetensors`. The tokenizer is in the same directory. Nothing is pickled.
 """
 
 import json
@@ -74,11 +74,11 @@ def save_model(
     registered_name: str | None = None,
     processor: Any = None,
 ) -> None:
-    """Write the model and its tokenizer (if any) to `directory`, which is replaced if it exists.
+    """Save the model and its tokenizer (if any) to `directory`, replacing it if it exists.
 
     Args:
         model: a transformers or PEFT model, compiled or not, or a registered module.
-        registered_name: the name that the module is registered under. Only for registered modules.
+        registered_name: the name under which the module is registered. Only for registered modules.
         processor: the processor of a vision-language model, with the same tokenizer.
 
     Raises:
@@ -97,7 +97,7 @@ def write_model(
     registered_name: str | None = None,
     processor: Any = None,
 ) -> None:
-    """Write the model to a folder that the caller completes; see `save_model`."""
+    """Write the files of `save_model` to a temporary folder of the caller."""
     model = getattr(model, "_orig_mod", model)
     if registered_name is not None:
         _save_registered(model, part, registered_name)
@@ -113,7 +113,7 @@ def write_model(
 
 
 def write_description(model: torch.nn.Module, folder: Path) -> None:
-    """Write what `save_model` writes next to the weights of a transformers or PEFT model."""
+    """Write the files next to the weights of a transformers or PEFT model, as `save_model` does."""
     inner: Any = inner_model(model)
     if hasattr(model, "peft_config"):
         for config in cast(Any, model).peft_config.values():
@@ -124,7 +124,7 @@ def write_description(model: torch.nn.Module, folder: Path) -> None:
 
 
 def write_generation_config(model: torch.nn.Module, folder: Path) -> None:
-    """Write the tokens that end an answer, which the files of a LoRA do not include themselves."""
+    """Write `generation_config.json` with the end tokens, which PEFT does not save with a LoRA."""
     generation: Any = getattr(inner_model(model), "generation_config", None)
     if generation is not None:
         generation.save_pretrained(folder)
@@ -136,10 +136,9 @@ def save_whole(
     directory: Path,
     state: dict[str, torch.Tensor],
 ) -> None:
-    """Write a model with the weights `state` to `directory`, which is replaced if it exists.
+    """Save a model with the weights `state` to `directory`, replacing it if it exists.
 
-    The layout is the one that plain transformers reads, or `model.safetensors` for any other
-    module.
+    The format is the one that transformers reads, or `model.safetensors` for any other module.
 
     Args:
         model: the model without wrappers around it.
@@ -159,10 +158,10 @@ def save_whole(
 def save_tokenizer(
     tokenizer: "PreTrainedTokenizerBase", directory: Path, processor: Any = None
 ) -> None:
-    """Write a tokenizer, and its processor, in the same way wherever it was loaded from.
+    """Save a tokenizer, and its processor, in the same form wherever it was loaded from.
 
-    A run that was interrupted loads its own tokenizer, and must end with the same files as an
-    uninterrupted one.
+    So a resumed run, which loads its own tokenizer, ends with the same files as an uninterrupted
+    one.
     """
     loaded = {k: tokenizer.init_kwargs[k] for k in HOW_IT_WAS_LOADED if k in tokenizer.init_kwargs}
     for name in loaded:
@@ -206,10 +205,9 @@ def _save_lora(
 
 
 def write_lora_card(folder: Path, model: torch.nn.Module, sees: bool = False) -> None:
-    """Write README.md next to a LoRA: how to load it with plain PEFT on any machine.
+    """Write README.md next to a LoRA: how to load it with PEFT on any machine.
 
-    It does not depend on the machine that the LoRA was trained on. It replaces PEFT's empty
-    template.
+    It replaces PEFT's empty template.
 
     Args:
         model: the LoRA, or its base.
@@ -248,7 +246,7 @@ def write_lora_card(folder: Path, model: torch.nn.Module, sees: bool = False) ->
 
 
 def _quantization_of(model: torch.nn.Module) -> tuple[str | None, str]:
-    """Return "4bit", "8bit" or None for the base of a LoRA, and the name of its number format."""
+    """Return the quantization of a LoRA's base ("4bit", "8bit" or None), and its dtype's name."""
     form = getattr(getattr(model, "config", None), "quantization_config", None)
     kind = next((k for k in ("4bit", "8bit") if getattr(form, f"load_in_{k}", False)), None)
     dtypes = (p.dtype for p in model.parameters() if p.is_floating_point())
@@ -256,7 +254,7 @@ def _quantization_of(model: torch.nn.Module) -> tuple[str | None, str]:
 
 
 def _without_lora(base: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the state of a model as it was before LoRA was added to its layers."""
+    """Return the base model's weights by their original names, without LoRA."""
     return {
         name.replace(".base_layer", "").replace(".original_module", ""): tensor
         for name, tensor in base.state_dict().items()
@@ -271,7 +269,7 @@ def _save_registered(model: torch.nn.Module, directory: Path, name: str) -> None
 
 
 def load_registered(directory: Path) -> tuple[str, torch.nn.Module]:
-    """Load the registered module saved in `directory`, and return its name with it.
+    """Load the registered module saved in `directory`; return its name and the module.
 
     Raises:
         ValueError: its name is not registered here, or the weights are missing, damaged or of

@@ -1,7 +1,8 @@
-"""A check before the first step that a model can be saved once it is trained.
+"""A check before the first step that the trained model can be saved.
 
-The files next to the weights are made valid, or refused with a remedy, and then written and read
-once. A setting that transformers reads but cannot write would otherwise cost a whole run.
+All files except the weights are written and read once, after invalid settings in them are fixed or
+rejected. A setting that transformers can read but not write would otherwise fail only at the end of
+a run.
 """
 
 import tempfile
@@ -31,7 +32,7 @@ OUTPUTS_ONLY = ("output_scores", "output_logits", "output_attentions", "output_h
 
 
 def prepare_saving(model: torch.nn.Module, end_token_ids: Collection[int]) -> list[str]:
-    """Make the saved model's configuration match the training data, and try to save it.
+    """Add the training data's end tokens to the model's configuration, and try to save it.
 
     Args:
         model: any module. One that is not a transformers model stays unchanged.
@@ -41,7 +42,7 @@ def prepare_saving(model: torch.nn.Module, end_token_ids: Collection[int]) -> li
         Notes on what was changed.
 
     Raises:
-        ValueError: the trained model could not be saved or read. The text says what to do.
+        ValueError: the trained model could not be saved or loaded. The message says what to do.
     """
     inner: Any = inner_model(model)
     if not isinstance(inner, require("transformers", "models.save_model").PreTrainedModel):
@@ -55,9 +56,9 @@ def prepare_saving(model: torch.nn.Module, end_token_ids: Collection[int]) -> li
 
 
 def make_writable(model: Any) -> list[str]:
-    """Remove settings without effect that prevent writing a model's generation configuration.
+    """Remove ineffective settings that prevent saving a model's generation configuration.
 
-    A configuration that can be written stays unchanged.
+    A configuration that can be saved stays unchanged.
 
     Returns:
         A note on what was removed.
@@ -97,10 +98,10 @@ def _is_writable(config: Any) -> bool:
 
 
 def _rehearse(model: torch.nn.Module, inner: Any) -> None:
-    """Write everything except the weights to a temporary folder, and read it.
+    """Write everything except the weights to a temporary folder, and load it.
 
     Raises:
-        ValueError: writing or reading fails; the text comes from transformers or PEFT.
+        ValueError: writing or loading fails; the message comes from transformers or PEFT.
     """
     transformers = require("transformers", "models.save_model")
     with tempfile.TemporaryDirectory() as name:

@@ -1,6 +1,6 @@
-"""Lookup of what a model name points at, before anything is loaded.
+"""Lookup of what a model name refers to, before anything is loaded.
 
-A wrong folder is reported within a second and in one sentence, not after a download.
+So a wrong folder is reported within a second, not after a download.
 """
 
 from pathlib import Path
@@ -20,10 +20,11 @@ from infrastructure.models.saved_model import (
 
 
 def find_source(name: str) -> ModelSource:
-    """Return what `name` means: "embedded", a registered name, an existing folder, or a Hub name.
+    """Return the source that `name` refers to.
 
-    A run directory stands for its `final/`. To use a folder that has the name of a registered
-    model, write it as a path (`./name`).
+    It can be "embedded", a registered name, an existing folder, or a Hub name. A run directory
+    stands for its `final/`. To use a folder that has the name of a registered model, write it as a
+    path (`./name`).
 
     Raises:
         ValueError: the name looks like a path that does not exist, or the folder contains no model.
@@ -41,9 +42,9 @@ def find_source(name: str) -> ModelSource:
 
 
 def registered_name(name: str) -> str | None:
-    """Return the name in `MODELS` that `name` stands for, itself or as a folder saved from one.
+    """Return the registered name of a model, given that name or a folder with such a saved model.
 
-    None if `name` is another kind of model, or no model at all.
+    None if `name` refers to another kind of model, or to no model.
     """
     if name in MODELS:
         return name
@@ -56,5 +57,5 @@ def registered_name(name: str) -> str | None:
 
 
 def starts_from_scratch(model_config: ModelConfig) -> bool:
-    """Return whether the weights are new: the embedded model's, or a registered module's."""
+    """Return whether the model starts with new weights: the embedded model or a registered one."""
     return trains_from_scratch(model_config) or model_config.name in MODELS

@@ -1,8 +1,9 @@
-"""Losses and metrics of single tokens, built-in and user-defined, by name.
+"""Losses and metrics per token, built-in and user-defined, by name.
 
-A function gets logits (N, V) in fp32 and target ids (N,) of trained tokens only, and returns one
-number for each, (N,). Whatever it computes, masked tokens are therefore never trained on, and the
-gradient does not depend on how a batch is split. Sums and means over tokens are computed elsewhere.
+A function gets logits (N, V) in fp32 and target IDs (N,) of trained tokens only, and returns one
+number per token, (N,). Masked tokens are therefore never trained on, whatever the function
+computes, and the gradient does not depend on how a batch is split. Sums and means over tokens are
+computed elsewhere.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,16 +23,16 @@ CROSS_ENTROPY = "cross_entropy"
 
 
 class TokenFunctionError(InputError):
-    """An error for a loss or a metric whose result cannot be summed or trained on.
+    """An error for a loss or metric whose result cannot be summed or trained on.
 
-    The text is a complete sentence.
+    The message is a complete sentence.
     """
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the cross-entropy of each token, (N,).
 
-    Training uses `chunked_loss` instead, which computes the sum faster.
+    Training uses the faster `chunked_loss` for this loss.
     """
     return F.cross_entropy(logits, targets, reduction="none")
 
@@ -42,7 +43,7 @@ METRICS: Registry[TokenFunction] = registries.METRICS
 
 
 def token_accuracy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return 1 for each token that was the model's first choice, else 0, (N,)."""
+    """Return 1 for each token that the model considers most probable, else 0, (N,)."""
     return (logits.argmax(dim=-1) == targets).float()
 
 
@@ -50,11 +51,11 @@ METRICS.provide({TOKEN_ACCURACY: token_accuracy})
 
 
 def register_loss(name: str, loss: TokenFunction) -> None:
-    """Make `training.loss: name` train on what `loss(logits, targets)` returns for each token.
+    """Register a loss that `training.loss: <name>` selects.
 
     Args:
-        loss: maps logits (N, V) in fp32 and target ids (N,) to one differentiable number for each
-            token, (N,).
+        loss: maps logits (N, V) in fp32 and target IDs (N,) to one differentiable number per token,
+            (N,).
 
     Raises:
         ValueError: the name belongs to another registered loss.
@@ -63,9 +64,10 @@ def register_loss(name: str, loss: TokenFunction) -> None:
 
 
 def register_metric(name: str, metric: TokenFunction) -> None:
-    """Make `training.metrics: [name]` log `eval_<name>`, the mean of a metric over held-out tokens.
+    """Register a metric that `training.metrics: [<name>]` selects.
 
-    `metric(logits, targets)` takes and returns the same as a loss.
+    Its mean over held-out tokens is logged as `eval_<name>`. `metric(logits, targets)` takes and
+    returns the same as a loss.
 
     Raises:
         ValueError: the name belongs to another registered metric.
@@ -74,7 +76,7 @@ def register_metric(name: str, metric: TokenFunction) -> None:
 
 
 def own_loss(name: str) -> TokenFunction | None:
-    """Return the loss of that name. None: the built-in one.
+    """Return the user-defined loss with this name; None for the built-in one.
 
     Raises:
         ValueError: no loss has this name, or it cannot be loaded.
@@ -85,7 +87,7 @@ def own_loss(name: str) -> TokenFunction | None:
 
 
 def metrics_by_key(names: Sequence[str]) -> dict[str, TokenFunction]:
-    """Return the metrics by their key (`eval_…`; for a `module:function` with the function's name).
+    """Return the metrics with these names, by the key under which they are logged (`eval_…`).
 
     Raises:
         ValueError: there is no such metric, it cannot be loaded, or two have the same key.
@@ -100,12 +102,13 @@ def metrics_by_key(names: Sequence[str]) -> dict[str, TokenFunction]:
 
 
 def checked(shown: str, function: TokenFunction, *, is_trained_on: bool = False) -> TokenFunction:
-    """Return the function with a check of its results.
+    """Wrap a loss or metric so that its results are checked.
 
     A result that is already a mean, or has another shape, would otherwise be summed silently.
 
     Args:
-        is_trained_on: its results need a gradient if the logits have one.
+        shown: the function's name in error messages.
+        is_trained_on: it is a loss, so its results need a gradient if the logits have one.
     """
     place = place_of(function)
     shown = f"{shown} at {place}" if place else shown
@@ -136,7 +139,7 @@ def _require_gradient(shown: str, values: torch.Tensor) -> None:
 
 
 class MetricSums:
-    """Sums of metrics over all tokens that it is called with, used in place of a loss.
+    """Sums of metrics over all tokens, computed by an object that is called like a loss.
 
     Attributes:
         sums: by key, over `count` tokens.

@@ -1,15 +1,15 @@
-"""The sum of the losses of a language model's supervised tokens, at the lowest cost.
+"""The sum of the losses of a language model's supervised tokens, computed efficiently.
 
-The losses are cross-entropies, or what a user-defined function returns for each token. Each target
-may have a weight, as diffusion objectives need.
+The loss of a token is the cross-entropy, or the result of a user-defined function. Each target may
+have a weight, as diffusion objectives need.
 
 Most of a batch's logits are never needed, and all of them together are often the largest tensor of
-a training step. So the decoder runs up to its last hidden states, those that predict a supervised
+a training step. So the decoder computes its last hidden states, those that predict a supervised
 token are selected, and the output head processes them in chunks (`chunked_loss.py`).
 
-That is only correct if nothing stands between hidden states, head and logits. Some architectures do
-put things there (Gemma 2 caps logits, Cohere and Granite scale them). `TokenLoss` therefore probes
-its model, and uses the model's own logits if the probe fails.
+That is only correct if the head's output is the logits. Some architectures transform it (Gemma 2
+caps logits, Cohere and Granite scale them). `TokenLoss` therefore tests its model, and uses the
+model's own logits if the test fails.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,10 @@ NUM_PROBE_TOKENS = 8
 
 
 class Loss(Protocol):
-    """A method for the loss of (N,) targets at (N,) positions, each with a weight (None: 1)."""
+    """The interface of methods to compute the loss of (N,) targets at (N,) positions.
+
+    Each target may have a weight (None: 1).
+    """
 
     def __call__(
         self,
@@ -63,15 +66,15 @@ def supervised_targets(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the positions that predict a supervised token, and the tokens that they predict.
 
-    Call it before the batch goes to a GPU, where the number of targets would have to be read back.
+    Call this before the batch is moved to a GPU, because it would wait for the GPU.
 
     Args:
-        labels: (B, L), aligned with the input ids. -100 is not supervised. The first token of a
-            row, and of each example of a packed row, is predicted by nothing and never counts.
+        labels: (B, L), aligned with the input IDs. -100 is not supervised. The first token of a
+            row, and of each example of a packed row, is never predicted and does not count.
         cu_seq_lens: boundaries of a packed row, (B+1,).
 
     Returns:
-        Positions in the flattened (B*L,) batch, (N,) int64; target ids, (N,) int64.
+        Positions in the flattened (B*L,) batch, (N,) int64; target IDs, (N,) int64.
     """
     following = labels.roll(-1, dims=1)
     following[:, -1] = IGNORED_LABEL
@@ -83,16 +86,16 @@ def supervised_targets(
 
 
 class TokenLoss:
-    """The computation of one model's loss, chosen by a probe at the latest at the first batch.
+    """The loss of one model, computed by the fastest method that is correct for the model.
 
     Attributes:
-        method: "hidden states" (the fast way), "kept logits" (the model computes only the logits of
-            supervised positions) or "all logits". None before the probe.
+        method: "hidden states" (the fastest), "kept logits" (the model computes only the logits of
+            supervised positions) or "all logits". None before `prepare`.
         reason: why the faster methods are not used. Empty for the fastest.
         balances: True if the model adds a loss of its own that is a mean over all tokens of a
             batch, including padding (a mixture of experts' balancing loss).
-        narrows_last_mlp: True if the last layer's MLP may be computed only at the positions of
-            targets, which happens if the model's current state allows it (`last_mlp.py`).
+        narrows_last_mlp: True if the last layer's MLP may be computed only at positions with a
+            target (`last_mlp.py`).
 
     Args:
         own: returns the loss of each supervised token, (N,). None: the cross-entropy.
@@ -106,10 +109,10 @@ class TokenLoss:
         self.narrows_last_mlp = False
 
     def prepare(self, model: torch.nn.Module) -> None:
-        """Probe the model, once.
+        """Choose the method by testing the model. Later calls do nothing.
 
         Raises:
-            ValueError: the model's forward returns no logits, so the sum cannot be computed.
+            ValueError: the model's forward returns no logits, so the loss cannot be computed.
         """
         if self.method is None:
             self.method, self.reason = choose_method(model)
@@ -117,21 +120,20 @@ class TokenLoss:
             self.narrows_last_mlp = self.method == FASTEST and may_narrow_last_mlp(model)
 
     def last_mlp(self, model: torch.nn.Module) -> torch.nn.Module | None:
-        """Return the MLP that may be computed only at targets in the model's current state, or
-        None."""
+        """Return the MLP that may now be computed only at positions with a target, or None."""
         return last_mlp(model) if self.narrows_last_mlp else None
 
     def __call__(
         self, model: torch.nn.Module, batch: Mapping[str, Any], grid: SizeGrid = SizeGrid.EXACT
     ) -> tuple[torch.Tensor, int]:
-        """Return the differentiable sum (scalar, fp32) and the number of supervised tokens.
+        """Return the sum of the losses (differentiable scalar, fp32), and the number of tokens.
 
         Args:
             batch: `input_ids` and `labels` (B, L), or instead of labels the result of
                 `supervised_targets` as `target_positions` and `targets`, optionally with
                 `target_weights`, (N,) fp32. `attention_mask` for padded rows; `position_ids`,
-                `cu_seq_lens` and `max_length` for a packed one.
-            grid: how the number of rows that the head computes is rounded. The sum is the same.
+                `cu_seq_lens` and `max_length` for a packed row.
+            grid: rounds the number of rows that the head computes, which does not change the sum.
 
         Raises:
             ValueError: the model's forward returns no logits, so the sum cannot be computed.
@@ -145,10 +147,9 @@ class TokenLoss:
         metrics: Mapping[str, TokenFunction],
         grid: SizeGrid = SizeGrid.EXACT,
     ) -> dict[str, tuple[float, int]]:
-        """Return, by key, the sum of each metric over the supervised tokens, and the number of
-        tokens.
+        """Return for each metric its sum over the supervised tokens, and their number.
 
-        All metrics together take one more forward pass.
+        All metrics together take one forward pass.
         """
         sums = MetricSums(metrics)
         with torch.no_grad():
@@ -185,7 +186,7 @@ def loss_from_hidden_states(
     weights: torch.Tensor | None = None,
     own: TokenFunction | None = None,
 ) -> torch.Tensor:
-    """Compute the loss by running the decoder, and then the head in chunks at `positions` only."""
+    """Run the decoder, and then the head in chunks at `positions` only; return the loss."""
     hidden = last_hidden_state(model, arguments).flatten(0, 1)[positions]
     head = output_head(model)
     assert head is not None
@@ -201,7 +202,7 @@ def loss_from_kept_logits(
     weights: torch.Tensor | None = None,
     own: TokenFunction | None = None,
 ) -> torch.Tensor:
-    """Compute the loss from the model's own logits, at the columns where any row has a target."""
+    """Return the loss from the model's own logits at the columns where any row has a target."""
     length = arguments["input_ids"].shape[1]
     columns, column_of_target = (positions % length).unique(return_inverse=True)
     missing = grid.rows_up(len(columns)) - len(columns)
@@ -219,9 +220,9 @@ def loss_from_all_logits(
     weights: torch.Tensor | None = None,
     own: TokenFunction | None = None,
 ) -> torch.Tensor:
-    """Compute the loss from all of the model's own logits.
+    """Return the loss from all of the model's own logits.
 
-    A mixture of experts' balancing loss is added per token.
+    A mixture of experts' balancing loss is added, multiplied by the number of targets.
     """
     output = call_model(model, arguments)
     logits = logits_of(output)
@@ -271,7 +272,7 @@ def last_hidden_state(model: torch.nn.Module, arguments: Mapping[str, object]) -
 
 
 def choose_method(model: torch.nn.Module) -> tuple[str, str]:
-    """Return the fastest method that gives this model's own loss, and why no faster one does.
+    """Return the fastest method that is correct for this model, and why no faster one is.
 
     Raises:
         ValueError: the model's forward returns no logits.
@@ -303,17 +304,16 @@ def choose_method(model: torch.nn.Module) -> tuple[str, str]:
 
 @torch.no_grad()
 def adds_balancing_loss(model: torch.nn.Module) -> bool:
-    """Return whether the model adds a loss of its own that is a mean over all its tokens."""
+    """Return whether the model adds a loss of its own that is a mean over all tokens."""
     ids = torch.arange(NUM_PROBE_TOKENS, device=next(model.parameters()).device).unsqueeze(0)
     with probing(model):
         return getattr(call_model(model, {"input_ids": ids}), "aux_loss", None) is not None
 
 
 def may_narrow_last_mlp(model: torch.nn.Module) -> bool:
-    """Return whether the last MLP may be computed at some positions only.
+    """Return whether computing the last MLP at some positions only gives the correct result.
 
-    To decide, the loss and gradients at every other position of a short row are computed both ways
-    and compared.
+    This compares loss and gradients, computed both ways at every other position of a short row.
     """
     mlp = last_mlp(model)
     if mlp is None:
@@ -348,7 +348,7 @@ def loss_and_gradient(
 
 
 def why_not(method: str, model: torch.nn.Module, arguments: Mapping[str, Any]) -> str:
-    """Return the reason why a method does not suit the model's structure. Empty if it does."""
+    """Return the reason why a method does not fit the model's structure; "" if it does."""
     output = call_model(model, arguments)
     if getattr(output, "aux_loss", None) is not None:
         return phrase("models.adds_balancing_loss")
@@ -362,10 +362,10 @@ def why_not(method: str, model: torch.nn.Module, arguments: Mapping[str, Any]) -
 
 
 def why_not_head(model: torch.nn.Module, arguments: Mapping[str, object]) -> str:
-    """Return the reason why the head's output is not the logits. Empty if it is.
+    """Return the reason why the head's output is not the logits; "" if it is.
 
     The head's output is replaced by large numbers, which must come out unchanged. Comparing losses
-    would miss a cap, which has no effect on the small logits of a new model.
+    would not detect a cap, which has no effect on the small logits of a new model.
     """
     inputs: list[torch.Tensor] = []
     outputs: list[torch.Tensor] = []

@@ -1,7 +1,7 @@
-"""A tokenizer trained on texts: byte-level BPE with a chat template.
+"""Training of a tokenizer on texts: byte-level BPE with a chat template.
 
-Encoding and decoding preserves any text. Digits are separate tokens, so that numbers are read as
-they are written. The template marks answers with `{% generation %}`.
+Encoding and decoding preserve any text. Each digit is a separate token. The template marks answers
+with `{% generation %}`.
 """
 
 import re
@@ -54,7 +54,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
     The same texts give the same tokenizer.
 
     Raises:
-        ValueError: the vocabulary is too small even for the 256 bytes and the special tokens.
+        ValueError: `vocab_size` is too small for the 256 bytes and the special tokens.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -81,7 +81,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
 
 
 def read_tokenizer(path: Path) -> "PreTrainedTokenizerBase":
-    """Read a tokenizer of `train_tokenizer` from the saved file of its `backend_tokenizer`."""
+    """Load a tokenizer that `train_tokenizer` made from its saved `backend_tokenizer` file."""
     from tokenizers import Tokenizer
 
     return _with_template(Tokenizer.from_file(str(path)))
@@ -103,10 +103,10 @@ def _with_template(tokenizer: "Tokenizer") -> "PreTrainedTokenizerBase":
 
 
 def _in_short_words(texts: Iterable[str]) -> Iterator[str]:
-    """Yield each text after a space, or in slices if it has an unbroken run longer than MAX_RUN.
+    """Yield texts with a leading space, split if they contain very long words.
 
-    The merging time grows with the square of a word's length, and slices teach as much as the whole
-    word.
+    Training time grows with the square of a word's length, and parts of a long word teach as much
+    as the whole.
     """
     for text in texts:
         if LONG_RUN.search(text):

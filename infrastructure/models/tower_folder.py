@@ -1,4 +1,4 @@
-"""Inspection of a vision encoder's folder by its files. Does not import torch."""
+"""Checks of a vision encoder's folder by its files, without importing torch."""
 
 from pathlib import Path
 
@@ -29,10 +29,10 @@ def has_processor(folder: Path) -> bool:
 
 
 def check_tower(name: str) -> None:
-    """Refuse a vision encoder that does not exist here or on the Hub, or whose folder lacks a file.
+    """Raise if a vision encoder does not exist, locally or on the Hub, or its folder lacks a file.
 
     Raises:
-        ValueError: something is missing; the text says what it is, and what to do.
+        ValueError: something is missing; the message says what it is, and what to do.
     """
     path = Path(name).expanduser()
     try:

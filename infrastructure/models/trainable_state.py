@@ -1,9 +1,9 @@
-"""The parts of a model that a checkpoint must contain.
+"""The tensors of a model that a checkpoint must contain.
 
-Full fine-tuning: every parameter, including those that are frozen at the moment (a phase
-changes which). LoRA: the LoRA matrices and what trains with them. The frozen base comes from its
-source. The same holds for weights of extensions that train alone. Buffers that belong to the
-model's state are always included.
+Full fine-tuning: every parameter, including those that are frozen at the moment (by the
+phase). LoRA: the LoRA matrices and what else is trained, but not the frozen base, which is
+loaded from its source. The same holds if only added modules are trained. Persistent buffers are
+always included.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +18,7 @@ _TUNED = ("lora_", "modules_to_save")
 
 
 def trainable_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors that training changes, by name. They are references, not copies.
+    """Return the tensors that training changes, by name, without copying them.
 
     Names are those of the plain model, even if it is compiled. Tied tensors appear once.
     """
@@ -26,24 +26,23 @@ def trainable_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the whole tensor. If it is sharded over ranks, all ranks must call `whole`
-    together."""
+    """Return the whole tensor. For a sharded tensor, all ranks must call this together."""
     put_together: Callable[[], torch.Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor if put_together is None else put_together()
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this process's part of a tensor, which shares its memory."""
+    """Return this rank's part of a sharded tensor, sharing its memory, or an ordinary tensor."""
     part: Callable[[], torch.Tensor] | None = getattr(tensor, "to_local", None)
     return tensor if part is None else part()
 
 
 def load_trainable_state(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy `tensors` into the model, which must need exactly these.
+    """Copy `tensors` into the model. Their names must be exactly those of `trainable_state`.
 
     Raises:
         CheckpointError: a tensor is missing, does not belong to this model, or has another shape or
-            format. The model is then unchanged.
+            dtype. The model is then unchanged.
     """
     own = trainable_state(model)
     _check_names(own.keys() - tensors.keys(), tensors.keys() - own.keys())

@@ -1,8 +1,8 @@
 """Loading of models and tokenizers by transformers and PEFT, from a folder or the Hub.
 
-Everything that transformers would accept and that would spoil a run is refused here: missing
-weights that would be initialized randomly, an encoder in place of a language model, a tokenizer
-with more tokens than the model. Weights are read from safetensors only.
+This rejects what transformers would accept but would spoil a run: missing weights that would be
+initialized randomly, an encoder in place of a language model, a tokenizer with more tokens than the
+model. Weights are read from safetensors only.
 """
 
 from collections.abc import Iterable
@@ -48,17 +48,17 @@ WRONG_VALUE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueErr
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """The options for loading a model.
+    """Options for loading a model.
 
     Attributes:
         device: the device of the model.
-        dtype: format of the weights that are not quantized.
+        dtype: dtype of the weights that are not quantized.
         attention: transformers' attn_implementation. None: its default.
         quantization: "4bit", "8bit" or None.
         trust_remote_code: run Python code that comes with the model.
         revision: branch, tag or commit of a Hub model.
         sees: load it as a vision-language model.
-        dequantizes: dequantize the weights, so that the layers are plain.
+        dequantizes: convert quantized weights to ordinary ones.
     """
 
     device: torch.device
@@ -72,7 +72,7 @@ class LoadOptions:
 
 
 def load_causal_lm(source: ModelSource, options: LoadOptions) -> torch.nn.Module:
-    """Load the language or vision-language model in a folder or on the Hub, to its device.
+    """Load a language or vision-language model from a folder or the Hub, to its device.
 
     Raises:
         ValueError: it is missing, incomplete, damaged, or another kind of model.
@@ -88,7 +88,7 @@ def load_causal_lm(source: ModelSource, options: LoadOptions) -> torch.nn.Module
 def load_weights(
     auto: str, source: ModelSource, config: "PreTrainedConfig", options: LoadOptions
 ) -> tuple[torch.nn.Module, dict[str, Any]]:
-    """Load a model by a transformers auto class, and return its loading report with it.
+    """Load a model with a transformers auto class; also return transformers' loading report.
 
     Raises:
         ValueError: it cannot be loaded, or its weights have other shapes.
@@ -114,9 +114,9 @@ def load_weights(
 
 
 def _placement(config: "PreTrainedConfig", options: LoadOptions) -> dict[str, object]:
-    """Return the arguments that load weights directly to the device.
+    """Return the arguments for loading weights directly to the device.
 
-    A model that fits the GPU may not fit the machine's memory.
+    Without them, a model that fits the GPU may not fit into main memory.
     """
     arguments: dict[str, object] = {}
     if options.attention is not None:
@@ -142,10 +142,10 @@ def _check_quantizable(config: "PreTrainedConfig", options: LoadOptions) -> None
 
 
 def load_config(source: ModelSource, options: LoadOptions) -> "PreTrainedConfig":
-    """Load the model's configuration and check that it is of a causal or vision-language model.
+    """Load the configuration of a causal or vision-language model.
 
     Raises:
-        ValueError: it is not available, or is of another kind of model.
+        ValueError: it is not available, or belongs to another kind of model.
     """
     if source.kind is SourceKind.FOLDER:
         _check_config_file(source.folder / "config.json", options)
@@ -175,7 +175,7 @@ def load_any_config(source: ModelSource, options: LoadOptions) -> "PreTrainedCon
 
 
 def without_weights(config: "PreTrainedConfig", options: LoadOptions) -> torch.nn.Module:
-    """Create a model's layers on the meta device, without memory and without loading anything."""
+    """Create a model's layers on the meta device, without weights in memory."""
     transformers = require("transformers", "models.load_model")
     with torch.device("meta"):
         model: torch.nn.Module = getattr(transformers, auto_class(options)).from_config(
@@ -195,9 +195,9 @@ def _check_config_file(path: Path, options: LoadOptions) -> None:
 
 
 def _check_causal(config: "PreTrainedConfig", source: ModelSource, options: LoadOptions) -> None:
-    """Refuse a model that is not causal.
+    """Raise if a model is not causal.
 
-    An encoder such as BERT would load as a language model that sees the future.
+    An encoder such as BERT would load as a language model that attends to later tokens.
     """
     saved_as = (getattr(config, "architectures", None) or [None])[0]
     if options.sees:
@@ -218,7 +218,7 @@ def _check_causal(config: "PreTrainedConfig", source: ModelSource, options: Load
 
 
 def auto_class(options: LoadOptions) -> str:
-    """Return the name of the transformers class that loads the model."""
+    """Return the name of the transformers auto class that loads the model."""
     return "AutoModelForImageTextToText" if options.sees else "AutoModelForCausalLM"
 
 
@@ -282,24 +282,27 @@ def _cannot_load(source: ModelSource, error: BaseException) -> InputError:
 
 
 def _cause(source: ModelSource, error: BaseException) -> BaseException | None:
-    """Return the error, or None if it is one of the Hub's on a file, whose own causes are long."""
+    """Return the cause to show for an error, or None for an error of the Hub about a file.
+
+    Errors of the Hub have long causes of their own.
+    """
     return None if isinstance(error, OSError) and source.kind is SourceKind.HUB else error
 
 
 def _reason(error: BaseException) -> str:
-    """Return an error's text on one line, with the error's type if the text is terse."""
+    """Return an error's message on one line, with the error's type if the message needs it."""
     text = " ".join(str(error).split())
     is_terse = isinstance(error, WRONG_VALUE) and not isinstance(error, ValueError)
     return f"{type(error).__name__}: {text}" if is_terse else text
 
 
 def shortened(text: str, length: int = 300) -> str:
-    """Return another library's error text, limited to the length of a sentence."""
+    """Shorten an error message of another library to at most `length` characters."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def hub_arguments(source: ModelSource, options: LoadOptions) -> dict[str, object]:
-    """Return transformers' arguments about the origin of a model."""
+    """Return transformers' arguments about where a model comes from."""
     arguments: dict[str, object] = {"trust_remote_code": options.trust_remote_code}
     if source.kind is SourceKind.HUB:
         arguments["revision"] = source.revision or options.revision or "main"
@@ -307,13 +310,13 @@ def hub_arguments(source: ModelSource, options: LoadOptions) -> dict[str, object
 
 
 def load_tokenizer(source: ModelSource, options: LoadOptions) -> "PreTrainedTokenizerBase":
-    """Load the model's tokenizer, with an end and a padding token.
+    """Load the model's tokenizer, and make sure that it has an end and a padding token.
 
-    The padding token falls back to the end token. Real end tokens stay labels, because padding is
-    known from the lengths.
+    The end token also serves as padding token if there is none. Real end tokens are still trained,
+    because padding is known from the lengths.
 
     Raises:
-        ValueError: there is none, it is damaged, or it has no end token.
+        ValueError: there is no tokenizer, it is damaged, or it has no end token.
     """
     transformers = require("transformers", "models.load_tokenizer")
     if source.kind is not SourceKind.HUB:
@@ -341,7 +344,7 @@ def ensure_special_tokens(tokenizer: "PreTrainedTokenizerBase", name: str) -> No
 
 
 def load_lora(folder: Path, base: torch.nn.Module) -> torch.nn.Module:
-    """Return `base` with the LoRA in `folder`, ready to be trained further.
+    """Load the LoRA in `folder` onto `base`, ready for further training.
 
     Raises:
         ValueError: it is pickled, damaged, or made for another base model.
@@ -390,10 +393,14 @@ def base_of_lora(folder: Path) -> ModelSource:
 def choose_attention(
     attention: str, memory_efficient: bool | None, device: torch.device
 ) -> str | None:
-    """Return transformers' attn_implementation for the two settings. None: its own default.
+    """Return transformers' attn_implementation for two settings. None: its default.
+
+    Args:
+        attention: `model.attention`.
+        memory_efficient: `training.memory_efficient_attention`.
 
     Raises:
-        ValueError: the two disagree, or flash attention is not available here.
+        ValueError: the settings contradict each other, or flash attention is not available.
     """
     wanted = {True: "sdpa", False: "eager", None: None}[memory_efficient]
     given = None if attention == "auto" else attention

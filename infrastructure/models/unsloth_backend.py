@@ -1,9 +1,9 @@
-"""Models loaded and patched by Unsloth: with its kernels on a GPU, as plain transformers on a CPU.
+"""Loading of models by Unsloth: with its kernels on a GPU, as plain transformers on a CPU.
 
-Importing Unsloth patches transformers, so `prepare_backend` runs before anything else imports
-transformers. Unsloth sends no usage statistics and keeps its compiled code in the cache directory.
-It never gets a token as an argument, because it would write the token to disk. Its output goes to
-the log.
+Importing Unsloth patches transformers, so `prepare_backend` must run before anything else imports
+transformers. Unsloth is kept from sending usage statistics. Its compiled code is stored in the
+cache directory, and its output goes to the log. It never gets a token as an argument, because it
+would write the token to disk.
 
 Limits on a CPU: no 8-bit. Tested there with 2026.10.9. The GPU path has not been tested yet.
 """
@@ -52,9 +52,9 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_backend(model_config: ModelConfig, cache_directory: Path | None = None) -> None:
-    """Import Unsloth now, if it is to load this model. Otherwise do nothing.
+    """Import Unsloth now if the configuration selects it; otherwise do nothing.
 
-    Call it before anything imports transformers, trl or peft.
+    Call this before anything imports transformers, trl or peft.
 
     Args:
         cache_directory: folder for Unsloth's compiled code, on a local disk, never on a mounted
@@ -62,7 +62,7 @@ def prepare_backend(model_config: ModelConfig, cache_directory: Path | None = No
 
     Raises:
         MissingPackageError: unsloth is not installed.
-        ValueError: an installed package is outside the bounds that this unsloth declares, or the
+        ValueError: an installed package is outside the version bounds that unsloth declares, or the
             configuration sets another attention than Unsloth's own.
     """
     if model_config.backend != "unsloth":
@@ -81,9 +81,9 @@ def prepare_backend(model_config: ModelConfig, cache_directory: Path | None = No
 
 
 def check_versions() -> None:
-    """Check the installed packages against the bounds that the installed unsloth declares.
+    """Check installed packages against the version bounds that the installed unsloth declares.
 
-    It is installed without its dependencies, so nothing else has checked them.
+    Unsloth is installed without its dependencies, so the installer has not checked them.
 
     Raises:
         MissingPackageError: unsloth or unsloth_zoo is not installed.
@@ -120,7 +120,7 @@ def _check_requirement(requirement: Requirement, unsloth_version: str) -> None:
 
 @contextlib.contextmanager
 def prints_to_log() -> Iterator[None]:
-    """Send what Unsloth prints inside the block to the log, at the level DEBUG."""
+    """Redirect Unsloth's output to the log, at level DEBUG, while the context lasts."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
@@ -138,7 +138,7 @@ def load_unsloth(
     train_all: bool,
     gradient_checkpointing: bool,
 ) -> tuple[torch.nn.Module, "PreTrainedTokenizerBase"]:
-    """Load model and tokenizer by `FastLanguageModel.from_pretrained`, with a folder's LoRA.
+    """Load model and tokenizer with `FastLanguageModel.from_pretrained`, including a saved LoRA.
 
     Raises:
         ValueError: the options include something that Unsloth would silently ignore here, or
@@ -190,7 +190,7 @@ def _check_loaded(model: torch.nn.Module, options: LoadOptions) -> None:
 
 
 def check_unsloth_lora(model: torch.nn.Module, lora_config: LoraConfig) -> None:
-    """Refuse a LoRA that Unsloth does not support for these layers. Reads no weights.
+    """Raise if Unsloth does not support a LoRA for these layers. No weights are read.
 
     Raises:
         ValueError: a target module is not a linear layer of this model (the text lists those that
@@ -209,7 +209,7 @@ def apply_unsloth_lora(
     seed: int,
     gradient_checkpointing: bool,
 ) -> torch.nn.Module:
-    """Add LoRA by `FastLanguageModel.get_peft_model`, which needs names of layers.
+    """Add LoRA with `FastLanguageModel.get_peft_model`.
 
     Raises:
         ValueError: as for `check_unsloth_lora`.

@@ -1,11 +1,11 @@
-"""A text model with an added vision encoder: transformers' own Llava, assembled from its parts.
+"""A text model with an added vision encoder: transformers' Llava, assembled from its parts.
 
-Method: Liu et al. 2023, arXiv 2304.08485, with the projector of Llava 1.5 (two layers). The vision
-encoder's features of an image (its hidden states, the second to last) are projected to the width of
-the text model's embeddings, and replace the embeddings of the image's tokens.
+Method: Liu et al. 2023, arXiv 2304.08485, with the two-layer projector of Llava 1.5. The vision
+encoder's features of an image (its second-to-last hidden states) are projected to the width of the
+text model's embeddings, and replace the embeddings of the image's tokens.
 
-Why no custom hooks: the result is an ordinary `LlavaForConditionalGeneration`. It is saved, loaded,
-used for generation and exported like any other, here and wherever transformers runs.
+There are no custom hooks: the result is an ordinary `LlavaForConditionalGeneration`. It is saved,
+loaded, exported and used for generation like any other Llava.
 """
 
 from dataclasses import dataclass, replace
@@ -69,16 +69,16 @@ PARTS_AS_TEXT = (
 
 @dataclass(frozen=True)
 class VisionTower:
-    """A vision encoder that is known but not loaded.
+    """A vision encoder whose configuration is loaded, but not its weights.
 
     Attributes:
-        source: its location.
+        source: where it is loaded from.
         config: the configuration of the vision part.
         image_processor: converts images to pixels, all of one size.
-        num_features: vectors per image, before any is left out.
-        num_patches: how many of them are of image patches.
+        num_features: feature vectors per image, before any is dropped.
+        num_patches: number of feature vectors that are of image patches.
         patch_size: width of a patch, in pixels.
-        layer: index of the hidden state that gives the features.
+        layer: index of the hidden state that contains the features.
     """
 
     source: ModelSource
@@ -91,12 +91,12 @@ class VisionTower:
 
     @property
     def strategy(self) -> str:
-        """Llava's feature selection, which drops the first vector if not all are of patches."""
+        """Llava's feature selection, which drops the first vector unless all are of patches."""
         return "default" if self.num_features > self.num_patches else "full"
 
 
 def find_tower(vision: MultimodalConfig, options: LoadOptions) -> VisionTower:
-    """Find the vision encoder that a configuration names, and try it without its weights.
+    """Find the configured vision encoder, and test it on the meta device, without weights.
 
     Raises:
         ValueError: it is missing, is not a vision model, or has no image processor.
@@ -131,7 +131,7 @@ def find_tower(vision: MultimodalConfig, options: LoadOptions) -> VisionTower:
 
 
 def tower_source(vision: MultimodalConfig) -> ModelSource:
-    """Return the location of the vision encoder, without reading its weights.
+    """Return where the configured vision encoder is loaded from, without reading its weights.
 
     Raises:
         ValueError: it is not found, or is not a folder of a transformers model.
@@ -169,7 +169,7 @@ def load_image_processor(source: ModelSource, options: LoadOptions) -> Any:
 
 
 def _pixels(source: ModelSource, image_processor: Any) -> torch.Tensor:
-    """Return the vision encoder's input for an image, (1, channels, height, width).
+    """Return the vision encoder's input for a test image, (1, channels, height, width).
 
     Raises:
         ValueError: the input's shape depends on the size of the image.
@@ -187,7 +187,7 @@ def _pixels(source: ModelSource, image_processor: Any) -> torch.Tensor:
 def _hidden_states(
     source: ModelSource, config: "PreTrainedConfig", pixels: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Return hidden states of a vision encoder on the meta device: only their shapes."""
+    """Return the hidden states of a vision encoder on the meta device, for their shapes."""
     transformers = require("transformers", "models.load_model")
     try:
         with torch.device("meta"):
@@ -206,7 +206,7 @@ def _hidden_states(
 
 
 def check_text_only(config: "PreTrainedConfig", name: str) -> None:
-    """Refuse a model that already reads images.
+    """Raise if a model already reads images.
 
     Raises:
         ValueError: the model reads images.
@@ -223,10 +223,10 @@ def check_text_only(config: "PreTrainedConfig", name: str) -> None:
 def make_processor(
     tokenizer: "PreTrainedTokenizerBase", tower: VisionTower, vision: MultimodalConfig
 ) -> Any:
-    """Create Llava's processor from a text model's tokenizer and an encoder's image processor.
+    """Create Llava's processor from a text model's tokenizer and the encoder's image processor.
 
     Raises:
-        ValueError: the image token is not read as one token.
+        ValueError: the tokenizer splits the image token.
     """
     transformers = require("transformers", "models.load_processor")
     mark = vision.image_token
@@ -248,7 +248,7 @@ def make_processor(
 
 
 def template_for_parts(template: str | None, mark: str) -> str | None:
-    """Return a text model's chat template that takes messages in parts, including images."""
+    """Extend a text model's chat template to messages that consist of text and image parts."""
     if template is None:
         return None
     lines = PARTS_AS_TEXT % mark.replace("\\", "\\\\").replace("'", "\\'")
@@ -258,12 +258,12 @@ def template_for_parts(template: str | None, mark: str) -> str | None:
 def put_together(
     text: torch.nn.Module, tower: VisionTower, processor: Any, options: LoadOptions
 ) -> torch.nn.Module:
-    """Assemble a Llava from a loaded text model, whose weights it shares, and the vision encoder.
+    """Assemble a Llava from a loaded text model and a vision encoder, sharing the text weights.
 
-    The new projector comes from torch's global generator. Seed it before the call.
+    The new projector is initialized with torch's global random generator. Seed it before the call.
 
     Raises:
-        ValueError: Llava would compute other logits from a text than the text model.
+        ValueError: for a text, Llava would compute other logits than the text model.
     """
     transformers = require("transformers", "models.load_model")
     modeling = require("transformers.models.llava.modeling_llava", "models.load_model")
@@ -303,8 +303,8 @@ def put_together(
 def _untie_where_llava_cannot(text: torch.nn.Module, base: Any) -> None:
     """Give the model its own output layer if Llava cannot tie it.
 
-    Llava only ties its output layer to an embedding called `embed_tokens`. With another name
-    (GPT-2's) the output layer gets its own weight with the same values.
+    Llava can tie its output layer only to an embedding called `embed_tokens`. With another name
+    (GPT-2's), the output layer gets its own weight with the same values.
     """
     table = base.get_input_embeddings()
     head: Any = language_model(text).get_output_embeddings()
@@ -350,7 +350,7 @@ def _check_same_text(text: torch.nn.Module, model: torch.nn.Module, name: str) -
 
 
 def tower_facts(tower: VisionTower) -> JsonObject:
-    """Return which vision encoder weights and which image processor the run started with."""
+    """Return hashes of the vision encoder's weights and of its image processor."""
     facts: JsonObject = {"image_processor": text_hash(tower.image_processor.to_dict())}
     if tower.source.kind is SourceKind.FOLDER:
         return {**facts, "sha256": weights_sha256(weight_files(tower.source.folder))}

@@ -1,4 +1,4 @@
-"""A hash of weights in memory, at the speed of memory, on any device.
+"""A fast hash of weights in memory, on any device.
 
 A tensor's bytes are read as 64-bit integers, each is multiplied by an odd number for its position,
 and sums over a million of them are hashed. Every single change is detected, and so is a change of
@@ -21,7 +21,7 @@ WORD_BYTES = 8
 
 @torch.no_grad()
 def weights_hash(tensors: Iterable[tuple[str, torch.Tensor]]) -> str | None:
-    """Return a hash of tensors with their names, shapes and types. None if there are none."""
+    """Return a hash of tensors with their names, shapes and dtypes. None if there are none."""
     digest = hashlib.blake2b(digest_size=32)
     is_any = False
     for name, tensor in tensors:
@@ -33,12 +33,12 @@ def weights_hash(tensors: Iterable[tuple[str, torch.Tensor]]) -> str | None:
 
 
 def model_hash(model: torch.nn.Module) -> str | None:
-    """Return a hash of the weights of a model that is not training."""
+    """Return a hash of a model's weights, trainable or not."""
     return weights_hash(sorted(model.state_dict().items()))
 
 
 def frozen_hash(model: torch.nn.Module) -> str | None:
-    """Return a hash of the weights that do not train and are in no checkpoint, or None."""
+    """Return a hash of the frozen weights that checkpoints do not contain; None if none."""
     trained = {tensor.data_ptr() for tensor in trainable_state(model).values()}
     return weights_hash(
         (name, tensor)
@@ -48,7 +48,7 @@ def frozen_hash(model: torch.nn.Module) -> str | None:
 
 
 def _in_memory(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the plain tensors that a tensor consists of. A quantized tensor has several."""
+    """Yield the plain tensors of which a tensor consists. A quantized tensor has several."""
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
             yield from _in_memory(getattr(tensor, name))
@@ -60,7 +60,7 @@ def _in_memory(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _sums(tensor: torch.Tensor) -> torch.Tensor:
-    """Return one 64-bit number for each `WORDS` words, and one for the remaining bytes."""
+    """Return one 64-bit sum for each `WORDS` words, and one for the remaining bytes."""
     data = tensor.contiguous().view(-1)
     data = data.view(torch.uint8) if data.numel() else data.new_empty(0, dtype=torch.uint8)
     if data.storage_offset() % WORD_BYTES:
@@ -83,6 +83,6 @@ def _mixed(words: torch.Tensor) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=1)
 def _factors(device: str) -> torch.Tensor:
-    """Return an odd number for each position. Takes 8 MB."""
+    """Return an odd factor for each position, which takes 8 MB."""
     places = torch.arange(1, 2 * WORDS, 2, dtype=torch.int64, device=device)
     return places * FIRST_FACTOR

@@ -1,7 +1,7 @@
-"""A model that is too large for one process: its layers exist, but its weights stay on disk.
+"""Models that are too large for one process: the layers exist, but the weights stay on disk.
 
-Each weight is replaced by a parameter of its shape that takes no memory and computes as NaN. Each
-process later reads its own rows of each weight, when the model is sharded.
+Each weight is replaced by a parameter of its shape that takes no memory and contains NaN. When the
+model is sharded, each process reads its own rows of each weight.
 """
 
 import copy
@@ -31,7 +31,7 @@ LIES_IN = "lies_in"  # attribute of a parameter that stands for a weight on disk
 
 @dataclass(frozen=True)
 class WeightOnDisk:
-    """The location of a weight in a safetensors file: row-major, from byte `begin` on."""
+    """The location of a weight in a safetensors file: stored row by row, from byte `begin` on."""
 
     file: Path
     dtype: torch.dtype
@@ -39,7 +39,7 @@ class WeightOnDisk:
     begin: int
 
     def rows(self, first: int, count: int) -> torch.Tensor:
-        """Read some rows, along the first dimension, and nothing else from the file.
+        """Read `count` rows (along the first dimension) from row `first` on.
 
         Raises:
             OSError: the file is too short.
@@ -56,7 +56,7 @@ class WeightOnDisk:
 
 
 def weights_in(file: Path) -> Iterator[tuple[str, WeightOnDisk]]:
-    """Yield the weights of a safetensors file with a valid header, by name."""
+    """Yield the name and location of each weight in a valid safetensors file."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         header = parse_json(opened.read(length))
@@ -71,11 +71,11 @@ def weights_in(file: Path) -> Iterator[tuple[str, WeightOnDisk]]:
 def layers_on_disk(
     source: ModelSource, config: "PreTrainedConfig", options: LoadOptions
 ) -> torch.nn.Module:
-    """Create the model in a folder or on the Hub, with its weights on disk.
+    """Create a model from a folder or the Hub, and leave its weights on disk.
 
     Raises:
-        ValueError: its files have other weights than the model, because transformers converts them
-            when it loads the whole model.
+        ValueError: the files contain other weights than the model, because transformers converts
+            them when it loads the whole model.
     """
     give_back_large_blocks()  # each weight is freed before the next one is made
     model = _layers(config, options)
@@ -112,7 +112,7 @@ def layers_on_disk(
 
 
 def weight_bytes(source: ModelSource, options: LoadOptions) -> int:
-    """Return the size in bytes of a model's weights once loaded, from a folder or the Hub."""
+    """Return the bytes that a model's weights will take once loaded, from a folder or the Hub."""
     folder = source.folder if source.kind is SourceKind.FOLDER else _fetched(source, options)
     stored = (one for file in weight_files(folder) for _, one in weights_in(file))
     return sum(math.prod(one.shape) for one in stored) * options.dtype.itemsize
@@ -156,7 +156,7 @@ def _standing_for(
 
 
 def lies_in(parameter: torch.Tensor) -> WeightOnDisk | None:
-    """Return the location of the weight that a parameter stands for. None for a real weight."""
+    """Return where the weight of a placeholder parameter is on disk; None for a real weight."""
     stored: WeightOnDisk | None = getattr(parameter, LIES_IN, None)
     return stored
 
@@ -164,7 +164,7 @@ def lies_in(parameter: torch.Tensor) -> WeightOnDisk | None:
 def replace_parameters(
     model: torch.nn.Module, made: Mapping[torch.nn.Parameter, torch.nn.Parameter]
 ) -> None:
-    """Replace some parameters by others, everywhere if a parameter is used several times."""
+    """Replace parameters of the model wherever they are used, as mapped by `made`."""
     for module in model.modules():
         for name, owned in module._parameters.items():
             if owned is not None and owned in made:
@@ -172,10 +172,10 @@ def replace_parameters(
 
 
 def taken_out(model: torch.nn.Module) -> dict[str, WeightOnDisk | torch.Tensor]:
-    """Move all parameters to the meta device, and return what each stood for, by name.
+    """Move all parameters to the meta device, and return their weights by name.
 
-    Each stood for a weight on disk or for its own values. If no weight of the model is on disk,
-    return nothing and change nothing.
+    A weight is a location on disk or a tensor. If no weight of the model is on disk, return nothing
+    and change nothing.
     """
     named = dict(model.named_parameters())
     if not any(map(lies_in, named.values())):
@@ -190,10 +190,10 @@ def taken_out(model: torch.nn.Module) -> dict[str, WeightOnDisk | torch.Tensor]:
 def put_back(
     model: torch.nn.Module, weights: Iterable[tuple[str, torch.Tensor]], folder: Path
 ) -> None:
-    """Give a model with its weights on disk the trained weights, one after the other.
+    """Replace the placeholders of a model by trained weights, one after the other.
 
-    The weights are written to unnamed files of `folder`, which disappear when nothing uses them.
-    Weights that were not trained have no values from here on.
+    The weights are written to unnamed files in `folder`, which disappear when nothing uses them.
+    Placeholders of weights that were not trained move to the meta device.
     """
     parameters = dict(model.named_parameters())
     buffers = dict(model.named_buffers())
@@ -218,9 +218,9 @@ def _in_a_file(weight: torch.Tensor, folder: Path) -> torch.Tensor:
 
 
 def few_blocks(config: "PreTrainedConfig", options: LoadOptions) -> torch.nn.Module:
-    """Create a model of the same kind with random weights and few blocks.
+    """Create a model of the same kind with random weights and few layers, for tests.
 
-    It has the fewest blocks that include one of each kind, so a probe's result also holds for the
+    It has the fewest layers that include one of each kind, so a test's result also holds for the
     whole model.
     """
     shallow = copy.deepcopy(config)

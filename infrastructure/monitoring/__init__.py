@@ -1,1 +1,1 @@
-"""Layer 2: the display of a run: metrics in a file, in tables, on a page, in a report."""
+"""Layer 2: the monitoring of a run: metrics files, tables, the live page, the report."""

@@ -10,11 +10,11 @@
 | logs/errors/copier.txt | the same for the process that copies backups |
 | logs/system/system.jsonl | the machine, at each sample |
 | logs/system/alerts.jsonl | begin and end of alerts |
-| logs/output.txt | output of a detached run, and output that a closed terminal did not get |
+| logs/output.txt | output of a detached run, or after the terminal was closed |
 
-This module writes the first file. A line has time (seconds since 1970), level, logger and message;
-events add their numbers, and exceptions their traceback. `training.1.jsonl` is the previous file,
-and so on.
+This module writes the first of these files. Each line has the time (seconds since 1970), level,
+logger and message. Events also have numbers, and exceptions a traceback. When the file becomes too
+large, it is renamed to `training.1.jsonl`, and a new one begins.
 """
 
 import contextlib
@@ -57,9 +57,9 @@ class JsonLinesHandler(logging.Handler):
 
 
 def as_json(record: logging.LogRecord) -> dict[str, object]:
-    """Return the contents of the line for a log record.
+    """Return the JSON object that is written for a log record.
 
-    `extra={"numbers": {…}}` of a log call becomes keys of the line.
+    Numbers that a log call passes as `extra={"numbers": {…}}` become keys of the object.
     """
     line = {
         "time": record.created,
@@ -74,7 +74,10 @@ def as_json(record: logging.LogRecord) -> dict[str, object]:
 
 
 class RunLog:
-    """The log in a run directory, which has everything that Temper logs from `start` to `stop`."""
+    """The log file in a run directory.
+
+    Between `start` and `stop`, it gets everything that Temper logs.
+    """
 
     def __init__(self, run_directory: Path) -> None:
         self._handler = JsonLinesHandler(RotatingLineFile(run_directory / TRAINING_FILE))

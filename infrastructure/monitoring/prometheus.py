@@ -1,8 +1,8 @@
-"""The monitor's newest values for Prometheus, at `http://HOST:PORT/metrics`.
+"""A Prometheus endpoint with the monitor's newest values, at `http://HOST:PORT/metrics`.
 
-Names are `temper_` plus the keys of samples and metrics. Values of a GPU have the labels `gpu` and
-`name`. `grafana_dashboard.json` in this folder displays them. A request reads only values that are
-already in memory, so nothing is measured for it, and without requests there is no cost.
+Metric names are `temper_` plus the keys of samples and metrics. Values of a GPU have the labels
+`gpu` and `name`. `grafana_dashboard.json` in this folder displays them. A request reads only values
+that are already in memory, and measures nothing.
 """
 
 import logging

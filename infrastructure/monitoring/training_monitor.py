@@ -53,13 +53,14 @@ Probe = Callable[[], float | None]
 
 @dataclass(frozen=True)
 class TrainingMetrics:
-    """The metrics of one step, or of the steps since the last record. None is not measured.
+    """The metrics of one step, or of the steps since the last record. None means not measured.
 
     Attributes:
         timestamp: the time in seconds since 1970.
         batch_size: the number of examples in one optimizer step.
         gradient_norm: the norm of the gradients before clipping.
-        seconds_per_step: the time per step, with waiting for data, without evaluating and saving.
+        seconds_per_step: the time per step, including waiting for data, without evaluation and
+            saving.
         model_flops_utilization: the used share of the device's peak FLOPS, from 0 to 1.
         data_wait_percent: the share of a step that is spent waiting for data, in percent.
         memory_bytes: the peak memory of the process or the device.
@@ -83,7 +84,7 @@ class TrainingMetrics:
     num_tied_steps: float | None = None
 
     def values(self) -> dict[str, float]:
-        """Return the measured values by name, without time, step and epoch."""
+        """Return the metrics that were measured, by name, without time, step and epoch."""
         return {
             name: value
             for name, value in vars(self).items()
@@ -96,13 +97,14 @@ class TrainingMonitor:
 
     Args:
         directory: the run's directory; None writes no files.
-        thresholds: the limits beyond which an alert is raised. A mapping sets some of them by name.
+        thresholds: the limits beyond which an alert is raised. A mapping changes only the named
+            limits.
         sinks: the sinks to which alerts are sent; by default, Python's logging.
         interval_seconds: the time between two samples of the machine.
         cooldown_seconds: the minimum time between two alerts of one kind.
-        probes: functions that return further values for each sample, by key.
+        probes: key → a function that returns an additional value for each sample.
         on_sample: a function that is called with each sample, in the monitor's thread.
-        machine, gpus: the sources of readings; opened at the first sample if not given.
+        machine, gpus: the sources of readings; by default, those of this machine.
         clock: returns the time in seconds since 1970.
 
     Raises:
@@ -200,10 +202,10 @@ class TrainingMonitor:
         self._raise(alerts)
 
     def sample(self) -> Record:
-        """Sample the machine now. Return the record that `logs/system/system.jsonl` gets.
+        """Sample the machine now. Return the record as it is written to `logs/system/system.jsonl`.
 
-        The record has the keys `time`, `step`, those of a MachineReading, `gpus` (a list of
-        GpuReadings), and those of the probes.
+        The record has the keys `time` and `step`, the fields of a MachineReading, `gpus` (a list of
+        GpuReadings), and the keys of the probes.
         """
         with self._sampling:
             record: Record = {"time": self.clock(), "step": self.step, **self._look()}
@@ -224,10 +226,11 @@ class TrainingMonitor:
         """Return statistics over all samples.
 
         Returns:
-            A dictionary with the monitored `seconds`, `step`, `training` and `machine` (last, mean,
-            min, max and p95 of each value; p95 is the 95th percentile of recent values), `gpus`
-            (the same, with index and name), and `alerts` (`raised`: the number by rule; `open`: the
-            open incidents; `lost`: the number that did not reach a sink, if there are any).
+            A dictionary with these keys: `seconds` (the monitored time), `step`, `training` and
+            `machine` (for each value: last, mean, min, max and p95, the 95th percentile of recent
+            values), `gpus` (the same for each GPU, with index and name), and `alerts` (`raised`:
+            their number by rule; `open`: the open incidents; `lost`: the number of undelivered
+            alerts, if there are any).
         """
         with self._lock:
             started = self._started_at
@@ -261,7 +264,7 @@ class TrainingMonitor:
         ]
 
     def _watch(self) -> None:
-        """Run in the thread: sample at every interval, and deliver alerts as soon as they exist."""
+        """Sample the machine at every interval, and deliver alerts, until monitoring stops."""
         self._best_effort.attempt(
             phrase("monitoring.machine_readings"), self._read_machine
         )  # rates begin here
@@ -317,7 +320,7 @@ class TrainingMonitor:
             self._wake.set()
 
     def _deliver(self) -> None:
-        """Deliver all waiting alerts. The file gets begin and end, the sinks only the begin."""
+        """Deliver all waiting alerts. The log file gets begins and ends, the sinks only begins."""
         while self._waiting:
             alert = self._waiting.popleft()
             self._write("alerts", alert.record())
@@ -328,7 +331,7 @@ class TrainingMonitor:
         self._report_lost()
 
     def _report_lost(self, *, is_end: bool = False) -> None:
-        """Raise an alert on alerts that did not reach a sink, at the first one and at the end."""
+        """Raise an alert on undelivered alerts: after the first, and at the end of the run."""
         for sink in self.sinks:
             num_lost, why = getattr(sink, "lost", (0, ""))
             num_known = self._num_lost.get(sink.name, 0)

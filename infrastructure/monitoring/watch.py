@@ -1,7 +1,7 @@
 """`temper watch`: a run in the terminal, redrawn while it trains.
 
-The display uses rich. If the output cannot be redrawn (a pipe, a file, a notebook's `!` line), a
-line is printed whenever the run has advanced.
+The display uses rich. If the output cannot be redrawn (a pipe, a file, a `!` command in a
+notebook), a line is printed whenever there are new steps.
 """
 
 import math
@@ -67,11 +67,11 @@ def watch(
     """Show the run until it ends.
 
     Args:
-        is_once: show the current state, and return.
+        is_once: show the current state once, and return.
         interval_seconds: the time between updates; by default, a second, and longer between two
             lines in a pipe.
-        is_patient: keep showing an interrupted run until the user stops watching, because the run
-            may resume.
+        is_patient: continue to show an interrupted run until the user presses Ctrl-C, because the
+            run may resume.
 
     Returns:
         The state of the run at the end, one of `live_run.STATES`.
@@ -146,7 +146,7 @@ def _is_over(run: LiveRun, is_patient: bool) -> bool:
 
 
 def status_line(view: RunView) -> str:
-    """Return the run in one line: `step 120 of 500 · 24 % · loss 0.51 · about 12 min 03 s left`."""
+    """Return one line on the run: `step 120 of 500 · 24 % · loss 0.51 · about 12 min 03 s left`."""
     state = [] if view["state"] == "running" else [STATE_WORDS[view["state"]].lower()]
     numbers = [
         f"{line['name'].lower()} {line['text']}" for line in view["headlines"][:NUM_HEADLINES]
@@ -157,7 +157,7 @@ def status_line(view: RunView) -> str:
 
 
 def sparkline(points: Points, width: int, from_zero: bool = False) -> str:
-    """Return the points as at most `width` block characters, with a × for non-finite values."""
+    """Return a sparkline of at most `width` characters. A × marks a value that is not finite."""
     if not points or width < 1:
         return ""
     num_columns = min(width, len(points))
@@ -174,7 +174,7 @@ def sparkline(points: Points, width: int, from_zero: bool = False) -> str:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """Return the mean, or None if a value is not finite, so that such a step stays visible."""
+    """Return the mean of the values, or None if any of them is not finite."""
     return sum(values) / len(values) if all(map(math.isfinite, values)) else None
 
 
@@ -226,7 +226,7 @@ def _bar(share: float, style: str, width: int | None = None) -> ProgressBar:
 
 
 def _numbers(view: RunView, width: int) -> RenderableType | None:
-    """Return each chart as its newest value and, if it has more than one point, a line."""
+    """Return the newest value of each chart, with a sparkline if there is more than one point."""
     rows = []
     for key, chart in charts_of(view["curves"], view["evaluated"]).items():
         if (known := name_of(key)).is_detail:
@@ -266,7 +266,7 @@ def _machine(view: RunView, width: int) -> RenderableType | None:
 
 
 def messages(view: RunView) -> list[tuple[str, str]]:
-    """Return (text, style) of each message to show: problems, newest alerts and errors."""
+    """Return (text, style) of the messages to show: problems, and the newest alerts and errors."""
     lines = [(problem, "yellow") for problem in view["problems"]]
     lines += [(view["error"], "red")] if view["error"] else []
     lines += [(alert["text"], _style_of(alert)) for alert in view["alerts"][-MAX_MESSAGES:]]

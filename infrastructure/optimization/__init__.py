@@ -1,1 +1,1 @@
-"""Layer 2: fitting a run to its machine. It knows models and tensors, but no training loop."""
+"""Layer 2: fitting a run to its machine. It uses models and tensors, but no training loop."""

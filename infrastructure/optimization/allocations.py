@@ -1,6 +1,6 @@
-"""Counts of the tensors that lines of code allocate, and of the memory kept for backward.
+"""Counters of tensor memory: what each line of code allocates, and what autograd saves.
 
-Both are exact counts of storages, not samples, and equal on a CPU and on a GPU.
+Both count storages exactly instead of sampling, with the same result on a CPU and on a GPU.
 """
 
 import sys
@@ -21,7 +21,7 @@ TORCH_FOLDER = str(Path(torch.__file__).parent)
 
 
 class _NewTensors(TorchDispatchMode):
-    """A dispatch mode that calls `note` for every storage created inside the block."""
+    """A dispatch mode that calls `note` for every new tensor storage inside the block."""
 
     def note(self, line: str, storage: torch.UntypedStorage) -> None:
         raise NotImplementedError
@@ -44,7 +44,8 @@ class _NewTensors(TorchDispatchMode):
 
 
 class AllocationCounter(_NewTensors):
-    """A counter of the bytes of every tensor created inside the block, by the line that created it.
+    """A counter of the bytes of all tensors created inside the block, by the line that created
+    them.
 
     The line is the nearest one outside of torch. Tensors created in a backward pass count for the
     line that called it.
@@ -66,10 +67,10 @@ class AllocationCounter(_NewTensors):
 
 
 class LiveTensors(_NewTensors):
-    """A record of tensors created inside the block that Python or a graph still holds.
+    """A record of the tensors that are created inside the block and not freed yet.
 
-    Python's weak references are used, since a storage has one Python object as long as it lives,
-    whereas torch's own `StorageWeakRef` keeps the memory of freed storages.
+    Python's weak references are used, because torch's own `StorageWeakRef` prevents storages from
+    being freed.
     """
 
     def __init__(self) -> None:
@@ -85,14 +86,14 @@ class LiveTensors(_NewTensors):
             self._next_look = max(FIRST_LOOK, 2 * len(self._made))
 
     def grow_older(self) -> None:
-        """Mark the tensors created until now as old, to distinguish them from later ones."""
+        """Mark all tensors created so far as old, for `bytes_of_line(is_old=True)`."""
         self._age += 1
 
     def bytes_of_line(self, is_old: bool = False) -> Counter[str]:
-        """Return, for each `file:line`, the bytes of its tensors that are currently held.
+        """Return `file:line` → the bytes of tensors created there that are not freed yet.
 
         Args:
-            is_old: leave out tensors created since the last `grow_older`.
+            is_old: count only tensors created before the last `grow_older`.
         """
         sizes: Counter[str] = Counter()
         for reference, line, size, age in self._made:
@@ -103,7 +104,9 @@ class LiveTensors(_NewTensors):
 
 @contextmanager
 def kept_for_backward(model: torch.nn.Module) -> Iterator[list[int]]:
-    """Count the bytes that autograd saves inside the block. Yield a list with this number.
+    """Count the bytes that autograd saves for the backward pass inside the block.
+
+    Yield a list whose only item is this number.
 
     Each storage counts once. The model's own weights do not count.
     """

@@ -1,8 +1,8 @@
 """The search for the fastest micro-batch size that fits: `training.batch_size: auto`.
 
-Sizes are doubled from 1. The memory of each is first predicted from the previous ones, and a size
-is tried only if it should fit, because on a CPU a run that takes too much memory is killed. The
-function that runs the steps is passed in.
+Sizes are doubled from 1. The memory of each size is first predicted from the smaller ones, and a
+size is tried only if it should fit, because on a CPU a process that takes too much memory is
+killed. The function that runs the steps is passed in.
 """
 
 import time
@@ -30,7 +30,9 @@ SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Trial:
-    """The result for one micro-batch size: peak with the longest rows, speed with typical ones."""
+    """The result for one micro-batch size: peak memory with the longest rows, speed with typical
+    rows.
+    """
 
     size: int
     peak_bytes: int
@@ -39,7 +41,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class BatchChoice:
-    """The chosen size, and the reason why the search ended before the largest size, or ""."""
+    """The chosen micro-batch size, and why the search ended before the largest size, or ""."""
 
     size: int
     trials: tuple[Trial, ...]
@@ -65,12 +67,12 @@ class BatchChoice:
 
 
 class DoesNotFitError(InputError):
-    """An error for a run of which not even one example fits in memory."""
+    """An error for a run that does not fit into memory even with one example at a time."""
 
 
 @dataclass
 class BatchSizeSearch:
-    """A search that tries sizes and chooses one.
+    """A search for the fastest micro-batch size that fits into memory.
 
     Attributes:
         peak_of: returns the peak memory of a step with micro-batches of a given size, made of the
@@ -81,8 +83,9 @@ class BatchSizeSearch:
         idle_bytes: the memory in use between two steps, with gradients and optimizer.
         is_out_of_memory: returns whether an error means that memory ran out.
         free_memory: called after memory ran out.
-        way_out: the advice for the user if not even one example fits; "": use a larger machine.
-        seconds: the time after which no larger size is tried.
+        way_out: the advice for the user if not even one example fits; "" means advice to use a
+            larger machine.
+        seconds: the time limit of the search, after which no larger size is tried.
     """
 
     peak_of: Callable[[int], int]
@@ -98,8 +101,7 @@ class BatchSizeSearch:
         """Try the sizes 1, 2, 4, … up to `largest`, and return the choice.
 
         Args:
-            beside: a size that is always measured if it fits, and with which the others are
-                compared.
+            beside: a size that is always measured if it fits, for comparison with the others.
 
         Raises:
             DoesNotFitError: if one example takes more than the budget.
@@ -126,7 +128,7 @@ class BatchSizeSearch:
         return BatchChoice(chosen, tuple(trials), reason)
 
     def _why_not(self, size: int) -> str:
-        """Return why micro-batches of `size` cannot be used, or measure them and return ""."""
+        """Measure micro-batches of `size`; return why they cannot be used, or "" if they can."""
         predicted = self._line().peak_bytes(size) if self._peaks else self.idle_bytes
         if predicted > self.budget_bytes:
             about = {"size": size, "needed": gib(predicted), "budget": gib(self.budget_bytes)}
@@ -159,8 +161,9 @@ class BatchSizeSearch:
         return f"{seconds:.0f} s were spent" if best and seconds > self.seconds else ""
 
     def _fastest(self, started: float, beside: int | None) -> int:
-        """Return the fastest size after further measurements in turns, so no busy moment
-        decides.
+        """Return the fastest size, after measuring the best ones again in turns.
+
+        Measuring in turns keeps other load on the machine from deciding.
         """
         best = max(self._speeds.values())
         close = [

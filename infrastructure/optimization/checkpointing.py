@@ -1,4 +1,4 @@
-"""Gradient checkpointing: activations are recomputed in the backward pass instead of kept.
+"""Gradient checkpointing: activations are recomputed in the backward pass instead of stored.
 
 Method: Chen et al. 2016, arXiv 1604.06174, as implemented in transformers. There are four modes,
 each of which takes less memory and more time than the one before: "off", "selective" (every second
@@ -25,16 +25,16 @@ def can_checkpoint(model: torch.nn.Module) -> bool:
 
 
 def can_do(model: Any, mode: str) -> bool:
-    """Return whether a model that can checkpoint supports this mode.
+    """Return whether a model supports this mode of gradient checkpointing.
 
-    Older versions of transformers, such as that of a Colab runtime, support only "all".
+    With some versions of transformers, only "all" is supported.
     """
     known = inspect.signature(model.gradient_checkpointing_enable).parameters
     return OPTIONS[mode].keys() <= known.keys()
 
 
 def checkpoint_gradients(model: Any, mode: str) -> None:
-    """Set a mode of gradient checkpointing for a model, in a form that works with frozen inputs.
+    """Set the mode of gradient checkpointing of a model, so that it works with frozen embeddings.
 
     On a CPU "offload" is the same as "all", because the inputs are already in main memory.
 

@@ -1,4 +1,4 @@
-"""torch.compile, which is kept only if a measurement shows that it pays off within the run."""
+"""torch.compile, used only if a measurement shows that it saves time within the run."""
 
 import time
 from collections.abc import Callable
@@ -15,14 +15,14 @@ LEAST_GAIN = 0.1  # a smaller one may be chance; without it, similar runs comput
 
 @dataclass(frozen=True)
 class CompileDecision:
-    """The measurements behind the decision.
+    """The decision whether to compile a model, with the measurements behind it.
 
     Attributes:
         eager_seconds, compiled_seconds: the median time of one step without and with compiling;
             compiled_seconds is None if compiling failed.
         compile_seconds: the additional time of the first compiled steps.
         steps_left: the number of remaining steps of the run.
-        reason: why compiling was not possible, if it was not.
+        reason: why compiling was not possible; "" if it was.
     """
 
     eager_seconds: float
@@ -41,7 +41,7 @@ class CompileDecision:
 
     @property
     def pays(self) -> bool:
-        """True if the rest of the run ends sooner with compiling."""
+        """True if compiling makes the rest of the run shorter."""
         if self.compiled_seconds is None:
             return False
         is_faster = self.compiled_seconds < (1 - LEAST_GAIN) * self.eager_seconds
@@ -69,7 +69,7 @@ def decide_compiling(
     device: torch.device,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CompileDecision:
-    """Time a few steps without and with compiling, and leave the model in the better state.
+    """Time a few steps without and with torch.compile, and leave the model in the better state.
 
     Args:
         run_step: does the work of one step, forward and backward, on batch number 0, 1, … It must
@@ -78,7 +78,7 @@ def decide_compiling(
         steps_left: the number of remaining steps of the run.
 
     Returns:
-        The decision, which is already in effect.
+        The decision, which is already applied.
     """
 
     def timed(number: int) -> float:
@@ -106,7 +106,7 @@ def decide_compiling(
 
 
 def set_compiled(model: torch.nn.Module, is_on: bool, mode: str = "default") -> None:
-    """Compile a module in place, for all sequence lengths, or undo this."""
+    """Compile a module in place with torch.compile, for all sequence lengths, or undo this."""
     if is_on:
         model.compile(mode=mode, dynamic=True)
     else:

@@ -1,4 +1,4 @@
-"""Classification of errors, and release of the memory that they hold."""
+"""Classification of device errors, and release of the memory that an error keeps in use."""
 
 import gc
 import traceback
@@ -18,11 +18,11 @@ _NO_THREAD = "can't start new thread"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocation failed: CUDA's own error, or the CPU allocator's RuntimeError.
+    """Return whether an error means that memory ran out, on the GPU or on the CPU.
 
-    A thread that cannot be started counts if the kernel limits this process's memory: then memory
-    for its stack is missing. Without a limit there are too many threads, and smaller pieces do not
-    help.
+    "can't start new thread" counts only if the kernel limits this process's memory: then there was
+    no memory for the thread's stack. Without a limit, there are too many threads, and smaller
+    batches do not help.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
@@ -34,7 +34,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_device_fault(error: BaseException) -> bool:
-    """Return whether the GPU itself failed: every later call fails too, and its memory is lost."""
+    """Return whether the GPU itself failed, so that all later calls fail and its memory is lost."""
     if is_out_of_memory(error):
         return False
     is_cuda_error = isinstance(error, RuntimeError) and "CUDA error:" in str(error)
@@ -42,12 +42,12 @@ def is_device_fault(error: BaseException) -> bool:
 
 
 def can_be_halved(error: BaseException, micro_batch_size: int, batch_size: int) -> bool:
-    """Return whether `error` is a lack of memory that smaller pieces of the batch may avoid."""
+    """Return whether `error` is a lack of memory that smaller micro-batches may avoid."""
     return is_out_of_memory(error) and min(micro_batch_size, batch_size) > 1
 
 
 def release_traceback(error: BaseException) -> None:
-    """Clear the local variables of the calls that `error` passed through; they hold the graph."""
+    """Clear local variables in the traceback of `error`, which keep the autograd graph alive."""
     for one in _with_causes(error):
         traceback.clear_frames(one.__traceback__)
         one.__traceback__ = None

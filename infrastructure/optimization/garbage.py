@@ -1,8 +1,8 @@
-"""Garbage collection between steps, at fixed intervals, instead of in the middle of a step.
+"""Python garbage collection between steps, at fixed intervals, instead of in the middle of a step.
 
-Python searches for cycles whenever enough objects were created. With a large library loaded, the
-full search takes a tenth of a second and can happen in the middle of a step. Objects that exist
-when the training begins are excluded (`gc.freeze`), and the search runs when a step is over.
+Python collects garbage whenever enough objects have been created. With a large library loaded, a
+full collection takes a tenth of a second and can happen in the middle of a step. Here, objects that
+exist when training begins are excluded (`gc.freeze`), and collections run only between steps.
 """
 
 import gc
@@ -15,9 +15,10 @@ INTERVAL_SECONDS = 10.0
 
 
 class ScheduledCollection:
-    """Scheduled garbage collection, which replaces Python's own between `start` and `stop`.
+    """Scheduled garbage collection, which replaces Python's automatic one between `start` and
+    `stop`.
 
-    In between, `collect_if_due` collects.
+    Call `collect_if_due` between steps.
 
     Attributes:
         num_collections, seconds: the number of collections, and the time that they took.
@@ -37,7 +38,7 @@ class ScheduledCollection:
         self._has_frozen = False
 
     def start(self) -> None:
-        """Switch off Python's own collection. A second call does nothing."""
+        """Disable Python's automatic garbage collection. A second call does nothing."""
         if self._was_enabled is not None:
             return
         self._was_enabled = gc.isenabled()
@@ -53,7 +54,7 @@ class ScheduledCollection:
             self._collect()
 
     def stop(self) -> None:
-        """Restore Python's own collection with its earlier state."""
+        """Restore Python's automatic garbage collection as it was before `start`."""
         if self._was_enabled is None:
             return
         if self._has_frozen:

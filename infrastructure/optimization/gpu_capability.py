@@ -39,13 +39,14 @@ def refuse_fp8(device: torch.device) -> None:
 
 
 def train_in_fp8(model: torch.nn.Module, *, emulate: bool = False) -> torch.nn.Module:
-    """Let the linear layers of the model multiply in fp8, in place, and keep the names of weights.
+    """Convert the linear layers of the model, in place, to multiply in fp8; weights keep their
+    names.
 
     Every linear layer whose two widths are divisible by 16 is converted, except the output layer.
     Method: dynamic scaling per tensor (torchao).
 
     Args:
-        emulate: compute the same numbers slowly, without fp8 instructions, for tests.
+        emulate: compute the same numbers without fp8 instructions, which is slow; for tests.
     """
     float8: Any = require("torchao.float8", "mixed_precision='fp8'")
     config = float8.Float8LinearConfig(emulate=emulate, pad_inner_dim=True)
@@ -63,13 +64,13 @@ def train_in_fp8(model: torch.nn.Module, *, emulate: bool = False) -> torch.nn.M
 
 
 def best_attention(device: torch.device) -> str:
-    """Return transformers' fastest attention on this device: "flash_attention_2" or "sdpa"."""
+    """Return the fastest attention implementation on this device, by its name in transformers."""
     is_recent = device.type == "cuda" and torch.cuda.get_device_capability(device) >= AMPERE
     return "flash_attention_2" if is_recent and is_installed("flash_attn") else "sdpa"
 
 
 def use_tf32(device: torch.device) -> bool:
-    """Allow TF32 for fp32 matrix products if the GPU supports it. Return whether it does.
+    """Allow TF32 for fp32 matrix products if the GPU supports it; return whether it does.
 
     TF32 keeps fp32's range and 10 of its 23 bits of mantissa. Sums stay fp32.
     """
@@ -81,7 +82,7 @@ def use_tf32(device: torch.device) -> bool:
 
 
 def can_compile(device: torch.device) -> str | None:
-    """Return why torch.compile cannot generate code for this device, or None if it can."""
+    """Return why torch.compile cannot generate code for this device; None if it can."""
     if device.type == "cuda":
         if not is_installed("triton"):
             return phrase("optimization.triton_not_installed")
@@ -113,7 +114,7 @@ def require_capability(device: torch.device, least: float | None) -> None:
 
 
 def limit_gpu_memory(device: torch.device, limit_bytes: int | None, share: float | None) -> None:
-    """Limit this process's GPU memory to the smaller of a size and a share.
+    """Limit this process's GPU memory to a size and to a share of the total, whichever is smaller.
 
     Beyond the limit, torch raises its out-of-memory error, to which a run responds with smaller
     micro-batches. This does nothing on a CPU.

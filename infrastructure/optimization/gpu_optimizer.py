@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GpuUse:
-    """The use of one GPU over some time. Values that the card does not report are None."""
+    """The utilization of one GPU over some time. Values that the GPU does not report are None."""
 
     index: int
     name: str
@@ -52,13 +52,13 @@ class GpuUse:
 
 
 class GPUOptimizer:
-    """The GPU optimizer of this module. `create_gpu_optimizer` creates it.
+    """An optimizer of models for the available GPU, created by `create_gpu_optimizer`.
 
     Attributes:
         device: the device on which models are placed.
         precision: "fp32", "fp16", "bf16" or "fp8".
-        decisions: the measurements on compiling, by the name of the model.
-        applied: descriptions of the applied changes, by the name of the model.
+        decisions: the name of each model → the measurements on compiling it.
+        applied: the name of each model → descriptions of the changes that were made to it.
     """
 
     def __init__(
@@ -79,16 +79,16 @@ class GPUOptimizer:
         run_step: Callable[[torch.nn.Module, int], None] | None = None,
         num_steps: int = 0,
     ) -> torch.nn.Module:
-        """Return the model on its device, in its precision, with the fastest attention, compiled.
+        """Move a model to the device, set its precision and attention, compile it, and return it.
 
         Weights keep their format. The forward pass runs under autocast and returns fp32 if the
-        model returns a tensor. In processes that `accelerate launch` started, the model is
-        replicated in all of them, and they end their process group together at exit.
+        model returns a tensor. In processes started by `accelerate launch`, the model is
+        replicated, and the processes end their process group together at exit.
 
         Args:
             run_step: a function of `(model, number)` that runs the forward and backward pass of one
-                step and leaves the model unchanged. With it, compiling is measured, and kept only
-                if it pays off.
+                step and leaves the model unchanged. If given, compiling is measured, and kept only
+                if it makes the run faster.
             num_steps: the number of steps of the run.
         """
         notes = self.applied[name] = [f"device: {self.device}", f"precision: {self.precision}"]
@@ -111,7 +111,10 @@ class GPUOptimizer:
         return torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
 
     def monitor_gpu_utilization(self, duration: float = 60.0) -> list[GpuUse]:
-        """Watch the GPUs for `duration` seconds. Return an empty list at once if there are none."""
+        """Watch the GPUs for `duration` seconds, and return the utilization of each.
+
+        Without a GPU, return an empty list at once.
+        """
         readings = GpuReadings()
         try:
             seen: dict[int, list[GpuReading]] = {}

@@ -1,4 +1,4 @@
-"""Limits on how many kernels the CPU libraries keep in half precision.
+"""Limits on how many half-precision kernels the CPU libraries cache.
 
 oneDNN compiles a kernel for each matrix product and shape. PyTorch has a cache of its own in
 addition to that of oneDNN, and both keep 1,024 entries of half a megabyte each, or more on a CPU
@@ -21,10 +21,10 @@ CAPACITIES = {
 
 
 def bound_kernel_caches(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Limit the kernels that this process and its children keep. Variables already set stay.
+    """Limit the kernel caches of this process and its children, by environment variables.
 
-    The libraries read the environment variables once, at the first matrix product in half
-    precision. The limits do not change any result.
+    Variables that are already set keep their values. The libraries read the variables once, at the
+    first matrix product in half precision. The limits do not change any result.
     """
     for names, capacity in CAPACITIES.items():
         if not any(name in environment for name in names):

@@ -1,10 +1,10 @@
-"""The detection of memory that grows steadily, and of the line of code that holds it.
+"""Detection of memory leaks: memory that grows steadily, and the line of code that holds it.
 
 Watching costs almost nothing: one reading every few seconds. If memory has grown through two whole
-windows, and about as much in the second as in the first, living tensors are counted for a few
-readings, and then Python's own tracer (`tracemalloc`) runs for a few more. The lines whose objects
-accumulate are reported. Each of the two makes a step a fifth longer; both at once made it several
-times as long.
+windows of readings, and about as much in the second as in the first, live tensors are counted for a
+few readings, and then Python's `tracemalloc` runs for a few more. The lines whose objects
+accumulate are reported. Each of these two methods makes a step a fifth longer; both at once made it
+several times as long.
 
 "Steadily" is Kendall's rank correlation with time (Mann 1945): nearly every later reading is larger
 than nearly every earlier one. Memory that rises and falls, or jumps once, does not count; nor do
@@ -39,8 +39,8 @@ class Leak:
 
     Attributes:
         bytes_per_step: the bytes by which memory grows per step.
-        lines: each `file:line` with the bytes that accumulated while it was traced, the largest
-            first; empty for memory that Python does not see.
+        lines: pairs of `file:line` and the bytes that accumulated during tracing, the largest
+            first; empty if Python does not know who holds the memory.
     """
 
     bytes_per_step: float
@@ -56,10 +56,10 @@ class Leak:
 
 @dataclass
 class LeakWatch:
-    """A watch that is given readings of the memory in use, and reports at most one leak.
+    """A leak detector, which gets readings of the memory in use and reports at most one leak.
 
     Args:
-        min_growth_bytes: the growth over a window below which nothing is reported.
+        min_growth_bytes: growth over a window that is smaller than this is not reported.
         counts_tensors: whether to find the lines that create tensors. This must be off for a
             compiled model, because its code would run operation by operation.
     """
@@ -76,7 +76,7 @@ class LeakWatch:
     _held: Counter[str] = field(default_factory=Counter)
 
     def add(self, step: int, used_bytes: int) -> Leak | None:
-        """Record one reading. Return a `Leak` when the tracing after a suspicion is over."""
+        """Record one reading; return a `Leak` if tracing has just confirmed one, else None."""
         if self.is_reported:
             return None
         self._readings.append((step, used_bytes))
@@ -120,7 +120,7 @@ class LeakWatch:
         return growth >= enough and kendall(sizes) >= MIN_CORRELATION
 
     def _suspect(self, step: int) -> None:
-        """Start tracing if a second window grows like the one before it."""
+        """Start tracing if memory grew in this window as much as in the one before."""
         if len(self._readings) < self.window:
             return
         if not self._grows():
@@ -156,13 +156,16 @@ class LeakWatch:
 
 
 def kendall(values: list[int]) -> float:
-    """Return Kendall's tau of values and their order: 1 if each is larger than all before."""
+    """Return Kendall's rank correlation of values with their order: 1 if they always increase."""
     pairs = [(a, b) for i, a in enumerate(values) for b in values[i + 1 :]]
     return sum((b > a) - (b < a) for a, b in pairs) / len(pairs)
 
 
 def largest_lines(tensors: Counter[str]) -> tuple[tuple[str, int], ...]:
-    """Return the lines whose objects, created during tracing and still alive, use most memory."""
+    """Return the lines whose objects take most memory, of objects created during tracing.
+
+    Objects that have been freed do not count.
+    """
     gc.collect()
     sizes = Counter(tensors)
     for trace in tracemalloc.take_snapshot().traces:
@@ -172,7 +175,10 @@ def largest_lines(tensors: Counter[str]) -> tuple[tuple[str, int], ...]:
 
 
 def _own_line(traceback: tracemalloc.Traceback) -> str:
-    """Return the innermost line that is not in Python, an installed package or this module."""
+    """Return the innermost line of a traceback that is user code.
+
+    Python itself, installed packages and this module do not count as user code.
+    """
     for frame in reversed(traceback):
         name = frame.filename
         if not name.startswith((sys.prefix, sys.base_prefix, OWN_FOLDER, "<")):

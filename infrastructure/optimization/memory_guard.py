@@ -4,11 +4,11 @@
     ...
     action = guard.check()      # after each step
 
-Above `max_percent`, memory is released: garbage, free pages, caches. This limit applies to the
-whole machine, so if other programs are the cause, nothing more is done. `limit_bytes` applies to
-all processes of this training together. On a CPU under Linux, the system itself refuses memory
-beyond it (`hard_limit`), to which the training responds as to any lack of memory, with smaller
-micro-batches. Elsewhere the guard requests smaller micro-batches if the limit is exceeded.
+If more than `max_percent` of the machine's memory is in use, the guard releases memory: garbage,
+free pages, caches. It does no more than that, because other programs may be the cause.
+`limit_bytes` applies to all processes of this training together. On a CPU under Linux, the system
+itself refuses memory beyond this limit (`hard_limit`), and the training responds with smaller
+micro-batches. Elsewhere, the guard requests smaller micro-batches if the limit is exceeded.
 """
 
 import time
@@ -29,7 +29,7 @@ Release = Callable[[], int]
 
 
 class Action(StrEnum):
-    """The actions that `check` has taken or requests."""
+    """What `MemoryGuard.check` has done or requests."""
 
     NONE = "none"
     RELEASED = "released"
@@ -37,14 +37,14 @@ class Action(StrEnum):
 
 
 def machine_percent() -> float:
-    """Return the main memory in use on this machine, or in its container, in percent."""
+    """Return the percentage of main memory in use on this machine, or in its container."""
     now = memory()
     return 100.0 * (now.total_bytes - now.available_bytes) / now.total_bytes
 
 
 @dataclass
 class MemoryGuard:
-    """The guard of this module.
+    """A guard that enforces limits on main memory, when its `check` is called after each step.
 
     Args:
         max_percent: the percentage of main memory in use above which memory is released.
@@ -53,7 +53,8 @@ class MemoryGuard:
         release: functions that free memory and return the number of freed bytes.
 
     Attributes:
-        released_bytes, num_releases: the number of freed bytes, and the number of attempts.
+        released_bytes, num_releases: the number of freed bytes, and the number of attempts to free
+            memory.
         highest_bytes: the highest resident memory that `check` has seen.
     """
 
@@ -69,7 +70,7 @@ class MemoryGuard:
     _next: dict[str, float] = field(default_factory=dict)
 
     def used_bytes(self) -> int:
-        """Return the resident memory of this process, plus a recent value of its children's."""
+        """Return the resident memory of this process and, as last measured, of its children."""
         if self._is_due("children", CHILDREN_SECONDS):
             self._children = children_bytes()
         used = resident_bytes() + self._children
@@ -100,7 +101,7 @@ class MemoryGuard:
         return released
 
     def _may_release(self) -> bool:
-        """Return whether enough time has passed since the last release, which takes a while."""
+        """Return whether the last release was long enough ago, because a release is slow."""
         return self._is_due("release", RELEASE_SECONDS)
 
     def _is_due(self, what: str, seconds: float) -> bool:

@@ -1,4 +1,4 @@
-r"""The memory optimizer: it measures how memory is used, saves memory, and recommends more.
+r"""The memory optimizer: it measures memory use, reduces it, and recommends further reductions.
 
     optimizer = create_memory_optimizer(max_memory_percent=85.0)
     model = optimizer.optimize_for_training(model)
@@ -48,10 +48,10 @@ log = logging.getLogger(__name__)
 
 
 class MemoryOptimizer:
-    """The memory optimizer of this module. `create_memory_optimizer` checks its arguments.
+    """An optimizer of the memory use of a run, created by `create_memory_optimizer`.
 
     Attributes:
-        profiles: the profiles of the blocks that `memory_profiler` measured, the newest last.
+        profiles: the results of `memory_profiler`, the newest last.
         applied: descriptions of the changes that `optimize_for_training` made.
     """
 
@@ -68,11 +68,11 @@ class MemoryOptimizer:
         self._micro_batch_size = 1
 
     def optimize_for_training(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Set up a model to use less memory, and return it. The changes are listed in `applied`.
+        """Change a model so that it trains with less memory, and return it.
 
-        The cache for generation is switched off. Gradient checkpointing is switched on if
-        requested, or, with "auto", if weights, gradients and moments take more than half of the
-        memory that `max_memory_percent` leaves.
+        The changes are listed in `applied`. The cache for generation is switched off. Gradient
+        checkpointing is switched on if requested. With "auto", it is switched on if weights,
+        gradients and moments take more than half of the memory that `max_memory_percent` allows.
 
         Raises:
             ValueError: if checkpointing was requested, but the model does not support it.
@@ -94,8 +94,8 @@ class MemoryOptimizer:
     def create_memory_efficient_dataloader(self, dataset: Any, **options: Any) -> DataLoader[Any]:
         """Return a DataLoader whose workers and queues fit into memory.
 
-        The size of the first items is measured, so that waiting batches take at most a twentieth of
-        the available memory. The default of `batch_size` is 32, and a dataset with a length is
+        The size of the first items is measured, so that prefetched batches take at most a twentieth
+        of the available memory. The default of `batch_size` is 32, and a dataset with a length is
         shuffled unless `shuffle` is given. Every option of DataLoader can be given and takes
         precedence.
         """
@@ -116,9 +116,10 @@ class MemoryOptimizer:
 
     @contextmanager
     def memory_profiler(self, name: str) -> Iterator[MemoryProfile]:
-        """Measure a block: its peak memory, the memory it keeps, and the lines that allocate most.
+        """Measure a block of code: peak memory, memory not freed at its end, lines that allocate
+        most.
 
-        The profile is filled in when the block ends, logged, and kept in `profiles`.
+        When the block ends, the profile is filled in, logged, and appended to `profiles`.
         """
         with profile_memory(name) as profile:
             yield profile
@@ -127,7 +128,7 @@ class MemoryOptimizer:
             log.info("%s", line)
 
     def get_memory_info(self) -> MemoryInfo:
-        """Return the main memory, this process's part of it, and the GPUs' memory, in bytes."""
+        """Return the main memory, this process's share of it, and the memory of GPUs, in bytes."""
         return read_memory()
 
     def measure(
@@ -152,16 +153,16 @@ class MemoryOptimizer:
         return self._use
 
     def get_memory_recommendations(self) -> list[Recommendation]:
-        """Return recommended changes, with the memory that each saves for the optimized model.
+        """Return recommended changes, each with the memory that it saves for the optimized model.
 
-        Savings in activations are included after `measure`. Without a model, the list is empty.
+        Call `measure` first to include savings in activations. Without a model, the list is empty.
         """
         if self._use is None:
             return []
         return recommend(self._use, micro_batch_size=self._micro_batch_size)
 
     def release_if_needed(self) -> bool:
-        """Release memory if more than `max_memory_percent` is in use. Return whether it did."""
+        """Release memory if more than `max_memory_percent` is in use; return whether it was."""
         return self._guard.check() is Action.RELEASED
 
     def optimize(self) -> int:
@@ -182,8 +183,9 @@ class MemoryOptimizer:
         return "all" if crowded and can_checkpoint(model) else "off"
 
     def _available_bytes(self, model: torch.nn.Module) -> float:
-        """Return how many bytes may still be used under `max_memory_percent`, in the memory (GPU
-        or host) that holds the model.
+        """Return how many more bytes may be used under `max_memory_percent`.
+
+        This is memory of the GPU or the host, whichever holds the model.
         """
         info, share = read_memory(), self.max_memory_percent / 100
         device = next(model.parameters()).device
@@ -193,7 +195,10 @@ class MemoryOptimizer:
         return info.available_bytes - (1 - share) * info.total_bytes
 
     def _num_workers(self, dataset: Any, has_order: bool) -> int:
-        """Return the number of workers; 0 with few cores or items. Each costs some hundred MB."""
+        """Return the number of DataLoader workers, each of which takes some hundred MB.
+
+        The number is 0 with few cores or items.
+        """
         cores = processor().num_cores
         is_small = has_order and len(dataset) < 10 * BATCH_SIZE
         info = read_memory()
@@ -203,7 +208,7 @@ class MemoryOptimizer:
 
 
 def item_bytes(dataset: Any, has_order: bool) -> int:
-    """Return the mean size in bytes of the tensors and texts of the first items."""
+    """Return the mean size of the first items of a dataset: the bytes of tensors and texts."""
     items = [dataset[i] for i in range(min(SAMPLE_ITEMS, len(dataset)))] if has_order else None
     sample = list(islice(iter(dataset), SAMPLE_ITEMS)) if items is None else items
     return sum(map(_size, sample)) // max(1, len(sample))

@@ -1,9 +1,9 @@
 """The prediction of a run's memory from two small measured steps of the same run.
 
-A step's peak is a constant (the process, weights, gradients, optimizer) plus activations, which
-grow in proportion to the tokens of a micro-batch. Attention is isolated by example, so no term
-grows with the square of the batch. Two measured points give the line, whatever the model,
-precision, LoRA or checkpointing.
+The peak memory of a step is a constant (the process, weights, gradients, optimizer) plus
+activations, which grow in proportion to the tokens of a micro-batch. Attention is computed within
+each example, so no term grows with the square of the batch. Two measured points define the line,
+whatever the model, precision, LoRA or checkpointing.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ THREADS_OF_A_RANK = 10
 
 @dataclass(frozen=True)
 class MemoryPoint:
-    """The measured peak of one micro-batch. Its size is in tokens, or in rows of one length."""
+    """The measured peak memory of one micro-batch, with a size in tokens or equally long rows."""
 
     size: int
     peak_bytes: int
@@ -69,8 +69,9 @@ class MemoryBudget:
 
     Attributes:
         max_percent: the percentage of main memory for all programs together.
-        cpu_limit: a size or share of main memory for the training; None means no further limit.
-        gpu_limit: the same for a GPU's memory.
+        cpu_limit: the maximum main memory for the training, as a size or a share; None means no
+            further limit.
+        gpu_limit: the maximum memory of a GPU, as a size or a share; None means no further limit.
     """
 
     max_percent: float = MAX_MEMORY_PERCENT
@@ -89,11 +90,13 @@ class MemoryBudget:
         )
 
     def limit_bytes(self, device: torch.device, num_processes: int = 1) -> int:
-        """Return the memory in bytes that this process cannot exceed, or is not allowed to."""
+        """Return this process's limit in bytes: the memory that exists, or less if a setting limits
+        it.
+        """
         return replace(self, max_percent=100.0).size_bytes(device, num_processes)
 
     def way_out(self, device: torch.device) -> str:
-        """Return advice on how a run gets more memory: by a setting, or on another machine."""
+        """Return advice on how to give a run more memory, by a setting or with another machine."""
         on_gpu = device.type == "cuda"
         limit = self.gpu_limit if on_gpu else self.cpu_limit
         unlimited = replace(self, cpu_limit=None, gpu_limit=None)
@@ -103,11 +106,11 @@ class MemoryBudget:
         return phrase(code, limit=limit)
 
     def size_bytes(self, device: torch.device, num_processes: int = 1) -> int:
-        """Return the maximum memory for this process on `device`, given its free memory.
+        """Return the memory in bytes that this process may use on `device`, given the free memory.
 
         Args:
-            num_processes: the number of processes that train. On a CPU they share its memory, while
-                each has its own limit by the kernel (RLIMIT_DATA).
+            num_processes: the number of processes that train. On a CPU, they share main memory, and
+                the kernel limits each of them (RLIMIT_DATA).
         """
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)

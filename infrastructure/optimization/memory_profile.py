@@ -1,4 +1,4 @@
-"""The effect of a block of code on memory: its peak, the memory it keeps, and its allocations."""
+"""Memory profiling of a block of code: peak memory, memory not freed, and allocations by line."""
 
 import threading
 from collections.abc import Iterator
@@ -18,15 +18,15 @@ NUM_SHOWN = 5
 
 @dataclass
 class MemoryProfile:
-    """The memory use of one block of code, in bytes. It is complete when the block ends.
+    """The memory use of one block of code in bytes, filled in when the block ends.
 
     Attributes:
         before_bytes, after_bytes: the resident memory of this process before and after the block.
         peak_bytes: the highest resident memory in between.
         gpu_peak_bytes, gpu_delta_bytes: the peak and the change for this process's tensors on the
             current GPU; 0 without a GPU.
-        top_allocations: each `file:line` with the bytes of the tensors that it created, the largest
-            first. Freed tensors count, too.
+        top_allocations: pairs of `file:line` and the bytes of tensors created there, including
+            freed ones; the largest first.
     """
 
     name: str
@@ -39,12 +39,12 @@ class MemoryProfile:
 
     @property
     def delta_bytes(self) -> int:
-        """The bytes that the block kept; negative if it freed more than it took."""
+        """The growth of memory from the start to the end of the block; negative if it shrank."""
         return self.after_bytes - self.before_bytes
 
     @property
     def rise_bytes(self) -> int:
-        """The bytes by which the peak was above the start."""
+        """The growth of memory from the start of the block to its peak."""
         return max(0, self.peak_bytes - self.before_bytes)
 
     def lines(self) -> list[str]:
@@ -71,7 +71,7 @@ class MemoryProfile:
 
 @contextmanager
 def profile_memory(name: str, *, count_allocations: bool = True) -> Iterator[MemoryProfile]:
-    """Measure a block. The yielded profile is filled in when the block ends, also by an error.
+    """Measure the memory use of a block. The yielded profile is filled in when the block ends.
 
     Args:
         name: the name of the block, for the user.
@@ -107,10 +107,11 @@ def _start_gpu() -> int:
 
 @contextmanager
 def _peak_of_resident_memory() -> Iterator[list[int]]:
-    """Yield a list whose only entry is the peak so far, in bytes.
+    """Measure the peak of resident memory in a block. Yield a list whose only item is the peak so
+    far.
 
-    A thread checks every two milliseconds. If the block has the highest peak of the process so far,
-    the system's own high-water mark is exact and is used instead.
+    A thread samples memory every two milliseconds. If the block has the highest peak of the process
+    so far, the system's high-water mark is used instead, which is exact.
     """
     peak = [resident_bytes()]
     highest_before = peak_resident_bytes()

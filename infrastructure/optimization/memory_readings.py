@@ -1,8 +1,7 @@
 """Readings of memory in use, cheap enough for every step, and the release of unused memory.
 
-Sizes are in bytes. "Resident" memory is the part that is in main memory now. If child processes
-count, theirs is added. Pages that are shared with them then count twice, so the sum is never too
-small.
+Sizes are in bytes. "Resident" memory is the part of a process that is in main memory now. A sum
+over child processes counts shared pages several times, so it is never too small.
 """
 
 import gc
@@ -21,7 +20,9 @@ from infrastructure.core.process_memory import (
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """A GPU's memory: used by this process's tensors, kept by its allocator, free, and in total."""
+    """A GPU's memory: used by this process's tensors, reserved by its allocator, free, and in
+    total.
+    """
 
     index: int
     allocated_bytes: int
@@ -39,7 +40,7 @@ class MemoryInfo:
         total_bytes, available_bytes: the memory of the machine, or of the container if that is
             smaller.
         process_bytes: the resident memory of this process.
-        children_bytes: the resident memory of the processes that it started.
+        children_bytes: the resident memory of the processes that this process started.
         peak_process_bytes: the highest resident memory of this process so far.
     """
 
@@ -52,7 +53,7 @@ class MemoryInfo:
 
 
 def read_memory() -> MemoryInfo:
-    """Read all values. This takes about a millisecond."""
+    """Read the current memory of the machine, this process and the GPUs, in about a millisecond."""
     machine = memory()
     return MemoryInfo(
         total_bytes=machine.total_bytes,
@@ -65,7 +66,7 @@ def read_memory() -> MemoryInfo:
 
 
 def read_gpu(index: int) -> DeviceMemory:
-    """Return the memory of one GPU. This initializes the GPU if that was not done before."""
+    """Return the memory of one GPU, after initializing the GPU if necessary."""
     free, total = torch.cuda.mem_get_info(index)
     return DeviceMemory(
         index=index,
@@ -78,7 +79,7 @@ def read_gpu(index: int) -> DeviceMemory:
 
 
 def release_memory() -> int:
-    """Collect garbage and return free pages to the system and to the GPU's other users.
+    """Collect garbage, and return unused memory to the system and to other users of the GPU.
 
     Returns:
         The number of bytes by which this process's resident memory fell; 0 if nothing could be

@@ -1,9 +1,9 @@
-"""AdamW with its two moments, and its arithmetic, in main memory instead of the GPU's.
+"""AdamW that keeps its moments in main memory and computes its update on the CPU, for a GPU model.
 
 This saves 8 bytes of GPU memory for each trained fp32 weight, and costs two copies per step: the
 gradient to the CPU, and the weight back. Method: ZeRO-Offload (Ren et al. 2021, arXiv 2101.06840),
-on one GPU. The optimizers of torchao that do the same begin to copy gradients in the backward pass,
-before they are clipped or unscaled; this one copies them in the step.
+on one GPU. torchao's offloading optimizers copy gradients during the backward pass, before they are
+clipped or unscaled; this one copies them in the optimizer step.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class OffloadedAdamW(torch.optim.Optimizer):
-    """An optimizer that gives the same numbers as `torch.optim.AdamW(fused=True)` on a CPU.
+    """AdamW on the CPU for weights on any device.
+
+    It gives the same numbers as `torch.optim.AdamW(fused=True)` on a CPU.
 
     Args:
         params: parameters or parameter groups, on any device.
@@ -74,7 +76,7 @@ class OffloadedAdamW(torch.optim.Optimizer):
             parameter.copy_(weight)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state. torch moves the moments to the weights' device; this moves them back."""
+        """Load a state and keep the moments on the CPU; torch itself moves them to the weights."""
         super().load_state_dict(state_dict)
         for state in self.state.values():
             for name in (*MOMENTS, "step"):

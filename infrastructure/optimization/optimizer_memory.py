@@ -1,7 +1,7 @@
-"""The size of an optimizer's state for a model, in bytes, before its first step.
+"""Prediction of the size in bytes of an optimizer's state for a model.
 
-No optimizer is recognized by its name. Instead, a small one is created in the same way over samples
-of the model's weights and stepped once, and its state is counted.
+This works for any optimizer: a small one is created in the same way over samples of the model's
+weights and stepped once, and its state is measured.
 """
 
 import math
@@ -18,7 +18,7 @@ CreateOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
 def optimizer_state_bytes(
     create_optimizer: CreateOptimizer, model: torch.nn.Module, device_type: str | None = None
 ) -> int:
-    """Return the size in bytes of the state that an optimizer of the trainable weights will have.
+    """Predict the size in bytes of an optimizer's state for the model's trainable weights.
 
     Args:
         create_optimizer: a function that creates the optimizer for a module, and reads only the
@@ -42,7 +42,7 @@ def optimizer_state_bytes(
 
 
 class NamedParameters(torch.nn.Module):
-    """A module of parameters with the names that they have in another module."""
+    """A module that holds parameters of another module under the same names."""
 
     def __init__(self, named: dict[str, torch.nn.Parameter]) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class NamedParameters(torch.nn.Module):
 
 
 def _sample(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
-    """Return a weight of the same kind, with fewer rows if it is large, and a zero gradient."""
+    """Return a parameter of the same kind with a zero gradient, with fewer rows if it is large."""
     shape = list(parameter.shape)
     if shape and parameter.numel() > SAMPLE_NUMBERS:
         shape[0] = max(1, SAMPLE_NUMBERS // math.prod(shape[1:]))

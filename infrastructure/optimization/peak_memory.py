@@ -1,8 +1,8 @@
 """The peak memory of this process, in main memory or on a GPU, between two moments.
 
-Main memory is the resident set (RSS), read from the kernel's own high-water mark if that can be
-reset (Linux), and otherwise sampled by a thread. On a GPU it is the memory that torch's allocator
-has reserved, because all of that must fit.
+In main memory, this is the peak of the resident set (RSS): the kernel's high-water mark if it can
+be reset (Linux), or else the largest sample of a thread. On a GPU, it is the memory that torch's
+allocator has reserved, because all of that must fit.
 """
 
 import threading
@@ -21,7 +21,7 @@ SAMPLE_SECONDS = 0.005
 
 
 class PeakMemory:
-    """The peak memory since `start`, in bytes.
+    """A meter of the peak memory in bytes since `start`.
 
     Args:
         device: the device of the training; "cpu" means the main memory of this process.
@@ -32,7 +32,7 @@ class PeakMemory:
         self._sampler: _Sampler | None = None
 
     def start(self) -> None:
-        """Begin to measure a new peak, without earlier values."""
+        """Begin a new measurement of the peak; earlier values are discarded."""
         self.close()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -63,7 +63,7 @@ class PeakMemory:
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[PeakMemory]:
-    """Yield a `PeakMemory` that has started."""
+    """Yield a `PeakMemory` that has been started, and close it at the end of the block."""
     peak = PeakMemory(device)
     peak.start()
     try:

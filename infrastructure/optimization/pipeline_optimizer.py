@@ -1,9 +1,9 @@
-"""The settings that make a run fastest on this machine, tried one by one and measured.
+"""A search for the settings with which a run is fastest on this machine, by measurement.
 
-Each setting is tried together with the best values of the previous ones. A value is kept only if it
-pays off: the whole training, including an initial cost such as compiling, must be clearly faster
-with it, and it must fit into memory. The function that runs the steps is passed in;
-`optimize_pipeline` measures a data pipeline by itself.
+Settings are tried one by one, each together with the best values of the previous ones. A value is
+kept only if the whole training, including an initial cost such as compiling, is clearly faster with
+it and fits into memory. The function that runs the steps is passed in; `optimize_pipeline` measures
+a data pipeline by itself.
 """
 
 import math
@@ -26,13 +26,13 @@ NUM_BATCHES, BATCH_SIZE = 32, 32
 
 
 class HasPrefetch(Protocol):
-    """Settings that have a number of batches to prepare ahead."""
+    """Settings with a number of batches to prefetch."""
 
     prefetch_factor: int
 
 
 class Pipeline(Protocol):
-    """The part of a data pipeline that can be made faster while it is used."""
+    """What this module needs of a data pipeline: its settings and its batches."""
 
     @property
     def config(self) -> HasPrefetch: ...
@@ -55,10 +55,10 @@ def _not_given(_settings: Mapping[str, object]) -> "Measured":
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurement of a run with some settings.
+    """The measured speed and memory of a run with certain settings.
 
     Attributes:
-        setup_seconds: the time before this speed is reached, which is spent once.
+        setup_seconds: the one-time cost before this speed is reached, such as compiling.
     """
 
     tokens_per_second: float
@@ -72,10 +72,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Tried:
-    """One tried value of a setting. `refusal` says why it cannot be used, and is otherwise empty.
+    """The result of trying one value of a setting. `refusal` says why it cannot be used, or is "".
 
     Attributes:
-        best: the measurement with which it was compared.
+        best: the best measurement so far, with which this one is compared.
         num_tokens: the tokens of the whole training.
     """
 
@@ -90,7 +90,7 @@ class Tried:
 
 @dataclass
 class PipelineOptimizer:
-    """An optimizer that tries settings and keeps those that pay off.
+    """A search that tries values of settings and keeps those that make the run faster.
 
     Attributes:
         measure: a function that measures a run with some changed settings, and raises ValueError if
@@ -139,10 +139,11 @@ class PipelineOptimizer:
         return chosen
 
     def run(self, alternatives: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        """Return the changes that pay off, by key.
+        """Return setting → new value, for the changes that make the run faster.
 
         Args:
-            alternatives: the values to try by key, in this order, in addition to the current value.
+            alternatives: setting → the values to try, in addition to the current value; tried in
+                this order.
         """
         best = self._try("", None, {})
         for key, values in alternatives.items():
@@ -156,7 +157,7 @@ class PipelineOptimizer:
     def _try(
         self, key: str, value: object, settings: Mapping[str, object], best: Measured | None = None
     ) -> Measured | None:
-        """Return the measurement if it is better than `best`."""
+        """Measure a setting's value; return the measurement if it is better than `best`."""
         refusal, measured = "", None
         try:
             measured = self.measure(settings)

@@ -35,9 +35,10 @@ class MemoryUse:
     Attributes:
         activations_bytes: the memory kept for the backward pass of one micro-batch, or None if not
             measured.
-        checkpointed_bytes: the same for each mode of checkpointing that the model supports.
-        lora_bytes: the gradients and moments that LoRA matrices on the linear layers would need
-            instead.
+        checkpointed_bytes: mode → `activations_bytes` in this mode of gradient checkpointing, for
+            each mode that the model supports.
+        lora_bytes: the memory for gradients and moments of LoRA matrices on the linear layers, if
+            LoRA replaced full fine-tuning.
     """
 
     weights_bytes: int
@@ -50,12 +51,12 @@ class MemoryUse:
 
     @property
     def total_bytes(self) -> int:
-        """The total at the end of a forward pass."""
+        """The sum of all parts, which is the memory in use at the end of a forward pass."""
         fixed = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
         return fixed + (self.activations_bytes or 0)
 
     def of_examples(self, count: int) -> "MemoryUse":
-        """Return the memory use with the activations of `count` examples like the measured one."""
+        """Return the memory use of a micro-batch of `count` examples like the measured one."""
         if self.activations_bytes is None:
             return self
         several = {mode: count * size for mode, size in self.checkpointed_bytes.items()}
@@ -70,9 +71,9 @@ class Recommendation:
     Attributes:
         change: the setting, as the user writes it.
         saves_bytes: the memory that the change saves.
-        costs: a text on what the change costs in return.
-        is_measured: whether the saving was measured on this model and batch; otherwise it was
-            counted.
+        costs: a text on the disadvantage of the change.
+        is_measured: True if the saving was measured on this model and batch, False if it was
+            calculated.
     """
 
     change: str
@@ -90,12 +91,12 @@ def measure_use(
     forward: Forward | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> MemoryUse:
-    """Count the memory in use, and measure activations if `forward` can be run.
+    """Calculate the memory use of a model, and measure its activations if `forward` is given.
 
     Args:
         forward: a function that computes the loss of one micro-batch with gradients enabled. It may
-            change nothing but the random state. It is called once, and once for each mode of
-            checkpointing.
+            change nothing but the random state. It is called once without checkpointing, and once
+            for each mode of checkpointing.
         optimizer: the optimizer whose state is counted. Without one, or before its first step,
             AdamW's state is assumed.
     """

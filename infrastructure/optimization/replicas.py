@@ -1,4 +1,4 @@
-"""Models that launched processes (torchrun, accelerate) share, and the end of these processes.
+"""Replicas of a model in processes started by torchrun or accelerate, and a clean exit for these.
 
 If a process ends while a model still holds its process group, gloo's threads outlive the
 interpreter, which sometimes aborts (SIGABRT) although all work is done. So the replicas' references
@@ -43,7 +43,8 @@ def replicate(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
 
 
 def leave_together() -> None:
-    """End the process group. The replicas no longer train, and the models inside are unchanged.
+    """End the process group in all processes together. Replicas can no longer train; the models
+    inside them are unchanged.
 
     This is also safe if a script has ended its process group itself.
     """

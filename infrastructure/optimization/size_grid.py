@@ -1,12 +1,12 @@
-"""A grid of sizes, to which the lengths of a run's tensors are rounded up, so that they repeat.
+"""A grid of sizes to which tensor lengths are rounded up, so that tensor shapes repeat.
 
-Packed rows have another length at every step, and libraries prepare code for each new shape. On a
-CPU with bf16, oneDNN compiles a kernel for each layer and length (`kernel_caches.py` limits how
-many are kept). CUDA graphs and compiled code also have one shape. So lengths are rounded up to a
-multiple of a sixteenth of the power of two below them. This gives at most 16 sizes between a length
-and twice this length, and 2 to 3 % of padding. On a CPU, where only few kernels should be kept, the
-multiple is an eighth, with 8 sizes and 4 to 5 % of padding. The padding is masked: it contributes
-nothing to the loss, and no token attends to it.
+Packed rows have a different length at every step, and libraries prepare code for each new shape. On
+a CPU with bf16, oneDNN compiles a kernel for each layer and length (`kernel_caches.py` limits how
+many are kept). CUDA graphs and compiled code also work for only one shape. So lengths are rounded
+up to a multiple of a sixteenth of the power of two below them. This gives at most 16 sizes between
+a length and twice this length, and 2 to 3 % of padding. On a CPU, where only few kernels should be
+kept, the multiple is an eighth, with 8 sizes and 4 to 5 % of padding. The padding is masked: it
+contributes nothing to the loss, and no token attends to it.
 """
 
 from enum import StrEnum
@@ -20,10 +20,10 @@ SEGMENT_STEP = 16
 
 
 class SizeGrid(StrEnum):
-    """The ways of rounding lengths.
+    """The ways of rounding tensor lengths up.
 
-    The choice is stored in checkpoints and kept for the whole run, because sums over another number
-    of rows round differently, and dropout draws other numbers.
+    The choice is stored in checkpoints and kept for the whole run, because with other lengths, sums
+    round differently and dropout draws other random numbers.
     """
 
     EXACT = "exact"
@@ -32,11 +32,11 @@ class SizeGrid(StrEnum):
 
     @property
     def segment_step(self) -> int:
-        """The number of which the lengths of examples in attention are multiples."""
+        """The multiple to which the lengths of examples are rounded up in attention."""
         return 1 if self is SizeGrid.EXACT else SEGMENT_STEP
 
     def up(self, size: int) -> int:
-        """Return the smallest size of the grid that is not below `size`."""
+        """Return the smallest size of the grid that is at least `size`."""
         if self is SizeGrid.EXACT:
             return size
         parts_bits = 3 if self is SizeGrid.EIGHTHS else 4

@@ -1,5 +1,5 @@
-"""Layer 3: one run, whatever trains it: its directory, lock, backups, restore, repair, summary.
+"""Layer 3: one training run: its directory, lock, backups, restore, repair and summary.
 
-No module of this package imports torch or depends on a training loop. `deployment` and the bridge
-to transformers use this package.
+No module of this package imports torch or depends on a particular training loop. `deployment` and
+the bridge to transformers use this package.
 """

@@ -40,12 +40,14 @@ def advice_at_end(
     """Return at most one piece of advice, such as to use an earlier, better checkpoint.
 
     Args:
-        best_metric: the metric that scores checkpoints, see `training.best_metric`.
-        best_is_greater: whether greater is better.
+        best_metric: the metric by which checkpoints are compared, see `training.best_metric`.
+        best_is_greater: whether a greater value of that metric is better.
         num_epochs: the number of trained epochs; 0 if unknown.
-        before, after: numbers on held-out data; empty if there is no held-out data.
+        before, after: metrics on held-out data before and after training; empty without held-out
+            data.
         is_cut_short: whether `training.max_steps` ended the training.
-        freezes_new_weights: whether a LoRA was trained next to weights that were never trained.
+        freezes_new_weights: whether only a LoRA was trained although the model has newly
+            initialized weights, which stay random.
     """
     longer = _longer(num_steps, num_epochs, is_cut_short)
     if freezes_new_weights:  # a longer training would not help
@@ -112,11 +114,10 @@ def advice_at_end(
 def _better(
     run: RunDirectory, num_steps: int, metric: str, is_greater: bool, now: float | None
 ) -> AdviceRecord | None:
-    """Return advice to use a kept checkpoint if it is clearly better than the final model.
+    """Return advice to use an earlier checkpoint if it is clearly better than the final model.
 
     Args:
-        now: the final value of the metric (lower is better); by default, that of the last
-            checkpoint.
+        now: the final model's value of the metric; by default, that of the last checkpoint.
     """
     store = Store(run.checkpoints)
     try:

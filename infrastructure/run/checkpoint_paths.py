@@ -1,4 +1,7 @@
-"""Functions on checkpoints, which are given by the path of their manifest. Loads no torch."""
+"""Functions on checkpoints. A checkpoint is given by the path of its manifest file.
+
+Loads no torch.
+"""
 
 import logging
 from pathlib import Path
@@ -50,7 +53,7 @@ def best_of(store: Store) -> Path | None:
 
 
 def verify(checkpoint: Path) -> None:
-    """Compare every byte of a checkpoint with what was written.
+    """Check that every byte of a checkpoint is as it was written.
 
     Raises:
         CheckpointError: if a part is missing or has changed.

@@ -1,9 +1,9 @@
-"""Comparison of the recorded facts of a run with the current ones, before the run resumes.
+"""A comparison of the settings and other facts of a run, as recorded and now, before it resumes.
 
-A changed setting that affects the result stops the resume, and the error names the flag value that
-accepts the change. Another machine or library version is only recorded, because it may change
-rounding. Both sides are plain JSON values. A judge, one for each kind of training, decides which
-facts are compared and which may change.
+If a setting that affects the result has changed, the run does not resume, and the error names the
+flag that accepts the change. Another machine or library version may change rounding, so it is only
+recorded. The facts are JSON values. For each kind of training, a `Judge` decides which facts are
+compared and which may change.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Difference:
-    """A fact that has changed.
+    """A setting or other fact that has changed since the run was recorded.
 
     Attributes:
         name: the name of the fact for `--accept`.
@@ -61,7 +61,7 @@ class Difference:
 
 
 class RunChangedError(CheckpointError):
-    """An error for facts that affect the result and changed since a checkpoint was saved.
+    """An error for settings or data that affect the result and changed since the last checkpoint.
 
     Attributes:
         differences: the refused differences.
@@ -85,13 +85,13 @@ class Judge(Protocol):
         """Return why these differences cannot be accepted."""
 
     def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
-        """Return other remedies for the user, apart from restoring the previous state."""
+        """Return what the user can do instead of undoing or accepting the changes."""
 
 
 def check_compatible(
     was: Facts, now: Facts, judge: Judge, accepted: Collection[str] = ()
 ) -> list[Difference]:
-    """Return the differences that are harmless, only affect rounding, or are accepted.
+    """Return the differences with which a run may resume, or raise an error.
 
     Args:
         was: the facts in a checkpoint; empty if none were recorded.
@@ -100,6 +100,8 @@ def check_compatible(
     Raises:
         RunChangedError: if a difference that is not accepted changes the result. The error lists
             all of them.
+
+    These differences are harmless, affect only rounding, or are accepted by the user.
     """
     differences = list(judge.differences(was, now)) if was else []
     refused = [
@@ -154,7 +156,7 @@ def _judged_version(package: str, was: str | None, current: str | None) -> Verdi
 
 
 def in_words(agreed: Sequence[Difference], step: int) -> list[str]:
-    """Return messages on the differences that matter but do not stop the run from resuming.
+    """Return messages on the differences with which a run resumes. Harmless ones are left out.
 
     Args:
         step: the step from which the run resumes.

@@ -1,4 +1,4 @@
-"""The judge of runs of `temper train`, which compares settings by name, and other facts.
+"""The rules by which `temper train` compares the settings and data of a run before it resumes.
 
 `training.resume.fingerprint` collects these facts.
 """
@@ -62,10 +62,10 @@ FACT_NAMES = tuple(dict.fromkeys([*COMPARED_FACTS, *MACHINE_FACTS, CODE, *PART_N
 
 
 class ConfigurationJudge:
-    """The judge of runs with a configuration; see `compatibility.Judge`."""
+    """The rules for runs that have a configuration; see `compatibility.Judge`."""
 
     def differences(self, was: Facts, now: Facts) -> list[Difference]:
-        """Return the settings, facts and versions that differ."""
+        """Return the settings, facts and checkpoints that differ."""
         return [
             *_settings(was, now),
             *_facts(was, now),
@@ -91,7 +91,7 @@ class ConfigurationJudge:
 
 
 def recorded_grid(was: Facts) -> SizeGrid:
-    """Return the rounding of batch lengths in a checkpoint's run, which a resume has to use again.
+    """Return the rounding of batch lengths that a run used. A resume must use the same one.
 
     Raises:
         CheckpointError: if the rounding is unknown to this release.
@@ -104,10 +104,11 @@ def recorded_grid(was: Facts) -> SizeGrid:
 
 
 def canonical_name(name: str) -> str:
-    """Return the displayed name of a difference from its name, its key or its flag's name.
+    """Return the displayed name of a setting or fact, given its name, its key or its flag.
 
     Raises:
-        ValueError: if no difference has this name. The message suggests the nearest one.
+        ValueError: if there is no setting or fact of this name. The message suggests the nearest
+            one.
     """
     known = names()
     if (shown := accepted_name(name)) in known:
@@ -122,7 +123,10 @@ def canonical_name(name: str) -> str:
 
 
 def accepted_name(name: str) -> str:
-    """Return the displayed name that a user means, who may give a flag; an unknown one as it is."""
+    """Return the displayed name of a setting or fact. Return an unknown name unchanged.
+
+    The user may have given its name, its key or its flag.
+    """
     known = names()
     return known.get(name) or known.get(key_of_keyword(name.removeprefix("--")), name)
 
@@ -186,9 +190,9 @@ def _facts(was: Facts, current: Facts) -> Iterator[Difference]:
 
 
 def _parts(was: Facts, current: Facts) -> Iterator[Difference]:
-    """Yield the parts that differ, except settings and the files that settings name.
+    """Yield the differences in data and parts, apart from settings and the files that they name.
 
-    Older checkpoints have no record of parts.
+    Checkpoints of older releases have no record of parts.
     """
     if PARTS not in was:
         return
@@ -207,12 +211,12 @@ def _parts(was: Facts, current: Facts) -> Iterator[Difference]:
 
 
 def _code(was: Facts, current: Facts) -> Iterator[Difference]:
-    """Yield one difference for all user-defined parts with a changed source file.
+    """Yield one difference that lists all user-defined parts whose source code has changed.
 
-    An added or removed part is not included, because it shows as a different setting. Older
-    checkpoints have no hashes of source files, or none of the files that a part imports. A file
-    that is imported only before or only now is ignored, because the file that imports it has
-    changed, too.
+    Added and removed parts are not included, because they appear as changed settings. Checkpoints
+    of older releases have no hashes of source files, or no hashes of imported files. If a part
+    imports a file only before or only now, that file is ignored, because the file with the import
+    has changed, too.
     """
     before, now = was.get(CODE, {}), current.get(CODE, {})
     both = [(group, name) for group in before for name in before[group]]
@@ -252,9 +256,9 @@ def _hashes(code: Facts, files: Sequence[str]) -> object:
 
 
 def _has_other_labels(was: Facts, current: Facts) -> bool:
-    """Return whether answers are marked by another version of the labels.
+    """Return whether a checkpoint's run used another rule for choosing the trained tokens.
 
-    Older checkpoints do not record this version.
+    Checkpoints of older releases do not record the rule.
     """
     return bool(was.get("labels", 1) != current.get("labels", 1))
 

@@ -5,7 +5,7 @@ from infrastructure.run.record_types import Summary
 
 
 def cost_of(price_per_hour: str | None, seconds: float) -> Summary:
-    """Return the entry on the cost for summary.json; empty if no price is given.
+    """Return the entry on the cost for summary.json; empty if no price per hour is given.
 
     Args:
         seconds: the duration of all sessions so far.

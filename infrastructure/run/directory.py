@@ -114,7 +114,7 @@ class RunDirectory:
         return cast(RunRecord, contents)
 
     def read_configuration(self) -> DeploymentConfig:
-        """Return the configuration that the run began with.
+        """Return the configuration with which the run began.
 
         Raises:
             ValueError: if run.json is missing, damaged, or not written by a run of `temper train`.
@@ -140,10 +140,12 @@ class RunDirectory:
         return True
 
     def read_settings(self) -> DeploymentConfig:
-        """Return the configuration that the run began with. A Trainer's run has only some settings.
+        """Return the configuration with which the run began.
 
         Raises:
             ValueError: if run.json is missing, damaged, or not written by a run.
+
+        A run of a custom Trainer has recorded only some of the settings.
         """
         if not self.is_of_a_trainer():
             return self.read_configuration()
@@ -175,11 +177,13 @@ class RunDirectory:
 
 
 def plan_run(output_dir: Path, name: str) -> RunDirectory:
-    """Return the directory of a new run, without creating it. Its id has the time and `name`.
+    """Return the directory of a new run, without creating it.
 
-    The time is the current one, or, if the newest run in `output_dir` has the same or a later time,
-    the next one after it. So the order of runs is right even if two start at the same instant, or
-    the clock or time zone moves back.
+    The id of the run contains the time and `name`.
+
+    The time is the current one. If the newest run in `output_dir` has the same or a later time, the
+    next possible time after that is used. So runs sort in their order of creation even if two start
+    at the same moment, or the clock is set back.
 
     Raises:
         ValueError: if `output_dir` is not writable.
@@ -207,7 +211,7 @@ def default_name(model: str, method: str) -> str:
 
     Args:
         model: "embedded", a name on the hub, or the path of a folder.
-        method: as in `training.method`; "sft" is left out of the name.
+        method: the method, as in `training.method`; "sft" is not part of the name.
     """
     path = Path(model).expanduser()
     name = model
@@ -219,18 +223,21 @@ def default_name(model: str, method: str) -> str:
 
 
 def is_called(run: RunDirectory, name: str) -> bool:
-    """Return whether a run's directory has the name of a run that was called `name`."""
+    """Return whether a run's directory belongs to a run that was given the name `name`."""
     return run.run_id == name or _in_file_name(name) in run.run_id
 
 
 def name_within(run_id: str) -> str:
-    """Return the name in a run's id, without time and suffix, or the id itself if it has none."""
+    """Return the name in a run's id, without its time and suffix.
+
+    An id without a time is unchanged.
+    """
     own = _OWN_NAME.fullmatch(run_id)
     return own[1] if own else run_id
 
 
 def is_named_in_id(run_id: str, name: str) -> bool:
-    """Return whether a run's id shows that the user gave the run this name."""
+    """Return whether a run's id contains the name that the user gave to the run."""
     return name_within(run_id) == _in_file_name(name)
 
 

@@ -1,6 +1,6 @@
 """The end of a run: summary.json with its seal, the report, and the backup of a finished run.
 
-The seal contains the hashes of the files that are not written to any more.
+The seal contains the hashes of all files that do not change after the end of the run.
 """
 
 import logging
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Progress(Protocol):
-    """The progress of a run, with the fields that its `TrainingState` has, too."""
+    """The progress of a run. `TrainingState` has the same fields."""
 
     step: int
     total_steps: int
@@ -84,12 +84,13 @@ def _sentence(error: BaseException) -> str:
 
 
 def record_running(run: RunDirectory, total_steps: int, first_step: int = 0) -> None:
-    """Write a summary.json that is valid until the run ends. It stays if the run is killed.
+    """Write a preliminary summary.json, which stays if the run is killed.
 
-    The cost of earlier sessions, and the steps at which they ended, are kept.
+    The cost of earlier sessions, and the steps at which they ended, are copied from the existing
+    file.
 
     The step from which the run resumed is also written to run.json. This file is part of every
-    version, whereas a restored run has no summary.json of earlier sessions.
+    backup, whereas a restored run has no summary.json of earlier sessions.
 
     Args:
         first_step: the number of completed steps if the run resumes.
@@ -112,7 +113,7 @@ def record_running(run: RunDirectory, total_steps: int, first_step: int = 0) -> 
 
 
 def _continuation(earlier: Summary, record: BaseRunRecord, first_step: int) -> Continuation | None:
-    """Return a record that the run resumes now, or None if the run starts."""
+    """Return the record of this resume for summary.json, or None for a first start."""
     if (back := record.get("brought_back")) is not None:
         return {"step": first_step, "was_killed": back["was_killed"], "place": back["place"]}
     if "status" in earlier:
@@ -144,9 +145,9 @@ def _read_summary(run: RunDirectory) -> Summary:
 
 
 def seal(run: RunDirectory, summary: Summary) -> None:
-    """Write summary.json with the hashes of the files that are not written to any more.
+    """Write summary.json with the hashes of all files that no longer change.
 
-    The file already exists without hashes, so finished work is not lost if the disk fails now.
+    A summary.json without hashes already exists, so no result is lost if this write fails.
     """
     try:
         summary["paths"] = paths_of(run.path)
@@ -157,7 +158,7 @@ def seal(run: RunDirectory, summary: Summary) -> None:
 
 
 def write_report_of(run: RunDirectory) -> None:
-    """Write the report. If this fails, only log the error, so that finished work is not lost."""
+    """Write the report page. If this fails, only log the error, because the run is finished."""
     try:
         write_report(run.path)
     except Exception as failure:
@@ -171,7 +172,7 @@ def has_sealed_report(run: RunDirectory) -> bool:
 
 
 def complete_finished(run: RunDirectory, copies: RunReplication, seconds: float) -> Summary:
-    """Have the destination confirm a finished run, within `seconds`, and close the copier.
+    """Wait at most `seconds` until the destination has confirmed a finished run. End the copier.
 
     Returns:
         The contents of summary.json with the current status of the backup.

@@ -1,4 +1,4 @@
-"""Look-up of the run that a command resumes, so that two equal commands start only one run.
+"""A search for the run that a command resumes, so that repeating a command starts no second run.
 
 Loads no torch.
 """
@@ -41,10 +41,11 @@ log = logging.getLogger(__name__)
 
 
 class Beginning:
-    """A lock that a process holds while it looks for a matching run and begins its own.
+    """A lock that a process holds while it searches for a run to resume or starts a new one.
 
-    Without it, two equal commands at the same instant would find no run, and would train the same
-    run twice. If the output folder is not writable, there is no lock, and no run can start.
+    Without the lock, two equal commands at the same moment would both find no run, and would train
+    the same run twice. If the output folder is not writable, there is no lock, and no run can
+    start.
 
     Raises:
         ValueError: if another process holds the lock. The message names it.
@@ -93,10 +94,10 @@ class Beginning:
 def newest_of_this_purpose(
     config: DeploymentConfig, accepted: Collection[str]
 ) -> RunDirectory | None:
-    """Return the newest run in `config.output_dir` that trains what `config` specifies.
+    """Return the newest run in `config.output_dir` with the same settings as `config`, or None.
 
-    A run whose settings were changed during training does not match, even if `config` has its old
-    or its new settings, unless the changes are accepted.
+    If settings of a run were changed during training, the run does not match, even if `config` has
+    its old or its new settings, unless `accepted` names these changes.
 
     Args:
         accepted: names of settings that may differ; see `configuration_judge.names`.
@@ -107,9 +108,10 @@ def newest_of_this_purpose(
 def changed_under_way(
     config: DeploymentConfig, accepted: Collection[str]
 ) -> tuple[RunDirectory, list[str]] | None:
-    """Return the newest run whose settings changed during training, and messages on the changes.
+    """Return the newest run with these settings that were changed during training, and messages.
 
-    It began or ended with these settings. The changes are messages.
+    The run began with the settings of `config`, or has them now. Each message describes a change
+    that `accepted` does not name.
     """
     for run, changes in _of_these_settings(config, accepted):
         if changes:
@@ -122,7 +124,8 @@ def _of_these_settings(
 ) -> Iterator[tuple[RunDirectory, list[tuple[int, Change]]]]:
     """Yield the runs that began with the settings of `config` or have them now, the newest first.
 
-    Each run is returned with those changes during training that are not accepted.
+    With each run, yield the changes of settings during training that `accepted` does not name, each
+    with its step.
     """
     for path in reversed(run_folders(Path(config.output_dir))):
         run = RunDirectory(path)
@@ -148,9 +151,9 @@ def _of_these_settings(
 
 
 def has_other_settings(run: RunDirectory, config: DeploymentConfig) -> bool:
-    """Return whether any part of a run was trained with other settings than those of `config`.
+    """Return whether any setting of a run differs from `config`, even if that was accepted.
 
-    Accepted changes count as other settings, too.
+    Settings count as they were at the newest checkpoint.
     """
     began = None
     recorded: Mapping[str, object] = {}
@@ -163,10 +166,9 @@ def has_other_settings(run: RunDirectory, config: DeploymentConfig) -> bool:
 
 
 def unfinished_beside(config: DeploymentConfig) -> tuple[RunDirectory, list[str]] | None:
-    """Return the newest unfinished run of the same data and model with other settings.
+    """Return the newest unfinished run that has the same model and data but other settings.
 
-    Runs that a process is training are left out. The second value has messages on the settings that
-    differ.
+    Runs that are being trained are left out. Also return a message for each setting that differs.
     """
     for path in reversed(run_folders(Path(config.output_dir))):
         run = RunDirectory(path)
@@ -200,7 +202,7 @@ def _as_written(value: object) -> str:
 
 
 def wanted_beside(began: DeploymentConfig | None, config: DeploymentConfig) -> Mapping[str, object]:
-    """Return the settings of `config` that are compared with those of a run.
+    """Return the settings of `config` to compare with those of a recorded run.
 
     Args:
         began: the configuration that the run recorded, or None if it is unknown.
@@ -213,17 +215,17 @@ class Loading:
     """The library that loads the model of a run.
 
     Attributes:
-        configured: `model.backend` when the run began, or None if its run.json is lost.
-        taken: the library that `auto` resolved to.
+        configured: the value of `model.backend` when the run began, or None if run.json is lost.
+        taken: the library that is actually used, if the setting is `auto`.
     """
 
     configured: object
     taken: str
 
     def is_same(self, wanted: object) -> bool:
-        """Return whether `wanted`, a command's `model.backend`, loads the model as this run did.
+        """Return whether `wanted`, a value of `model.backend`, selects this run's library.
 
-        This matters because Unsloth changes the model that it loads.
+        The library matters because Unsloth changes the model that it loads.
         """
         if (
             self.configured is None
@@ -240,7 +242,7 @@ def is_same(
     accepted: Collection[str],
     loaded_by: Loading | None = None,
 ) -> bool:
-    """Return whether two sets of settings differ only in accepted ones.
+    """Return whether two sets of settings are equal, apart from those that `accepted` names.
 
     Args:
         loaded_by: the library that loads the model of the run, or None if only `recorded` is known.
@@ -252,7 +254,7 @@ def is_same(
 def _differing(
     recorded: Mapping[str, object], wanted: Mapping[str, object], loaded_by: Loading
 ) -> Iterator[str]:
-    """Yield the differing keys as `differing_keys` does, with `model.backend` if it matters."""
+    """Yield the keys of the settings that differ; `model.backend` only if that matters."""
     yield from (key for key in differing_keys(recorded, wanted) if key != BACKEND)
     if not loaded_by.is_same(wanted.get(BACKEND, "auto")):
         yield BACKEND
@@ -282,7 +284,10 @@ def has_met_bad_losses_otherwise(run: RunDirectory, config: DeploymentConfig) ->
 
 
 def settings_now(run: RunDirectory, began_with: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the settings of the newest checkpoint, which include changes during training."""
+    """Return the settings at the newest checkpoint, including changes during training.
+
+    Without a readable checkpoint, return `began_with`.
+    """
     store = Store(run.checkpoints)
     for name in store.versions():
         try:
@@ -293,7 +298,7 @@ def settings_now(run: RunDirectory, began_with: Mapping[str, object]) -> Mapping
 
 
 def settings_in(values: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the settings that a version was trained with; empty if a custom loop recorded none."""
+    """Return the settings in the values of a checkpoint; empty if a custom loop recorded none."""
     identity = values.get("identity")
     settings = identity.get("settings") if isinstance(identity, Mapping) else None
     return settings if isinstance(settings, Mapping) else {}

@@ -1,10 +1,10 @@
-"""The changes of a run during training, and the step of each.
+"""The history of a run: the settings and data that changed during training, and at which steps.
 
 If a run resumed with another learning rate, other rows or another library, neither its first nor
-its last settings describe it. So each version contains the history of its state, which is restored
-with it. run.json contains the same history for display, and is written before the first step after
-a change. Only changes that led to the current state are included: if the run goes back to an
-earlier version, later changes are dropped with the later versions. Loads no torch.
+its last settings describe all of it. So each checkpoint contains the history up to it. run.json
+contains the same history for display, and is written before the first step after a change. Only
+changes that led to the current state are included: if the run goes back to an earlier checkpoint,
+later changes are dropped. Loads no torch.
 """
 
 import re
@@ -40,10 +40,10 @@ Change = TypedDict(
 
 
 class HistoryEntry(TypedDict):
-    """The changes in one resume of a run.
+    """The changes with which a run resumed once.
 
     Attributes:
-        step: the step of the version from which the run resumed.
+        step: the step of the checkpoint from which the run resumed.
         command: the command line, without secrets.
         data: the description of the data, as in `RunRecord`, if the data changed.
     """
@@ -59,15 +59,15 @@ History = Sequence[HistoryEntry]
 
 
 def history_in(values: Mapping[str, object]) -> list[HistoryEntry]:
-    """Return the history in a record: the values of a version, run.json or summary.json."""
+    """Return the history in a record: the values of a checkpoint, run.json or summary.json."""
     entries = [one for one in objects_in(values.get(HISTORY)) if isinstance(one.get("step"), int)]
     return cast(list[HistoryEntry], entries)
 
 
 def history_of(run: RunDirectory, step: int | None = None) -> list[HistoryEntry]:
-    """Return the history of the newest version of a run, or of the newest version of `step`.
+    """Return the history of a run up to its newest checkpoint, or up to the newest one at `step`.
 
-    For a run without versions, return the history in run.json.
+    For a run without such a checkpoint, return the history in run.json.
 
     Raises:
         OSError: if the run cannot be read.
@@ -91,7 +91,7 @@ def history_of(run: RunDirectory, step: int | None = None) -> list[HistoryEntry]
 
 
 def _until(history: list[HistoryEntry], step: int | None) -> list[HistoryEntry]:
-    """Return the changes that affected training up to `step`, or all changes if `step` is None."""
+    """Return the entries that affected training up to `step`, or all entries if `step` is None."""
     return [entry for entry in history if step is None or entry["step"] < step]
 
 
@@ -102,13 +102,15 @@ def extend_history(
     step: int,
     describe_data: Callable[[], dict[str, object]],
 ) -> list[HistoryEntry]:
-    """Return the history of a run that resumes from a version with these values.
+    """Return the history of a run that resumes now, with the changes since its checkpoint.
 
-    The history is on the disk in run.json when this returns.
+    The history is also written to run.json.
 
     Args:
         agreed: the differences with which the run resumes; harmless ones are omitted.
         describe_data: returns the description, for run.json, of the data that the run resumes with.
+
+    `values` are those of the checkpoint from which the run resumes.
     """
     history = history_in(values)
     changes = [_change(d) for d in agreed if d.verdict is not Verdict.HARMLESS]
@@ -177,7 +179,7 @@ def deciding(history: History) -> Iterator[tuple[int, Change]]:
 
 
 def not_accepted(history: History, accepted: Collection[str]) -> list[tuple[int, Change]]:
-    """Return the changes whose names are not accepted, each with its step."""
+    """Return the changes whose names are not in `accepted`, each with its step."""
     return [(step, change) for step, change in deciding(history) if change["name"] not in accepted]
 
 
@@ -220,12 +222,12 @@ def public_history(history: History) -> list[JsonObject]:
 
 
 def _is_path(value: JsonValue) -> bool:
-    """Return whether a value names a file on the user's machine."""
+    """Return whether a value is the path of a file on the user's machine."""
     return isinstance(value, str) and value.startswith(("/", "~", "."))
 
 
 def _is_shown(value: JsonValue) -> bool:
-    """Return whether a value is meaningful to the user, and so can be displayed."""
+    """Return whether a value means something to the user, unlike a hash."""
     is_hash = isinstance(value, str) and re.fullmatch(r"[0-9a-f]{12,}", value) is not None
     return isinstance(value, str | int | float | None) and not is_hash
 
@@ -233,7 +235,7 @@ def _is_shown(value: JsonValue) -> bool:
 def stretches(history: History, name: str, last_step: int) -> list[tuple[int, int, JsonValue]]:
     """Return (first step, last step, value) for each range of steps with one value of a setting.
 
-    Empty: the setting did not change.
+    If the setting did not change, the list is empty.
     """
     changes = [(step, change) for step, change in deciding(history) if change["name"] == name]
     if not changes:

@@ -1,9 +1,9 @@
-"""The parts that determine the result of a run, as values that can be saved and compared.
+"""A description of everything that determines the result of a run, as values to save and compare.
 
-Temper's own runs, TRL's methods and the callback all use these parts. A part is a JSON value: plain
+It is used by Temper's own loop, by TRL's methods and by the callback. Each part is a JSON value:
 settings as they are, rows and weights as hashes, and user-defined objects by their code and the
-plain values that they hold. Objects that cannot be inspected are reported, and nothing is guessed
-about them. Loads no torch.
+simple values in them. Objects that cannot be inspected are reported and not compared. Loads no
+torch.
 """
 
 import functools
@@ -59,7 +59,7 @@ def new_key() -> str:
 
 
 def block_size(num_rows: int) -> int:
-    """Return the number of rows in a block with its own hash, so that MOST_BLOCKS suffice."""
+    """Return the number of rows that share a hash, so that at most MOST_BLOCKS are needed."""
     return max(1, ceil_div(num_rows, MOST_BLOCKS))
 
 
@@ -69,7 +69,7 @@ def row_digest(key: str) -> "hashlib.blake2b":
 
 
 def keyed(key: str, text: str) -> str:
-    """Return the keyed hash of a text, such as a plain hash of rows."""
+    """Return the keyed hash of a text, such as an unkeyed hash of rows."""
     digest = row_digest(key)
     digest.update(text.encode())
     return digest.hexdigest()
@@ -77,14 +77,14 @@ def keyed(key: str, text: str) -> str:
 
 @dataclass
 class ObjectReader:
-    """A converter of objects to JSON values that are equal if the objects do the same.
+    """A converter of objects to JSON values, which are equal for objects that behave alike.
 
     Args:
-        known: returns the JSON value of an object that a higher layer knows, such as weights, or
-            None for an object that it does not know.
+        known: a function that returns the JSON value of a special object, such as weights, or None
+            for any other object.
 
     Attributes:
-        unseen: the names of things that cannot be compared.
+        unseen: descriptions of the objects that cannot be compared.
         packages: the top-level names of installed packages that contain code of the objects.
     """
 
@@ -94,7 +94,10 @@ class ObjectReader:
     _inside: list[int] = field(default_factory=list)
 
     def read(self, value: object, name: str) -> JsonValue:
-        """Return the JSON value of `value`. `name` says where the value was found, for reports."""
+        """Return the JSON value of `value`.
+
+        `name` describes in messages where the value was found.
+        """
         if value is None or isinstance(value, bool | int):
             return value
         if isinstance(value, float):
@@ -169,7 +172,7 @@ class ObjectReader:
         return {"name": qualname, "files": files, **self._bases(target, name)}
 
     def code_of_module(self, module: str, name: str) -> JsonValue:
-        """Return the identity of a module that user-defined code uses."""
+        """Return the name of an installed module, or hashes of a user-defined one."""
         if _is_installed(module) or (code := code_at(f"{module}:")) is None:
             return module
         return {code["file"]: code["sha256"], **code.get("imports", {})}
@@ -180,10 +183,10 @@ class ObjectReader:
         return {"bases": [*read]} if read else {}
 
     def _source(self, target: object, name: str) -> dict[str, JsonValue]:
-        """Return hashes of the source of a user-defined object, and of the user code that it uses.
+        """Return hashes of an object's source and of all user-defined code that it uses.
 
-        A class is hashed by the source of its methods, because a notebook does not provide the
-        source of a class.
+        For a class, the source of each method is hashed, because the source of a whole class is not
+        available in a notebook.
         """
         functions = dict(_functions_of(target))
         texts: dict[str, JsonValue] = {}
@@ -211,7 +214,7 @@ class ObjectReader:
         return used
 
     def _bound(self, function: types.FunctionType, name: str) -> dict[str, JsonValue]:
-        """Return the values that a function is bound to: defaults, and variables of its closure."""
+        """Return the defaults of a function and the variables of its closure, as JSON values."""
         if _is_installed(function.__module__):
             return {}
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -235,7 +238,7 @@ def is_ours(target: object) -> bool:
 
 
 def is_own(target: object) -> bool:
-    """Return whether a class or function is user-defined: not by Temper or an installed package."""
+    """Return whether a class or function is user-defined, not part of Temper or of a package."""
     return not is_ours(target) and not _is_installed(str(getattr(target, "__module__", "")))
 
 
@@ -284,12 +287,12 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 def part_differences(
     was: Facts, now: Facts, *, same_libraries: bool, verdicts: Mapping[str, Verdict] | None = None
 ) -> Iterator[Difference]:
-    """Yield the parts that have changed.
+    """Yield a difference for each part that has changed since the run was recorded.
 
     Args:
-        same_libraries: whether library versions are equal. Another version may represent its own
-            parts differently.
-        verdicts: the verdicts on parts by name; for all other parts, a difference changes the
+        same_libraries: whether all library versions are equal. Another version of a library may
+            describe its own parts differently.
+        verdicts: how much a difference matters, by name of the part; by default, it changes the
             result.
     """
     for name in dict.fromkeys([*was, *now]):
@@ -312,7 +315,7 @@ def _known_to_both(before: JsonValue, current: JsonValue) -> tuple[JsonValue, Js
 
 
 def _differing(before: JsonValue, current: JsonValue) -> tuple[JsonValue, JsonValue]:
-    """Return only the keys in which two values differ, for display in records."""
+    """Return both values with only the keys in which they differ."""
     if not isinstance(before, dict) or not isinstance(current, dict):
         return before, current
     keys = [key for key in {**before, **current} if before.get(key) != current.get(key)]
@@ -325,7 +328,7 @@ def _differing(before: JsonValue, current: JsonValue) -> tuple[JsonValue, JsonVa
 
 
 def _in_words(name: str, before: JsonValue, current: JsonValue) -> str:
-    """Return a message on the differences of a part, with at most three values."""
+    """Return a message that shows at most three differences between two values of a part."""
     leaves = list(_leaves(name, before, current))
     more = f" and {len(leaves) - MOST_SHOWN} more" if len(leaves) > MOST_SHOWN else ""
     return redact("; ".join(leaves[:MOST_SHOWN]) + more)
@@ -353,9 +356,9 @@ def _leaves(name: str, before: JsonValue, current: JsonValue) -> Iterator[str]:
 def _changed_rows(
     name: str, before: Mapping[str, JsonValue], current: Mapping[str, JsonValue]
 ) -> str:
-    """Return a message that rows have changed, with their numbers if they are known and differ.
+    """Return a message that rows have changed, with the number of rows if that has changed.
 
-    If the number of rows is the same, the message says where the first changed row is.
+    Otherwise the message says where the first changed row is, if that is known.
     """
     counts = before.get(NUM_EXAMPLES), current.get(NUM_EXAMPLES)
     if counts[0] == counts[1] or None in counts:
@@ -382,7 +385,7 @@ def _short(value: JsonValue) -> str:
 
 
 def what_cannot_be_compared(unseen: Sequence[str]) -> list[str]:
-    """Return the message, shown at the start, on the parts that a resume cannot compare."""
+    """Return a message that lists the objects which cannot be compared when the run resumes."""
     if not unseen:
         return []
     return [phrase("run.not_compared_on_resume", parts="; ".join(dict.fromkeys(unseen)))]

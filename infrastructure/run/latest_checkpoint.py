@@ -21,14 +21,14 @@ class SavedCheckpoint:
 
 
 class SavedSteps:
-    """The checkpoints of the run in `run_path`, for repeated queries. A manifest is read once."""
+    """The checkpoints of a run, for repeated queries. Each manifest is read only once."""
 
     def __init__(self, run_path: Path) -> None:
         self.store = Store(run_path / "checkpoints")
         self._known: dict[str, SavedCheckpoint | None] = {}
 
     def newest(self) -> SavedCheckpoint | None:
-        """Return the newest checkpoint that a resume may choose.
+        """Return the newest checkpoint from which the run may resume.
 
         Return None if there is none, or if the folder cannot be read.
         """

@@ -22,9 +22,9 @@ DIRECTORIES = ("final", "tokenizer", "resume")  # replaced atomically
 
 @contextmanager
 def waited_for(run_path: Path, seconds: float) -> Iterator[None]:
-    """Hold the lock of the run in `run_path`, after waiting for a process that holds it.
+    """Wait for the lock of the run in `run_path`, and hold it inside the block.
 
-    Such a process may have finished training and still wait for the backup.
+    A process that holds the lock may have finished training and be waiting for the backup.
 
     Raises:
         ValueError: if that process still runs after `seconds`. The message names the process.
@@ -66,10 +66,12 @@ def only_trainer_of(run_path: Path) -> Iterator[None]:
 
 
 def refuse_trained_elsewhere(run_path: Path) -> None:
-    """Check that no other process trains the run, before anything is printed about resuming it.
+    """Raise an error if another process trains the run.
 
     Raises:
         ValueError: if another live process trains the run. The message names that process.
+
+    Call this before anything about resuming the run is printed.
     """
     with _locked(run_path):
         pass

@@ -13,7 +13,7 @@ from infrastructure.core.messages import phrase
 
 
 def check_spelling(output_dir: Path) -> None:
-    """Check that a path is valid UTF-8, because some libraries cannot write to other paths.
+    """Raise an error if a path is not valid UTF-8, because some libraries cannot write to it.
 
     Raises:
         ValueError: if the path is not valid UTF-8.

@@ -1,4 +1,4 @@
-"""A progress bar for long operations. It is shown only to a user, never in redirected output."""
+"""A progress bar for long operations, shown on a terminal or in a notebook."""
 
 import os
 import sys
@@ -24,9 +24,10 @@ class _QuietTqdm(_Tqdm):
 
 @contextmanager
 def byte_bar(what: str) -> Iterator[MoveBar]:
-    """Yield a function of (bytes done, total bytes) that moves a progress bar.
+    """Yield a function that updates a progress bar, given the bytes done and the total bytes.
 
-    The bar is shown only at a terminal or in a notebook. A total of None means that it is unknown.
+    The bar is shown only on a terminal or in a notebook. None as the total means that it is
+    unknown.
     """
     is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     bar = _QuietTqdm(

@@ -1,4 +1,4 @@
-"""The part of run.json that all runs have: command, settings with their origin, machine."""
+"""The part of run.json that all runs have: the command, the machine, settings and their sources."""
 
 import shlex
 import sys
@@ -27,7 +27,7 @@ def base_record(
     """Return the part of run.json that is the same for all training loops.
 
     Args:
-        settings: for each key, the value and where it was set.
+        settings: key → the value of the setting, and where it was set.
         versions: the versions of Python and of packages.
     """
     return {
@@ -62,7 +62,7 @@ def record_brought_back(run: RunDirectory, place: str, was_killed: bool) -> None
 
 
 def shown(value: object) -> JsonValue:
-    """Return a setting as JSON. If it is a text, secrets in it are masked."""
+    """Return the value of a setting as JSON, with secrets masked if it is a string."""
     if isinstance(value, str):
         return redact(value)
     return value if isinstance(value, int | float | bool | list | dict | None) else str(value)

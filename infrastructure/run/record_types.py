@@ -10,7 +10,7 @@ from infrastructure.core.json_text import JsonObject, JsonValue
 
 
 class SettingRecord(TypedDict):
-    """A setting, and where it was set."""
+    """The value of a setting, and where it was set."""
 
     value: JsonValue
     source: str
@@ -36,7 +36,7 @@ class BroughtBack(TypedDict):
     Attributes:
         place: the destination, without a password.
         was_killed: whether the run had been killed instead of stopped normally, as far as its
-            version shows.
+            checkpoint shows.
     """
 
     place: str
@@ -50,7 +50,7 @@ class BaseRunRecord(TypedDict, total=False):
         created: the local time of creation with its UTC offset, as ISO 8601.
         command: the command line, without secrets.
         hardware: the facts about the machine, with `device` and `processes` of the run.
-        went_on: the resumes, as in summary.json, but copied with the versions.
+        went_on: the record of each resume, as in summary.json. run.json is part of every backup.
         brought_back: the restore of the run; present until the run resumes.
         history: the changes during training, oldest first; see `run.history`.
     """
@@ -74,7 +74,7 @@ class DecidedSetting(TypedDict):
 
 
 class RunRecord(BaseRunRecord, total=False):
-    """The run.json of a run of Temper's own loop.
+    """The contents of run.json for a run of Temper's own training loop.
 
     Attributes:
         configuration: the configuration, as `DeploymentConfig.from_dict` reads it; always present.
@@ -98,7 +98,7 @@ class RunRecord(BaseRunRecord, total=False):
 
 
 class TrainerRunRecord(BaseRunRecord, total=False):
-    """The run.json of a Trainer's run.
+    """The contents of run.json for a run of a Hugging Face Trainer.
 
     Attributes:
         trainer: the class of the Trainer's arguments.
@@ -164,11 +164,11 @@ class StageRecord(TypedDict):
 
 
 class ForecastRow(TypedDict):
-    """A forecast quantity and its actual value. `error` is relative to the actual value.
+    """A quantity in the forecast, with its actual value. `error` is relative to the actual value.
 
     Attributes:
-        first_step: the number of completed steps at the forecast, if the run resumed. Both values
-            then cover only the remaining steps.
+        first_step: the number of completed steps when the forecast was made, if the run was
+            resumed. Both values then cover only the remaining steps.
     """
 
     what: str
@@ -193,7 +193,7 @@ class CostRecord(TypedDict):
 
 
 class ExampleRecord(TypedDict, total=False):
-    """A held-out prompt, and the model's answers before and after training."""
+    """A held-out prompt, with the model's answers before and after training."""
 
     prompt: str | None
     expected: str | None
@@ -219,16 +219,16 @@ class Summary(TypedDict, total=False):
         status: a `RunStatus`; always present.
         reason, signal, error: the reason why the run stopped, or the signal or error that ended it.
         before, after: metrics on held-out data, by name.
-        held_out_changed_after: the step after which the held-out rows changed, so that the earlier
-            measurement is not comparable and is omitted; missing if they did not change.
+        held_out_changed_after: the step after which the held-out rows changed; missing if they did
+            not change. The metrics from before the change are omitted, because they are not
+            comparable.
         loss_function: the loss function of these metrics if it is not a built-in one.
         system_prompt: the system prompt of all rows; missing if there is none or more than one.
-        has_context: whether the rows contain the context of their questions; missing if they do
-            not.
-        num_pairs: the number of held-out pairs of a better and a worse answer that were ranked.
-        went_on: the resumes after the run had ended early, the oldest first.
+        has_context: True if the rows contain a context for each question, and otherwise missing.
+        num_pairs: the number of held-out pairs of a chosen and a rejected answer that were ranked.
+        went_on: the record of each resume, the oldest first.
         history: the changes during training, as in run.json; missing if there were none.
-        files: the seal, that is, the hash of each file that is not written to any more.
+        files: the seal, that is, the hash of each file that no longer changes.
     """
 
     status: str

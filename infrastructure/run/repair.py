@@ -1,4 +1,4 @@
-"""Repair of the versions and small files of a run, before the run is looked up and resumes.
+"""Repair of the checkpoints and small files of a run, before the run resumes.
 
 Only files on this machine are checked. The destination is read only to replace damaged files.
 """
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 def repair_records(output_dir: Path, options: BackupConfig, report: Callable[[str], None]) -> None:
     """Restore each damaged or missing run.json in `output_dir`, so that its run is found again.
 
-    A run that a live process trains is skipped.
+    Runs that are being trained are skipped.
     """
     for path in run_folders(output_dir):
         if RunDirectory(path).has_record() or not is_free(path):
@@ -45,7 +45,7 @@ def repair_records(output_dir: Path, options: BackupConfig, report: Callable[[st
 
 
 def is_free(path: Path) -> bool:
-    """Return whether no live process trains the run in `path`."""
+    """Return whether no running process trains the run in `path`."""
     lock = Lock(path / LOCK_FILE)
     try:
         return lock.take(wait=False, where_there_are_none=True)
@@ -61,7 +61,7 @@ def _stores(path: Path, options: BackupConfig) -> list[Store]:
 
 
 def repair_run(run: RunDirectory, options: BackupConfig, report: Callable[[str], None]) -> None:
-    """Repair the versions and small files of a run. The caller must hold the lock of the run.
+    """Repair the checkpoints and small files of a run. The caller must hold the lock of the run.
 
     Raises:
         StorageError: if the local disk fails.
@@ -78,7 +78,7 @@ def repair_run(run: RunDirectory, options: BackupConfig, report: Callable[[str],
 
 
 def repair_records_of(run: RunDirectory) -> None:
-    """Restore run.json and the tokenizer of a run from its own versions, and log each repair."""
+    """Restore run.json and the tokenizer of a run from its own checkpoints, and log each repair."""
     if not is_free(run.path):
         return
     with contextlib.suppress(OSError, CheckpointError):
@@ -89,9 +89,9 @@ def repair_records_of(run: RunDirectory) -> None:
 
 
 def write_seal(run: RunDirectory, seal: Mapping[str, str | None]) -> None:
-    """Write a seal, the hashes of an ended run's files, to summary.json.
+    """Write the hashes of a finished run's files to its summary.json.
 
-    Files whose hash is None no longer exist and are left out.
+    A hash of None means that the file no longer exists. Such files are left out.
 
     Raises:
         StorageError: if the disk fails.

@@ -1,4 +1,4 @@
-"""The backup of a run: it is checked before training, shown during it, and awaited at the end.
+"""The backup of a run: the check before training, the display during it, the wait at the end.
 
 Problems with the destination are reported and never stop a run that has started. Without a
 destination, one line at the end of the run says so.
@@ -84,12 +84,12 @@ class RunReplication:
             self.report(phrase("run.training_without_backups", problem=missing))
 
     def check_free_space(self, bytes_per_version: int, total_steps: int) -> None:
-        """Check that the versions to keep fit on this machine and at the destination.
+        """Check the space for the checkpoints, on this machine and at the backup destination.
 
-        The free space is shown only if output is verbose.
+        The free space is printed only if output is verbose.
 
         Raises:
-            StorageError: if the versions to keep do not fit.
+            StorageError: if there is not enough space.
         """
         keep = versions_kept(self.config.training, total_steps)
         more = details(self.report)  # the forecast has a summary of it
@@ -112,19 +112,20 @@ class RunReplication:
             self.report(f"note: {caution}")
 
     def short(self) -> str | None:
-        """Return the age of the last confirmed version as a short text for the progress line."""
+        """Return the age of the last confirmed checkpoint as a short text for the progress line."""
         if not self.has_place:
             return None
         return short_words(self._look(), time.time())
 
     def confirmed_step(self) -> int | None:
-        """Return the newest step that is safe at the backup destination, or None if none is."""
+        """Return the newest step that is confirmed at the backup destination, or None."""
         return self._look().confirmed_step
 
     def seconds_to_confirm(self) -> float:
-        """Estimate the seconds until a version is confirmed, from the duration for the last one.
+        """Estimate the seconds until a checkpoint is confirmed, from the time of the last one.
 
-        The estimate is limited to the time for which a run waits at its end.
+        The estimate is never above `backup.finish_seconds`, the time for which a run waits at its
+        end.
         """
         if not self.has_place:
             return 0.0
@@ -135,17 +136,17 @@ class RunReplication:
         return min(CONFIRM_FACTOR * confirm_seconds, self.config.backup.finish_seconds)
 
     def _look(self) -> BackupStatus:
-        """Return the status. It is read again at most every LOOK_SECONDS."""
+        """Return the backup status, which is read at most once every LOOK_SECONDS."""
         if self._seen is None or time.monotonic() - self._seen[0] >= LOOK_SECONDS:
             self._seen = (time.monotonic(), self.backup.status())
         return self._seen[1]
 
     def age_seconds(self) -> float | None:
-        """Return the age of the last confirmed version in seconds, or None if there is none yet."""
+        """Return the age of the last confirmed checkpoint in seconds; None if there is none."""
         return self.backup.status().possible_loss(time.time()).seconds
 
     def probes(self) -> dict[str, Probe]:
-        """Return the functions by which the monitor measures the backup."""
+        """Return the functions that give the monitor its values about the backup, by name."""
         if not self.has_place:
             return {}
         return {
@@ -160,13 +161,13 @@ class RunReplication:
         return self.backup.status().possible_loss(time.time()).text
 
     def wait(self, seconds: float) -> None:
-        """Wait at most `seconds` until the newest version is confirmed. Ctrl-C ends the wait."""
+        """Wait at most `seconds` until the newest checkpoint is confirmed. Ctrl-C ends the wait."""
         if self.has_place:
             with self._skipped_by_ctrl_c():
                 self._wait(seconds, self.backup.begin_last_look())
 
     def _wait(self, seconds: float, look: str = "") -> BackupStatus:
-        """Wait until the newest version is confirmed and the check with this token is done.
+        """Wait until the newest checkpoint is confirmed and the check with this token is done.
 
         Returns:
             The status at that moment, or when the time is up.
@@ -200,9 +201,10 @@ class RunReplication:
         return status
 
     def complete(self, seconds: float, record: Callable[[], object]) -> None:
-        """Have the destination confirm a finished run. `completion` holds the result.
+        """Wait at most `seconds` until the destination has confirmed a finished run.
 
-        Ctrl-C and SIGTERM end the wait, but not the copier, which continues by itself for as long.
+        The result is stored in `completion`. Ctrl-C and SIGTERM end the wait, but not the copier,
+        which continues by itself.
 
         Args:
             record: a function that writes the summary and the report once the URL of the model is
@@ -223,21 +225,21 @@ class RunReplication:
         self.completion = Completion(self.completion.published, phrase("run.wait_for_backup_ended"))
 
     def compare_anew(self) -> None:
-        """Discard earlier confirmations, because the destination may have changed since then."""
+        """Discard earlier confirmations, because the destination may have changed."""
         if self.has_place:
             self.backup.forget_status()
 
     def problem(self) -> str | None:
-        """Return a message if a finished run is not safe at its destination.
+        """Return a message if a finished run is not confirmed at its backup destination.
 
-        Return None if the run is safe, or if there is no destination.
+        Return None if the run is confirmed, or if there is no destination.
         """
         if not self.has_place or self.completion.is_complete:
             return None
         return not_safe(self.run.path, str(self.backup.options.place), self.completion)
 
     def report_incomplete(self) -> None:
-        """Show the user the message of `problem`, if there is one."""
+        """Show the user a message if the finished run is not confirmed at its destination."""
         if (problem := self.problem()) is not None:
             self.report(problem)
 
@@ -269,16 +271,16 @@ class RunReplication:
 
 
 def _is_over(status: BackupStatus, newest: str, look: str) -> bool:
-    """Return whether there is nothing left to wait for."""
+    """Return whether the backup is confirmed and checked, or cannot make progress any more."""
     is_settled = status.is_settled(newest) and status.has_looked(look)
     return is_settled or status.state in NO_MORE
 
 
 def versions_kept(training: TrainingConfig, total_steps: int) -> int:
-    """Return how many versions rotation keeps on this machine at most."""
+    """Return the maximum number of checkpoints that are kept on this machine."""
     return min(training.keep_checkpoints + training.num_best_kept, total_steps)
 
 
 def newest_kept(training: TrainingConfig, total_steps: int) -> int:
-    """Return how many versions are kept if the loss always falls, so the newest are the best."""
+    """Return how many checkpoints are kept if the newest ones are also the best."""
     return min(max(training.keep_checkpoints, training.num_best_kept), total_steps)

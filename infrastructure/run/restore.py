@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 def run_at_place(config: DeploymentConfig, accepted: Collection[str]) -> str | None:
-    """Return the newest run at `config.backup.place` that trains what `config` specifies.
+    """Return the newest run at `config.backup.place` with the same settings as `config`, or None.
 
     Raises:
         ValueError: if the destination is invalid.
@@ -57,7 +57,7 @@ def run_at_place(config: DeploymentConfig, accepted: Collection[str]) -> str | N
 
 
 def runs_at_place(options: BackupConfig) -> list[str]:
-    """Return the runs that have a version at the destination.
+    """Return the runs that have a checkpoint at the backup destination.
 
     Raises:
         StorageError: if the destination does not respond.
@@ -67,7 +67,7 @@ def runs_at_place(options: BackupConfig) -> list[str]:
 
 
 def newest_values(place: Place, run_id: str) -> Mapping[str, object]:
-    """Return the values of the newest version with a readable manifest; empty if there is none."""
+    """Return the values in the newest readable manifest of a run; empty if there is none."""
     for manifest in readable(Store(Path(run_id), place)):
         return manifest.values
     return {}
@@ -95,8 +95,8 @@ def restore_run(
 ) -> tuple[RunDirectory, Path]:
     """Restore a run from its destination into `output_dir`, and verify it.
 
-    If `run_id` is None, the newest run is restored. This fetches the newest intact version, the
-    best version, and the run's files, unless the files on this machine are newer. If the run is
+    If `run_id` is None, the newest run is restored. This fetches the newest intact checkpoint, the
+    best checkpoint, and the run's files, unless the files on this machine are newer. If the run is
     finished at the destination, it also fetches the model, summary and report.
 
     Returns:
@@ -105,7 +105,7 @@ def restore_run(
     Raises:
         ValueError: if the destination is invalid or has no such run, or `output_dir` is not
             writable.
-        CheckpointError: if the destination has no intact version.
+        CheckpointError: if the destination has no intact checkpoint.
         StorageError: if the destination does not respond, or the local disk fails.
     """
     place = open_place(str(options.place))
@@ -144,8 +144,9 @@ def restore_run(
 def _was_killed(run: RunDirectory, place: Place) -> bool:
     """Return whether the run was killed instead of stopped normally.
 
-    This is read from summary.json if it exists on this machine. Otherwise, it follows from the kind
-    of the newest version at the destination, and from whether that holds a finished run.
+    The answer is in summary.json if that file exists on this machine. Otherwise, it follows from
+    the kind of the newest checkpoint at the destination, and from whether the run is finished
+    there.
     """
     if run.summary_file.is_file():
         return run.status() is RunStatus.RUNNING
@@ -159,9 +160,9 @@ def _was_killed(run: RunDirectory, place: Place) -> bool:
 
 
 def _restore_best(backup: RunBackup, remote: Store, store: Store) -> None:
-    """Also restore the version with the lowest score, if only the destination has it.
+    """Restore the checkpoint with the lowest score, if it exists only at the destination.
 
-    With it, `@best` names the same version as before the machine was lost.
+    Then `@best` refers to the same checkpoint as before the machine was lost.
     """
     try:
         here, there = best_of(store), best_of(remote)
@@ -176,7 +177,7 @@ def _restore_best(backup: RunBackup, remote: Store, store: Store) -> None:
 def _restore_end(place: Place, run: RunDirectory, step: int, report: Callable[[str], None]) -> None:
     """Restore the model, summary and report of a run that is finished at its destination.
 
-    If one of them is damaged, the run resumes from its last version and writes it again.
+    If one of them is damaged, the run can resume from its last checkpoint and write it again.
     """
     try:
         finished = finished_at(place, run.run_id, step)
@@ -230,11 +231,11 @@ def folder_of(name: str) -> Path:
 
 
 def step_at_place(place: Place, run_id: str, version: str) -> int:
-    """Return the step of a version at a destination; see `split_version` and `check_version`.
+    """Return the step of a checkpoint at a destination; see `split_version` and `check_version`.
 
     Raises:
-        ValueError: if the best version is requested and none was measured.
-        CheckpointError: if the manifest of the version is missing or damaged.
+        ValueError: if the best checkpoint is requested and none was measured.
+        CheckpointError: if the manifest of the checkpoint is missing or damaged.
         StorageError: if the destination does not respond.
     """
     store = Store(Path(run_id), place)
@@ -249,7 +250,7 @@ def step_at_place(place: Place, run_id: str, version: str) -> int:
 
 
 def check_version(run: str, version: str | None) -> None:
-    """Check the name of a version before a destination is queried.
+    """Check the name of a checkpoint before a destination is queried.
 
     Raises:
         ValueError: if the name is invalid. The message describes valid ones.
@@ -260,7 +261,10 @@ def check_version(run: str, version: str | None) -> None:
 
 
 def why_empty(place: Place) -> str:
-    """Return `: ` and the reason if a destination's folder or repository is missing, or else ""."""
+    """Return the reason, after `: `, if the folder or repository of a destination does not exist.
+
+    Return "" if it exists.
+    """
     try:
         place.names(Path())
     except OSError as error:
@@ -271,7 +275,7 @@ def why_empty(place: Place) -> str:
 
 
 def answer_of(place: Place, question: Callable[[], T]) -> T:
-    """Call `question`, which queries the destination, and return its result.
+    """Return the result of `question`, a function that queries the destination.
 
     Raises:
         StorageError: if the destination does not respond. The message says what the user can do.

@@ -1,7 +1,7 @@
-"""The text that is displayed about a run.
+"""The texts that describe a run on the console, when it starts and at its end.
 
-It has the number of remaining steps and, at the end, the metrics before and after training, an
-example, and the output paths. Loads no torch.
+At the end, these are the metrics before and after training, an example, and the output paths. Loads
+no torch.
 """
 
 import json
@@ -28,7 +28,7 @@ RESULT = "result"  # the name of a part that is displayed elsewhere
 
 
 def steps_ahead(done: int, total: int) -> str:
-    """Return a message with the number of remaining steps and, for a resumed run, the last step."""
+    """Return a text with the number of remaining steps and, after a resume, the last step."""
     if done:
         return f"{counted(total - done, 'more step')}, to {total:,}"
     return counted(total, "step")
@@ -41,7 +41,7 @@ class NoSuchPartError(InputError, KeyError):
 
 
 class Paths(dict[str, str]):
-    """The paths of the existing parts of a run, by name."""
+    """The paths of a run's existing outputs, by name."""
 
     def __missing__(self, name: str) -> str:
         if name == "model" and "run" in self:
@@ -50,7 +50,7 @@ class Paths(dict[str, str]):
 
 
 def paths_of(run_path: Path) -> Paths:
-    """Return the paths of the existing parts of a run."""
+    """Return the paths of a run's existing outputs, by name."""
     rounded = [run_path / name for name in ROUNDED]
     paths = {
         "run": run_path,
@@ -68,8 +68,8 @@ def closing_lines(run_path: Path, summary: Summary, is_result_shown: bool = Fals
     """Return the closing lines of a run: the table of metrics, an example, and the output paths.
 
     Args:
-        is_result_shown: whether a notebook's panel already shows everything except the output
-            paths.
+        is_result_shown: whether everything except the output paths is already visible in a
+            notebook.
     """
     return ([] if is_result_shown else _result_lines(summary)) + _place_lines(run_path, summary)
 
@@ -148,12 +148,15 @@ def _place_lines(run_path: Path, summary: Summary) -> list[str]:
 
 
 def _advised(text: str, command: str) -> str:
-    """Return advice as a line. Words that cannot be typed end its sentence."""
+    """Return advice and its command as one line.
+
+    A command that cannot be typed ends the sentence.
+    """
     return f"{text}{':' if command.startswith('temper ') else ''} {command}"
 
 
 def _of_held_out(num_questions: int, summary: Summary) -> str:
-    """Return a text on how many held-out prompts were answered, with a note if these are few."""
+    """Return a text with the number of answered held-out prompts, and a note if it is low."""
     num_held_out = summary.get("num_held_out") or 0
     if num_questions >= num_held_out:
         few = phrase("run.too_few_prompts") if num_questions < FEW_PROMPTS else ""
@@ -167,7 +170,7 @@ def _of_held_out(num_questions: int, summary: Summary) -> str:
 
 
 def _answer_command(model: str, in_notebook: bool, sees: bool, summary: Summary) -> str:
-    """Return the command that queries the trained model, for a shell or a notebook cell."""
+    """Return the command that prompts the trained model, for a shell or a notebook cell."""
     system, has_context = summary.get("system_prompt"), summary.get("has_context", False)
     if in_notebook and not sees:
         more = "" if system is None else f", system={system!r}"
@@ -202,7 +205,10 @@ def cost_lines(summary: Summary) -> list[str]:
 
 
 def _indented(name: str, text: str | None, *, keeps_end: bool = False) -> list[str]:
-    """Return the lines of a text next to its name. `keeps_end` cuts the start of a long text."""
+    """Return the lines of a text, indented, after its name. A long text is cut.
+
+    With `keeps_end`, the start of a long text is cut instead of its end.
+    """
     lines = (text or "").strip().splitlines()
     whole = [_cut(printable(line), keeps_end) for line in lines if line.strip()] or [
         blank(text or "")
@@ -222,7 +228,7 @@ def _beside(name: str, lines: Sequence[str]) -> list[str]:
 
 
 def _cut(line: str, keeps_end: bool) -> str:
-    """Shorten a line to MAX_LINE_CHARACTERS, because one line may be a whole document."""
+    """Shorten a line to MAX_LINE_CHARACTERS, at its end or, with `keeps_end`, at its start."""
     if len(line) <= MAX_LINE_CHARACTERS:
         return line
     kept = MAX_LINE_CHARACTERS - 2

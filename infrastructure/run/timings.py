@@ -36,7 +36,7 @@ class Stages:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the time of the block toward the stage `name`, even if the block fails.
+        """Add the time of the block to the stage `name`, even if the block fails.
 
         Raises:
             KeyError: if there is no such stage.

@@ -1,6 +1,6 @@
-"""The rows that the model of a run was trained on, by this run or by earlier ones.
+"""A record of the rows on which the model of a run was trained, in this run or in earlier ones.
 
-A measurement reports which of its own rows are among them, in whichever file they are.
+An evaluation can then report how many of its own rows the model was trained on.
 
 Rows are saved as hashes of their contents, keyed with a secret, because a short row can be guessed
 from a plain hash. The secret stays with the hashes in the run's own folder and its backups.
@@ -37,7 +37,7 @@ class TrainedRows:
     hashes: Contents = field(default_factory=lambda: np.array([], dtype=np.uint64))
 
     def with_contents(self, contents: Contents) -> "TrainedRows":
-        """Return a set with these rows and others.
+        """Return a set that contains the rows of this set and other rows.
 
         Args:
             contents: the plain hashes of the other rows, an array of shape (others,).
@@ -46,7 +46,7 @@ class TrainedRows:
         return TrainedRows(self.key, both[:MOST_ROWS])
 
     def num_among(self, contents: Contents) -> int:
-        """Return how many of these plain hashes belong to rows that were trained on."""
+        """Return how many of these rows, given by their plain hashes, the model was trained on."""
         return int(np.isin(self._keyed(contents), self.hashes).sum())
 
     def _keyed(self, contents: Contents) -> Contents:
@@ -62,12 +62,12 @@ class TrainedRows:
 def record_trained_rows(
     run: RunDirectory, contents: Contents, earlier: TrainedRows | None = None
 ) -> None:
-    """Add rows to those that the run was trained on.
+    """Add rows to the record of the rows on which the run was trained.
 
     Args:
         contents: the plain hash of each row, an array of shape (rows,).
-        earlier: the trained rows of the run whose model this run starts from. A new run reuses
-            their key.
+        earlier: the trained rows of an earlier run, if this run starts from its model. A new run
+            reuses the key of these rows.
     """
     known = trained_rows(run) or earlier or TrainedRows()
     kept = known.with_contents(contents)

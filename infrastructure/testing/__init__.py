@@ -1,1 +1,1 @@
-"""Layer 5: checks before a run, and conformance suites for user-defined parts."""
+"""Layer 5: checks before a run, and conformance test suites for user-defined parts."""

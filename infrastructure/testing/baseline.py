@@ -1,8 +1,8 @@
 """Timings of earlier checks, kept in a cache file, and their comparison with today's timings.
 
 A measurement is compared with earlier ones of the same work on the same machine. The median of the
-earlier ones is the baseline, and their spread determines what is chance. A slow measurement is not
-added to the baseline, so that a gradual slowdown shows, too.
+earlier ones is the baseline, and their spread determines which differences are chance. A slow
+measurement is not added to the baseline, so that a gradual slowdown is detected, too.
 """
 
 import statistics
@@ -25,7 +25,7 @@ Numbers = dict[str, float]
 
 
 class Measurement(TypedDict):
-    """The result of one measurement; `about` is further information that is not compared."""
+    """The times of one measurement; `about` is further information that is not compared."""
 
     time: float
     numbers: Numbers
@@ -34,11 +34,11 @@ class Measurement(TypedDict):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Today's time relative to the baseline.
+    """A time measured now, relative to the baseline.
 
     Attributes:
         baseline: the median of the earlier measurements.
-        ratio: today's time over the baseline; above 1 is slower.
+        ratio: the current time divided by the baseline; above 1 is slower.
         allowed: the ratio above which the slowdown is no longer chance.
     """
 
@@ -53,30 +53,30 @@ class Comparison:
 
 
 class Baselines:
-    """The earlier measurements.
+    """The file of earlier measurements.
 
     Args:
-        directory: the directory of the file; created when something is kept.
+        directory: the directory of the file; created when a measurement is added.
     """
 
     def __init__(self, directory: Path) -> None:
         self._kept = JsonCache(directory / FILE, "the baseline", _is_list_of_measurements)
 
     def earlier(self, key: Key) -> list[Numbers]:
-        """Return the earlier measurements of the work `key`, the oldest first."""
+        """Return the earlier measurements of this work, the oldest first."""
         return [taken["numbers"] for taken in self._kept.get(key) or []]
 
     def keep(self, key: Key, numbers: Numbers, about: Mapping[str, object]) -> None:
-        """Add a measurement; a file that cannot be written is only reported.
+        """Add a measurement to the file. If the file cannot be written, this is only logged.
 
         Args:
-            about: information for later, such as versions, which is not compared.
+            about: further information to store, such as versions, which is not compared.
         """
         taken: Measurement = {"time": time.time(), "numbers": numbers, "about": about}
         self._kept.put(key, [*(self._kept.get(key) or []), taken][-MAX_MEASUREMENTS:])
 
     def forget(self, key: Key) -> None:
-        """Make the next measurement of the work `key` its baseline."""
+        """Discard earlier measurements of this work; the next one becomes the baseline."""
         self._kept.forget(key)
 
 
@@ -90,7 +90,9 @@ def _is_list_of_measurements(value: object) -> TypeGuard[list[Measurement]]:
 
 
 def compare(earlier: list[Numbers], numbers: Numbers) -> list[Comparison]:
-    """Compare each time in `numbers` with its earlier values; skip times that have none."""
+    """Compare each time in `numbers` with its earlier values; times without earlier values are left
+    out.
+    """
     comparisons = []
     for name, value in numbers.items():
         before = [taken[name] for taken in earlier if name in taken]

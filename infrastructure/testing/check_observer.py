@@ -1,4 +1,4 @@
-"""Repeated checks at intervals, so that errors in a long run are noticed."""
+"""An observer that repeats checks at intervals during a run, to notice errors in a long run."""
 
 import logging
 import time
@@ -20,15 +20,15 @@ log = logging.getLogger(__name__)
 
 
 class CheckObserver(Observer):
-    """An observer that runs checks between two steps, at intervals.
+    """An observer that runs checks between training steps, at intervals.
 
-    Changes by the checks are undone, so the training continues as without them. A check that fails
-    is reported and recorded; the training continues.
+    All changes by the checks are undone, so they do not affect the training. A failed check is
+    logged and recorded, and the training continues.
 
     Args:
         trainer: the training to check.
         interval_seconds: the time between the end of one round and the beginning of the next.
-        take: receives the step and the results of each round.
+        take: called with the step and the results after each round.
         clock: returns seconds from any starting point.
     """
 

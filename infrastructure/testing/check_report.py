@@ -1,4 +1,4 @@
-"""Reports of the checks: a page for the user and JSON for programs."""
+"""The report of the checks: an HTML page for the user, and JSON for programs."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ HTML, JSON = "report.html", "report.json"
 
 
 def describe_subject(subject: Subject) -> dict[str, object]:
-    """Return a description of the subject: model, data, precision, device, versions."""
+    """Return a description of what is checked: model, data, precision, device, versions."""
     trainer = subject.trainer
     return {
         "model": subject.adapter.describe(),
@@ -45,7 +45,7 @@ def report_of(results: Sequence[CheckResult], about: Mapping[str, object]) -> di
 def write_check_report(
     folder: Path, results: Sequence[CheckResult], about: Mapping[str, object]
 ) -> dict[str, object]:
-    """Write both files into `folder`, which is created.
+    """Write the report as HTML and as JSON into `folder`, which is created if necessary.
 
     Returns:
         The content of the JSON file, and the `paths` of both files.
@@ -61,7 +61,7 @@ def write_check_report(
 
 
 def render_check_report(report: Mapping[str, Any]) -> str:
-    """Return the page as self-contained HTML."""
+    """Return the report as a self-contained HTML page."""
     outcome = "finished" if report["passed"] else "failed"
     word = "passed" if report["passed"] else "failed"
     header = element(

@@ -1,7 +1,7 @@
 """The checks of `temper doctor`: whether this machine and its packages are fit for training.
 
-They compare the installed versions with the tested ones, check memory, disk and GPUs, and know
-combinations of packages that have failed before. They import none of the packages that they judge
+They compare the installed versions with the tested ones, check memory, disk and GPUs, and detect
+combinations of packages that are known to fail. They do not import the packages that they check,
 and change nothing. Also available as `python -m infrastructure.testing.doctor`.
 """
 
@@ -58,7 +58,7 @@ UNSLOTH_LINE = (
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One finding; `remedy` is the command to type, if one helps."""
+    """One finding; `remedy` is a command to run, if there is one that helps."""
 
     level: Level
     subject: str
@@ -67,12 +67,12 @@ class Diagnosis:
 
 
 def examine() -> list[Diagnosis]:
-    """Run `diagnose` on this machine, this interpreter's packages and the current disk."""
+    """Run `diagnose` for this machine, this interpreter's packages and the current disk."""
     return diagnose(detect(Path.cwd()), Installation())
 
 
 def diagnose(hardware: Hardware, installation: Installation) -> list[Diagnosis]:
-    """Return all findings, in the order in which a user would look at them."""
+    """Return all findings about a machine and its packages, in a natural reading order."""
     return [
         *check_python(hardware),
         *check_machine(hardware),
@@ -134,7 +134,7 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 
 def check_machine(hardware: Hardware) -> Iterator[Diagnosis]:
-    """Check processor, memory, disk and GPUs, and warn if there is too little of any."""
+    """Check processor, memory, disk and GPUs, and warn if one of them is too small."""
     levels: dict[str, Level] = {
         "memory": "warn" if hardware.memory.available_bytes < LOW_MEMORY_BYTES else "ok",
         "disk": _disk_level(hardware.disk_free_bytes),
@@ -156,7 +156,7 @@ def check_machine(hardware: Hardware) -> Iterator[Diagnosis]:
 
 
 def _disk_wanted(free_bytes: int | None) -> str:
-    """Return a sentence on the disk space that a run's checkpoints need."""
+    """Return a sentence on the disk space that checkpoints of a typical run need."""
     if _disk_level(free_bytes) == "fail":
         return phrase(
             "testing.disk_below_minimum",
@@ -172,7 +172,7 @@ def _disk_level(free_bytes: int | None) -> Level:
 
 
 def check_needed_packages(installation: Installation) -> Iterator[Diagnosis]:
-    """Check that required packages are installed, within the declared bounds."""
+    """Check that all required packages are installed, in versions within the declared bounds."""
     needed = installation.requirements(DISTRIBUTION)
     if not needed:
         text = phrase("testing.temper_not_a_package")
@@ -197,7 +197,9 @@ def check_needed_packages(installation: Installation) -> Iterator[Diagnosis]:
 
 
 def check_tested_versions(installation: Installation, has_gpu: bool) -> Iterator[Diagnosis]:
-    """Check the installed versions against the closer tested column (`tested` or `colab`).
+    """Check the installed versions against the tested ones.
+
+    There are two sets of tested versions, `tested` and `colab`; the closer one is used.
 
     A missing package that only some features need is not a warning.
     """
@@ -283,7 +285,7 @@ def check_traps(hardware: Hardware, installation: Installation) -> Iterator[Diag
 
 
 def check_unsloth(installation: Installation) -> Iterator[Diagnosis]:
-    """Check whether the installed packages are within unsloth's bounds; silent without unsloth."""
+    """Check that packages are within unsloth's version bounds; no finding without unsloth."""
     for package in ("unsloth", "unsloth_zoo"):
         version = installation.version(package)
         if version is None:

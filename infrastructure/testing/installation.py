@@ -1,8 +1,8 @@
-"""The packages of an environment, read from their metadata: no package is imported.
+"""The installed packages and their requirements, read from metadata without importing a package.
 
-So the results are quick, and a package that is broken, or breaks others on import, cannot affect
-them. The tested versions come from Temper's own metadata, into which the build copies the
-requirement files (the extras `tested` and `colab` of pyproject.toml).
+This is quick, and works even if a package cannot be imported, or breaks others when imported. The
+tested versions come from Temper's own metadata, into which the build copies the requirement files
+(the extras `tested` and `colab` of pyproject.toml).
 """
 
 import importlib.metadata
@@ -18,14 +18,16 @@ CUDA_LINE = re.compile(r"^cuda\b[^=]*=\s*['\"](?P<version>[^'\"]+)['\"]", re.MUL
 
 
 class Installation:
-    """The packages that are installed on `search_path` (default: this interpreter's)."""
+    """The packages that are installed in the directories of `search_path`.
+
+    By default, these are the directories of this interpreter.
+    """
 
     def __init__(self, search_path: Sequence[str] | None = None) -> None:
         self._search_path = list(sys.path if search_path is None else search_path)
 
     def version(self, package: str) -> Version | None:
-        """Return the installed version; None if the package is missing or its metadata is
-        broken."""
+        """Return a package's installed version; None if it is missing or its metadata is broken."""
         distribution = self._distribution(package)
         if distribution is None or "Version" not in distribution.metadata:
             return None
@@ -35,8 +37,7 @@ class Installation:
             return None
 
     def requirements(self, package: str, extra: str = "") -> list[Requirement]:
-        """Return the requirements of `package` on this platform; with `extra`, those that it
-        adds."""
+        """Return the requirements of `package`, or of its `extra`, on this platform."""
         distribution = self._distribution(package)
         requirements = [_parsed(line) for line in (distribution and distribution.requires) or []]
         return [

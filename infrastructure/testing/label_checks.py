@@ -1,4 +1,4 @@
-"""Checks of the trained tokens, which decide what the model learns. They run no model."""
+"""Checks of the labels, which decide which tokens the model learns. They do not run the model."""
 
 import contextlib
 import itertools
@@ -51,7 +51,7 @@ LONGEST_PROBE = 4096  # tokens; templates write long preambles
 
 
 def check_labels(subject: Subject) -> CheckResult:
-    """Check that every example has trained tokens, which the loss covers and the model has."""
+    """Check that every example has trained tokens, which are in the vocabulary and in the loss."""
     if not subject.reads_text:
         return CheckResult("labels", "skipped", phrase("testing.model_without_text"))
     examples: list[TokenizedExample] = subject.candidates
@@ -103,9 +103,9 @@ def _first_wrong(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
 
 
 def _hidden_wrong(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
-    """Return an error about a masked objective's hidden tokens; empty if there is none.
+    """Return an error if a masked objective hides the wrong tokens, else "".
 
-    The tokens that the model predicts must be trained, hidden from the model, and not control
+    The tokens that the model predicts must be trained, hidden from the model, and not special
     tokens.
     """
     assert subject.objective is not None
@@ -125,7 +125,7 @@ def _hidden_wrong(subject: Subject, examples: Sequence[TokenizedExample]) -> str
 def _targets(
     subject: Subject, examples: Sequence[TokenizedExample]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the trained tokens of the examples, and the targets of their batch; sorted."""
+    """Return two sorted arrays: the examples' trained tokens, and the targets in their batch."""
     wanted = np.concatenate([example.input_ids[example.supervised] for example in examples])
     batch = subject.adapter.prepare_batch(examples)
     targets = batch.get("targets")
@@ -136,7 +136,10 @@ def _targets(
 
 
 def _learns_prompts(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
-    """Return an error if all tokens are trained without `train_on: all`: the mask is lost."""
+    """Return an error if all tokens are trained although `train_on` is not `all`, else "".
+
+    In that case, the mask of trained tokens got lost.
+    """
     if subject.adapter.data_config.train_on == "all":
         return ""
     pipeline = subject.data
@@ -148,8 +151,9 @@ def _learns_prompts(subject: Subject, examples: Sequence[TokenizedExample]) -> s
 
 
 def check_ends(subject: Subject) -> CheckResult:
-    """Check that the model learns to stop: the last trained token must be one that ends
-    generation."""
+    """Check that the last trained token of answers ends generation, so that the model learns to
+    stop.
+    """
     if not subject.reads_text:
         return CheckResult(END_OF_ANSWERS, "skipped", phrase("testing.model_without_text"))
     examples: list[TokenizedExample] = subject.candidates
@@ -194,7 +198,7 @@ def check_ends(subject: Subject) -> CheckResult:
 
 
 def _none_ends(subject: Subject) -> bool:
-    """Return whether no answer in all the data has its end left.
+    """Return whether every answer of the data lost its end token, for example by being cut.
 
     Plain text, and rows that are trained like plain text, need no ends.
     """
@@ -220,7 +224,7 @@ def _all_end(num_answers: int) -> str:
 
 
 def _learns_to_end(subject: Subject, example: TokenizedExample, stops: Collection[int]) -> bool:
-    """Return whether a stop token is the last trained word.
+    """Return whether the last trained token, apart from white space, is a stop token.
 
     If all tokens are trained, the template may add a few more tokens after the stop token.
     """
@@ -238,11 +242,11 @@ def _stop_tokens(subject: Subject) -> dict[int, str]:
 
 
 def check_answers(subject: Subject) -> CheckResult:
-    """Check that only white space is trained between answers, and that each end is trained once.
+    """Check that only answers and white space are trained, and each end token once.
 
-    An answer that was cut has no end. The tokens of an answer are found by transformers' own
-    `return_assistant_tokens_mask`, or by the position of a known answer's text; the check does not
-    use the code that made the examples.
+    An answer that was cut has no end token. The check does not use the code that made the examples:
+    it finds the tokens of answers by transformers' `return_assistant_tokens_mask`, or by the
+    position of a known answer's text.
     """
     if not subject.reads_text:
         return CheckResult("answers", "skipped", phrase("testing.model_without_text"))
@@ -300,9 +304,9 @@ class AnswerMarks:
         template: the chat template of the training; None: the tokenizer's.
 
     Attributes:
-        names: special tokens, as text.
-        ends: special tokens inside answers, which end them.
-        around: special tokens around messages and in no answer.
+        names: the special tokens, as text.
+        ends: the special tokens that end answers.
+        around: the special tokens around messages that are not part of an answer.
     """
 
     def __init__(self, tokenizer: Any, template: str | None = None) -> None:
@@ -323,8 +327,8 @@ class AnswerMarks:
     def _answered(self, turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
         """Return the tokens of a conversation, and whether each belongs to an answer.
 
-        transformers finds the answers if the template marks them; otherwise the positions of their
-        texts are used. Both results are empty if there is no template, or if it rejects the
+        transformers finds the answers if the template marks them. Otherwise, they are found by
+        their texts. Both results are empty if there is no template, or if it rejects the
         conversation.
         """
         ids, answered = _independently(self.tokenizer, self.template, turns)
@@ -333,9 +337,11 @@ class AnswerMarks:
         return ids, answered
 
     def _end_of_last(self, ids: list[int], answered: list[bool]) -> int:
-        """Return the special token after a last answer that contains no end, or -1.
+        """Return the special token that follows the last answer, if the answer contains no end
+        token.
 
-        It must be an end, because no message follows that it could begin.
+        It must be the end token, because there is no further message that it could begin. Return -1
+        if there is none.
         """
         spoken = [n for n in range(len(ids)) if answered[n] and self._words([ids[n]])]
         if not spoken or ids[spoken[-1]] in self.names:
@@ -343,10 +349,10 @@ class AnswerMarks:
         return next((token for token in ids[spoken[-1] + 1 :] if token in self.names), -1)
 
     def wrong_in(self, example: TokenizedExample, name: str) -> str:
-        """Return an error about the trained tokens of an example; empty if there is none.
+        """Return an error if the wrong tokens of an example are trained, else "".
 
-        An error is a trained token outside of answers, an end that is trained twice, or an end that
-        is not trained.
+        An error is a trained token outside of answers, an end token that is trained twice, or one
+        that is not trained.
         """
         ids = [int(token) for token in example.input_ids]
         for start, end in runs_of(example):
@@ -377,7 +383,7 @@ class AnswerMarks:
         return bool(words) and words[-1] in self.names
 
     def wrong_in_known(self, encoder: ConversationEncoder) -> str:
-        """Return an error in examples made from known conversations; empty if there is none."""
+        """Return an error if the wrong tokens of known conversations are trained, else ""."""
         for turns in PROBES:
             (encoded,) = encoder.encode([Conversation(turns)])
             if not isinstance(encoded, Encoded):
@@ -406,7 +412,7 @@ class AnswerMarks:
         return ""
 
     def _unlike_marks(self, example: TokenizedExample, turns: Sequence[Turn], name: str) -> str:
-        """Return an error if an example trains other tokens than those that the template marks."""
+        """Return an error if the trained tokens are not those that the template marks, else ""."""
         if not self.template or not _has_marks(self.tokenizer, self.template):
             return ""
         ids, answered = self._answered(turns)
@@ -433,12 +439,15 @@ class AnswerMarks:
         return ""
 
     def _lacking(self) -> str:
-        """Return the usual cause: the template's marks are special tokens of another tokenizer."""
+        """Return a hint if the template uses special tokens that the tokenizer lacks, else "".
+
+        This is the usual cause of wrongly trained tokens.
+        """
         lacking = marks_without_token(self.template or "", self.tokenizer)
         return phrase("testing.template_marks_unknown", marks=", ".join(lacking)) if lacking else ""
 
     def _words(self, tokens: Sequence[int]) -> list[int]:
-        """Return the tokens without white space."""
+        """Return the tokens that are not white space."""
         decode = self.tokenizer.decode
         return [token for token in tokens if token in self.names or decode([token]).strip()]
 
@@ -446,7 +455,7 @@ class AnswerMarks:
 def _independently(
     tokenizer: Any, template: str | None, turns: Sequence[Turn]
 ) -> tuple[list[int], list[bool]]:
-    """Return the tokens of a conversation, and which of them are in answers."""
+    """Return a conversation's tokens and which are in answers, as transformers determines them."""
     if not template:
         return [], []
     answers = [turn.text for turn in turns if turn.role == "assistant"]
@@ -476,7 +485,10 @@ def _has_marks(tokenizer: Any, template: str) -> bool:
 
 
 def _where(tokenizer: Any, ids: list[int], text: str) -> list[bool]:
-    """Return a mask of the tokens that contain the text, found by leaving tokens out."""
+    """Return a mask of the tokens that contain the text.
+
+    The text is located by decoding prefixes and suffixes of the tokens.
+    """
     places = range(len(ids) + 1)
     start = bisect_left(places, True, key=lambda n: text not in tokenizer.decode(ids[n:])) - 1
     end = bisect_left(places, True, key=lambda n: text in tokenizer.decode(ids[:n]))
@@ -484,17 +496,17 @@ def _where(tokenizer: Any, ids: list[int], text: str) -> list[bool]:
 
 
 def runs_of(example: TokenizedExample) -> list[tuple[int, int]]:
-    """Return the start and the end of each run of trained tokens."""
+    """Return (start, end) of each contiguous run of trained tokens."""
     padded = np.concatenate([[0], example.supervised.astype(np.int8), [0]])
     edges = np.flatnonzero(np.diff(padded)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def check_template(subject: Subject) -> CheckResult:
-    """Check that the text before an answer is the same in training and at inference.
+    """Check that the prompt before an answer is the same in training and at inference.
 
-    At inference, this is the output of the tokenizer's own chat template with its generation
-    prompt, or without a template what Temper's generation passes to the model.
+    At inference, the prompt is the output of the tokenizer's chat template with its generation
+    prompt. Without a template, it is what Temper passes to the model for generation.
     """
     pipeline = subject.data
     if not subject.reads_text or not isinstance(pipeline, DataPipeline):
@@ -508,7 +520,7 @@ def check_template(subject: Subject) -> CheckResult:
 
 
 def _remedy_for_bos(pipeline: DataPipeline) -> str:
-    """Return the advice to remove the second BOS at its source."""
+    """Return advice on how to avoid a second BOS token, depending on where it comes from."""
     encoder = ConversationEncoder(pipeline.tokenizer, max_length=pipeline.config.max_length)
     bos = pipeline.tokenizer.bos_token_id
     try:
@@ -521,7 +533,7 @@ def _remedy_for_bos(pipeline: DataPipeline) -> str:
 
 
 def check_prompts(pipeline: DataPipeline) -> CheckResult:
-    """Check the text before an answer, as `check_template` compares it."""
+    """Check that held-out prompts are the same in training and at inference."""
     prompts = _prompts_in_use(pipeline)
     if not prompts:
         return _check_invented(pipeline)
@@ -536,7 +548,7 @@ def check_prompts(pipeline: DataPipeline) -> CheckResult:
 
 
 def _check_invented(pipeline: DataPipeline) -> CheckResult:
-    """Check a known conversation in the same two ways, because nothing is held out."""
+    """Run `check_prompts` on an invented conversation, for data without held-out rows."""
     turns = (Turn("user", "How much is 2 + 3?"), Turn("assistant", "5"))
     encoder = ConversationEncoder(pipeline.tokenizer, max_length=pipeline.config.max_length)
     (encoded,) = encoder.encode([Conversation(turns)])
@@ -552,7 +564,7 @@ def _check_invented(pipeline: DataPipeline) -> CheckResult:
 
 
 def _differ(pipeline: DataPipeline, ids: Sequence[int], taught: TokenIds) -> CheckResult:
-    """Return the result that describes how an inference prompt differs from the nearest example."""
+    """Return a result that describes how an inference prompt differs from the nearest example."""
     decode, common = pipeline.tokenizer.decode, num_common(taught, ids)
     used, trained = (list(map(int, one[common : common + 5])) for one in (ids, taught))
     before = decode(list(ids[max(0, common - SHOWN_BEFORE) : common]))
@@ -580,7 +592,7 @@ def _ends_with_space(pipeline: DataPipeline) -> bool:
 
 
 def _nearest_examples(pipeline: DataPipeline, prompts: list[list[int]]) -> list[TokenIds]:
-    """Return, for each prompt, the held-out example with the longest common beginning."""
+    """Return, for each prompt, the held-out example with the longest common prefix."""
     nearest: list[TokenIds] = [[] for _ in prompts]
     most = [-1] * len(prompts)
     with contextlib.closing(pipeline.evaluation_batches(64)) as batches:
@@ -595,7 +607,7 @@ def _nearest_examples(pipeline: DataPipeline, prompts: list[list[int]]) -> list[
 
 
 def _prompts_in_use(pipeline: DataPipeline) -> list[list[int]]:
-    """Return the prompts of some held-out rows that were not cut for training."""
+    """Return the inference prompts of some held-out rows that were not cut for training."""
     prompts = []
     data = pipeline.config
     encoder = ConversationEncoder(
@@ -615,7 +627,7 @@ def _prompts_in_use(pipeline: DataPipeline) -> list[list[int]]:
 def _prompt_in_use(
     pipeline: DataPipeline, messages: list[dict[str, Any]], inputs: str = ""
 ) -> list[int] | None:
-    """Return the prompt of a chat with these messages, tools and options.
+    """Return the tokens of the inference prompt for these messages, tools and options.
 
     None if the tokenizer has no template, or if it requires the messages in another form.
     """

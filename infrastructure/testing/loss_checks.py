@@ -1,4 +1,4 @@
-"""Checks of the loss, however a batch is made and split. No weight is changed."""
+"""Checks of the loss, for different ways to form and split a batch. No weight is changed."""
 
 import math
 from dataclasses import replace
@@ -20,10 +20,10 @@ MAX_LOSS_FACTOR = 3.0
 def check_loss(subject: Subject) -> CheckResult:
     """Check that the loss is finite and matches the logits and labels.
 
-    The reference is the plain definition: for each trained token, the cross-entropy (or the
-    function of `training.loss`), in fp32, of the logits one position before it. With a masked
-    objective, the reference for each hidden token is the cross-entropy of the logits at that
-    token's own position, times the token's weight.
+    The reference is the definition: for each trained token, the cross-entropy (or `training.loss`),
+    in fp32, of the logits one position before the token. With a masked objective, the reference for
+    each hidden token is the cross-entropy of the logits at that token's own position, times the
+    token's weight.
     """
     with preserve_subject(subject), torch.no_grad():
         if subject.reads_text:
@@ -80,16 +80,19 @@ def _against_reference(subject: Subject, value: float, num_items: int) -> CheckR
 
 
 def _balances(subject: Subject) -> bool:
-    """Return whether a mixture of experts adds its own loss, which depends on the micro-batch."""
+    """Return whether the model adds a load-balancing loss (mixture of experts) to its own loss.
+
+    Such a loss depends on the micro-batch.
+    """
     config = getattr(inner_model(subject.model), "config", None)
     return bool(getattr(config, "output_router_logits", False))
 
 
 def check_causality(subject: Subject) -> CheckResult:
-    """Check that no token sees later ones: changed tokens at the end must not change earlier
+    """Check that no token attends to later ones: changing the last tokens must not change earlier
     logits.
 
-    With a masked objective each token must see later ones.
+    With a masked objective, each token must attend to later ones.
     """
     name = "causality"
     if not subject.reads_text:
@@ -119,7 +122,7 @@ def check_causality(subject: Subject) -> CheckResult:
 
 
 def check_isolation(subject: Subject) -> CheckResult:
-    """Check that examples of a batch do not see each other, packed or padded."""
+    """Check that examples of a batch do not attend to each other, packed or padded."""
     name = "isolation"
     if not subject.reads_text:
         return CheckResult(name, "skipped", phrase("testing.model_without_text"))
@@ -153,9 +156,10 @@ def _other_first(subject: Subject) -> TokenizedExample:
 
 
 def check_accumulation(subject: Subject) -> CheckResult:
-    """Check that a batch and its micro-batches of one give the same, complete gradient.
+    """Check that a batch has the same gradient as a whole and in micro-batches of one example.
 
-    The examples have different numbers of trained tokens, so that a mean of means is detected.
+    The examples have different numbers of trained tokens, so that a wrong mean over micro-batches
+    is detected.
     """
     with preserve_subject(subject):
         disable_randomness(subject)
@@ -198,9 +202,9 @@ def _unusable(actual: Gradients) -> CheckResult | None:
 
 
 def gradient_difference(actual: Gradients, expected: Gradients) -> float:
-    """Return the norm of the difference, relative to that of the expected gradient.
+    """Return the norm of the gradients' difference, relative to the norm of the expected gradient.
 
-    It is infinite if a parameter has only one of the two gradients.
+    The result is infinite if a parameter has a gradient in only one of the two.
     """
     if actual.values.keys() != expected.values.keys():
         return math.inf

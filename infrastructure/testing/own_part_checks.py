@@ -1,4 +1,4 @@
-"""Checks of user-defined parts before the run, which call them as the run will.
+"""Checks of user-defined parts before a run, by calling them as the run will.
 
 An error in a part is reported with its location, before there is a run directory. All effects of
 the calls are undone.
@@ -32,7 +32,7 @@ def own_checks(subject: Subject) -> tuple[Callable[[Subject], CheckResult], ...]
 
 
 def check_own_loss(subject: Subject) -> CheckResult:
-    """Check that `training.loss` gives a number with a gradient for each trained token."""
+    """Check that `training.loss` returns a number with a gradient for each trained token."""
     with preserve_subject(subject):
         loss_sum, _ = subject.loss(subject.sample)
         loss_sum.backward()
@@ -41,7 +41,7 @@ def check_own_loss(subject: Subject) -> CheckResult:
 
 
 def check_own_metrics(subject: Subject) -> CheckResult:
-    """Check that each of `training.metrics` gives a number for each held-out token."""
+    """Check that each metric in `training.metrics` returns a number for each held-out token."""
     model, adapter = subject.model, subject.adapter
     with preserve_subject(subject), torch.no_grad():
         model.eval()
@@ -53,7 +53,7 @@ def check_own_metrics(subject: Subject) -> CheckResult:
 
 
 def check_own_strategy(subject: Subject) -> CheckResult:
-    """Check the strategy by the calls of the loop, from its phases to the end of a step."""
+    """Check a user-defined strategy by calling it as the training loop does, for one step."""
     model, strategy, examples = subject.model, subject.bound_strategy(), subject.sample
     total_steps = subject.trainer.check_length()
     with undone(subject):

@@ -1,4 +1,4 @@
-"""Checks that a step changes all that should train, and nothing else. Weights are restored."""
+"""Checks that a training step changes all trainable weights and no others. Weights are restored."""
 
 import math
 from typing import Any
@@ -29,7 +29,7 @@ VISIBLE = 2e-3  # a change of the loss relative to its rounding error: 2e-7 in f
 
 
 def check_weights(subject: Subject) -> CheckResult:
-    """Check that every weight is finite, including those that the first examples do not reach."""
+    """Check that every weight is finite, including those that the first examples do not use."""
     named = [(n, p) for n, p in subject.model.named_parameters() if p.is_floating_point()]
     wrong = sorted(name for name, p in named if not bool(p.detach().isfinite().all()))
     if wrong:
@@ -43,7 +43,7 @@ def check_weights(subject: Subject) -> CheckResult:
 
 
 def check_trainable(subject: Subject) -> CheckResult:
-    """Check that the trained parameters are as configured: only LoRA without its base, or all."""
+    """Check that exactly the configured parameters are trainable: those of LoRA, or all."""
     named = dict(subject.model.named_parameters())
     trained = {name for name, parameter in named.items() if parameter.requires_grad}
     counts = count_parameters(subject.model)
@@ -65,7 +65,7 @@ def check_trainable(subject: Subject) -> CheckResult:
 
 
 def has_lora(model: torch.nn.Module) -> bool:
-    """Return whether the model is a base with LoRA."""
+    """Return whether the model is a base model with LoRA matrices."""
     return hasattr(model, "peft_config")
 
 
@@ -102,7 +102,7 @@ def _some(names: list[str]) -> str:
 
 
 def check_start(subject: Subject) -> CheckResult:
-    """Check that a new LoRA has no effect until it is trained: the model begins as its base."""
+    """Check that a new LoRA does not change the outputs of its base model before it is trained."""
     name = "start of LoRA"
     model: Any = subject.model
     if not has_lora(model) or not subject.reads_text:
@@ -128,7 +128,7 @@ def check_start(subject: Subject) -> CheckResult:
 
 
 def check_optimizer(subject: Subject) -> CheckResult:
-    """Check that the optimizer holds each trained parameter once, and no other."""
+    """Check that the optimizer holds each trainable parameter once, and no others."""
     try:
         optimizer = subject.optimizer()
     except ValueError as error:
@@ -159,7 +159,7 @@ def check_optimizer(subject: Subject) -> CheckResult:
 
 
 def check_steps(subject: Subject) -> CheckResult:
-    """Check that two real steps change every tensor that trains, and none that does not."""
+    """Check that two real steps change every trainable tensor and no other tensor."""
     model = subject.model
     with undone(subject):
         before = fingerprints(model.named_parameters())
@@ -233,7 +233,7 @@ def _mean_loss(subject: Subject) -> float:
 
 
 def take_steps(subject: Subject, num_steps: int, learning_rate: float) -> set[str]:
-    """Take optimizer steps on the sample by the training's strategy, at this peak learning rate.
+    """Take optimizer steps on the sample with the training's strategy and this peak learning rate.
 
     Returns:
         The names of the parameters that got a nonzero gradient.

@@ -1,8 +1,8 @@
-"""The checks in their order, before a run: a run that cannot succeed does not start.
+"""The checks before a run, in order, so that a run that cannot succeed does not start.
 
-The quick tier takes seconds and changes no weight. The full tier takes about a minute more: it
-takes real steps, which are undone, resumes from a checkpoint, saves and loads the model, and
-measures.
+The quick tier takes seconds and changes no weight. The full tier takes about a minute longer: it
+trains real steps and undoes them, resumes from a checkpoint, saves and loads the model, and
+measures the speed.
 """
 
 import time
@@ -73,8 +73,8 @@ def run_checks(
 ) -> list[CheckResult]:
     """Run each check in turn, and time it.
 
-    A check that raises has failed, because the training would raise, too. A check that runs out of
-    memory is skipped: the training splits its batches, a check does not.
+    A check that raises an error counts as failed, because the training would raise it, too. A check
+    that runs out of memory counts as skipped, because the training would use smaller micro-batches.
     """
     return [run_check(check, subject, group) for check in checks]
 
@@ -113,8 +113,8 @@ def preflight(
     """Run the quick tier on a trainer that is about to train; the trainer is left unchanged.
 
     Args:
-        has_begun: the run has trained before. The ends of its answers were judged then, and
-                now give only a warning.
+        has_begun: True if the run has trained before. Missing end tokens of answers then give only
+            a warning, because they were checked at the start of the run.
 
     Raises:
         PreflightError: a check failed; the text names each, and says what to do.
@@ -136,7 +136,7 @@ def _as_warning(result: CheckResult) -> CheckResult:
 
 
 def machine_check(output_dir: Path) -> CheckResult:
-    """Check that there is free disk space, and enough memory to start."""
+    """Check that there is free disk space and enough memory to start."""
     started = time.perf_counter()
     result = _from_findings("machine", list(check_machine(detect(output_dir))))
     return replace(result, seconds=time.perf_counter() - started)

@@ -20,8 +20,8 @@ class CheckResult:
 
     Attributes:
         text: the finding, in one sentence.
-        remedy: what to do about it; empty if there is nothing to do.
-        numbers: measured values, by names that end in their unit.
+        remedy: what the user can do; empty if there is nothing to do.
+        numbers: measured values, by names that end with the unit.
         seconds: duration of the check.
     """
 
@@ -34,13 +34,13 @@ class CheckResult:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, object]:
-        """Return JSON values, without secrets; a number that is not finite becomes a string."""
+        """Return the result as JSON values without secrets; NaN and infinity become strings."""
         values = asdict(replace(self, text=redact(self.text), remedy=redact(self.remedy)))
         return dict(spell_numbers(values))
 
 
 def count(results: Iterable[CheckResult]) -> dict[Status, int]:
-    """Return the number of checks that passed, warned, failed and were skipped."""
+    """Return the number of checks for each status: passed, warned, failed, skipped."""
     statuses = [result.status for result in results]
     return {status: statuses.count(status) for status in MARKS}
 
@@ -68,14 +68,15 @@ _OTHERS: tuple[tuple[Status, str], ...] = (
 
 
 def sentence(results: Iterable[CheckResult]) -> str:
-    """Return all results in one line, each with its remedy."""
+    """Return all results in one line of text, each with its remedy."""
     parts = (f"{r.name}: {r.text}" + (f" ({r.remedy})" if r.remedy else "") for r in results)
     return redact("; ".join(parts))
 
 
 def lines_of(results: Sequence[CheckResult]) -> list[str]:
-    """Return the lines of the results by group, each with its remedy below, and a verdict at the
-    end."""
+    """Return lines for display: the results by group, each followed by its remedy, then the
+    verdict.
+    """
     lines = []
     for group in GROUPS:
         members = [result for result in results if result.group == group]

@@ -1,4 +1,4 @@
-"""Checks that a run resumes as if uninterrupted, and that its model is saved completely.
+"""Checks that a resumed run equals an uninterrupted one, and that its model is saved completely.
 
 Both checks work in a temporary folder, on small batches; existing files are not touched.
 """
@@ -39,10 +39,11 @@ End = tuple[dict[str, torch.Tensor], dict[str, object]]
 
 
 def check_resume(subject: Subject) -> CheckResult:
-    """Check that four steps in a row end like two steps, a checkpoint, a new trainer and two more.
+    """Check that two steps, a checkpoint, a new trainer and two more steps equal four steps in a
+    row.
 
-    The new trainer has nothing from the old one but the checkpoint, as after a kill. Weights,
-    optimizer, random state, schedule and loss are compared.
+    The new trainer starts from nothing but the checkpoint, as after a kill. Weights, optimizer,
+    random state, schedule and loss are compared.
     """
     if subject.make_trainer is None:
         text = phrase("testing.no_second_trainer")

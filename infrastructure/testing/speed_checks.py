@@ -1,4 +1,4 @@
-"""Checks of the speed at which this machine trains this model, compared with earlier ones."""
+"""Checks of the training speed on this machine, compared with earlier measurements."""
 
 import time
 from collections.abc import Callable
@@ -25,10 +25,10 @@ MAX_MEASUREMENTS = 3
 
 
 def check_speed(subject: Subject, *, rebaseline: bool = False) -> CheckResult:
-    """Time a step, a forward pass and the data, and compare with earlier times.
+    """Time a step, a forward pass and reading the data, and compare with earlier times.
 
-    The fastest of five counts, and a time that is slower than before is measured again: a busy
-    moment is not a regression.
+    The fastest of five repeats counts, and a time that is slower than before is measured again, so
+    that other load on the machine is not taken for a regression.
     """
     baselines, key = Baselines(_directory(subject)), work_of(subject)
     if rebaseline:
@@ -91,7 +91,10 @@ def _num_tokens(subject: Subject) -> int:
 
 
 def work_of(subject: Subject) -> dict[str, object]:
-    """Return everything that affects the time, except the versions, whose effect is checked."""
+    """Return everything that affects the time, as a key for comparable measurements.
+
+    Package versions are left out, because the check should detect their effect.
+    """
     described = subject.adapter.describe()
     keys = ("name", "num_parameters", "num_trainable", "dtype", "quantization", "packing")
     return {
@@ -106,7 +109,7 @@ def work_of(subject: Subject) -> dict[str, object]:
 
 
 def measure_times(subject: Subject) -> dict[str, float]:
-    """Return the fastest of a few repeats, in seconds, by name; the weights are restored."""
+    """Return name → seconds, the fastest of a few repeats for each; the weights are restored."""
     strategy, optimizer = subject.bound_strategy(), subject.optimizer()
     begun = first_step(strategy, subject.model, optimizer, subject.sample)
     with undone(subject), begun as strategy:
@@ -135,7 +138,7 @@ def _read_data(subject: Subject) -> None:
 
 
 def _fastest(subject: Subject, work: Callable[[], object]) -> float:
-    """Return the seconds of the fastest of some repeats, including pending work of a GPU."""
+    """Return the seconds of the fastest repeat of `work`, including pending work of a GPU."""
     times = []
     for repeat in range(NUM_WARM_UPS + NUM_REPEATS):
         started = time.perf_counter()

@@ -1,7 +1,7 @@
-"""The subject of the checks: a trainer with its model and data, and a few of its examples.
+"""The subject of the checks: a trainer with its model and data, and a few examples of the data.
 
-A check receives a `Subject` and leaves the trainer unchanged: weights, gradients, random state,
-modes. So the same checks work before training, in the middle of a run, and on request.
+A check receives a `Subject` and leaves the trainer's weights, gradients, random state and modes
+unchanged. So the same checks work before training, in the middle of a run, and on request.
 """
 
 import contextlib
@@ -51,8 +51,8 @@ class Gradients:
     """The gradients of one batch.
 
     Attributes:
-        values: by parameter name, a sample of the elements, fp32 on the CPU.
-        missing: parameters that should train but got none.
+        values: parameter name → a sample of its gradient's elements, in fp32 on the CPU.
+        missing: trainable parameters that got no gradient.
         not_finite: parameters whose gradient contains NaN or infinity.
     """
 
@@ -62,10 +62,10 @@ class Gradients:
 
 
 class Subject:
-    """A trainer to check.
+    """A trainer to check, with a few examples of its data.
 
     Args:
-        trainer: its model and its data are created if they do not exist yet.
+        trainer: the trainer, whose model and data are created if they do not exist yet.
         make_trainer: creates another trainer of the same configuration, with its own model; None:
             checks that need one are skipped.
     """
@@ -97,17 +97,19 @@ class Subject:
 
     @property
     def objective(self) -> Objective | None:
-        """The objective that hides tokens in this training; None for next-token prediction."""
+        """The masked objective of this training; None for next-token prediction."""
         return getattr(self.adapter, "objective", None)
 
     def masked(self, example: TokenizedExample) -> HiddenTokens:
-        """Return an example as the objective passes it to the model in this step."""
+        """Return an example with the tokens hidden that the masked objective hides in this step."""
         assert self.objective is not None
         return self.objective.mask(example, held_out=not self.model.training)
 
     @property
     def tolerance(self) -> float:
-        """The difference allowed between two orders of the same arithmetic, in this precision."""
+        """The rounding difference allowed between two orders of the same arithmetic, in this
+        precision.
+        """
         with self.trainer.precision.autocast():
             return tolerance(compute_dtype(self.model))
 
@@ -120,13 +122,13 @@ class Subject:
 
     @cached_property
     def candidates(self) -> list[Any]:
-        """The first examples of the training, unchanged."""
+        """The first training examples, unchanged."""
         with contextlib.closing(self.data.train_batches(0, 0, NUM_CANDIDATES)) as batches:
             return list(next(batches, []))
 
     @cached_property
     def sample(self) -> list[Any]:
-        """Some candidates for computations: short, of different lengths, few tokens in total."""
+        """A few candidates to compute with: short, of different lengths, few tokens in total."""
         if not self.reads_text:
             return self.candidates[:NUM_EXAMPLES]
         by_length = sorted(self.candidates, key=lambda example: len(example.input_ids))
@@ -142,11 +144,11 @@ class Subject:
         return [unsupervised(example, index) for index, example in enumerate(self.sample)]
 
     def bound_strategy(self) -> TrainingStrategy:
-        """Return the training's strategy, after giving it what it needs for a step."""
+        """Return the training's strategy, set up with what it needs for a step."""
         return self.trainer.bind_strategy()
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Return a new optimizer as the training creates it, for the parameters that train now."""
+        """Return a new optimizer, as in training, for the currently trainable parameters."""
         return self.bound_strategy().create_optimizer(self.model, self.learning_rate)
 
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -167,7 +169,7 @@ class Subject:
             return logits_of(call_model(self.model, model_arguments(self.model, batch)))
 
     def logits_by_row(self, examples: Sequence[Any]) -> list[torch.Tensor]:
-        """Return the logits of a batch, (n, V) for each example, without padding."""
+        """Return the logits of each example of a batch without padding, each of shape (n, V)."""
         batch = self.adapter.prepare_batch(examples)
         logits = self.logits(batch)
         lengths = [len(example.input_ids) for example in examples]
@@ -207,19 +209,19 @@ class Subject:
 
 
 def stride_for(sizes: Iterator[int] | Sequence[int]) -> int:
-    """Return the stride of the elements to compare, which limits their number."""
+    """Return the stride between the elements to compare, which limits their total number."""
     return ceil_div(max(1, sum(sizes)), MAX_COMPARED)
 
 
 def kept_values(tensor: torch.Tensor, stride: int) -> torch.Tensor:
-    """Return a copy of some elements of a tensor, on the CPU."""
+    """Return a CPU copy of every `stride`-th element of a tensor."""
     return tensor.detach().flatten()[::stride].cpu().clone()
 
 
 def shortened(example: TokenizedExample, max_length: int) -> TokenizedExample:
-    """Return the last `max_length` tokens up to the last trained one.
+    """Return the example cut to the last `max_length` tokens before the end of the trained part.
 
-    An example with images is returned unchanged, because none of its tokens may be missing.
+    An example with images is returned unchanged, because it needs all of its tokens.
     """
     is_short = len(example.input_ids) <= max_length
     if is_short or example.pictures or not example.supervised.any():
@@ -232,7 +234,7 @@ def shortened(example: TokenizedExample, max_length: int) -> TokenizedExample:
 
 
 def unsupervised(example: TokenizedExample, number: int) -> TokenizedExample:
-    """Return the example without its first `number` trained tokens; at least one stays."""
+    """Return the example with its first `number` trained tokens masked, but keep at least one."""
     mask = example.supervised.copy()
     learnt = np.flatnonzero(mask)
     mask[learnt[: min(number, len(learnt) - 1)]] = False
@@ -241,9 +243,10 @@ def unsupervised(example: TokenizedExample, number: int) -> TokenizedExample:
 
 @contextlib.contextmanager
 def undone(subject: Subject) -> Iterator[None]:
-    """Restore model and random state after the block, bit for bit, whatever happens inside.
+    """Restore the model and the random state after the block, bit for bit, even after an error.
 
-    Trained parameters and buffers are copied. Frozen weights are not: see `fingerprints`.
+    Trainable parameters and buffers are copied. Frozen weights are not; `fingerprints` detects
+    changes to them.
     """
     with preserve_subject(subject), preserve(subject.model, weights=True, buffers=True):
         yield
@@ -251,17 +254,17 @@ def undone(subject: Subject) -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserve_subject(subject: Subject) -> Iterator[None]:
-    """Restore modes, random state and gradients after the block; nothing is compiled inside."""
+    """Restore modes, random state and gradients after the block; inside, disable compiling."""
     kept = preserve(subject.model, random=subject.device, modes=True, gradients=True)
     with kept, torch.compiler.set_stance("force_eager"):
         yield
 
 
 def disable_randomness(subject: Subject) -> None:
-    """Switch off everything that draws random numbers.
+    """Switch off everything in the model that draws random numbers.
 
-    A language model is switched to evaluation. Another kind of model may compute something else in
-    evaluation, so only its dropout is switched off.
+    A language model is put into evaluation mode. Another kind of model may compute something else
+    in this mode, so only its dropout is switched off.
     """
     for module in subject.model.modules():
         if subject.reads_text or isinstance(module, torch.nn.modules.dropout._DropoutNd):
@@ -269,6 +272,6 @@ def disable_randomness(subject: Subject) -> None:
 
 
 def fingerprints(tensors: Iterator[tuple[str, torch.Tensor]]) -> dict[str, int]:
-    """Return a number for each tensor that changes if a value in it does."""
+    """Return tensor name → a number that changes if any value of the tensor changes."""
     hashes = {name: torch.hash_tensor(tensor.detach()) for name, tensor in tensors}
     return {name: int(value.view(torch.int64)) for name, value in hashes.items()}

@@ -1,10 +1,10 @@
-"""The checks of a configuration's machine, model and data, on request.
+"""Checks of a configuration's machine, model and data, run on request.
 
     pipeline = create_test_pipeline()
     results = pipeline.run_all_tests()
     report = pipeline.generate_test_report()
 
-Nothing is trained and no run is started: changes by the checks are undone, in a separate model.
+No run is started. The checks use a model of their own, and undo their changes to it.
 """
 
 import time
@@ -42,13 +42,13 @@ Results = dict[Group, list[CheckResult]]
 
 
 class CheckPipeline:
-    """All checks, by group.
+    """All checks of a configuration, in three groups.
 
-    The groups are unit (seconds, no weight changes), integration (real steps, a checkpoint, a saved
-    model) and performance (times, compared with earlier ones).
+    The groups are unit (takes seconds, changes no weight), integration (real steps, a checkpoint, a
+    saved model) and performance (times, compared with earlier ones).
 
     Args:
-        config: machine, model and data to check.
+        config: the configuration whose machine, model and data are checked.
         report: receives each result as soon as it is available.
         rebaseline: use the times measured now as the baseline for later ones.
     """
@@ -67,7 +67,7 @@ class CheckPipeline:
         self.about: dict[str, object] = {}
 
     def run_all_tests(self) -> Results:
-        """Run every check of every group; takes about a minute for a small model.
+        """Run the checks of all groups, which takes about a minute for a small model.
 
         Raises:
             ValueError, TemperError: model or data cannot be read; nothing was checked.
@@ -98,7 +98,8 @@ class CheckPipeline:
         """Write `report.html` and `report.json`; run the checks first if there are no results yet.
 
         Args:
-            folder: the target; None: a folder in `checks/` of the output folder, named by the time.
+            folder: where to write the files; None: a folder in `checks/` of the output folder,
+                named by the time.
 
         Returns:
             The content of report.json, and the paths of both files.
@@ -114,7 +115,7 @@ class CheckPipeline:
         )
 
     def _subject(self, folder: Path) -> Subject:
-        """Return a trainer to check, which can create other trainers with the same tokenizer."""
+        """Return the subject to check, which can create more trainers with the same tokenizer."""
         trainer = TrainerFactory().for_run(self.config)
         subject = Subject(trainer, lambda: self._another(folder))
         if trainer.adapter.tokenizer is not None:
@@ -153,7 +154,7 @@ class CheckPipeline:
 
 
 def doubts_about(data: DataConfig) -> list[CheckResult]:
-    """Return one failure if the data is so small that a run would ask for confirmation."""
+    """Return a failed result if a run would ask to confirm such small data, else []."""
     try:
         check_meant(data)
     except UnconfirmedDataError as error:
@@ -164,10 +165,10 @@ def doubts_about(data: DataConfig) -> list[CheckResult]:
 def create_test_pipeline(config: DeploymentConfig | None = None, **options: Any) -> CheckPipeline:
     """Create the checks for `config`.
 
-    If it is None, the configuration file and the environment are used, by default with the embedded
-    model on the sample data.
+    If `config` is None, the configuration is read from the configuration file and the environment.
+    Without settings there, the embedded model and the sample data are used.
 
     Args:
-        options: keywords of `CheckPipeline`.
+        options: keyword arguments for `CheckPipeline`.
     """
     return CheckPipeline(config if config is not None else load_config(), **options)

@@ -1,5 +1,4 @@
-"""Layer 4: the training system. It consists of one loop (loop/loop.py), its trainers, and folders
-of parts.
+"""Layer 4: the training system, with one training loop (`loop/loop.py`) and its trainers.
 
 The names below can be imported from here. Each is loaded on first use.
 """

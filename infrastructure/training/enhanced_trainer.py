@@ -1,4 +1,4 @@
-"""EnhancedTrainer combines adapter, data, strategy, hooks and loop; it does not train by itself."""
+"""The trainer that combines adapter, data, strategy, hooks and training loop."""
 
 import os
 import sys
@@ -153,31 +153,31 @@ def _no_reserve() -> float:
 
 
 class EnhancedTrainer:
-    """The coordinator of one training.
+    """The trainer of one run. It builds model, data, optimizer and loop, and runs the loop.
 
     `prepare()` builds everything and may be called separately. `train()` prepares if needed.
 
     Args:
         model_config, training_config, data_config: three sections of the configuration.
-        model_adapter, training_strategy: given, or created from the configuration.
+        model_adapter, training_strategy: used if given; otherwise created from the configuration.
         device: "auto", "cpu", "cuda" or "cuda:n".
         saved_tokenizer: folder of the tokenizer that the run began with, if it is resumed.
-        cache_config: where prepared data is cached, and how much of it.
+        cache_config: settings of the cache of prepared data.
         memory_config: memory limits for the preparation of data.
         memory_budget: the memory that `batch_size: auto` may use.
-        sections: further sections of the configuration, those of features, by name.
-        checkpoint_directory: where checkpoints go. None: no checkpoints are saved.
+        sections: configuration sections of features, by name.
+        checkpoint_directory: folder for checkpoints. None: no checkpoints are saved.
         hooks: observers and extensions in addition to `training_config.enabled_extensions`.
 
     Attributes:
         answering: measures the model's outputs in each evaluation of the loop. None: not measured.
-        ranks: the ranks of this training if this process is rank 0. None: this process trains alone
-            or is another rank.
+        ranks: the ranks of this run if this process is rank 0. None: this process trains alone or
+            is another rank.
         group: the group that this process has joined as a rank other than 0.
         sharding: how the model is sharded over the ranks during training. None: each rank has the
             whole model.
-        before: held-out metrics before the first step, for a model that no process holds as a
-            whole.
+        before: held-out metrics before the first step, if the model is too large for any single
+            process to evaluate it.
     """
 
     def __init__(  # noqa: PLR0913 (its first arguments are those of the specification)
@@ -270,7 +270,7 @@ class EnhancedTrainer:
         strategy: TrainingStrategy | None,
         own: Mapping[str, ExtensionFactory],
     ) -> None:
-        """Declare the settings of the parts before the parts, which may read them, are created."""
+        """Declare the settings of adapter, strategy and extensions before these are created."""
         config, model_config = self.training_config, self.model_config
         parts = [
             type(adapter)
@@ -288,14 +288,14 @@ class EnhancedTrainer:
             raise ConfigurationError(sentence)
 
     def _refuse_saved_weights(self, model: torch.nn.Module) -> None:
-        """Refuse a model whose saved added weights do not work with these settings."""
+        """Raise if the model was saved with added weights that do not work with these settings."""
         names = added_modules(model)
         problems = saved_weights_refusals(names, self.model_config, self.training_config)
         if sentence := next(problems, None):
             raise ConfigurationError(sentence)
 
     def add_hooks(self, hooks: Iterable[Hook]) -> None:
-        """Add observers or extensions; only before `prepare`.
+        """Add observers or extensions; possible only before `prepare`.
 
         Raises:
             ValueError: the loop already has its hooks, or a name occurs twice.
@@ -310,12 +310,12 @@ class EnhancedTrainer:
         run_files: Callable[[], Mapping[str, TensorBytes]] = dict,
         reserve_seconds: Callable[[], float] = _no_reserve,
     ) -> None:
-        """Write checkpoints into `directory`, which the first one creates.
+        """Save checkpoints in `directory`, which is created when the first one is saved.
 
         Args:
-            run_files: returns the other files that every checkpoint keeps.
-            reserve_seconds: returns the time needed after the last save, such as for copying it. A
-                deadline reserves this time.
+            run_files: returns further files to include in every checkpoint.
+            reserve_seconds: returns the time needed after the last save, such as for uploading it.
+                The training stops that much earlier before a deadline.
         """
         config = self.training_config
         self.checkpoints = CheckpointManager(directory, retention_of(config), run_files)
@@ -355,7 +355,7 @@ class EnhancedTrainer:
         return self.data
 
     def cost_measurement(self) -> CostMeasurement:
-        """Return an object that measures this training's steps on this machine."""
+        """Return an object that measures memory and time of this run's steps on this machine."""
         model, data = self.initialize_model(), self.initialize_data()
         optimizer = partial(self.create_optimizer, model)
         epochs = (extension.epoch_lengths() for extension in self.hooks.extensions)
@@ -382,7 +382,7 @@ class EnhancedTrainer:
     def _is_too_large(self) -> bool:
         """Return whether this process should read only its own part of the weights.
 
-        It should if its memory cannot hold the whole model plus its part of the training state.
+        That is so if its memory cannot hold the whole model plus its part of the training state.
         """
         if self.ranks is None or not self._may_spread():
             return False
@@ -396,8 +396,10 @@ class EnhancedTrainer:
         return PeakMemory(self.device).now() + weights + part > there
 
     def _choose_sharding(self) -> str:
-        """Decide once whether to shard the model over the ranks, and return the reason as a
-        sentence."""
+        """Decide whether to shard the model, set `sharding`, and return a sentence with the reason.
+
+        The sentence is empty if sharding is not possible.
+        """
         wanted, size = self.training_config.shard, self.num_processes
         if not self._may_spread():
             return ""
@@ -429,11 +431,11 @@ class EnhancedTrainer:
         )
 
     def batch_plan(self) -> BatchPlan:
-        """Return the sizes in which a batch goes through the model; see `BatchPlanner.decide`."""
+        """Return the global batch size and micro-batch size; see `BatchPlanner.decide`."""
         return self.planner.decide()
 
     def prepare(self) -> TrainingLoop:
-        """Build what is missing: model, data, optimizer, schedule and loop, without training."""
+        """Build what is still missing for training: model, data, optimizer, schedule and loop."""
         if self.loop is None:
             if self.training_config.best_needs_answers and self.answering is None:
                 raise ConfigurationError(
@@ -463,12 +465,12 @@ class EnhancedTrainer:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer, after preparing the training if necessary."""
+        """The optimizer. Reading it prepares the training if necessary."""
         return self.prepare().optimizer_step.optimizer
 
     @property
     def scheduler(self) -> LambdaLR | None:
-        """The learning-rate scheduler, after preparing the training if necessary."""
+        """The learning-rate scheduler. Reading it prepares the training if necessary."""
         return self.prepare().optimizer_step.scheduler
 
     @property
@@ -492,32 +494,32 @@ class EnhancedTrainer:
 
     @property
     def quantization(self) -> str | None:
-        """The quantization of the base weights, "4bit" or "8bit"; None if they are as loaded."""
+        """The quantization of the base weights: "4bit", "8bit", or None if not quantized."""
         return self.model_config.quantization
 
     def use_precision(self, name: str) -> None:
-        """Compute in this number format from now on; only before training starts."""
+        """Set the precision of the computation; possible only before training starts."""
         precision = Precision(name, self.device.type)
         self.precision = self.planner.precision = self.adapter.precision = precision
         self.bind_strategy()
 
     def keep_precision(self, name: object) -> None:
-        """Keep the number format that a run began with.
+        """Use the precision `name` with which the resumed run began, if none is configured.
 
-        It is kept if no format is configured and this CPU supports both, because the run then chose
-        it by measurement. Another format is refused later, in the comparison with the checkpoint.
+        This applies only on a CPU, where the run chose between fp32 and bf16 by measurement. A
+        different precision is rejected later, in the comparison with the checkpoint.
         """
         is_open = self.training_config.mixed_precision is True and self.device.type == "cpu"
         if is_open and name in ("fp32", self.precision.name):
             self.use_precision(str(name))
 
     def use_num_threads(self, count: int) -> None:
-        """Compute with `count` CPU threads from now on, in the whole process."""
+        """Set the number of CPU threads for the whole process."""
         torch.set_num_threads(count)
 
     @property
     def num_threads(self) -> int | None:
-        """The number of CPU threads, which affects the last digits of the result.
+        """The number of CPU threads, which affects rounding in the result.
 
         None if a GPU computes, or several processes share the threads.
         """
@@ -525,15 +527,15 @@ class EnhancedTrainer:
         return torch.get_num_threads() if is_alone else None
 
     def keep_num_threads(self, count: object) -> None:
-        """Keep the number of threads that a run began with.
+        """Use the number of threads with which the resumed run began, up to the available cores.
 
-        The environment variable takes precedence, and the number is limited to the available cores.
+        An environment variable for the number of threads takes precedence.
         """
         if isinstance(count, int) and self.num_threads and not os.environ.get(THREADS_VARIABLE):
             self.use_num_threads(max(1, min(count, processor().num_cores)))
 
     def bind_strategy(self) -> TrainingStrategy:
-        """Return the strategy, after giving it everything that it needs to do a step."""
+        """Give the strategy everything that it needs to do a step, and return it."""
         self.strategy.compute_loss = self.adapter.compute_loss
         self.strategy.precision = self.precision
         self.strategy.added_rate = added_learning_rate_for(
@@ -543,7 +545,7 @@ class EnhancedTrainer:
         return self.strategy
 
     def create_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """Create an optimizer of this training for `model`'s weights, or for samples of them."""
+        """Create an optimizer for `model`, with this run's strategy and learning rate."""
         return self.bind_strategy().create_optimizer(model, self._learning_rate())
 
     def _learning_rate(self) -> float:
@@ -588,7 +590,7 @@ class EnhancedTrainer:
         )
 
     def _join(self) -> Group:
-        """Return the group of all ranks, once they have the model and the data of this training.
+        """Wait for all ranks, shard the model over them if configured, and return their group.
 
         Raises:
             ProcessLostError: a rank is unavailable.
@@ -607,10 +609,9 @@ class EnhancedTrainer:
             close(reason)
 
     def _spread(self, group: JoinedGroup, sharding: Sharding) -> None:
-        """Shard the model over the ranks.
+        """Shard the model over the ranks, and create the optimizer again for the sharded weights.
 
-        From here on each rank has a part of the weights, the gradients and the optimizer state. All
-        ranks start from rank 0's weights, or resume from its checkpoint.
+        All ranks start from rank 0's weights, or resume from its checkpoint.
         """
         loop, state = self.prepare(), self.state
         assert state is not None
@@ -638,7 +639,7 @@ class EnhancedTrainer:
                 self.before = self.evaluate()
 
     def _put_together(self) -> None:
-        """Give rank 0 a whole model again, with the trained weights."""
+        """Gather the trained weights in a whole model on rank 0."""
         group = self.group if self.ranks is None else self.ranks.group
         loop, state = self.loop, self.state
         assert loop is not None
@@ -676,10 +677,10 @@ class EnhancedTrainer:
             self.planner.memory_limit().remember(micro_batch_size)
 
     def check_length(self) -> int:
-        """Check the length of the training before any of it is recorded.
+        """Check that the run is long enough to reach its last phase.
 
         Returns:
-            The number of its optimizer steps.
+            The number of optimizer steps.
 
         Raises:
             ValueError: the training ends before its last phase begins.
@@ -691,7 +692,7 @@ class EnhancedTrainer:
     def _length(
         self, model: torch.nn.Module, data: DataSource, global_batch_size: int
     ) -> tuple[list[Phase], int]:
-        """Return the phases of the training and the number of its optimizer steps."""
+        """Return the phases of the training and the total number of optimizer steps."""
         config = self.training_config
         steps_per_epoch = ceil_div(data.num_examples, global_batch_size)
         num_phases = sum(phase.num_epochs for phase in self.strategy.phases(model, 1))
@@ -721,7 +722,7 @@ class EnhancedTrainer:
         return self.multimodal.scheduler(optimizer, peak, first, scheduler)
 
     def _example_source(self, data: DataSource) -> ExampleSource:
-        """Return the source of all examples, for a strategy that keeps something for each."""
+        """Return the source of examples for a strategy that stores a value for each example."""
         run = self.checkpoints.store.root.parent if self.checkpoints is not None else None
         facts: JsonObject = {
             "labels": LABELS_VERSION,
@@ -738,7 +739,7 @@ class EnhancedTrainer:
 
         Raises:
             TrainingDivergedError: the loss is no longer finite.
-            Exception: any other error; a checkpoint holds the steps before it.
+            Exception: any other error; a checkpoint contains the finished steps.
         """
         loop = self.prepare()
         assert self.state is not None
@@ -755,14 +756,14 @@ class EnhancedTrainer:
         poll: Callable[[], None] = do_nothing,
         kind: Callable[..., EvaluationLoss] = EvaluationLoss,
     ) -> dict[str, float]:
-        """Return the held-out metrics (`eval_loss` is per supervised item); the training stays
-        unchanged.
+        """Return the held-out metrics, without changing the training state.
 
-        The result is empty if nothing is held out.
+        `eval_loss` is the mean per supervised item. The result is empty if nothing is held out.
 
         Args:
             poll: called between two batches. It may raise.
-            kind: creates the object that measures; another one may keep more than the sums.
+            kind: class of the object that measures, such as one that also keeps the loss of each
+                row.
         """
         model, data = self.initialize_model(), self.initialize_data()
         if self.adapter.on_disk and not is_sharded(model):
@@ -791,10 +792,10 @@ class EnhancedTrainer:
         return numbers
 
     def train_step(self, batch: Sequence[object]) -> float:
-        """Perform one optimizer step on a batch outside the loop, and return the mean loss.
+        """Perform one optimizer step on a batch for a custom loop, and return the mean loss.
 
         Raises:
-            ConfigurationError: the training has several processes, which requires the loop.
+            ConfigurationError: the run has several processes, which cannot use a custom loop.
         """
         if self.num_processes > 1:
             raise ConfigurationError(
@@ -805,7 +806,7 @@ class EnhancedTrainer:
         return loop.single_step(self.state, batch)
 
     def save_checkpoint(self, state: TrainingState) -> Path:
-        """Write everything needed to resume the training, and return the path.
+        """Save a checkpoint of the run, and return its path.
 
         Raises:
             ValueError: this trainer has no folder for checkpoints.
@@ -823,7 +824,7 @@ class EnhancedTrainer:
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return the facts that decide the result, for comparison when a run resumes.
+        """Return everything that determines the result, to compare when a run resumes.
 
         See `run.compatibility`.
         """
@@ -877,17 +878,16 @@ class EnhancedTrainer:
         return {name: part for name, part in parts.items() if part is not None}
 
     def _keyed(self, rows: str) -> str:
-        """Return a hash of rows that reveals nothing without the key of the run."""
+        """Return a hash of rows from which nothing can be guessed without the run's key."""
         return rows if self._run_key is None else keyed(self._run_key, rows)
 
     def attention_form(self) -> str:
-        """Return the form of the model's attention, as far as it affects the last digits."""
+        """Return which attention implementation computes, because it affects rounding."""
         step = self.adapter.size_grid.segment_step
         return attention_form(self.initialize_model(), self.device, self.precision.dtype, step)
 
     def last_mlp_form(self) -> str:
-        """Return the tokens at which the last layer's MLP is computed, which affects the last
-        digits."""
+        """Return at which tokens the last layer's MLP is computed, because it affects rounding."""
         narrows = (
             isinstance(self.adapter, StandardModelAdapter)
             and self.sharding is None
@@ -899,16 +899,16 @@ class EnhancedTrainer:
         """Load `checkpoint`, so that `train()` resumes from it.
 
         Args:
-            accept: names of things that may differ although they change the result, such as
-                `["learning_rate", "data"]`; see `configuration_judge.names`.
+            accept: names of settings and inputs that may differ although they change the result,
+                such as `["learning_rate", "data"]`; see `configuration_judge.names`.
 
         Returns:
             The differences that are harmless or accepted.
 
         Raises:
-            ValueError: `accept` holds an unknown name.
-            CheckpointError: the checkpoint is damaged, or something else that changes the result
-                differs.
+            ValueError: `accept` contains an unknown name.
+            CheckpointError: the checkpoint is damaged, or there is another difference that changes
+                the result.
         """
         may_spread = self.ranks is not None  # known only after model and data are loaded
         snapshot = load_values(checkpoint) if may_spread else load_checkpoint(checkpoint)
@@ -963,7 +963,7 @@ class EnhancedTrainer:
         return agreed
 
     def follow_length(self, total_steps: int) -> None:
-        """Train for as many steps as rank 0. Called on ranks other than 0."""
+        """Set the number of steps to that of rank 0. Called on ranks other than 0."""
         self._set_length(total_steps)
 
     def _set_length(self, total_steps: int) -> None:

@@ -1,8 +1,8 @@
 """The process of a rank other than 0: `python -m infrastructure.training.rank_process`.
 
-The process runs the same loop as rank 0 over the same data. It shows nothing and stores nothing. If
-rank 0 started it, its arguments are the port of rank 0's store and its own rank. If a launcher
-started it, environment variables hold them.
+The process runs the same loop as rank 0 over the same data, but shows and saves nothing. If rank 0
+started the process, the arguments are the port of rank 0's store, the rank, and the number of
+ranks. If a launcher started it, environment variables contain them.
 """
 
 import logging
@@ -39,8 +39,8 @@ from infrastructure.training.trainer_factory import TrainerFactory
 def train_as(member: Member) -> int:
     """Train together with rank 0 until rank 0 stops, and return the exit code.
 
-    The code is also DONE if rank 0 never needed this process or has ended by itself, because rank 0
-    then reports the outcome.
+    The code is DONE even if rank 0 never needed this process or has ended, because rank 0 reports
+    the result of the run.
     """
     _import_what_takes_long()
     call = member.called()
@@ -82,7 +82,7 @@ def train_as(member: Member) -> int:
 
 
 def _import_what_takes_long() -> None:
-    """Import slow packages while rank 0 prepares model and data and this process is idle."""
+    """Import slow packages while this process waits for rank 0 to prepare model and data."""
     with suppress(ImportError):
         import peft  # noqa: F401
         import transformers.modeling_utils  # noqa: F401
@@ -96,9 +96,9 @@ def _lost(member: Member, error: ProcessLostError) -> int:
 def trainer_of(
     group: JoinedGroup, facts: Mapping[str, Any], tokenizer: Mapping[str, bytes]
 ) -> EnhancedTrainer:
-    """Return the same training as rank 0's, prepared on this rank's device.
+    """Create the same trainer as rank 0's, prepared on this rank's device.
 
-    The trainer shows, saves and decides nothing.
+    It shows, saves and decides nothing.
     """
     config = DeploymentConfig.from_dict(facts["configuration"])
     config.model.revision = facts["revision"] or config.model.revision
@@ -133,7 +133,7 @@ def trainer_of(
 def _stop_all_on_signals(group: JoinedGroup) -> None:
     """Install signal handlers that stop all ranks after their current step.
 
-    A signal that asks this rank to stop is passed on to all of them.
+    A stop signal to this rank is passed on to all ranks.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -151,7 +151,7 @@ def _measured_by_rank_0(*_: Any) -> Mapping[str, float]:
 
 
 def main() -> int:
-    """Run the rank that this process was started as, and return the exit code."""
+    """Run the rank given by the command-line arguments, and return the exit code."""
     port, rank, size = map(int, sys.argv[1:])
     return train_as(started_by_rank_0(port, rank, size))
 

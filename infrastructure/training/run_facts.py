@@ -1,4 +1,4 @@
-"""Facts that rank 0 sends to the other ranks, and comparison of the trainers built from them."""
+"""Information that rank 0 sends to the other ranks, which build the same trainer from it."""
 
 import tempfile
 from pathlib import Path
@@ -19,14 +19,14 @@ Facts = dict[str, Any]
 
 
 def welcome(trainer: EnhancedTrainer, group: Group) -> None:
-    """Have the other ranks build the training of this prepared trainer, and wait for them.
+    """Send the other ranks what they need to build this trainer, and wait for them.
 
     Called on rank 0.
 
     Raises:
         ConfigurationError: the training has parts that other processes cannot build.
-        ProcessLostError: a rank cannot train this, or has other weights or data. The message names
-            it.
+        ProcessLostError: a rank cannot build the trainer, or has other weights or data. The message
+            names it.
     """
     assert trainer.ranks is not None
     _refuse_own_extensions(trainer)
@@ -51,7 +51,7 @@ def welcome(trainer: EnhancedTrainer, group: Group) -> None:
 
 
 def facts_of_first(group: Group) -> tuple[Facts, dict[str, bytes]]:
-    """Receive and return what `welcome` sends: the facts, and the files of the tokenizer.
+    """Receive what `welcome` sends: facts about the run, and the tokenizer's files.
 
     Called on ranks other than 0.
     """
@@ -66,7 +66,7 @@ def facts_of_first(group: Group) -> tuple[Facts, dict[str, bytes]]:
 
 
 def compare(group: Group, trainer: EnhancedTrainer) -> None:
-    """Check that this rank trains what rank 0 trains: the same frozen weights and the same data.
+    """Check that this rank has the same frozen weights and the same data as rank 0.
 
     Raises:
         ValueError: this rank has other weights or data.
@@ -96,7 +96,7 @@ def _refuse_own_extensions(trainer: EnhancedTrainer) -> None:
 
 
 def _tokenizer_files(tokenizer: "PreTrainedTokenizerBase | None") -> dict[str, torch.Tensor]:
-    """Return the files of a tokenizer as bytes, for machines that do not share this disk."""
+    """Return the files of a tokenizer as tensors of bytes, to send them to other machines."""
     if tokenizer is None:
         return {}
     with tempfile.TemporaryDirectory() as folder:

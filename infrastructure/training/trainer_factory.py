@@ -1,4 +1,4 @@
-"""A factory that builds the right trainer with the right parts from the configuration."""
+"""A factory that creates trainers from the configuration."""
 
 import logging
 import os
@@ -39,11 +39,11 @@ class TrainerFactory:
     def for_run(
         self, config: DeploymentConfig, began_with: Backend | None = None, **options: object
     ) -> EnhancedTrainer:
-        """Return the trainer for a whole configuration, on its device and with its cache.
+        """Create the trainer for a whole configuration, with its device, cache and processes.
 
         Args:
-            began_with: the library that loads the model if `model.backend` is `auto` and the run or
-                the model began with it. None: see `choose_backend`.
+            began_with: the library that loads the model if `model.backend` is `auto` and an earlier
+                part of the run used it. None: see `choose_backend`.
 
         Raises:
             ConfigurationError: a setting cannot be used. The message has a sentence for each.
@@ -70,8 +70,7 @@ class TrainerFactory:
     def for_one_process(
         self, config: DeploymentConfig, backend: Backend = "transformers", **options: object
     ) -> EnhancedTrainer:
-        """Return the trainer of `for_run`, but without the other processes that the configuration
-        asks for.
+        """Create the trainer of `for_run`, but for a single process.
 
         Args:
             backend: the library that loads the model if `model.backend` is `auto`.
@@ -99,7 +98,7 @@ class TrainerFactory:
     def _ranks(
         self, config: DeploymentConfig, trainer: EnhancedTrainer, options: Mapping[str, object]
     ) -> Ranks | None:
-        """Return the ranks that the configuration or a launcher asks for; None for one process."""
+        """Return the ranks if there are several processes, as configured or launched, else None."""
         launch = launched_process()
         if launch is not None and launch.rank != 0:
             raise ConfigurationError(
@@ -127,7 +126,7 @@ class TrainerFactory:
         backend: Backend = "transformers",
         **options: Any,
     ) -> EnhancedTrainer:
-        """Return the trainer for `model_config.backend`, or for `backend` if that is `auto`.
+        """Create the trainer for `model_config.backend`, or for `backend` if that is `auto`.
 
         `options` are keyword arguments of EnhancedTrainer.
 
@@ -147,10 +146,11 @@ class TrainerFactory:
 def num_processes_for(
     config: DeploymentConfig, device: torch.device, launch: LaunchedProcess | None = None
 ) -> int:
-    """Return the number of processes that train: as many as a launcher started, or `num_processes`.
+    """Return the number of training processes: those of the launcher, or `num_processes`.
 
     Raises:
-        ConfigurationError: there are fewer GPUs than that, or the launcher started another number.
+        ConfigurationError: there are fewer GPUs than processes, or the launcher started another
+            number.
     """
     requested = config.num_processes
     num_gpus = torch.cuda.device_count() if device.type == "cuda" else 0
@@ -172,7 +172,7 @@ def num_processes_for(
 def show_gpus(config: DeploymentConfig) -> None:
     """Restrict this process to the configured GPUs.
 
-    CUDA reads the variable only once, before its first use.
+    CUDA reads the environment variable only once, before its first use.
 
     Raises:
         ConfigurationError: CUDA is already in use, or none of the GPUs exists.
@@ -194,6 +194,5 @@ def _set_visible(devices: str | None) -> None:
 
 
 def _num_gpus() -> int:
-    """Return the number of GPUs that CUDA sees; `torch.cuda.device_count` trusts the
-    environment."""
+    """Return the number of GPUs that CUDA finds, independent of the environment."""
     return int(torch._C._cuda_getDeviceCount()) if torch.cuda.is_available() else 0

@@ -1,4 +1,4 @@
-"""`UnifiedTrainer`, under the name of the specification."""
+"""`UnifiedTrainer`, an alias that the specification requires."""
 
 from infrastructure.config.sections.training_config import TrainingConfig as TrainingConfig
 from infrastructure.core.features import merged

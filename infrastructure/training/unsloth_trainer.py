@@ -18,7 +18,7 @@ from infrastructure.training.model_adapters import adapter_name
 
 
 class UnslothTrainer(EnhancedTrainer):
-    """An `EnhancedTrainer` whose model comes from Unsloth.
+    """An `EnhancedTrainer` whose model Unsloth loads.
 
     Raises:
         MissingPackageError: unsloth is not installed.

@@ -105,14 +105,6 @@ def test_a_report_that_is_not_there_is_reported(tmp_path: Path) -> None:
         colab.show_report(tmp_path)
 
 
-@pytest.mark.parametrize("content", [None, "{", '{"records": []}'], ids=str)
-def test_a_run_without_quantum_steps_is_reported(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "quantum.json").write_text(content)
-    with pytest.raises(ValueError, match=r"quantum\.no_quantum_step\("):
-        colab.show_quantum_steps(tmp_path)
-
-
 def test_the_data_is_shown_with_what_is_learnt(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

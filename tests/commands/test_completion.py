@@ -18,7 +18,7 @@ COMPLETIONS = {
     ("train", "--learn"): {"--learning-rate"},
     ("train", "--dtype", "b"): {"bf16"},
     ("backup", "st"): {"status"},
-    ("quantum", "compare", "--quantum-ans"): {"--quantum-answer"},
+    ("train", "--quantum-so"): {"--quantum-solver"},
     ("watch", ""): {"runs/one"},
     ("train", ""): {""},
     ("train", "--output", ""): {""},

@@ -1,5 +1,6 @@
 """`--help` is one screen of the flags that people use; `--help-all` has every flag."""
 
+import argparse
 import re
 import shlex
 
@@ -24,6 +25,14 @@ LONG = ("train", "resume", "eval", "check", "tune", "config", "sweep")
 
 def parser_of(command: str) -> CommandParser:
     return subcommands(create_parser())[command].complete()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_no_hidden_argument(command: str) -> None:
+    parser = parser_of(command)
+    hidden = [one for one in parser._actions if one.help == argparse.SUPPRESS]
+    assert all(str(one.metavar or one.dest) not in parser.format_help() for one in hidden)
+    assert argparse.SUPPRESS not in parser.format_help()
 
 
 @pytest.mark.parametrize("command", LONG)

@@ -6,7 +6,6 @@ given.
 """
 
 import base64
-import io
 import json
 import re
 import sys
@@ -14,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from infrastructure.commands import main as commands
@@ -35,12 +33,6 @@ class Wrong:
     about: list[str]
     files: Files = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
-
-
-def npz(**arrays: list[object]) -> bytes:
-    file = io.BytesIO()
-    np.savez(file, **{name: np.array(values) for name, values in arrays.items()})
-    return file.getvalue()
 
 
 GOOD_ROW = json.dumps({"prompt": "Say a.", "completion": "a"})
@@ -421,13 +413,6 @@ CONFIGURATION = [
         "DoRA by unsloth",
         "train d.jsonl --model org/m --lora --lora-use-dora --backend unsloth",
         ["config.lora_variant_with_unsloth", "lora_variant=model.lora_config.use_dora"],
-        {"d.jsonl": GOOD_DATA},
-    ),
-    Wrong(
-        "components taken out of a DoRA",
-        "train d.jsonl --model embedded --lora --lora-use-dora --optimization-frequency 5"
-        " --quantum-problem rank_allocation",
-        ["quantum.rank_allocation_with_dora"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
@@ -876,12 +861,6 @@ CHECKPOINT = [
         },
     ),
     Wrong(
-        "a quantum problem of 5,000 nested brackets",
-        "quantum solve deep.json",
-        ["core.nested_too_deep", "path=deep.json", "max_depth=100"],
-        {"deep.json": f'{{"linear": {DEEP}}}'},
-    ),
-    Wrong(
         "a run.json of something else",
         "resume runs/a",
         ["run.run_file_without_configuration", "/runs/a/run.json"],
@@ -1312,26 +1291,11 @@ FURTHER = [
         ["config.balance_with_streaming"],
         {"data.jsonl": GOOD_DATA},
     ),
-    Wrong(
-        "quantum answer",
-        "train --quantum-answer gredy",
-        [
-            "config.setting_says",
-            "setting=quantum.answer",
-            "what=answer, name=gredy,",
-            "meant=greedy",
-        ],
-    ),
     Wrong("budget 1", "train --quantum-data-budget 1", ["quantum.data_budget_keeps_everything"]),
     Wrong(
-        "background",
-        "train --quantum-background --epochs 1",
-        ["quantum.background_answer_too_late"],
-    ),
-    Wrong(
         "sampler",
-        "train --quantum-solver leap_hybrid",
-        ["quantum.sampler_access_missing", "setting=quantum.solver", "name=leap_hybrid"],
+        "train --quantum-solver azure_quantum",
+        ["quantum.sampler_access_missing", "setting=quantum.solver", "name=azure_quantum"],
     ),
     Wrong(
         "too long",
@@ -1404,83 +1368,6 @@ FURTHER = [
         "bench ./m --length 0",
         ["inference.size_too_small", "flag=--length", "value=0"],
         {"m/config.json": "{}"},
-    ),
-    Wrong(
-        "quantum solve none",
-        "quantum solve nowhere.json",
-        ["quantum.model_file_missing", "path=nowhere.json"],
-    ),
-    Wrong(
-        "quantum solve ext",
-        "quantum solve x.txt",
-        ["quantum.unknown_model_file_ending", "path=x.txt", "endings=.bqm, .npz, .json"],
-        {"x.txt": ""},
-    ),
-    Wrong(
-        "qs list",
-        "quantum solve x.json",
-        ["quantum.not_a_json_object", "path=x.json"],
-        {"x.json": "[]"},
-    ),
-    Wrong(
-        "qs key",
-        "quantum solve x.json",
-        ["quantum.unknown_key", "path=x.json", "key=lin"],
-        {"x.json": '{"lin": {}}'},
-    ),
-    Wrong(
-        "qs entry",
-        "quantum solve x.json",
-        ["quantum.malformed_quadratic_entry", "path=x.json", "entry=[1, 2]"],
-        {"x.json": '{"quadratic": [[1,2]]}'},
-    ),
-    Wrong(
-        "qs number",
-        "quantum solve x.json",
-        ["quantum.value_not_finite", "path=x.json", 'value="b"'],
-        {"x.json": '{"linear": {"a": "b"}}'},
-    ),
-    Wrong(
-        "qs vartype",
-        "quantum solve x.json",
-        ["quantum.unknown_vartype", "path=x.json", "name=TERNARY", "vartypes=BINARY, SPIN"],
-        {"x.json": '{"vartype": "TERNARY"}'},
-    ),
-    Wrong(
-        "qs broken",
-        "quantum solve x.json",
-        ["quantum.unreadable_model_file", "path=x.json", "line 1 column 2"],
-        {"x.json": "{"},
-    ),
-    Wrong(
-        "qs npz",
-        "quantum solve x.npz",
-        ["quantum.not_a_numpy_archive", "path=x.npz"],
-        {"x.npz": b"nope"},
-    ),
-    Wrong(
-        "qs bqm",
-        "quantum solve x.bqm",
-        ["quantum.not_a_dimod_file", "path=x.bqm"],
-        {"x.bqm": b"nope"},
-    ),
-    Wrong(
-        "qs time",
-        "quantum solve x.json --time-limit 0",
-        ["quantum.invalid_time_limit", "seconds=0.0"],
-        {"x.json": '{"linear": {"a": 1}}'},
-    ),
-    Wrong(
-        "qs sampler",
-        "quantum solve x.json --sampler nosuch",
-        ["what=sampler, name=nosuch,"],
-        {"x.json": '{"linear": {"a": 1}}'},
-    ),
-    Wrong(
-        "qs ones",
-        "quantum solve x.json --num-ones 9",
-        ["quantum.exact_num_ones_out_of_range", "num_ones=9", "count=1"],
-        {"x.json": '{"linear": {"a": 1}}'},
     ),
     Wrong(
         "backup step",
@@ -1693,54 +1580,6 @@ FURTHER = [
             "missing=write, close, name, truncate_after",
         ],
         {"data.jsonl": GOOD_DATA, "mine_d.py": "class X:\n    pass\n"},
-    ),
-    Wrong(
-        "npz unknown",
-        "quantum solve x.npz",
-        ["quantum.unknown_array", "path=x.npz", "array=foo"],
-        {"x.npz": npz(foo=[1.0])},
-    ),
-    Wrong(
-        "npz shape",
-        "quantum solve x.npz",
-        ["quantum.quadratic_wrong_shape", "path=x.npz", "shape=(1, 2)"],
-        {"x.npz": npz(quadratic=[[1.0, 2.0]])},
-    ),
-    Wrong(
-        "npz linear",
-        "quantum solve x.npz",
-        ["quantum.linear_wrong_shape", "path=x.npz", "shape=(1,)", "count=2"],
-        {"x.npz": npz(quadratic=[[1.0, 2.0], [0.0, 1.0]], linear=[1.0])},
-    ),
-    Wrong(
-        "npz labels",
-        "quantum solve x.npz",
-        ["quantum.labels_do_not_match_variables", "path=x.npz", "num_labels=1", "num_variables=2"],
-        {"x.npz": npz(linear=[1.0, 2.0], quadratic=[[0.0, 1.0], [0.0, 0.0]], variables=["a", "a"])},
-    ),
-    Wrong(
-        "npz lengths",
-        "quantum solve x.npz",
-        ["quantum.quadratic_lengths_differ", "path=x.npz"],
-        {"x.npz": npz(quadratic=[1.0], rows=[0, 1], columns=[1])},
-    ),
-    Wrong(
-        "npz whole",
-        "quantum solve x.npz",
-        ["quantum.indices_not_whole_numbers", "path=x.npz"],
-        {"x.npz": npz(quadratic=[1.0], rows=[0.5], columns=[1.0])},
-    ),
-    Wrong(
-        "npz negative",
-        "quantum solve x.npz",
-        ["quantum.negative_variable_index", "path=x.npz"],
-        {"x.npz": npz(quadratic=[1.0], rows=[-1], columns=[1])},
-    ),
-    Wrong(
-        "npz inf",
-        "quantum solve x.npz",
-        ["quantum.coefficient_not_finite", "path=x.npz"],
-        {"x.npz": npz(quadratic=[[0.0, float("inf")], [0.0, 0.0]])},
     ),
 ]
 

@@ -38,7 +38,7 @@ SPECIAL: dict[str, Any] = {
     "training.method_settings": {"loss_type": "ipo"},
     "training.curriculum_order": ["easy", "hard"],
     "training.settings": {"stages": 3, "names": ["a"]},
-    "quantum.fallback": ["tabu", "exact"],
+    "quantum.fallback": ["dense_annealer", "exact"],
     "monitor.alert_sinks": ["log", "webhook"],
     "monitor.prometheus": "0.0.0.0:9400",
     "model.lora_config.target_modules": ["q_proj", "v_proj"],

@@ -54,7 +54,7 @@ time_step_masking num_time_steps time_step_bins time_step_mask_fractions store_a
 time_step_cache_size quantization_enabled quantization_type backbone_quantized
 adapters_full_precision qlora_enabled qlora_rank qlora_alpha qlora_dropout qlora_lr
 qlora_progressive_enabled qlora_strategy qlora_ranks cache_mode loss settings
-quantum.problem answer data_budget target candidates num_blocks rank_budget background
+quantum.problem data_budget target candidates num_blocks
 solver max_qubits fallback max_overhead_percent timeout
 """
 # These say where, how fast, how safely and how visibly the same is computed.

@@ -20,7 +20,6 @@ MODULES = (
     "infrastructure.backup.replication.copier_process",
     "infrastructure.backup.writer.writer_process",
     "infrastructure.features.quantum.samplers.sampler_process",
-    "infrastructure.features.quantum.solving.solve_process",
     "infrastructure.data.preparation.row_encoder",
     "infrastructure.commands.main",
 )

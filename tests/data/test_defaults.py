@@ -99,7 +99,7 @@ def test_the_flag_that_names_no_extension_switches_it_off(tmp_path: Path) -> Non
         {"quantum.data_budget": 0.5},
         {"quantum.data_budget": 0.5, "training.enabled_extensions": []},
         {"quantum.data_budget": 0.5, "data.path": __file__},
-        {"quantum.answer": "gredy"},
+        {"quantum.solver": "exakt"},
     ],
     ids=str,
 )

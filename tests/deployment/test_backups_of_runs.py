@@ -160,7 +160,8 @@ def test_a_new_machine_goes_on_with_what_lies_at_the_place(
     assert "monitoring.total_step_time" in page
     start = "start=monitoring.resumed_from_step(step=4)"
     back = f"restored=monitoring.restored_from(places={place}))"
-    assert f"monitoring.resumed_times(times=once,, cause=a stop, {start}, {back}." in page
+    often = "times=monitoring.once(), cause=monitoring.a_stop()"
+    assert f"monitoring.resumed_times({often}, {start}, {back}." in page
     fresh = small_config(tmp_path)
     fresh.new_run = True
     assert losses(again) == losses(deploy(fresh)[0])

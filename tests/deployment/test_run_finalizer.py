@@ -51,6 +51,7 @@ class Ending:
             model_config=SimpleNamespace(name="a-model", lora_config=None),
             adapter=SimpleNamespace(on_disk=False, save=self._save),
             device=torch.device("cpu"),
+            strategy=SimpleNamespace(run_parts=self._run_parts),
             schedule=SimpleNamespace(seconds_to_copy=self._seconds_to_copy),
             initialize_model=lambda: "the model",
         )
@@ -79,7 +80,6 @@ class Ending:
         patch.setattr(run_finalizer, "time", SimpleNamespace(monotonic=lambda: self.now))
         patch.setattr(run_finalizer, "take_best", self._take_best)
         patch.setattr(run_finalizer, "trained_model", lambda _: None)
-        patch.setattr(run_finalizer, "save_stacks_and_rack", lambda *_: ["no stack"])
         patch.setattr(run_finalizer, "measure", self._measure)
         patch.setattr(run_finalizer, "summarise", self._summarise)
         patch.setattr(run_finalizer, "write_report_of", lambda run: self.did("report"))
@@ -101,6 +101,10 @@ class Ending:
         report: Any = lambda line: self.lines.append(line)  # noqa: E731
         report.waiting = lambda _: waiting("evaluate")
         return report
+
+    def _run_parts(self, trainer: Any) -> Any:
+        assert trainer is self.trainer
+        return SimpleNamespace(save=lambda folder: [f"no part in {folder.name}"])
 
     def _save(self, folder: Path) -> None:
         folder.mkdir()
@@ -166,7 +170,7 @@ def test_a_finished_run_is_saved_measured_and_confirmed(ending: Ending) -> None:
     ]
     ending.finalizer.show_end()
     assert ending.lines[-2:] == ["the result", "its copy is not safe"]
-    assert "note: no stack" in ending.lines
+    assert f"note: no part in {ending.run.path.name}" in ending.lines
 
 
 def test_without_a_place_nothing_is_waited_for(

@@ -32,7 +32,6 @@ from infrastructure.config.schema import FieldSpec, schema_of
 from infrastructure.config.types import RegisteredName
 from infrastructure.core.errors import MissingPackageError, MissingSecretError
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.features.quantum.config import BASELINES, SAMPLER
 from infrastructure.features.quantum.sampler_needs import check_sampler
 from infrastructure.features.quantum.samplers.sampler_factory import SAMPLERS
 from infrastructure.run.checkpoint_paths import step_of
@@ -50,7 +49,6 @@ NEW_RUN = "new_run"  # asked for again, it begins another one
 # Names that a registry holds: their fields are texts, because others may add to them.
 REGISTERED: dict[str, tuple[str, ...]] = {
     "quantum.solver": tuple(SAMPLERS),
-    "quantum.answer": tuple(dict.fromkeys((SAMPLER, *sum(BASELINES.values(), ())))),
 }
 # What a value needs beside it to mean anything. The first key that fits counts.
 QUANTUM: dict[str, Any] = {
@@ -99,11 +97,8 @@ NEEDS: dict[str, dict[str, Any]] = {
     "training.extension_learning_rate": {"training.enabled_extensions": ["memory"]},
     "training.train_extensions_only": {"training.enabled_extensions": ["memory"]},
     "backup.": {"backup.place": "{folder}/place"},
-    "quantum.problem=rank_allocation": {**QUANTUM, "model.lora_config": True},
-    "quantum.background": {**QUANTUM, "quantum.problem": "block_selection"},
     "quantum.": QUANTUM,
 }
-PROBLEM_OF_ANSWER = {a: problem for problem, some in BASELINES.items() for a in some}
 # Compiling takes the better part of a minute, and unsloth changes the process that imports it.
 SLOW = ("training.compile_mode=", "model.backend=unsloth")
 # Another trainer, stages of which two steps have one, conversations, experts, rounded weights, and
@@ -140,9 +135,6 @@ class Choice:
     @property
     def needs(self) -> dict[str, Any]:
         """The settings that go with it."""
-        if self.key == "quantum.answer" and self.value in PROBLEM_OF_ANSWER:
-            problem = Choice("quantum.problem", PROBLEM_OF_ANSWER[self.value])
-            return {**problem.needs, problem.key: problem.value}
         text = f"{self.key}={self.value}"
         return next((more for start, more in NEEDS.items() if text.startswith(start)), {})
 

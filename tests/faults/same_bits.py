@@ -52,7 +52,6 @@ TRAININGS: dict[str, tuple[str, ...]] = {
     "masked": ("--time-step-masking",),
     "quantum data": (*QUANTUM, "--quantum-problem", "data_selection"),
     "quantum blocks": (*QUANTUM, "--quantum-problem", "block_selection"),
-    "quantum ranks": (*QUANTUM, "--quantum-problem", "rank_allocation", "--lora"),
 }
 
 

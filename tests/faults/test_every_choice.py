@@ -29,7 +29,7 @@ from tests.faults.choices import (
 )
 from tests.slow import slow
 
-SOLVER, ANSWER = "quantum.solver", "quantum.answer"
+SOLVER = "quantum.solver"
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +81,6 @@ def trainable(*, quick: bool) -> list[Choice]:
     return [one for one in every_choice() if refusal(one) is None and one.is_slow != quick]
 
 
-def is_quick(row: Row) -> bool:
-    """Plain answers to the quantum step beyond those that stand beside another choice are slow."""
-    return any(one.key != ANSWER for one in row.choices)
-
-
 def test_the_choices_are_those_of_the_schema() -> None:
     found = {str(one) for one in every_choice()}
     assert {f'training.optimizer="{name}"' for name in OPTIMIZERS.built_in} - found == {
@@ -96,7 +91,7 @@ def test_the_choices_are_those_of_the_schema() -> None:
         "data.packing=false",
         "model.lora_config=true",
     } < found
-    assert {'training.mixed_precision="bf16"', f'{SOLVER}="tabu"', f'{ANSWER}="top"'} < found
+    assert {'training.mixed_precision="bf16"', f'{SOLVER}="exact"'} < found
 
 
 def test_every_choice_stands_by_itself_with_what_it_needs(tmp_path: Path) -> None:
@@ -124,8 +119,7 @@ def test_every_choice_trains_and_goes_on_after_a_kill(
     rows = rows_of(
         [one for one in trainable(quick=True) if one.key != SOLVER], base_settings(tmp_path)
     )
-    quick = [Row(), *filter(is_quick, rows)]
-    problems = problems_of(quick, trainings, tmp_path, saved_llama, kill=True)
+    problems = problems_of([Row(), *rows], trainings, tmp_path, saved_llama, kill=True)
     assert not problems, "\n".join(f"{row}: {problem}" for row, problem in problems.items())
 
 

@@ -144,6 +144,17 @@ def sharegpt(n: int, *, has_system: bool = False) -> dict[str, Any]:
     }
 
 
+def greeted(n: int) -> dict[str, Any]:
+    """A chat that the assistant begins."""
+    return {"messages": [assistant(f"Hello, number {n}!"), *chat(n)]}
+
+
+def answers_of_greeted(n: int) -> str:
+    """What is learned of `greeted`."""
+    return f"Hello, number {n}!" + both(n)
+
+
+QWEN_2_5, QWEN_3 = "qwen2_5", "qwen3"
 INSTRUCTIONS = [
     of("Alpaca", lambda n: {"instruction": question(n), "input": "", "output": answer(n)}),
     of(
@@ -231,6 +242,16 @@ CHATS = [
     ),
     of("ShareGPT", sharegpt, both),
     of("ShareGPT with system", lambda n: sharegpt(n, has_system=True), both),
+    of("messages that begin with a greeting", greeted, answers_of_greeted),
+    of("a greeting, with a template that trims it", greeted, answers_of_greeted, template="llama3"),
+    of(
+        "a greeting, with a template that rewrites reasoning",
+        greeted,
+        None,
+        template=QWEN_3,
+        num_notes=1,
+    ),
+    of("a greeting, without a template", greeted, None, template=None),
     of(
         "OpenAI with weights, all of them 1",
         lambda n: {"messages": [user(question(n)), {**assistant(answer(n)), "weight": 1}]},
@@ -325,7 +346,6 @@ def two_calls(n: int) -> dict[str, Any]:
     return {"messages": [start, calls, first, result, last], "tools": [WEATHER]}
 
 
-QWEN_2_5, QWEN_3 = "qwen2_5", "qwen3"
 TOOLS = [
     of(
         "calls with an object",

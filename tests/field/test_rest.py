@@ -14,7 +14,6 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.elsewhere import SAME
 from infrastructure.config.field_help import plain
 from infrastructure.config.merging.precedence import Layer, Setting, Source
-from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.config.sources.spelling import as_flag
 from infrastructure.deployment.deploy_training import TrainingDeployment
@@ -36,19 +35,17 @@ def test_f14_pytest_runs_a_notebook_of_a_clone(pytestconfig: pytest.Config) -> N
     assert "--nbmake" in (ROOT / "CONTRIBUTING.md").read_text()
 
 
-@pytest.mark.parametrize("problem", ["data_selection", "block_selection", "rank_allocation"])
+@pytest.mark.parametrize("problem", ["data_selection", "block_selection"])
 def test_f15_quantum_steps_that_a_frequency_requests_are_made(
     problem: str, saved_llama: Path, tmp_path: Path
 ) -> None:
     """A step costs seconds and a training step milliseconds here, so each bound would skip it."""
-    lora = LoraConfig(r=4) if problem == "rank_allocation" else None
 
     def outcomes(frequency: int | None, **quantum: Any) -> list[object]:
         trainer = quantum_trainer(
             saved_llama,
             tmp_path,
             quantum={"problem": problem, **quantum},
-            lora=lora,
             optimization_frequency=frequency,
         )
         trainer.train()
@@ -57,7 +54,7 @@ def test_f15_quantum_steps_that_a_frequency_requests_are_made(
     default = {"max_overhead_percent": "auto"}
     requested = outcomes(3, **default)
     assert set(requested) == {"answered"}
-    assert len(requested) >= (1 if problem == "rank_allocation" else 2)
+    assert len(requested) >= 2
     assert set(outcomes(3, max_overhead_percent=1e-6)) == {"skipped"}
     assert set(outcomes(None, **default)) == {"skipped"}
 

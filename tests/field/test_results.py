@@ -3,6 +3,7 @@ and files, as plain transformers and PEFT read them.
 """
 
 import json
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -243,10 +244,18 @@ def test_f7_an_argument_of_trl_without_effect_is_refused(
 
 
 def stopping_early(folder: Path) -> Path:
-    """A run whose held-out loss rises at the end."""
+    """A run whose held-out loss rises at the end: its answers can only be learnt by heart."""
     base = save_base(folder / "base", "llama")
+    draw = random.Random(0)
+    rows = folder / "rows.jsonl"
+    rows.write_text(
+        "".join(
+            json.dumps({"prompt": f"Is {n}?", "completion": str(draw.randrange(100, 1000))}) + "\n"
+            for n in range(36)
+        )
+    )
     return train(
-        folder, base, "full", num_epochs=6, learning_rate=0.05, early_stopping_patience=2,
+        folder, base, "full", rows, num_epochs=12, learning_rate=0.02, early_stopping_patience=2,
         validation_frequency=3, checkpoint_frequency=5, checkpoint_seconds=None, keep_best=0,
     )  # fmt: skip
 

@@ -61,11 +61,11 @@ BACKENDS.provide(
 
 
 def register_backend(name: str, backend: Callable[[str], Place]) -> None:
-    """Register `backend` for destinations `backup.place: name://…`; it is called with the full URL.
+    """Register `backend` for destinations with the scheme `name`: `backup.place: name://…`.
 
-    It takes precedence over a built-in backend of that scheme, and over fsspec's.
-
-    The copier process imports it, so it must be defined in a module, not in a notebook cell.
+    It is called with the full URL. It takes precedence over a built-in backend and over fsspec's
+    backend for this scheme. The copier process imports the backend, so it must be defined in a
+    module, not in a notebook cell.
 
     Raises:
         ValueError: if another user-defined backend has this name, or `backend` lacks a method.

@@ -1,4 +1,4 @@
-"""The interface of every backup destination: file-system operations and `confirm`.
+"""The interface of a backup destination: file-system operations, and `confirm`.
 
 Paths are relative to the destination (`Path("run-1/objects/ab/…")`), so
 `Store(Path("run-1"), place)` reads a destination as it reads a disk.
@@ -31,9 +31,9 @@ class Content:
 
     Attributes:
         size_bytes: the number of bytes as stored (after compression, if the object is compressed).
-        hashes: names and hex hashes of the same bytes. The first one is used to compare the file
-            when it is read back. MD5 is only compared with what a server reports about a file that
-            Temper wrote; it does not protect against tampering.
+        hashes: names and hex hashes of the same bytes. The first one is used to check the file when
+            it is read back. MD5 does not protect against tampering, so it is only compared with a
+            server's checksum of a file that Temper wrote.
     """
 
     size_bytes: int
@@ -70,7 +70,7 @@ class Content:
 
 
 class Evidence(enum.StrEnum):
-    """The ways in which a file at a destination was compared, from the strongest to the weakest."""
+    """The ways to check that a file at a destination is correct, the strongest first."""
 
     CHECKSUM = "service checksum"  # computed by the service
     READ_BACK = "read-back"
@@ -148,7 +148,7 @@ class Place(FileOperations, abc.ABC):
             )
 
     def require_reachable(self) -> None:
-        """Refuse a destination that is visibly unusable, without connecting or writing.
+        """Raise an error if a destination is visibly unusable. Do not connect or write anything.
 
         Raises:
             OSError: if the destination cannot be used as it is.
@@ -179,26 +179,27 @@ class Place(FileOperations, abc.ABC):
 
     @abc.abstractmethod
     def confirm(self, path: Path, content: Content) -> bool | Evidence:
-        """Return whether the bytes of `path` are known to be safe from the loss of this machine.
+        """Return whether a file is correct at the destination, even if this machine is lost.
 
         Returns:
-            False if they are not safe yet; ask again later. Otherwise the way in which they were
+            False if the file is not safe yet; ask again later. Otherwise, how its bytes were
             compared; True counts as `Evidence.BACKEND`.
 
         Raises:
-            StorageError: if the file has other bytes or is gone. The caller then writes it again.
+            StorageError: if the file has other bytes or does not exist. The caller then writes it
+                again.
             OSError: if the destination cannot be reached.
         """
 
     def advice(self, error: OSError) -> str:
         """Return one sentence on what the user can do about `error`.
 
-        The copier continues by itself once the user has done so.
+        The copier, which copies checkpoints to the destination, continues by itself after that.
         """
         return phrase("backup.check_destination_reachable", url=self.url)
 
     def caution(self, run_directory: Path) -> str | None:
-        """Return a warning about a loss that this destination does not cover, or None.
+        """Return a warning about data loss from which this destination does not protect, or None.
 
         For example, a destination on the same disk as `run_directory` is lost together with it.
         """
@@ -219,9 +220,10 @@ class Place(FileOperations, abc.ABC):
         """Yield the bytes of a file, a few megabytes at a time."""
 
     def read_into(self, path: Path, memory: memoryview) -> Iterator[int]:
-        """Read into `memory` as `FileOperations.read_into` does.
+        """Read a file into `memory` and yield the number of bytes read so far.
 
-        This makes an extra copy in memory, which costs little compared with the transfer.
+        The bytes are copied once more in memory, which takes little time compared with the
+        transfer.
         """
         end = 0
         for chunk in self.read(path):
@@ -243,7 +245,9 @@ class Place(FileOperations, abc.ABC):
 
     @abc.abstractmethod
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
-        """Write a whole file; a file of the same name (a damaged copy) is replaced.
+        """Write a whole file.
+
+        An existing file of the same name, such as a damaged copy, is replaced.
 
         If the destination has directories, the parent directory is created.
         """

@@ -1,7 +1,7 @@
 """A bucket on the Hugging Face Hub, created as private.
 
-A bucket keeps files and no history: removed files take no space, and the Hub's limit on commits
-does not apply. Files are transferred by Xet, which names a file by its own kind of hash. To confirm
+A bucket has no commit history, so removed files take no space, and the Hub's limit on commits does
+not apply. Files are transferred by Xet, which identifies a file by its own kind of hash. To confirm
 a file, Temper computes this hash from the written bytes and compares it with the one that the Hub
 lists. Files that another process wrote are read back.
 """
@@ -78,7 +78,7 @@ class BucketPlace(HubPlace):
 
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
         at = self.at(path)
-        hf_xet = require("hf_xet", f"the place {self.url}")
+        hf_xet = require("hf_xet", f"the backup destination {self.url}")
         with self.plain_errors(self.shown(path)), tempfile.NamedTemporaryFile() as file:
             for buffer in buffers:
                 file.write(buffer)

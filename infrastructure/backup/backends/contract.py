@@ -1,8 +1,8 @@
-"""A wrapper that holds user-defined destinations to the errors that they may raise.
+"""A wrapper that restricts a user-defined backup destination to the errors that it may raise.
 
-These are OSError, and StorageError if a file has other bytes. The callers of a destination handle
-only these two. A `KeyError` from a backend would end the copier process and would be reported as a
-bug in Temper.
+A destination may raise OSError, and StorageError if a file has other bytes. Its callers handle only
+these two. A `KeyError` from a backend would end the copier process and would be reported as a bug
+in Temper.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,15 +26,15 @@ CALLS = (
 
 
 class BackendError(OSError):
-    """An error that a backend was not allowed to raise.
+    """An error that replaces one which a backend was not allowed to raise.
 
-    It is an OSError, so the copier retries, and a run that is starting reports that its destination
+    It is an OSError, so copying is retried, and a starting run reports that its backup destination
     cannot be used.
     """
 
 
 def held_to_contract(place: Place, make_error: Callable[[str], Exception] = BackendError) -> Place:
-    """Wrap the methods of `place` and return it.
+    """Wrap the methods of a backup destination so that they raise only allowed errors. Return it.
 
     An error that is neither an OSError nor one of Temper's is replaced by one that names the
     original error and where it was raised.
@@ -79,7 +79,10 @@ def _held_call(
 
 
 def _held_advice(place: Place, make_error: Callable[[str], Exception]) -> Callable[[OSError], str]:
-    """Wrap `advice`, and do not show a backend's own advice for a bug in that backend."""
+    """Wrap `advice`.
+
+    For a bug in a backend, return Temper's advice instead of the backend's own.
+    """
     advice = _held_call(place, place.advice, make_error)
 
     def call(error: OSError) -> str:
@@ -109,7 +112,7 @@ def _held_stream(
 
 
 def _refuse_paths_out(place: Place, arguments: tuple[Any, ...]) -> None:
-    """Raise ValueError if a path leads out of the destination, which is the caller's mistake."""
+    """Raise ValueError if an argument is a path outside of the destination."""
     for path in arguments:
         if isinstance(path, Path):
             place.parts_of(path)

@@ -38,7 +38,7 @@ ADVICE = {
 
 
 def read_drive_id(path: Path) -> str | None:
-    """Return the id that DriveFS has for a file, or None if it has none or this is not DriveFS.
+    """Return the id that DriveFS has for a file, or None without an id or without DriveFS.
 
     Raises:
         OSError: if the mount does not respond.
@@ -112,7 +112,7 @@ class DrivePlace(FolderPlace):
         """Do nothing, because neither partial files nor probe files are written to a Drive."""
 
     def probe(self) -> None:
-        """Check permissions without writing a file, because Drive's trash would keep that file."""
+        """Check permissions without writing a file, which would stay in Drive's trash."""
         if not os.access(self.root, os.W_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(self.root))
 
@@ -162,7 +162,7 @@ class DrivePlace(FolderPlace):
             raise
 
     def create(self, path: Path, data: bytes) -> None:
-        """Return None: the mounts of two machines may both create a file of the same name."""
+        """Return None: on Drive, two machines could create a file of the same name."""
 
     def remove(self, path: Path) -> None:
         """Empty a file, then remove it, because Drive's trash keeps removed files for 30 days."""
@@ -192,7 +192,7 @@ def drive_folder(path: Path) -> Path | None:
 
 
 def is_on_drive(path: Path, mounts: Path = MOUNTS) -> bool:
-    """Return whether `path` looks like a path on a Drive, and a Drive may be mounted there."""
+    """Return whether `path` is in a folder where a Drive is mounted, or is usually mounted."""
     folder = drive_folder(path)
     if folder is None:
         return False

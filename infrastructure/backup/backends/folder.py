@@ -42,8 +42,9 @@ ADVICE = {
 class FolderPlace(Place):
     """The directory `root`, which is created if its parent exists.
 
-    The parent is never created: otherwise a folder on a disk that is not mounted would be created
-    on this machine's own disk. If a root that existed is missing, the connection counts as lost.
+    The parent is never created, because if a disk is not mounted, its folder would be created on
+    this machine's own disk. If the root existed before and is now missing, the connection counts as
+    lost.
 
     Args:
         root: the absolute path of the folder.
@@ -169,11 +170,11 @@ class FolderPlace(Place):
         return True
 
     def sweep(self, directory: Path) -> None:
-        """Remove probes and partial files, except those whose writer is alive and locks them.
+        """Remove probe files and partial files, except those that a running writer has locked.
 
-        A partial file of a live writer may be removed if the lock of another machine is not
-        visible, or if there are no locks and the file is more than a day old. This is harmless:
-        partial files are never read, and the writer writes a missing one again.
+        The partial file of a running writer may be removed if the lock of another machine is not
+        visible, or if the file system has no locks and the file is more than a day old. This is
+        harmless: partial files are never read, and the writer writes a missing one again.
         """
         super().sweep(directory)
         for path in paths_below(self.at(directory)):
@@ -208,7 +209,7 @@ class FolderPlace(Place):
         return self.root.joinpath(*self.parts_of(path))
 
     def _try(self, operation: Callable[[], Result]) -> Result:
-        """Run `operation`. If a file is missing because its disk is missing, raise ENOTCONN."""
+        """Run `operation`. If a file is missing because its disk is not mounted, raise ENOTCONN."""
         try:
             result = operation()
         except FileNotFoundError:

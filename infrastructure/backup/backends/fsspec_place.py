@@ -1,7 +1,7 @@
-"""Any store that fsspec supports: S3, Google Cloud Storage, Azure, SFTP and others.
+"""A backup destination in any store that fsspec supports: S3, Google Cloud Storage, Azure, SFTP.
 
-These stores have a file when the write returns. The evidence is the server's own checksum if it
-provides a comparable one, and otherwise reading the file back.
+In these stores, a file is safe as soon as the write returns. To check it, Temper compares the
+server's own checksum if that is comparable, and otherwise reads the file back.
 """
 
 import base64
@@ -212,7 +212,7 @@ class FsspecPlace(Place):
 
 def _root_of(url: str, scheme: str, shown: str) -> str:
     """Return the path of `url`'s folder in its file system, without connecting."""
-    fsspec = require("fsspec", f"the place {shown}")
+    fsspec = require("fsspec", f"the backup destination {shown}")
     if "::" in url or scheme in NO_STORES:
         raise InputError("backup.destination_not_writable_store", url=shown)
     known = {*fsspec.available_protocols(), *fsspec.registry}

@@ -1,10 +1,10 @@
 """A repository on the Hugging Face Hub, created as private.
 
 huggingface_hub takes the token from the environment or from `hf auth login`. The Hub limits commits
-per hour, so files are uploaded one by one and committed together when one of them is first queried.
-For a file in large-file storage the Hub reports the SHA-256; a small file, which is stored in git,
-is read back. Removed files stay in the repository's history and count against the account's storage
-until the history is squashed.
+per hour, so files are uploaded one by one, and committed together when one of them is next read or
+checked. For a file in large-file storage the Hub reports the SHA-256; a small file, which is stored
+in git, is read back. Removed files stay in the repository's history and count against the account's
+storage until the history is squashed.
 """
 
 import contextlib
@@ -81,8 +81,8 @@ class HubPlace(Place):
 
     @cached_property
     def api(self) -> "HfApi":
-        """The client of the Hub. It looks up the token again for each request."""
-        module = require("huggingface_hub", f"the place {self.url}")
+        """The client of the Hub. For each request, it looks up the token again."""
+        module = require("huggingface_hub", f"the backup destination {self.url}")
         self.show_progress(False)
         api: HfApi = module.HfApi(endpoint=self.endpoint)
         return api
@@ -90,7 +90,7 @@ class HubPlace(Place):
     def show_progress(self, is_shown: bool) -> None:
         """Show or hide the client's progress bars for uploads."""
         # not an attribute of the package until it is imported, and a copier imports little
-        utils = require("huggingface_hub.utils", f"the place {self.url}")
+        utils = require("huggingface_hub.utils", f"the backup destination {self.url}")
         (utils.enable_progress_bars if is_shown else utils.disable_progress_bars)()
 
     def confirm(self, path: Path, content: Content) -> Evidence:
@@ -173,9 +173,9 @@ class HubPlace(Place):
         self._add(at, operation)
 
     def create(self, path: Path, data: bytes) -> bool | None:
-        """Commit the file on top of a commit that does not contain it.
+        """Commit a small file only if no file of its name exists.
 
-        The Hub refuses the new commit if its parent is no longer the newest one.
+        The Hub rejects the commit if another one was made since the check.
         """
         from huggingface_hub import CommitOperationAdd
         from huggingface_hub.errors import HfHubHTTPError
@@ -287,9 +287,9 @@ class HubPlace(Place):
 
     @contextlib.contextmanager
     def plain_errors(self, shown: str) -> Iterator[None]:
-        """Convert errors as `as_os_errors` does, with plain messages instead of the Hub's own.
+        """Convert errors as `as_os_errors` does, with clear messages instead of the Hub's own.
 
-        The original messages, which are meant for programmers, are written to the log.
+        The original messages are written to the log.
         """
         from huggingface_hub import get_token
         from huggingface_hub.errors import BucketNotFoundError, RepositoryNotFoundError
@@ -316,7 +316,7 @@ class HubPlace(Place):
     def _in_words(
         self, number: int | None, status: int | None, *, is_missing: bool, has_token: bool
     ) -> str | None:
-        """Return a plain message, or None if the client's own message is good enough."""
+        """Return a clear message for an error of the Hub's client, or None to keep its own."""
         if number in (errno.ENOTCONN, errno.ETIMEDOUT):
             endpoint = self.api.endpoint
             needed = "" if has_token else phrase("backup.hub_token_also_missing")

@@ -17,8 +17,8 @@ class Mount:
     def is_fuse(self) -> bool:
         """True if a program in user space implements the file system.
 
-        Such a program may respond before it has done anything. The kind `fuseblk` does not count:
-        it is a disk with a foreign file system.
+        Such a program may report success before it has written anything. The kind `fuseblk` does
+        not count, because it is a disk with the file system of another operating system.
         """
         return self.kind == "fuse" or self.kind.startswith("fuse.")
 

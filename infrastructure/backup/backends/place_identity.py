@@ -1,12 +1,12 @@
-"""The identity of a destination, defined by a marker file with a random id at the destination.
+"""The identity of a backup destination, defined by a marker file there with a random id.
 
     <place>/.temper-place/<id>      {"format": 1, "id": "<id>"}
 
 A path cannot identify a destination: if a mount disappeared, the path leads to an empty folder on
-this machine's own disk. Nor can a device number, which changes when a Drive is mounted again. The
-id is part of the marker's name, so two runs that create a marker at the same instant create two
-files, and the destination has both ids from then on. Nothing is overwritten, and no store needs an
-exclusive operation.
+this machine's own disk. A device number cannot identify it either, because it changes when a Drive
+is mounted again. The id is part of the marker's file name, so if two runs create a marker at the
+same moment, there are two files, and the destination has both ids from then on. So this works on
+stores without atomic operations.
 """
 
 import json
@@ -61,7 +61,7 @@ def has_id(place: FileOperations, place_id: str) -> bool:
 
 
 def _read_marker(place: FileOperations, place_id: str) -> PlaceMarker | None:
-    """Return the marker of an id, or None if it does not exist or its writer was killed."""
+    """Return the marker file of an id, or None if it is missing or incomplete."""
     try:
         marker = as_object(parse_json(b"".join(place.read(FOLDER / place_id))))
         return {"id": as_text(marker["id"])}

@@ -90,13 +90,13 @@ def errno_of(error: Exception) -> int:
 
 
 def is_there(error: Exception) -> bool:
-    """Return whether `error` means that a file could not be created because its name exists."""
+    """Return whether `error` means that a file was not created because its name already exists."""
     chain = list(_with_causes(error))
     return any(isinstance(each, FileExistsError) or status_of(each) == 412 for each in chain)
 
 
 def is_unsupported(error: Exception) -> bool:
-    """Return whether `error` means that a store or its client cannot write conditionally."""
+    """Return whether `error` means that a store or its client has no conditional writes."""
     words = [f"{_code(each)} {type(each).__name__}".lower() for each in _with_causes(error)]
     return isinstance(error, TypeError) or any(w in text for text in words for w in UNSUPPORTED)
 

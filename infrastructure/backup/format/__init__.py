@@ -1,1 +1,1 @@
-"""The on-disk format: objects, packs, manifests and the store of versions. See ../FORMAT.md."""
+"""The on-disk format: objects, packs, manifests and the store of checkpoints. See ../FORMAT.md."""

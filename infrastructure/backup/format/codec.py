@@ -1,18 +1,18 @@
 """Compressed objects, called `<hash>.zst` by the hash of their uncompressed bytes.
 
-The high bytes of numbers of one type are similar. To make them adjacent, byte 0 of all elements is
-stored first, then byte 1, and so on ("byte shuffle", as in https://www.blosc.org and HDF5). The
-shuffled bytes are compressed with zstd at level 1. `zstd -d` can open the file: it is a skippable
-frame (RFC 8878, 3.1.2) with the table of segments, followed by one frame for each segment.
-FORMAT.md describes the layout.
+In numbers of one type, the high bytes are often similar. To make them adjacent, byte 0 of all
+elements is stored first, then byte 1, and so on ("byte shuffle", as in https://www.blosc.org and
+HDF5). The shuffled bytes are compressed with zstd at level 1. `zstd -d` can open the file: it is a
+skippable frame (RFC 8878, 3.1.2) with the table of segments, followed by one frame for each
+segment. FORMAT.md describes the layout.
 
-Measured on the state of the embedded model after 200 steps: 0.83 of the size if weights and
-optimizer are float32, 0.67 if they are truncated to bfloat16; zstd without the shuffle saves half
-as much (0.91). Compressing takes about 20 times as long as hashing with BLAKE3, decompressing about
-10 times.
+Measured on the state of the embedded model after 200 steps: the compressed size is 0.83 of the
+original if weights and optimizer state are float32, and 0.67 if they are truncated to bfloat16.
+zstd without the shuffle saves half as much (0.91). Compressing takes about 20 times as long as
+hashing with BLAKE3, decompressing about 10 times.
 
-NumPy is imported where it is used: most processes that write and copy do not compress anything, and
-start twice as fast without it.
+NumPy is imported where it is used: most processes that write or copy checkpoints do not compress,
+and without NumPy they start twice as fast.
 """
 
 import zlib
@@ -46,7 +46,7 @@ Run = tuple[int, int]  # width of an element and number of bytes
 
 
 def compress(data: Buffer) -> bytes:
-    """Return the pack `data` in compressed form, which may be larger than the original."""
+    """Return the compressed form of the pack `data`. It may be larger than the original."""
     packer = zstandard.ZstdCompressor(level=LEVEL)
     table, frames, start = [], [], 0
     for width, size in _segments(data):
@@ -65,7 +65,7 @@ def decompress(packed: Buffer, size_bytes: int) -> bytearray:
 
     Raises:
         CheckpointError: if `packed` is truncated, changed, of a later layout, or of another size.
-            The caller puts the name of the object before the message.
+            The message does not name the object; the caller adds its name.
     """
     view = memoryview(packed)
     if size_bytes > LARGEST_BYTES:
@@ -137,7 +137,7 @@ def _unshuffle(data: bytes, width: int, into: memoryview) -> None:
 
 
 def _segments(data: Buffer) -> Iterator[Run]:
-    """Yield runs of bytes with the same element width, cut to at most `SEGMENT_BYTES` each."""
+    """Yield (element width, length in bytes) of pieces of a pack, at most `SEGMENT_BYTES` long."""
     for width, size in _merged(_runs(data)):
         for start in range(0, size, SEGMENT_BYTES):
             yield width, min(SEGMENT_BYTES, size - start)
@@ -154,7 +154,7 @@ def _merged(runs: list[Run]) -> list[Run]:
 
 
 def _runs(data: Buffer) -> list[Run]:
-    """Return the runs of equal element width in a pack; width 1 if the data is not a pack."""
+    """Return (element width, length in bytes) of each part of a pack; width 1 for other data."""
     try:
         return list(_pack_runs(memoryview(data)))
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -1,7 +1,7 @@
 """File access that bypasses the page cache, if the system supports direct I/O (Linux's O_DIRECT).
 
 A checkpoint is read back from the disk once after it is written, and seldom again. Managing its
-pages in the cache takes about half of the CPU time that a version costs in addition to the training
+pages in the cache would take about half of the CPU time that a checkpoint needs
 (`benchmarks/direct_writes.py`). A direct transfer requires memory addresses, file offsets and
 lengths that are whole pages. The end of a file is written through the cache, and so is the whole
 file if the file system does not support direct I/O.
@@ -70,7 +70,7 @@ def write_all(file: FileIO, data: memoryview) -> None:
 
 
 def set_direct(file: FileIO, wanted: bool) -> bool:
-    """Switch direct I/O for an open file on or off. Return whether that changed anything."""
+    """Turn direct I/O for an open file on or off. Return whether the setting was changed."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     changed = flags | DIRECT if wanted else flags & ~DIRECT
     if changed == flags:
@@ -83,10 +83,10 @@ def set_direct(file: FileIO, wanted: bool) -> bool:
 
 
 def _fall_back_to_the_cache(file: FileIO, error: OSError) -> None:
-    """Turn off direct I/O after EINVAL, and raise any other error.
+    """Turn off direct I/O for a file if the error is EINVAL. Raise any other error.
 
-    EINVAL means that direct I/O cannot continue: the previous transfer was not a whole number of
-    pages, as at the end of a file, or the file system requires larger blocks.
+    EINVAL means that direct I/O cannot continue, because the previous transfer was not a whole
+    number of pages, as at the end of a file, or because the file system requires larger blocks.
     """
     if error.errno != errno.EINVAL or not set_direct(file, False):
         raise error

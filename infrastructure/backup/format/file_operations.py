@@ -114,7 +114,7 @@ class FileOperations:
 
 
 def by_two(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Yield `work(item)` for each item, in order. Two threads work at most two results ahead."""
+    """Yield `work(item)` for each item, in order. Two threads compute up to two results ahead."""
     running: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         for item in items:

@@ -1,11 +1,12 @@
-"""The versions at a destination that belong to the history of a local store.
+"""A record of which checkpoints at a destination belong to the history of a local store.
 
     <store>/lineage.json      {"known": [names], "since": sequence, "checksum": …}
 
-A copied run folder, or another machine that resumed the same run, writes its own versions under the
-same run id. A version is named by the hash of its contents. So if this store does not hold a
-version at the destination, did not send it and was not restored from it, that version belongs to
-another run. The list is on disk, so a restarted copier recognizes foreign versions, too.
+If a run folder was copied, or another machine resumed the same run, a second process writes its own
+checkpoints under the same run id. A checkpoint at the destination belongs to that process if this
+store does not hold it, did not send it and was not restored from it. Checkpoints are named by the
+hash of their contents, so their names are enough to decide this. The list is on disk, so a
+restarted copier also recognizes the checkpoints of another run.
 """
 
 import logging
@@ -25,12 +26,12 @@ log = logging.getLogger(__name__)
 
 
 def sequence_of(name: str) -> int:
-    """Return the sequence number in the name of a version."""
+    """Return the sequence number in the name of a checkpoint."""
     return int(name[:12])
 
 
 class Lineage:
-    """The names of the versions at a destination that belong to the history of a store.
+    """The recorded names of the checkpoints at a destination that belong to a store's history.
 
     Args:
         root: the local store.
@@ -53,28 +54,31 @@ class Lineage:
 
     @property
     def known(self) -> frozenset[str]:
-        """The names of the known versions."""
+        """The names of the checkpoints that belong to this store's history."""
         return frozenset(self._known)
 
     @property
     def newest_sequence(self) -> int:
-        """The highest known sequence number. A new version gets a higher one."""
+        """The highest sequence number in this store's history.
+
+        A new checkpoint gets a higher one.
+        """
         return max(map(sequence_of, self._known), default=0)
 
     def begin(self, local: Collection[str], parents: Collection[str]) -> None:
-        """Record the versions of this store and their parents, at first contact with a destination.
+        """Record the checkpoints of this store and their parents, unless a record already exists.
 
         Args:
-            parents: the versions before those of `local`; this store may no longer hold them.
+            parents: the checkpoints before those of `local`; this store may no longer hold them.
         """
         if not self.is_recorded:
             self._since = min(map(sequence_of, local), default=0) - 1
             self.add([*local, *parents])
 
     def restored(self, listed: Collection[str]) -> None:
-        """Record that this store was restored from a destination that lists these versions.
+        """Record that this store was restored from a destination with the checkpoints `listed`.
 
-        All of them belong to the history of this store, even those newer than the version from
+        All of them belong to the history of this store, even those newer than the checkpoint from
         which the run resumes.
 
         Raises:
@@ -86,7 +90,7 @@ class Lineage:
         self.add(listed)
 
     def add(self, names: Iterable[str]) -> None:
-        """Record versions as belonging to this store. The record is on the disk when this returns.
+        """Record checkpoints as belonging to this store. The record is on the disk on return.
 
         Raises:
             OSError: if the disk fails.
@@ -103,6 +107,6 @@ class Lineage:
         self.is_recorded = True
 
     def strangers(self, listed: Iterable[str], local: Collection[str]) -> list[str]:
-        """Return the versions at a destination that were written by another run."""
+        """Return the checkpoints at a destination that were written by another run."""
         ours = self._known | {*local}
         return [n for n in listed if n not in ours and sequence_of(n) > self._since]

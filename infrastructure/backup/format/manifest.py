@@ -1,4 +1,4 @@
-"""The manifest of a version: canonical JSON, named by its hash. It is parsed as untrusted input."""
+"""The manifest of a checkpoint: canonical JSON, named by its hash. Every field is validated."""
 
 import json
 import re
@@ -28,7 +28,7 @@ VERSION_NAME = re.compile(r"(\d{12})-([a-z0-9]{1,16})-([0-9a-f]{64})")
 
 
 class SaveKind(StrEnum):
-    """The reason why a version was written. Readers of the format accept no other value."""
+    """The reason why a checkpoint was written. Readers of the format accept no other value."""
 
     SCHEDULED = "scheduled"
     MANUAL = "manual"
@@ -53,7 +53,7 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class Pack:
-    """An object that holds tensors."""
+    """A stored file that holds tensors, named by its hash."""
 
     hash: str
     size_bytes: int
@@ -69,7 +69,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, order=True)
 class VersionName:
-    """The name of a version, `<sequence>-<hash name>-<hash>`, with the hash of its manifest.
+    """The name of a checkpoint, `<sequence>-<hash name>-<hash>`, with the hash of its manifest.
 
     Names sort by age.
     """
@@ -83,14 +83,14 @@ class VersionName:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Parse the name of a version. Return None if `text` is not one."""
+        """Parse the name of a checkpoint. Return None if `text` is not one."""
         match = VERSION_NAME.fullmatch(text)
         return cls(int(match[1]), match[2], match[3]) if match else None
 
 
 @dataclass(frozen=True)
 class Outline:
-    """The part of a version that rotation needs. Its fields are those of `Manifest`."""
+    """The fields of `Manifest` that decide which checkpoints are kept and which are removed."""
 
     hash_name: str
     kind: str
@@ -104,14 +104,15 @@ class Outline:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of the manifest of one version.
+    """The contents of the manifest of one checkpoint.
 
     Attributes:
-        hash_name: the hash that names the version and its objects.
-        sequence: grows by one with every version of a store; the newest has the highest.
-        parent: the name of the version before it, for debugging.
-        kind: the `SaveKind` that says why the version was written.
-        healthy: False for a state that is kept as evidence and is never resumed automatically.
+        hash_name: the hash that names the checkpoint and its objects.
+        sequence: grows by one with every checkpoint of a store; the newest has the highest.
+        parent: the name of the checkpoint before it, for debugging.
+        kind: the `SaveKind` that says why the checkpoint was written.
+        healthy: False for a bad state, such as one after a NaN loss. It is kept for inspection, and
+            no run resumes from it automatically.
         step: the number of completed optimizer steps.
         score: the held-out loss of exactly this state (lower is better), or None if it was not
             measured.
@@ -133,7 +134,7 @@ class Manifest:
     tensors: dict[str, StoredTensor]
 
     def created_at(self, otherwise: float | None = None) -> float | None:
-        """Return `created` in seconds since 1970, or `otherwise` if it is not a valid time."""
+        """Return the creation time in seconds since 1970, or `otherwise` if it is invalid."""
         try:
             return datetime.fromisoformat(self.created).timestamp()
         except ValueError:
@@ -141,7 +142,7 @@ class Manifest:
 
     @property
     def needed_packs(self) -> tuple[Pack, ...]:
-        """The objects that a resume needs: all but those that contain only copies of run files."""
+        """The packs that a resume needs: all except those that contain only copies of run files."""
         needed = {
             place.pack for name, place in self.tensors.items() if name.partition("/")[0] != FILES
         }
@@ -155,16 +156,16 @@ class Manifest:
 
     @property
     def copied_apart(self) -> frozenset[str]:
-        """The hashes of objects that other machines copied straight to the destination.
+        """The hashes of the packs that other machines copied directly to the backup destination.
 
-        The machine that wrote this version never had them.
+        The machine that wrote this manifest never had these packs.
         """
         hashes = self.values.get(COPIED_APART)
         return frozenset(filter(_is_hash, hashes)) if isinstance(hashes, list) else frozenset()
 
     @property
     def outline(self) -> Outline:
-        """The small, immutable part of the manifest."""
+        """The few fields of the manifest that decide whether the checkpoint is kept."""
         return Outline(
             hash_name=self.hash_name,
             kind=self.kind,
@@ -199,7 +200,7 @@ Version = TypeVar("Version", Manifest, Outline)
 
 
 def scores_of(versions: Mapping[str, Version]) -> dict[str, float]:
-    """Return the comparable scores of healthy versions, by name.
+    """Return the scores of those healthy checkpoints that can be compared, by name.
 
     Scores are comparable if they were measured on the same held-out rows as the newest score.
     """

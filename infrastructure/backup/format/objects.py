@@ -1,4 +1,4 @@
-"""Objects: files named by the hash of their bytes, written once, never changed.
+"""Objects: files that are named by the hash of their bytes, written once and never changed.
 
 A file `<hash>` contains the bytes themselves, and a file `<hash>.zst` contains them compressed.
 """
@@ -80,7 +80,7 @@ class ObjectFiles:
     def read(self, pack: Pack, hash_name: str) -> Buffer:
         """Return the verified bytes of an object in newly allocated memory.
 
-        The bytes are hashed in that memory and not read again.
+        The hash is computed from that memory, so the file is read only once.
 
         Raises:
             CheckpointError: as in `verify`.
@@ -109,7 +109,7 @@ class ObjectFiles:
         raise CheckpointError("backup.object_missing_or_truncated", hash=pack.hash[:12])
 
     def is_whole(self, pack: Pack, hash_name: str) -> bool:
-        """Return whether an object is intact, so that a new version need not write it again."""
+        """Return whether an object exists and is intact, so that it need not be written again."""
         try:
             if pack.hash not in self._trusted:
                 self.verify(pack, hash_name)
@@ -208,7 +208,10 @@ class ObjectFiles:
         plain: Callable[[Path, Pack], Contents],
         compressed: Callable[[Path, Pack], Contents],
     ) -> Buffer:
-        """Return the contents of the first intact form of an object, as `plain` or `compressed`."""
+        """Return the bytes of an object from its first intact file, uncompressed or compressed.
+
+        `plain` and `compressed` are the functions that read the two kinds of file.
+        """
         self._trusted.pop(pack.hash, None)
         problem = missing = phrase("backup.object_is_missing")
         cause: Exception | None = None
@@ -268,7 +271,7 @@ class ObjectFiles:
             )
 
     def _packed(self, buffers: Sequence[Buffer], pack: Pack, hash_name: str) -> bytes | None:
-        """Return the compressed, verified object; None if compression is off or saves nothing."""
+        """Return an object in compressed form; None if compression is off or saves nothing."""
         if not self.compresses or pack.size_bytes > LARGEST_BYTES:
             return None
         packed = compress(b"".join(buffers))

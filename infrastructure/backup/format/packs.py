@@ -72,12 +72,12 @@ class TensorBytes:
 
     @property
     def identity(self) -> bytes:
-        """The type and shape as bytes: they distinguish tensors whose data are the same bytes."""
+        """The type and shape as bytes, to distinguish tensors that have equal data."""
         return f"{self.dtype}{list(self.shape)}:".encode()
 
 
 def cut(tensors: Mapping[str, TensorBytes]) -> Iterator[dict[str, TensorBytes]]:
-    """Yield groups of tensors, in order, of at most `PACK_BYTES` each (or of one larger tensor)."""
+    """Yield groups of tensors, in order. A group has at most `PACK_BYTES`, or one larger tensor."""
     group: dict[str, TensorBytes] = {}
     size_bytes = 0
     for name, tensor in tensors.items():
@@ -91,7 +91,7 @@ def cut(tensors: Mapping[str, TensorBytes]) -> Iterator[dict[str, TensorBytes]]:
 
 
 def encode(tensors: Mapping[str, TensorBytes]) -> list[Buffer]:
-    """Return the bytes of a pack as consecutive buffers, without copying."""
+    """Return a safetensors file of these tensors as consecutive buffers, without copying."""
     header: dict[str, object] = {}
     end = 0
     # wider elements first, so that every tensor begins at a multiple of its element's size
@@ -109,7 +109,7 @@ def encode(tensors: Mapping[str, TensorBytes]) -> list[Buffer]:
 
 
 def decode(pack: Buffer) -> dict[str, TensorBytes]:
-    """Return the tensors in the bytes of a pack as views of them, without copying.
+    """Return the tensors in a safetensors file, by name, without copying their bytes.
 
     Raises:
         CheckpointError: if the bytes are not a safetensors file.

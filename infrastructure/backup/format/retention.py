@@ -1,4 +1,4 @@
-"""The choice of the versions that a store keeps."""
+"""The choice of the checkpoints that a store keeps."""
 
 import itertools
 from collections.abc import Iterable
@@ -15,11 +15,11 @@ if TYPE_CHECKING:  # the writer and the copier start twice as fast without Pydan
 
 @dataclass(frozen=True)
 class Retention:
-    """The rules for the versions that rotation keeps. The newest emergency version is always kept.
+    """The rules for the checkpoints to keep. The newest emergency checkpoint is always kept.
 
     Attributes:
-        keep_last: the number of newest versions to keep; at least 2.
-        keep_best: the number of versions with the lowest score to keep.
+        keep_last: the number of newest checkpoints to keep; at least 2.
+        keep_best: the number of checkpoints with the lowest score to keep.
 
     Raises:
         ValueError: if `keep_last` is below 2.
@@ -34,19 +34,19 @@ class Retention:
 
 
 def retention_of(training: "TrainingConfig") -> Retention:
-    """Return the rules for the versions that rotation keeps on this machine."""
+    """Return the rules for keeping checkpoints on this machine, from the section `training`."""
     return Retention(training.keep_checkpoints, training.num_best_kept)
 
 
 def versions_to_keep(store: Store, retention: Retention) -> set[str]:
-    """Return the names of the versions to keep.
+    """Return the names of the checkpoints to keep.
 
-    These are the newest healthy versions of `keep_last` different steps that verify, every version
-    that is newer than the oldest of them (evidence of damage or of a loss that was not finite), and
-    those that `retention` names.
+    The newest intact and healthy checkpoints of `keep_last` different steps are kept, and every
+    checkpoint that is newer than the oldest of them, even if it is damaged or its loss was not
+    finite. Then the other rules of `retention` are applied.
 
-    If fewer than `keep_last` verify, everything is kept, so that no version is removed because of
-    newer ones that might not load.
+    If there are fewer than `keep_last` such steps, everything is kept, because the newer
+    checkpoints might not load.
     """
     names = store.versions()
     verified_steps: set[int] = set()  # a step is saved twice after a rollback or a stop
@@ -60,7 +60,10 @@ def versions_to_keep(store: Store, retention: Retention) -> set[str]:
 
 
 def is_good(store: Store, name: str) -> bool:
-    """Return whether a version is healthy and intact. Verified objects are not read again."""
+    """Return whether a checkpoint is healthy and intact.
+
+    Objects that were verified are not read again.
+    """
     manifest = _read(store, name)
     return manifest is not None and (
         manifest.healthy

@@ -1,8 +1,8 @@
-"""A store of versions: objects named by their hash, then a manifest named by its hash.
+"""A store of checkpoints: objects named by their hash, then a manifest named by its hash.
 
     objects/ab/<hash>[.zst] · versions/<sequence>-<hash name>-<hash>.json · tmp/
 
-The manifest is the commit point: a version exists when its manifest does, and the manifest is
+The manifest is the commit point: a checkpoint exists if its manifest exists. The manifest is
 written only after every object that it names is on the disk and was read back. Nothing is changed
 in place. FORMAT.md has the rules. A store has one writer at a time and any number of readers.
 """
@@ -38,7 +38,7 @@ SMALL_PACK_BYTES = 1024**2  # rewriting a smaller pack is not worth the space th
 
 @dataclass(frozen=True)
 class Rejected:
-    """A damaged version and the reason."""
+    """A checkpoint that cannot be used because it is damaged, and the reason."""
 
     name: str
     reason: str
@@ -46,14 +46,14 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Placed:
-    """The locations of a version's tensors, as a manifest lists them."""
+    """The stored packs of a new checkpoint, and the location of each tensor in them."""
 
     packs: tuple[Pack, ...]
     tensors: dict[str, StoredTensor]
 
 
 class Store:
-    """The versions in the directory `root`, which the first version creates.
+    """The checkpoints in the directory `root`, which the first checkpoint creates.
 
     Args:
         operations: the file system.
@@ -71,7 +71,7 @@ class Store:
         self._outlines: dict[str, Outline] = {}  # of versions that were read before
 
     def versions(self) -> list[str]:
-        """Return the names of all versions, the newest first, without verifying them."""
+        """Return the names of all checkpoints, the newest first, without verifying them."""
         try:
             names = self.operations.names(self.root / "versions")
         except FileNotFoundError:
@@ -80,11 +80,11 @@ class Store:
         return sorted((stem for stem in stems if VersionName.parse(stem)), reverse=True)
 
     def manifest_path(self, name: str) -> Path:
-        """Return the path of the manifest of version `name`."""
+        """Return the path of the manifest of checkpoint `name`."""
         return self.root / "versions" / f"{name}.json"
 
     def read(self, name: str) -> Manifest:
-        """Read the manifest of a version, without its objects.
+        """Read the manifest of a checkpoint, without its objects.
 
         Raises:
             CheckpointError: if it is missing or does not match its name.
@@ -92,7 +92,7 @@ class Store:
         return parse_manifest(*self._read_bytes(name))
 
     def outline(self, name: str) -> Outline:
-        """Return the part of a version that rotation needs, without reading its objects.
+        """Return the part of a checkpoint that rotation needs, without reading its objects.
 
         The manifest is read and compared with its name each time, but parsed only once, because the
         same name means the same bytes.
@@ -119,7 +119,7 @@ class Store:
         return data, parsed
 
     def verify(self, manifest: Manifest, *, run_files: bool = True) -> None:
-        """Read every object of a version and compare it with its hash.
+        """Read every object of a checkpoint and compare it with its hash.
 
         Args:
             run_files: include objects that only hold copies of the run's small files.
@@ -147,7 +147,7 @@ class Store:
         without: str | None = None,
         names: Collection[str] | None = None,
     ) -> Iterator[tuple[str, TensorBytes]]:
-        """Yield the tensors of a version with their full names, pack by pack, each verified.
+        """Yield the tensors of a checkpoint with their full names, pack by pack, each verified.
 
         Args:
             only: the class of tensors to read; by default, every class.
@@ -174,9 +174,9 @@ class Store:
                 yield name, tensors[name]
 
     def newest(self) -> tuple[str | None, list[Rejected]]:
-        """Return the newest healthy version that can be resumed, and the damaged versions skipped.
+        """Return the newest checkpoint from which a run can resume, and the damaged ones skipped.
 
-        The first value is None if there is no such version. Copies of run files are not checked.
+        The first value is None if there is no such checkpoint. Copies of run files are not checked.
         """
         rejected: list[Rejected] = []
         for name in self.versions():
@@ -190,7 +190,7 @@ class Store:
         return None, rejected
 
     def newest_healthy(self) -> str | None:
-        """Return the newest version that a resume may choose. Only manifests are read."""
+        """Return the newest checkpoint from which a run may resume. Only manifests are read."""
         for name in self.versions():
             with contextlib.suppress(CheckpointError):
                 if self.outline(name).healthy:
@@ -207,7 +207,9 @@ class Store:
         healthy: bool = True,
         score: float | None = None,
     ) -> str:
-        """Write a version. Tensors that the newest version already holds are not written again.
+        """Write a checkpoint.
+
+        Tensors that the newest checkpoint already holds are not written again.
 
         Args:
             tensors: the tensors by full name. The part of the name before the slash is the class; a
@@ -216,17 +218,17 @@ class Store:
             step, kind, healthy, score: as in `Manifest`.
 
         Returns:
-            The name of the version, after all of it is on the disk and was read back.
+            The name of the checkpoint, after all of it is on the disk and was read back.
 
         Raises:
-            StorageError: if the disk fails or does not keep what was written. Earlier versions are
-                not affected.
+            StorageError: if the disk fails or does not keep what was written. Earlier checkpoints
+                are not affected.
         """
         kept = self.place(tensors)
         return self.publish(kept, values, step=step, kind=kind, healthy=healthy, score=score)
 
     def place(self, tensors: Mapping[str, TensorBytes]) -> Placed:
-        """Write the objects that a version of `tensors` needs and the newest version does not hold.
+        """Write the tensors of a new checkpoint that the newest checkpoint does not already hold.
 
         This is the first half of `commit`. Several processes may call it at once.
 
@@ -249,7 +251,7 @@ class Store:
         healthy: bool = True,
         score: float | None = None,
     ) -> str:
-        """Write the manifest of a version whose objects exist, and return the name of the version.
+        """Write the manifest of a checkpoint whose objects exist, and return the checkpoint's name.
 
         This is the second half of `commit`. Only the store's one writer may call it.
 
@@ -284,13 +286,13 @@ class Store:
         return StorageError(phrase("backup.checkpoint_not_written", root=self.root, error=error))
 
     def remove_all_but(self, kept: Collection[str]) -> list[str]:
-        """Remove the versions that are not in `kept`, then the objects that no version names.
+        """Remove the checkpoints that are not in `kept`, then the objects that no checkpoint names.
 
-        Manifests are removed first, so that no version exists without its objects. If a kept
+        Manifests are removed first, so that no checkpoint exists without its objects. If a kept
         manifest cannot be read, no object is removed, since that manifest may name it.
 
         Returns:
-            The names of the removed versions.
+            The names of the removed checkpoints.
 
         Raises:
             StorageError: if the disk fails. Nothing that is kept is touched.
@@ -324,7 +326,7 @@ class Store:
             return None
 
     def prepare(self) -> None:
-        """Create the directories and sync them, before anything is written into them.
+        """Create the directories of the store, and sync them to the disk.
 
         Raises:
             OSError: if the disk fails.
@@ -357,7 +359,7 @@ class Store:
     def _held_already(
         self, hashes: Mapping[str, str], tensors: Mapping[str, TensorBytes]
     ) -> dict[str, Pack]:
-        """Return the tensors that the newest version holds in intact objects worth keeping."""
+        """Return the tensors that are already stored, by name, and the pack that holds each."""
         names = self.versions()
         if not names:
             return {}
@@ -382,7 +384,7 @@ class Store:
 
 
 def _each(work: Callable[[Pack], Result], packs: Sequence[Pack]) -> Iterator[Result]:
-    """Yield `work(pack)` for each pack, in order, in two threads if the packs are large enough."""
+    """Yield `work(pack)` for each pack, in order. Two threads are used if the packs are large."""
     is_large = sum(pack.size_bytes for pack in packs) > PACK_BYTES
     return by_two(work, packs) if is_large else map(work, packs)
 
@@ -395,16 +397,16 @@ def _living_bytes(held: Mapping[str, Pack], tensors: Mapping[str, TensorBytes]) 
 
 
 def is_mostly_dead(pack: Pack, living_bytes: int) -> bool:
-    """Return whether more than half of a pack is of no use to a new version.
+    """Return whether a new checkpoint would use less than half of an existing pack.
 
-    If so, the new version writes the living bytes again. So the dead bytes that it keeps on the
-    disk never exceed its living ones.
+    If so, the new checkpoint writes the bytes that it needs again. So it never keeps more unused
+    bytes on the disk than used ones.
     """
     return pack.size_bytes > SMALL_PACK_BYTES and 2 * living_bytes < pack.size_bytes
 
 
 def groups_of(tensors: Mapping[str, TensorBytes]) -> Iterator[dict[str, TensorBytes]]:
-    """Yield groups of tensors for one pack each: all of one class, and limited in size."""
+    """Yield groups of tensors for one pack each: all of the same class, up to the maximum size."""
     classes: dict[str, dict[str, TensorBytes]] = {}
     for name, tensor in tensors.items():
         classes.setdefault(name.partition("/")[0], {})[name] = tensor

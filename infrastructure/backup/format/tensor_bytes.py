@@ -61,7 +61,7 @@ def to_bytes(tensor: torch.Tensor) -> TensorBytes:
 
 
 def from_bytes(stored: TensorBytes) -> torch.Tensor:
-    """Return a CPU tensor in the memory of `stored`, or in a copy if that is read-only."""
+    """Return a CPU tensor that shares the memory of `stored`, or a copy if that is read-only."""
     dtype = DTYPES[stored.dtype]
     if not len(stored.data):
         return torch.empty(stored.shape, dtype=dtype)

@@ -1,1 +1,1 @@
-"""Repair of a run from its versions or its backup destination, before the run resumes."""
+"""Repair of a run from its checkpoints or its backup destination, before the run resumes."""

@@ -1,8 +1,8 @@
-"""Repair of the small files of a run from the copies that its versions hold.
+"""Repair of the small files of a run from the copies that its checkpoints hold.
 
 Each kind of file is checked in its own way. A record must match its checksum, a file that is
-written once must equal its copy, and a file that only grows must begin with its copy. A run that
-ended normally has also recorded the hashes of all these files, which are its seal.
+written once must equal its copy, and a file that only grows must begin with its copy. At its normal
+end, a run also records the hashes of all these files, which are called its seal.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class Kind(Enum):
 
 
 def kind_of(path: str) -> Kind:
-    """Return how the run file `path` is written."""
+    """Return the way in which a run writes the file `path`."""
     if path == "checks.json":
         return Kind.LIST
     if path.startswith("tokenizer/") or path == "quarantine.jsonl":
@@ -67,7 +67,7 @@ def kind_of(path: str) -> Kind:
 def seal_of(directory: Path) -> dict[str, str]:
     """Return the hashes of the files of a finished run: path → hex SHA-256.
 
-    All of the files are synced to the disk when this returns.
+    Each file is synced to the disk before it is hashed.
 
     Raises:
         OSError: if a file cannot be read or synced.
@@ -84,7 +84,7 @@ def seal_of(directory: Path) -> dict[str, str]:
 
 
 def read_seal(directory: Path) -> dict[str, str]:
-    """Return the seal of a run: path → hash. It is empty if the run did not end normally."""
+    """Return the recorded hashes of a finished run's files: path → hash; empty without any."""
     with contextlib.suppress(OSError, DamagedFileError):
         seal = read_record(directory / SUMMARY_FILE).get(SEAL)
         if isinstance(seal, dict):
@@ -93,10 +93,10 @@ def read_seal(directory: Path) -> dict[str, str]:
 
 
 class RunFileRepair:
-    """The comparison of the files of the run in `directory` with the copies in its versions.
+    """The repair of a run's small files from the copies in its checkpoints.
 
     Args:
-        stores: the stores of its versions, this machine's first.
+        stores: the stores of its checkpoints, this machine's first.
     """
 
     def __init__(self, directory: Path, stores: Sequence[Store]) -> None:
@@ -126,7 +126,7 @@ class RunFileRepair:
             pass
 
     def _known(self) -> dict[str, list[str]]:
-        """Return the files that the newest version holds."""
+        """Return the run files that the newest checkpoint holds: path → names of their pieces."""
         try:
             return pieces_of(self.manifests[0]) if self.manifests else {}
         except CheckpointError as error:  # written by another release of Temper
@@ -134,11 +134,11 @@ class RunFileRepair:
             return {}
 
     def names(self, prefix: str) -> list[str]:
-        """Return the files in the newest version whose paths begin with `prefix`."""
+        """Return the files in the newest checkpoint whose paths begin with `prefix`."""
         return [path for path in self._known() if path.startswith(prefix)]
 
     def restore(self, path: str) -> Repair | None:
-        """Restore one file if it is damaged or missing and a version holds it."""
+        """Restore one file if it is damaged or missing and a checkpoint holds it."""
         return next(self._file(path), None)
 
     def _file(self, path: str) -> Iterator[Repair]:
@@ -176,7 +176,7 @@ class RunFileRepair:
             return None
 
     def _copy(self, path: str) -> tuple[bytes | None, int]:
-        """Return the newest intact copy of a file, and the step of its version."""
+        """Return the newest intact copy of a file, and the step of its checkpoint."""
         for manifest in self.manifests:
             names = pieces_of(manifest).get(path)
             for number, store in enumerate(self.stores if names else ()):
@@ -207,7 +207,7 @@ def _hash_of(data: bytes | None) -> str | None:
 
 
 def _problem(path: str, current: bytes | None, copy: bytes | None, is_rotated: bool) -> str | None:
-    """Return what is wrong with a file, compared with its copy, or None if no problem is known."""
+    """Return what is wrong with a file, compared with its copy, or None if nothing seems wrong."""
     if current is None:
         return phrase("backup.object_is_missing")
     kind = kind_of(path)
@@ -239,7 +239,7 @@ def _problem_of_record(current: bytes, copy: bytes | None) -> str | None:
 
 
 def _continues(current: bytes, copy: bytes) -> bool:
-    """Return whether a list continues its copy. Its oldest entries may have been dropped."""
+    """Return whether a JSON list continues its copy. Its oldest entries may have been dropped."""
     try:
         now, was = parse_json(current), parse_json(copy)
     except ValueError:
@@ -253,7 +253,7 @@ def _continues(current: bytes, copy: bytes) -> bool:
 
 
 def _has_rows(current: bytes, copy: bytes) -> bool:
-    """Return whether a table begins with the rows of its copy. Columns may have been added."""
+    """Return whether a CSV file begins with the rows of its copy. Columns may have been added."""
     try:
         now, was = _rows(current), _rows(copy)
     except (UnicodeDecodeError, csv.Error):
@@ -262,14 +262,14 @@ def _has_rows(current: bytes, copy: bytes) -> bool:
 
 
 def _rows(data: bytes) -> list[dict[str, object]]:
-    """Return the rows of a table without their empty cells."""
+    """Return the rows of a CSV file without their empty cells."""
     whole = data[: data.rfind(b"\n") + 1].decode()
     rows = csv.DictReader(io.StringIO(whole))
     return [{str(key): value for key, value in row.items() if value} for row in rows]
 
 
 def _put_together(path: str, copy: bytes, current: bytes | None) -> tuple[bytes, int]:
-    """Return the copy plus the readable lines added since, and the number of lost lines."""
+    """Return the copy plus the readable lines added since, and the number of unreadable lines."""
     kind = kind_of(path)
     added = b"" if current is None else current[len(copy) :]
     if kind is Kind.LINES:
@@ -288,7 +288,7 @@ def _put_together(path: str, copy: bytes, current: bytes | None) -> tuple[bytes,
 def _sorted_out(data: bytes) -> tuple[bytes, int]:
     """Return the lines that are JSON objects, and the number of complete lines that are not.
 
-    An incomplete last line, as a kill leaves it, is dropped and not counted.
+    An incomplete last line, which a killed process may leave, is dropped and not counted.
     """
     kept, num_unreadable = [], 0
     for line in data.splitlines(keepends=True):

@@ -1,7 +1,7 @@
-"""Repair of a run before it resumes: of its versions and of its small files.
+"""Repair of a run before it resumes: of its checkpoints and of its small files.
 
 Files that are damaged or missing on this machine are restored from the destination, or from the
-copies in a version. Files that cannot be restored are reported. If everything on this machine is
+copies in a checkpoint. Files that cannot be restored are reported. If everything on this machine is
 intact, the destination is not read.
 """
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Outcome(StrEnum):
-    """The result of a repair for one file or version."""
+    """The result of a repair for one file or checkpoint."""
 
     REPAIRED = "repaired"
     IN_PART = "repaired in part"
@@ -34,10 +34,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Repair:
-    """The repair of one file, object or version that was damaged or missing.
+    """The repair of one file, object or checkpoint that was damaged or missing.
 
     Attributes:
-        what: the path of the file in the run, or the object or version.
+        what: the path of the file in the run, or the object or checkpoint.
         text: a message for the user.
     """
 
@@ -47,11 +47,11 @@ class Repair:
 
 
 class StoreRepair:
-    """The repair of the versions of a store, object by object.
+    """The repair of the checkpoints of a store, object by object.
 
     Args:
         local: the store; the caller must be its only writer.
-        remote: a store that holds the same versions elsewhere, or None if there is none.
+        remote: a store that holds the same checkpoints elsewhere, or None if there is none.
         where: the name of `remote` in messages.
     """
 
@@ -60,10 +60,10 @@ class StoreRepair:
         self._silence: str | None = None  # why the destination does not respond
 
     def steps(self, confirmed: str | None = None) -> Iterator[Repair]:
-        """Repair the versions as far as possible. Yield each object or version that was damaged.
+        """Repair the checkpoints as far as possible. Yield each damaged object or checkpoint.
 
         Args:
-            confirmed: the newest version that is known to be at the destination.
+            confirmed: the newest checkpoint that is known to be at the destination.
 
         Raises:
             StorageError: if the local disk fails.
@@ -86,7 +86,7 @@ class StoreRepair:
             ) from error
 
     def _missing_version(self, names: list[str], confirmed: str | None) -> Iterator[Repair]:
-        """Restore the newest confirmed version if it is missing on this machine."""
+        """Restore the newest checkpoint at the destination if it is missing on this machine."""
         if confirmed is None or confirmed <= max(names, default=""):
             return
         what = f"checkpoint {confirmed[:12]}"
@@ -141,7 +141,7 @@ class StoreRepair:
                     yield self._object(pack, manifest, error)
 
     def _parts_of_others(self, serving: list[Manifest]) -> Repair | None:
-        """Fetch other machines' objects of the newest healthy version that can be completed."""
+        """Fetch the objects of other machines, for the newest checkpoint that can be completed."""
         reason = ""
         for manifest in serving:
             if not any(self._is_elsewhere(pack, manifest) for pack in manifest.packs):

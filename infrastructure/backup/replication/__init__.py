@@ -1,1 +1,1 @@
-"""Copying versions and finished folders to a backup destination, and fetching them from there."""
+"""Copying of checkpoints and finished folders to a backup destination, and from it."""

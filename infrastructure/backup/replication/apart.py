@@ -1,7 +1,7 @@
-"""The objects of a version that come from other machines than the one that writes it.
+"""Backups of a checkpoint that several machines write together.
 
-Each of these machines copies its own objects from memory straight to the destination. The manifest
-is written after all of them.
+Each machine copies its own objects from memory directly to the backup destination. The manifest is
+written after all of them.
 """
 
 import time
@@ -29,11 +29,11 @@ FIRST_WAIT_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class ApartSettings:
-    """The destination of a run's backups, as all machines of the run receive it.
+    """The settings with which each machine of a run copies to the same backup destination.
 
     Attributes:
-        identity: the id in the destination's marker, which distinguishes it from another folder of
-            that name.
+        identity: the id in the destination's marker file, which distinguishes the destination from
+            another folder of the same name.
         hash_name: the hash that names the objects.
     """
 
@@ -70,7 +70,7 @@ def place_apart(
     hash_name: str,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Placed:
-    """Write objects to a destination as `Store.place` does, and wait until all are confirmed.
+    """Write the objects of a checkpoint to a destination, and wait until all of them are confirmed.
 
     Raises:
         StorageError: if the destination fails, does not respond, or does not confirm.

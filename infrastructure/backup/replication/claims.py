@@ -1,11 +1,11 @@
-"""Claims, which fence off a second writer at a destination that supports conditional writes.
+"""Claims, which stop a second writer of the same run at a backup destination.
 
     <store>/claims/<number>      {"version": name, "checksum": …}
 
-A writer claims a version before it writes its manifest. Two runs that resumed from the same
-checkpoint both try the number after the highest, and one of them gets it. The other finds the name
-of a version that it does not know, and stops. Numbers belong to the destination: two diverged runs
-may never use the same sequence of versions.
+This requires conditional writes. Before a process writes a checkpoint's manifest, it claims the
+next number. If two processes resumed from the same checkpoint, both try to create the same number,
+and only one succeeds. The other finds an unknown checkpoint in that claim, and stops. The numbers
+are independent of the checkpoints' own sequence numbers, which may differ between the two.
 """
 
 import errno
@@ -27,14 +27,14 @@ MOST_TRIES = 64  # if a stale listing hides claims, each try finds one more
 
 
 class Claims:
-    """The claims of a run at the destination of `link`."""
+    """The claims of a run at its backup destination."""
 
     def __init__(self, link: RemoteSession) -> None:
         self.link = link
         self.folder = link.store.root / FOLDER
 
     def holder(self) -> str | None:
-        """Return the version in the newest claim, or None if there is none or it cannot be read.
+        """Return the checkpoint in the newest claim, or None if there is none or it cannot be read.
 
         Raises:
             OSError: if the destination does not respond.
@@ -45,7 +45,8 @@ class Claims:
         """Make `name` the newest claim, if the destination supports conditional writes.
 
         Args:
-            refuse: raises if the version in the newest claim belongs to another run.
+            refuse: a function that raises an error if the checkpoint in the newest claim belongs to
+                another run.
 
         Raises:
             OSError: if the destination does not respond or fails.

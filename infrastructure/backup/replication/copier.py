@@ -1,12 +1,12 @@
-"""The copier, which keeps a destination up to date with a local store.
+"""The copier, which copies new checkpoints from a local store to a backup destination.
 
-It copies one version at a time, the newest first. Finished folders, such as the trained model, are
-copied after the versions.
+It copies one checkpoint at a time, the newest first. Finished folders, such as the trained model,
+are copied after the checkpoints.
 
-If a newer version appears before the copy of an older one has begun, the older one is never copied.
-A copy that has begun is always finished, because otherwise a run that saves often would never have
-a backup. The copier does not give up, and it cannot harm the training, because it reads only
-committed versions.
+If a newer checkpoint appears before the copy of an older one has begun, the older one is never
+copied. A copy that has begun is always finished, because otherwise a run that saves often would
+never have a backup. The copier does not give up, and it cannot harm the training, because it reads
+only committed checkpoints.
 """
 
 import contextlib
@@ -46,20 +46,21 @@ FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 300.0
 
 
 class FencedError(Exception):
-    """An error for a version, its message, that another run wrote under this run's name."""
+    """An error for a checkpoint that another run wrote under this name. The text is its name."""
 
 
 class Copier:
-    """The copying of the versions of `local` over `link`. Call `tick` repeatedly.
+    """The copier of the checkpoints in `local` to a backup destination. Call `tick` repeatedly.
 
     Args:
-        retention: which versions stay at the destination, counted over confirmed versions only.
+        retention: the rules for the checkpoints to keep at the destination. Only confirmed
+            checkpoints count.
         record: the record of the destination that this run was copied to; updated at first contact.
         on_piece: called after each megabyte sent, to show progress.
         on_fault: called with an error that a backend was not allowed to raise.
-        grace_seconds: an object at the destination is removed after no manifest has named it for
-            this long.
-        now: returns the seconds since 1970, for the status. Everything else uses the link's clock.
+        grace_seconds: the time for which no manifest must have named an object before it is removed
+            from the destination.
+        now: returns the seconds since 1970, for the status. Everything else uses `link.clock`.
         draw: returns a number from 0 to 1 that spreads the retries of many copiers.
     """
 
@@ -109,7 +110,7 @@ class Copier:
         self._phase = "starting"
 
     def tick(self) -> float:
-        """Do one small unit of work. Return the seconds to wait before the next one; 0 if none."""
+        """Do one small unit of work. Return the seconds to wait before the next one."""
         if self._stranger is not None:
             return LOOK_SECONDS
         if (early := self._not_before - self.link.clock()) > 0:
@@ -133,13 +134,13 @@ class Copier:
         return wait
 
     def nudge(self) -> None:
-        """Do the next unit of work at once, unless a retry is pending, which keeps its delay."""
+        """Do the next unit of work without delay, unless a retry after an error is pending."""
         if not self._num_failures:
             self._not_before = float("-inf")
 
     @property
     def is_done(self) -> bool:
-        """True if there is nothing left to copy, or nothing that may be copied."""
+        """True if there is nothing left to copy, or if another run blocks the destination."""
         self._look_here()
         return self._stranger is not None or (
             self._lineage is not None
@@ -154,7 +155,7 @@ class Copier:
         return self._num_failures > 0
 
     def publish(self, what: Publication) -> None:
-        """Copy a finished folder after all versions. `status` reports when it is confirmed.
+        """Copy a finished folder after all checkpoints. `status` reports when it is confirmed.
 
         The request replaces an earlier one for the same name that is not done yet.
         """
@@ -168,26 +169,26 @@ class Copier:
         self.nudge()
 
     def look_again(self, token: str) -> None:
-        """Check every file of the newest version as soon as nothing is left to copy.
+        """Check every file of the newest checkpoint as soon as nothing is left to copy.
 
-        Files that the destination has lost are copied again. `status` shows the token when this is
-        done.
+        Files that are missing at the destination are copied again. `status` shows the token of the
+        last completed check.
         """
         self._last_look = token
         self.nudge()
 
     def look_at_the_end(self) -> None:
-        """Call `look_again`, unless all files were checked since the last version was copied."""
+        """Call `look_again`, unless all files were checked since the last checkpoint was copied."""
         if not self._is_looked_at:
             self.look_again(AT_THE_END)
 
     @property
     def has_looked(self) -> bool:
-        """True if every requested check is done, or will never be done."""
+        """True if every requested check is done, or if another run blocks the destination."""
         return self._last_look is None or self._stranger is not None
 
     def _holding(self) -> dict[str, Seen]:
-        """Return the confirmed versions of which no file was missing at the last check."""
+        """Return the confirmed checkpoints whose files were all intact at their last check."""
         known = {
             name: seen_of(self.link.files_of(name, manifest))
             for name, manifest in self.pruning.confirmed.items()
@@ -199,7 +200,7 @@ class Copier:
         return max((name for name in holding if confirmed[name].healthy), default=None)
 
     def _files(self, *names: str | None) -> list[UploadedFile]:
-        """Return the files of all confirmed versions, each file once."""
+        """Return the remote files of the confirmed checkpoints `names`, each file once."""
         files = (
             file
             for name in names
@@ -253,9 +254,10 @@ class Copier:
         )
 
     def _clock_offset(self) -> float:
-        """Return the offset from the link's clock to the time since 1970.
+        """Return the seconds to add to a time of `link.clock` to get the time since 1970.
 
-        It stays the same unless the clock is set, so that an unchanged status compares as equal.
+        The result stays the same unless the system's clock is changed, so that an unchanged status
+        compares as equal.
         """
         offset = self._now() - self.link.clock()
         if abs(offset - self._offset) > 1.0:
@@ -270,7 +272,7 @@ class Copier:
         return "doubtful" if self.link.is_doubtful else self._phase
 
     def _round(self) -> Iterator[float]:
-        """Check both sides, and copy and confirm one version if there is one to copy."""
+        """Check the store and the destination, then copy and confirm one checkpoint, if any."""
         if self._lineage is None:
             yield from self._begin()
         self._look_here()
@@ -296,12 +298,12 @@ class Copier:
         self._arrived(self._upload)
 
     def _look_once_more(self) -> None:
-        """Check the one file of kept versions and folders whose check is due, if there is one."""
+        """Check the one file at the destination whose next check is due, if there is one."""
         self._looks.one([*self._files(*self.pruning.confirmed), *self._published_files()])
         self._publish_lost()
 
     def _publish_lost(self) -> None:
-        """Queue again each folder that has lost a file at the destination."""
+        """Request another copy of each folder of which a file is missing at the destination."""
         for token, folder in self._published.items():
             if token not in self._publications and seen_of(folder.seen.values()) is None:
                 self._publications[token] = folder
@@ -323,7 +325,7 @@ class Copier:
             self._done_look, self._last_look, self._is_looked_at = token, None, True
 
     def _begin(self) -> Iterator[float]:
-        """Identify the destination and read its manifests, whose files are never overwritten."""
+        """Identify the destination and list the objects there, which are never overwritten."""
         self._identify()
         self.link.place.sweep(Path(self.link.run_id))
         listed = set()
@@ -354,7 +356,7 @@ class Copier:
                 self._record.write(place.url, identity)
 
     def _publish(self) -> Iterator[float]:
-        """Copy the requested folders, unless a version is waiting to be copied."""
+        """Copy the requested folders, unless a checkpoint is waiting to be copied."""
         for token, what in list(self._publications.items()):
             try:
                 self._publishing = folder = self._opened(token, what)
@@ -378,7 +380,10 @@ class Copier:
             self._publications.pop(token, None)
 
     def _opened(self, token: str, what: PublishedFolder | Publication) -> PublishedFolder:
-        """Return the opened folder. A retry reuses the hashes of its files unless `replaces`."""
+        """Return the opened folder.
+
+        Unless `replaces` is set, a retry reuses the computed hashes.
+        """
         if isinstance(what, PublishedFolder) and not what.what.replaces:
             return what
         parent = Path(self.link.run_id)
@@ -392,7 +397,7 @@ class Copier:
         return folder
 
     def _take_in(self, name: str) -> bool:
-        """Record the objects of a version at the destination. Return False if it cannot be read."""
+        """Record the objects that a remote checkpoint names. Return False if it is unreadable."""
         try:
             self.link.named |= {pack.hash for pack in self.link.store.read(name).packs}
         except CheckpointError:
@@ -400,7 +405,7 @@ class Copier:
         return True
 
     def _look_here(self) -> None:
-        """Read the versions of the local store. A version being copied keeps its files open."""
+        """Read the list of checkpoints in the local store, and the manifests of new ones."""
         try:
             self._local_names, self._local_error = self.local.versions(), None
         except OSError as error:
@@ -420,15 +425,15 @@ class Copier:
             self._note_damage(name, error)
 
     def _note_damage(self, name: str, error: CheckpointError) -> None:
-        """Skip a version that is damaged on this machine, unless it was just removed."""
+        """Record that a local checkpoint is damaged and is not copied, unless it was removed."""
         with contextlib.suppress(OSError):  # the next check decides
             if name in self.local.versions():
                 self._refused[name] = str(error)
 
     def _damage(self, name: str | None) -> str | None:
-        """Return a message on a local problem: with the store, a folder, or the version `name`.
+        """Return a message on a local problem: with the store, a folder, or the checkpoint `name`.
 
-        The message on a version is shown until a newer version is confirmed.
+        The message on a checkpoint is shown until a newer checkpoint is confirmed.
         """
         if self._local_error is not None:
             return self._local_error
@@ -439,7 +444,7 @@ class Copier:
         )
 
     def _loss(self, holding: Collection[str]) -> str | None:
-        """Return a message on the newest confirmed version that has since lost a file, or None."""
+        """Return a message if the newest confirmed checkpoint has since lost a file, or None."""
         for name in sorted(self.pruning.confirmed.keys() - {*holding}, reverse=True):
             files = self.link.files_of(name, self.pruning.confirmed[name])
             problems = [file.problem for file in files if file is not None and file.problem]
@@ -458,7 +463,7 @@ class Copier:
         return max((name for name in self._refused if name > confirmed), default=None)
 
     def _look_there(self) -> list[str]:
-        """Return the versions that exist at the destination.
+        """Return the checkpoints that exist at the destination.
 
         Raises:
             FencedError: if one of them belongs to another run.
@@ -473,7 +478,7 @@ class Copier:
         """Stop for good if another run writes under this run's name.
 
         Raises:
-            FencedError: if a version belongs to another run.
+            FencedError: if a checkpoint belongs to another run.
         """
         assert self._lineage is not None
         for name in self._lineage.strangers(listed, self._local_names):
@@ -482,7 +487,7 @@ class Copier:
         self._late |= {*listed} - self._lineage.known - {*self._local_names}
 
     def _pending(self) -> list[str]:
-        """Return the versions that still have to be copied, in order."""
+        """Return the checkpoints that still have to be copied, in order."""
         confirmed = self.pruning.confirmed.keys()
         again = ({self._newest_sent} | confirmed) - self._holding().keys()
         over = self._refused.keys() | confirmed | self._sent
@@ -531,13 +536,13 @@ class Copier:
         self._pruned_at = float("-inf")
 
     def close(self) -> None:
-        """Release the version that is being copied."""
+        """Close the files of the checkpoint that is being copied."""
         if self._upload is not None:
             self._upload.close()
         self._upload, self._phase = None, "idle"
 
     def _prune(self) -> Iterator[float]:
-        """Prune if a version was confirmed since, or an object has been unnamed for long enough."""
+        """Remove old checkpoints and objects at the destination, if there may be any to remove."""
         now = self.link.clock()
         is_new = self._pruned_at == float("-inf") and self.pruning.confirmed
         if not is_new and (now - self._pruned_at < LOOK_SECONDS or not self.pruning.is_due()):
@@ -549,7 +554,7 @@ class Copier:
         yield from self.pruning.steps(listed, on_its_way, self._late)
 
     def _worked(self) -> None:
-        """Clear the error if a file was written or confirmed since it occurred."""
+        """Clear the last error if a file was written or confirmed after it."""
         if self.link.num_done > self._done_at_failure:
             self._num_failures, self._error = 0, None
 
@@ -570,7 +575,10 @@ class Copier:
         return wait
 
     def _pass_over(self, error: CheckpointError) -> float:
-        """Skip a version that turned out to be damaged. Return the seconds to wait."""
+        """Skip a local checkpoint that is damaged.
+
+        Return the seconds to wait before the next unit of work.
+        """
         assert self._upload is not None, "nothing else reads objects of this machine"
         self._note_damage(self._upload.name, error)
         self.close()
@@ -583,5 +591,5 @@ class Copier:
 
 
 def what_of(publication: PublishedFolder | Publication) -> Publication:
-    """Return the request to publish a folder, whether the folder is already open or not."""
+    """Return the request that led to a published folder. A request is returned unchanged."""
     return publication.what if isinstance(publication, PublishedFolder) else publication

@@ -27,7 +27,7 @@ _LEFT_TO_FINISH: list[HelperProcess] = []
 
 
 class CopierClient:
-    """The copier process as its run sees it.
+    """A run's access to its copier process.
 
     Attributes:
         num_restarts: how often the process was restarted.
@@ -65,7 +65,10 @@ class CopierClient:
         return self._process.pid if is_alive and self._process is not None else None
 
     def start(self) -> None:
-        """Start the copier unless it is running. If it died, wait longer before each restart."""
+        """Start the copier if it is not running.
+
+        After a failure, wait longer before each restart.
+        """
         with self._lock:  # the monitor's thread calls this, too
             self._start()
 
@@ -95,7 +98,7 @@ class CopierClient:
             self._send(LOOK + self._look)
 
     def try_again(self) -> None:
-        """Try once more, without delay, to start a copier that could not run."""
+        """Try once more, without delay, to start a copier that has repeatedly failed."""
         if self.cannot_run:
             self._may_start_at = float("-inf")
         self.start()
@@ -106,7 +109,7 @@ class CopierClient:
         self._send("")
 
     def look_again(self, token: str) -> None:
-        """Tell the copier to check the whole newest version again when nothing is left to copy."""
+        """Request a check of all files of the newest checkpoint, after everything is copied."""
         self._look = token
         if self.process_id is None:
             self.start()
@@ -114,7 +117,10 @@ class CopierClient:
             self._send(LOOK + token)
 
     def publish(self, what: Publication) -> None:
-        """Tell the copier to copy a finished folder, and tell it again if it is restarted."""
+        """Request the copy of a finished folder.
+
+        The request is repeated if the copier is restarted.
+        """
         self._publications[what.name] = what
         if self.process_id is None:
             self.start()

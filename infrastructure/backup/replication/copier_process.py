@@ -1,11 +1,11 @@
-"""The copier process, which copies versions to a backup destination. It is run with `python -m`.
+"""The copier process, started with `python -m`, which copies checkpoints to a backup destination.
 
 The first line of its standard input holds its settings, so that other users of the machine cannot
 see them. After that, an empty line requests a check for work at once, a line that begins with
-`LOOK` requests another check of the whole newest version when nothing is left to copy, and any
+`LOOK` requests another check of the whole newest checkpoint when nothing is left to copy, and any
 other line is a folder to publish. The end of the input means that the run has ended or was killed:
-the newest version and the folders are still copied, for a limited time. The process is niced, so
-that it mainly uses CPU time that the training leaves.
+the newest checkpoint and the folders are still copied, for a limited time. The process has a low
+priority (nice), so that it mainly uses CPU time that the training does not need.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ class CopierSettings:
         store: the directory of the local store.
         place, run_id: the destination of the copies: `<place>/<run id>`.
         status: the status file; a lock and the record of the destination are next to it.
-        keep: the number of confirmed versions that stay at the destination.
+        keep: the number of confirmed checkpoints that stay at the destination.
         compression: "auto" (if the destination is slow), "zstd" or "off".
         bytes_per_second: the bandwidth limit; None means no limit.
         finish_seconds: how long to continue after the run has ended.
@@ -88,18 +88,18 @@ class CopierSettings:
         return RemoteSession(place, self.run_id, compresses, Bandwidth(self.bytes_per_second))
 
     def keep_traceback(self, error: Exception) -> None:
-        """Write the traceback of an error, if there is a file for it."""
+        """Write the traceback of an error to the file `traceback`, if one is set."""
         if self.traceback is not None:
             keep_traceback(error, Path(self.traceback))
 
     @property
     def record(self) -> PlaceRecord:
-        """The record of the destination that the run was copied to before."""
+        """The record of the destination to which the run was copied before."""
         return PlaceRecord(Path(self.status).with_name(RECORD_FILE))
 
     @property
     def retention(self) -> Retention:
-        """The versions to keep at the destination: the newest, the best, the last emergency one."""
+        """The rules for the checkpoints to keep at the destination: newest, best, emergency."""
         return Retention(keep_last=self.keep, keep_best=1)
 
 
@@ -126,7 +126,7 @@ class StatusFile:
 
 
 def _without_counts(status: BackupStatus) -> BackupStatus:
-    """Return a status without its byte counts, whose changes are written less often.
+    """Return a status without its byte counts and time, which are written less often.
 
     "copying" and "confirming" count as one state because they alternate many times.
     """
@@ -140,7 +140,7 @@ def serve(
     finish_seconds: float,
     is_succeeded: Callable[[], bool],
 ) -> None:
-    """Copy until the input has ended and the newest version is confirmed, or the time is up.
+    """Copy until the input has ended and everything is confirmed, or until the time is over.
 
     Args:
         is_succeeded: returns whether the copier of a later session waits for this one to end. If
@@ -187,7 +187,7 @@ def _input_within(seconds: float) -> bytes | None:
 
 
 def _is_written_to(local: Store) -> bool:
-    """Return whether a writer, such as one that outlived its run, holds the lock of the store."""
+    """Return whether another process holds the lock of the store and may write checkpoints."""
     try:
         lock = Lock(local.root / LOCK_FILE)
     except OSError:
@@ -209,14 +209,14 @@ def _first_line() -> bytes:
 
 
 def _allow_many_files() -> None:
-    """Raise the limit on open files, because a version being copied keeps all its objects open."""
+    """Raise the limit on open files, because the copier keeps all files of a checkpoint open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main() -> None:
-    """Run the copier until the run has ended and its last version is confirmed."""
+    """Run the copier until the run has ended and its last checkpoint is confirmed."""
     ignore_stop_signals()
     _allow_many_files()
     settings = CopierSettings(**json.loads(_first_line()))

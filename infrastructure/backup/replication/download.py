@@ -1,4 +1,4 @@
-"""Fetching of a version from a destination to this machine."""
+"""Downloading a checkpoint from a backup destination to this machine."""
 
 import logging
 import time
@@ -27,17 +27,17 @@ def fetch_newest(
     on_progress: Progress,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Fetch the newest healthy version at the destination, or the one of `step`, into `local`.
+    """Fetch the newest healthy checkpoint at the destination, or the one of `step`, into `local`.
 
-    A damaged version is skipped with a warning. A version that is temporarily unreadable is not
-    skipped, because an older version would undo work that is safe: reading is retried, and after
-    that the destination counts as unreachable.
+    A damaged checkpoint is skipped with a warning. A checkpoint that cannot be read at the moment
+    is not skipped, because an older one would lose work. Reading is retried, and if it still fails,
+    the destination counts as unreachable.
 
     Returns:
-        The name of the version.
+        The name of the checkpoint.
 
     Raises:
-        CheckpointError: if there is no such version.
+        CheckpointError: if there is no such checkpoint.
         StorageError: if the destination does not respond, or the local disk fails.
     """
     damage: list[str] = []
@@ -73,9 +73,9 @@ def _fetch(
     on_progress: Progress,
     sleep: Callable[[float], None],
 ) -> bool:
-    """Fetch a version if it is the requested one. Return whether it was fetched.
+    """Fetch a checkpoint if it is requested. Return whether it was fetched.
 
-    This is a version of `step`, or any healthy version if `step` is None.
+    Any checkpoint of `step` is requested, or any healthy checkpoint if `step` is None.
     """
     manifest = _retrying(link, lambda: link.store.read(name), sleep)
     if manifest.step != step if step is not None else not manifest.healthy:

@@ -1,4 +1,4 @@
-"""The copying of a finished folder, such as a run's `final/`, to a destination as plain files.
+"""The upload of a finished folder, such as a run's `final/`, to a destination as plain files.
 
 A SHA256SUMS file is written last: the folder is complete when that file exists and the other files
 match it.
@@ -31,11 +31,11 @@ class Publication:
 
     Attributes:
         token: identifies the request in the status; each request has its own.
-        folder: a folder on this machine.
-        name: its name at the destination.
-        files: names of the files in `folder` to publish; empty means all of them. replaces:
-            overwrite a different folder of that name. Otherwise the existing one is kept, and this
-            folder is called `<name>-<8 hex digits>`.
+        folder: the path of a folder on this machine.
+        name: the name of the copy at the destination.
+        files: names of the files in `folder` to publish; empty means all of them.
+        replaces: overwrite a different folder of that name. Otherwise the existing one is kept, and
+            the copy is called `<name>-<8 hex digits>`.
     """
 
     token: str
@@ -60,8 +60,8 @@ class PublishedFolder:
 
     Attributes:
         target: the path of the copy at the destination, or None before it is known.
-        seen: its confirmed files at the destination. A file that was lost since stays here until it
-            is restored.
+        seen: the files that the destination has confirmed. A file that is lost later stays in here
+            until it is restored.
 
     Raises:
         ValueError: if the folder is empty or missing.
@@ -89,9 +89,9 @@ class PublishedFolder:
         self.done_bytes = 0
 
     def steps(self) -> Iterator[float]:
-        """Write the missing files one by one, until each is confirmed. Yield the seconds to wait.
+        """Write the missing files one by one until all are confirmed. Yield the seconds to wait.
 
-        If this is started again, it writes only the files that are still missing.
+        A second call writes only the files that are still missing.
 
         Raises:
             OSError: if the destination does not respond or fails.
@@ -117,7 +117,10 @@ class PublishedFolder:
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
 
     def _hashes(self) -> Sequence[str]:
-        """Return the names of the hashes to compute, always with SHA-256 for SHA256SUMS."""
+        """Return the hashes to compute for each file.
+
+        SHA-256 is always included, for SHA256SUMS.
+        """
         return self.place.hashes if "sha256" in self.place.hashes else ["sha256"]
 
     def _target(self) -> Path:
@@ -127,7 +130,7 @@ class PublishedFolder:
         return self.parent / f"{self.what.name}-{hashlib.sha256(self._sums).hexdigest()[:8]}"
 
     def _may_be(self, target: Path) -> bool:
-        """Return whether `target` is empty, or holds this folder or a part of it."""
+        """Return whether this folder may be written to `target` without overwriting other files."""
         try:
             return b"".join(self.place.read(target / SUMS)) == self._sums
         except FileNotFoundError:
@@ -155,7 +158,10 @@ class PublishedFolder:
             return self._put(target / self._relative(path), OpenFile(path, file), content)
 
     def _put(self, at: Path, buffers: OpenFile | list[bytes], content: Content) -> bool:
-        """Write a file unless it exists or is being uploaded. Return whether it is confirmed."""
+        """Write a file unless it exists or its upload is still in progress.
+
+        Return whether it is confirmed.
+        """
         try:
             if self._is_confirmed(at, content):
                 return True

@@ -1,4 +1,4 @@
-"""Readers that copy this machine's files in pieces, without loading a whole file into memory."""
+"""Readers that yield local files in pieces, without loading a whole file into memory."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ from infrastructure.core.integers import ceil_div
 
 
 class OpenFile(Sequence[Buffer]):
-    """An open file that yields a few megabytes at a time. It stays readable after its removal.
+    """An open file that yields a few megabytes at a time. It stays readable if the file is removed.
 
     Raises:
         CheckpointError: on iteration, if the bytes cannot be read.
@@ -89,7 +89,7 @@ class PackedObject(OpenFile):
         self._pack, self._hash_name = pack, hash_name
 
     def load(self) -> tuple[bytes, list[Buffer]]:
-        """Return the bytes of the file and those of the object; both fit into memory.
+        """Return the compressed bytes of the file and the uncompressed bytes, both in memory.
 
         Raises:
             CheckpointError: if the bytes do not match the object's hash, or cannot be read.

@@ -1,8 +1,8 @@
-"""The removal of versions and objects that are no longer needed at a destination.
+"""The removal of checkpoints and objects that are no longer needed at a destination.
 
 A listing of a destination may be outdated or incomplete, and a file may exist although it seems to
-be missing. So a version is removed only after enough newer ones were *confirmed*, and an object
-only after no manifest has named it for a while, according to listings at both ends of that period.
+be missing. So a checkpoint is removed only after enough newer ones were *confirmed*, and an object
+only if listings at the beginning and the end of some time show that no manifest names it.
 """
 
 import contextlib
@@ -29,14 +29,15 @@ OBJECT_FILE = re.compile(rf"([0-9a-f]{{64}})(?:{re.escape(SUFFIX)})?")
 
 @dataclass
 class PlacePruning:
-    """The removal of old versions and unnamed objects at the destination of `link`.
+    """The removal of old checkpoints and unused objects at a backup destination.
 
     Attributes:
-        retention: the rules for the versions to keep; only confirmed versions count.
-        grace_seconds: how long an object must have been unnamed.
-        confirmed: versions that were confirmed in this session.
-        doubted: confirmed versions that have since lost a file at the destination. They do not
-            count as newer versions when older ones are removed.
+        retention: the rules for the checkpoints to keep; only confirmed checkpoints count.
+        grace_seconds: the time for which no manifest must have named an object before it is
+            removed.
+        confirmed: checkpoints that were confirmed in this session.
+        doubted: confirmed checkpoints that have since lost a file at the destination. They do not
+            count as newer checkpoints when older ones are removed.
         unnamed_since: objects that no manifest names, and the time when this was first seen.
     """
 
@@ -51,7 +52,7 @@ class PlacePruning:
     _swept_at: float | None = None
 
     def is_due(self) -> bool:
-        """Return whether an object has, or may have, been unnamed for `grace_seconds`."""
+        """Return whether an unused object may have become old enough to be removed."""
         if self._swept_at is None:
             return True
         oldest = min([self._swept_at, *self.unnamed_since.values()])
@@ -60,12 +61,13 @@ class PlacePruning:
     def steps(
         self, listed: Collection[str], on_its_way: Iterable[str], spared: Collection[str] = ()
     ) -> Iterator[float]:
-        """Remove old versions and unnamed objects one by one. Yield the seconds to wait in between.
+        """Remove old checkpoints and unused objects. Yield the seconds to wait in between.
 
         Args:
-            listed: the versions at the destination, from a fresh listing; all belong to this run.
+            listed: the checkpoints at the destination, from a fresh listing; all belong to this
+                run.
             on_its_way: objects that are being copied.
-            spared: versions to keep regardless of the retention.
+            spared: checkpoints to keep regardless of the retention.
 
         Raises:
             OSError: if the destination does not respond or fails.
@@ -86,7 +88,7 @@ class PlacePruning:
         self.link.place.close()
 
     def _take_in(self, name: str) -> None:
-        """Read a manifest, unless it was read before: it never changes."""
+        """Read a manifest, unless it has been read before. Manifests never change."""
         if name in self._read:
             return
         try:
@@ -112,7 +114,7 @@ class PlacePruning:
         return newer | unclear | {*self._special(readable), *self._special(sure)}
 
     def _special(self, manifests: dict[str, Manifest]) -> Iterator[str]:
-        """Yield the names of the best versions and the newest emergency version."""
+        """Yield the other checkpoints to keep: the best and the last emergency one."""
         healthy = {n: m for n, m in sorted(manifests.items(), reverse=True) if m.healthy}
         scored = scores_of(manifests)
         yield from sorted(scored, key=lambda name: (scored[name], name))[: self.retention.keep_best]
@@ -145,7 +147,10 @@ class PlacePruning:
             yield 0.0
 
     def _sweep(self) -> Iterator[float]:
-        """Record the unnamed objects at the destination, such as those of a killed copier."""
+        """Record all objects at the destination as unused.
+
+        The caller then excludes the used ones.
+        """
         objects = self.link.store.root / "objects"
         place, now = self.link.place, self.link.clock()
         with contextlib.suppress(FileNotFoundError):
@@ -157,10 +162,10 @@ class PlacePruning:
 
 
 def prune_once(link: RemoteSession, retention: Retention, record: Path) -> list[str]:
-    """Prune a destination once, from a process that does not copy to it.
+    """Remove old checkpoints and unused objects at a destination once, outside of the copier.
 
-    A version counts as confirmed if it can be read back from the destination. The file `record`
-    stores for the next call since when objects have been unnamed.
+    A checkpoint counts as confirmed if it can be read back from the destination. The file `record`
+    stores, for the next call, the time since which no manifest has named each unused object.
 
     Returns:
         Messages on what was removed.
@@ -193,7 +198,7 @@ def prune_once(link: RemoteSession, retention: Retention, record: Path) -> list[
 
 
 def _confirmed_manifest(link: RemoteSession, name: str) -> Manifest | None:
-    """Return the manifest of a version if it is intact and confirmed at the destination."""
+    """Return the manifest of a checkpoint if it is intact and confirmed at the destination."""
     try:
         manifest = link.store.read(name)
         link.store.verify(manifest)

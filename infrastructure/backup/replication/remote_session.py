@@ -1,4 +1,4 @@
-"""The session with a destination: access to it, and the state of the files seen there."""
+"""A session with a backup destination: access to it, and the state of its files."""
 
 import contextlib
 import time
@@ -22,8 +22,8 @@ class UploadedFile:
     """A file that was written to a destination, or found there.
 
     Attributes:
-        confirmed_at: the time when its bytes were last compared and matched, or None if they did
-            not match, or the file was missing or different since then.
+        confirmed_at: the time when its bytes were last compared and matched, or None if the file
+            was never confirmed, or was found missing or different since then.
         present_at: the time when the file was last seen with its size, or confirmed.
         looked_at: the time of the last check, whatever its result.
         evidence: how its bytes were compared.
@@ -70,12 +70,7 @@ class Seen(NamedTuple):
 
 
 def seen_of(files: Iterable[UploadedFile | None]) -> Seen | None:
-    """Return the combined state of all of `files`.
-
-    Returns:
-        The state, or None if `files` is empty or one of them is not known to be intact at the
-        destination.
-    """
+    """Return the combined state of `files`; None if there are none or one is not confirmed."""
     present, compared, evidence = [], [], []
     for file in files:
         if file is None or file.confirmed_at is None:
@@ -98,11 +93,12 @@ class RemoteSession:
         fresh_seconds: how long a confirmation is valid. It is half the time after which an unnamed
             object is removed, so an object that a manifest is about to name is never removed.
         sent: the sent files; objects by hash, manifests by name.
-        named: objects and versions that may be in use at the destination. They are never
-            overwritten: a file that seems to be missing or wrong on a mount may be intact in the
-            cloud, and the mount removes a file before it writes another one of that name.
+        named: objects and checkpoints that may be in use at the destination. They are never
+            overwritten, because a file that seems to be missing or wrong on a mounted folder may be
+            intact in the cloud, and overwriting it would first remove it.
         num_wrong: how often in a row a file was found to be different.
-        is_doubtful: nothing was confirmed for so long that the destination may never confirm.
+        is_doubtful: whether nothing was confirmed for so long that the destination may never
+            confirm anything.
         num_done: the number of files that were written or confirmed.
         num_confirmed: the number of files that were confirmed.
     """
@@ -148,10 +144,10 @@ class RemoteSession:
         return True
 
     def still_has(self, sent: UploadedFile, *, reads: bool) -> bool:
-        """Check a confirmed file again. Return False if it cannot be seen now.
+        """Check a confirmed file again. Return False if it is not visible now.
 
-        On a mount, False does not prove that the file is gone. The check does not count as progress
-        of a waiting upload.
+        On a mount, False does not prove that the file is gone. This check does not count as
+        progress of the upload.
 
         Args:
             reads: True compares the bytes even if they must be read back; False compares only the
@@ -181,7 +177,7 @@ class RemoteSession:
         return is_safe
 
     def files_of(self, name: str, manifest: Manifest) -> Iterator[UploadedFile | None]:
-        """Yield the files of a version at the destination; None for a file that is unknown here.
+        """Yield the record of each file of a remote checkpoint; None for a file without record.
 
         Objects that other machines copied to the destination are not included, because the sessions
         of those machines track them.
@@ -193,8 +189,9 @@ class RemoteSession:
                 yield file
 
     def is_surely_wrong(self, path: Path) -> bool:
-        """Return whether a file has been wrong more often in a row than a temporary failure of a
-        mount can explain.
+        """Return whether a file was wrong in so many checks in a row that it must be damaged.
+
+        Fewer wrong results may be a temporary failure of a mounted folder.
         """
         return self.num_wrong[path] >= SURELY_WRONG
 

@@ -2,8 +2,8 @@
 
 Checks run at a limited rate while a run is copied, and once at its end.
 
-A destination can lose what it had, so a confirmation is only valid for a moment. A file that is
-found missing or changed loses its confirmation, and the copier then writes it again.
+A destination can lose files later. If a file is missing or changed, it no longer counts as
+confirmed, and the copier writes it again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ LAST_SECONDS = 60.0  # for reading back recently compared files at the end
 
 
 class SecondLooks:
-    """Repeated checks of files over `link`. Each `UploadedFile` records its results."""
+    """A schedule of repeated checks of files. Each `UploadedFile` records its results."""
 
     def __init__(self, link: RemoteSession) -> None:
         self.link = link
@@ -46,7 +46,9 @@ class SecondLooks:
         self._next_at = began + max(3600.0 / MOST_LOOKS_PER_HOUR, duration_seconds / READING_SHARE)
 
     def last(self, files: Sequence[UploadedFile]) -> Iterator[float]:
-        """Check all of `files`, the least recently compared first. Yield the seconds to wait.
+        """Check all of `files`, the least recently compared first.
+
+        Yield the seconds to wait in between.
 
         A file that cannot be seen after several attempts counts as missing.
 

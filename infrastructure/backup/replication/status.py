@@ -1,8 +1,8 @@
 """The status of a run's backup: what is safe, what is being copied, what is wrong.
 
 The copier writes the status file, or the run does if the copier cannot run. Everything that
-displays a status reads this file. The age of the last confirmed version is the work that would be
-lost if this machine died now.
+displays a status reads this file. The age of the last confirmed checkpoint is the work that would
+be lost if this machine died now.
 """
 
 import itertools
@@ -47,7 +47,7 @@ def state_words(state: str) -> str:
 
 
 class PossibleLoss(NamedTuple):
-    """The work that would be lost: `seconds` since the confirmed state was saved, None if all."""
+    """The training time in seconds that would be lost now (None: all of it), and a message."""
 
     seconds: float | None
     text: str
@@ -55,25 +55,25 @@ class PossibleLoss(NamedTuple):
 
 @dataclass(frozen=True)
 class BackupStatus:
-    """One observation of a backup. Times are in seconds since 1970.
+    """The status of a backup at one moment. Times are in seconds since 1970.
 
     Attributes:
         place: the destination, without secrets; "" if it is unknown.
         state: one of `STATES`.
-        confirmed_name, confirmed_step: the newest version that is safe at the destination.
-        saved_at, confirmed_at: when that version was written on this machine, and when it was
+        confirmed_name, confirmed_step: the newest checkpoint that is safe at the destination.
+        saved_at, confirmed_at: when that checkpoint was written on this machine, and when it was
             confirmed.
         present_at: when all its files were last seen at the destination; the oldest of these times.
         compared_at, compared_by: when the bytes of its files were last compared, and how; the
             oldest time and the weakest method.
-        last_look: the token of the last completed check of that version.
-        in_flight_step: the step of the version that is being copied.
+        last_look: the token of the last completed check of that checkpoint.
+        in_flight_step: the step of the checkpoint that is being copied.
         in_flight_folder: the finished folder that is being copied, such as "final".
-        done_bytes, total_bytes: the progress of that version or folder.
+        done_bytes, total_bytes: the progress of that checkpoint or folder.
         published_folders: the URLs of confirmed folders, by the token of the request.
-        newest_step: the step of the newest version on this machine.
-        refused_name: the newest version that is damaged on this machine and was not copied; cleared
-            when a newer one is confirmed.
+        newest_step: the step of the newest checkpoint on this machine.
+        refused_name: the newest checkpoint that is damaged on this machine and was not copied;
+            cleared when a newer one is confirmed.
         error: the last error; cleared when copying works again.
         num_failures: how often in a row copying failed.
         advice: what the user can do about the error.
@@ -105,7 +105,7 @@ class BackupStatus:
 
     @property
     def is_safe(self) -> bool:
-        """True if the newest version on this machine is confirmed."""
+        """True if the newest checkpoint on this machine is confirmed."""
         return self.newest_name is not None and self.confirmed_name == self.newest_name
 
     @property
@@ -117,14 +117,14 @@ class BackupStatus:
 
     @property
     def _remedy(self) -> str:
-        """The advice in parentheses, and that copying then continues if the copier retries."""
+        """The advice in parentheses. If the copier retries, it adds that copying then continues."""
         if self.advice is None:
             return ""
         goes_on = phrase("backup.copying_then_continues") if self.state == RETRYING else ""
         return f" ({self.advice}{goes_on})"
 
     def seen(self, now: float) -> str | None:
-        """Describe how and when the confirmed version was last seen at the destination.
+        """Describe how and when the confirmed checkpoint was last seen at the destination.
 
         Example:
         `all its files were there 5 s ago; their bytes were compared 2 min ago (read-back)`.
@@ -140,15 +140,15 @@ class BackupStatus:
         )
 
     def has_looked(self, token: str) -> bool:
-        """Return whether the check with this token ("": none) is done, or will never be done."""
+        """Return whether the check with this token is over, or impossible; "" means no check."""
         return token in ("", self.last_look) or self.state in (OFF, FENCED, DOWN)
 
     def is_settled(self, name: str | None) -> bool:
-        """Return whether a version is confirmed, or will not be copied, so waiting can end."""
+        """Return whether checkpoint `name` is confirmed or cannot be copied: the wait is over."""
         return name in (self.confirmed_name, self.refused_name)
 
     def possible_loss(self, now: float) -> PossibleLoss:
-        """Return the age of the last confirmed version at the time `now`, and a message.
+        """Return the age of the last confirmed checkpoint at the time `now`, and a message.
 
         The age is 0 if the run has ended and all of it is safe. Example of a message:
         `backup: step 120 confirmed 45 s ago at drive:temper (step 140 is being copied, 63 %)`.
@@ -201,7 +201,7 @@ class BackupStatus:
 
 
 def short_words(status: BackupStatus, now: float) -> str:
-    """Return the last confirmed step and the age of its state: `backup: step 120, 45 s old`."""
+    """Return the last confirmed step and its age as a short text: `backup: step 120, 45 s old`."""
     if status.state == FENCED:
         return phrase("backup.short_status_fenced")
     if status.state == DOWN:
@@ -234,7 +234,7 @@ def write_status(path: Path, status: BackupStatus) -> None:
 
 
 def read_status(path: Path) -> BackupStatus:
-    """Read the status in `path`. A missing or damaged file gives one with unknown values."""
+    """Read the status in `path`. If the file is missing or damaged, all values are unknown."""
     try:
         contents = parse_json(path.read_bytes(), parse_constant=_no_constant)
     except (OSError, ValueError):
@@ -249,7 +249,7 @@ def read_status(path: Path) -> BackupStatus:
 
 
 def live_status(path: Path) -> BackupStatus:
-    """Read a status as `read_status` does, with the state `GONE` if its copier was killed.
+    """Read the status in `path`. If its copier was killed, set the state to `GONE`.
 
     Nothing is being copied in the state `GONE`.
     """

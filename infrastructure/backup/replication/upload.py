@@ -1,8 +1,8 @@
-"""The copying of a version from one store to another: first its objects, then its manifest.
+"""The upload of a checkpoint to a backup destination: first its objects, then its manifest.
 
-Each file is confirmed. All files of the version are held open, so rotation may remove them
-meanwhile. Every object is compared with its hash while it is read, so a damaged object is never
-copied completely.
+Every file is confirmed. All files of the checkpoint are opened first, so they can be removed on
+this machine during the upload. Every object is compared with its hash while it is read, so a
+damaged object is never copied completely.
 """
 
 import contextlib
@@ -82,8 +82,8 @@ class ObjectUpload:
     def steps(self) -> Iterator[float]:
         """Copy in small units of work. Yield the seconds to wait before the next unit.
 
-        After an error, this can be started again and then copies only what is missing. It ends when
-        all objects are confirmed, or when `is_hopeless` returns True.
+        After an error, a second call copies only what is missing. The upload ends when all objects
+        are confirmed, or when `is_hopeless` returns True.
 
         Raises:
             OSError: if the destination does not respond or fails.
@@ -113,10 +113,9 @@ class ObjectUpload:
             yield from self._confirm_all(packs)
 
     def _is_unknown(self, pack: Pack) -> bool:
-        """Return whether this session does not know if an object is at the destination.
+        """Return whether the state of an object at the destination is not known in this session.
 
-        An object that was confirmed for an earlier version is checked again, because this version
-        needs it now.
+        An object that was confirmed for an earlier checkpoint is checked again.
         """
         sent = self.link.sent.get(pack.hash)
         if sent is None:
@@ -137,7 +136,7 @@ class ObjectUpload:
             )
 
     def is_hopeless(self) -> bool:
-        """Return whether nothing was confirmed for longer than any upload should take."""
+        """Return whether nothing has been confirmed for longer than any upload should take."""
         now = self.link.clock()
         if self.link.num_confirmed != self._num_confirmed:
             self._num_confirmed, self._news_at = self.link.num_confirmed, now
@@ -168,12 +167,12 @@ class ObjectUpload:
         self.link.num_done += 1
 
     def sent(self, path: Path, buffers: Sequence[Buffer]) -> UploadedFile:
-        """Return the record of a file that is to be written to the destination."""
+        """Return a record for a file that will be written to the destination, with its hashes."""
         content = Content.of(buffers, self.link.place.hashes)
         return UploadedFile(path, content, self.link.clock())
 
     def _forget_unconfirmed(self, packs: Sequence[Pack]) -> None:
-        """Forget the objects that were not confirmed, so that the next version checks them."""
+        """Forget the unconfirmed objects, so that the next checkpoint checks them again."""
         self.link.is_doubtful = True
         for pack in packs:
             if not self.link.is_confirmed(pack.hash):
@@ -214,7 +213,7 @@ class ObjectUpload:
         return False
 
     def _is_seen(self, pack: Pack) -> bool:
-        """Return whether the destination seems to have an object, or is known to have it."""
+        """Return whether the destination seems to have an object, or a manifest there names it."""
         path = self.link.store.objects.path_of(pack.hash)
         forms = (path, path.with_name(path.name + SUFFIX))
         return pack.hash in self.link.named or any(self.size(form) is not None for form in forms)
@@ -244,10 +243,10 @@ class ObjectUpload:
         self.link.sent[pack.hash] = sent
 
     def _send_again(self, pack: Pack, forms: list[Form]) -> None:
-        """Write a lost object again, without touching a file that may be in use.
+        """Write a lost object again, without overwriting a file that may be in use.
 
         The object is written in the form (plain or compressed) that does not exist at the
-        destination, or whose file stays missing. If both forms exist, this only waits.
+        destination, or whose file stays missing. If both forms exist, nothing is written.
         """
         now = self.link.sent[pack.hash]
         if len(forms) == 1 and pack.size_bytes <= LARGEST_BYTES:
@@ -267,11 +266,13 @@ class ObjectUpload:
         now.written_at = self.link.clock()
 
     def stays_missing(self, path: Path) -> bool:
-        """Return whether a file is missing in several checks in a row."""
+        """Return whether a file is missing in each of several checks in a row."""
         return all(self.size(path) is None for _ in range(NUM_LOOKS))
 
     def _forms(self, pack: Pack) -> list[Form]:
-        """Return the object uncompressed and, if useful, compressed. The last form is preferred.
+        """Return an object uncompressed and, if that is smaller, compressed.
+
+        The last one is preferred.
 
         Raises:
             CheckpointError: if its bytes do not match its hash.
@@ -291,8 +292,8 @@ class ObjectUpload:
     def _plain(self, pack: Pack, plain: Sequence[Buffer]) -> UploadedFile:
         """Return the record of an uncompressed object.
 
-        The object's name is its hash. If the destination compares another hash, this is computed
-        from the bytes.
+        The object is named by one hash. If the destination compares another hash, that one is
+        computed from the bytes.
 
         Raises:
             CheckpointError: if its bytes had to be read and do not match its hash.
@@ -314,14 +315,14 @@ class ObjectUpload:
 
 
 class Upload:
-    """The upload of one version. All its files are opened first.
+    """The upload of one checkpoint. All its files are opened first.
 
     Args:
         before_manifest: called when all objects are confirmed; if it raises, the upload ends.
         on_piece: called after each megabyte.
 
     Raises:
-        CheckpointError: if the version is damaged on this machine, or was removed meanwhile.
+        CheckpointError: if the checkpoint is damaged on this machine, or was removed meanwhile.
     """
 
     def __init__(
@@ -357,7 +358,7 @@ class Upload:
 
     @property
     def total_bytes(self) -> int:
-        """The size of all objects of the version in bytes."""
+        """The size of all objects of the checkpoint in bytes."""
         return self.objects.total_bytes
 
     @property
@@ -366,16 +367,16 @@ class Upload:
         return self.objects.done_bytes
 
     def close(self) -> None:
-        """Close the files of the version."""
+        """Close the files of the checkpoint."""
         for file in self._files.values():
             file.close()
 
     def steps(self) -> Iterator[float]:
-        """Upload the objects as `ObjectUpload.steps` does, and then the manifest.
+        """Upload the objects and then the manifest. Yield the seconds to wait.
 
-        If nothing is confirmed for a long time, the manifest is written anyway, so that a
-        destination which never confirms has something. Such a version does not count as
-        `is_confirmed`.
+        If no object is confirmed for a long time, the manifest is written anyway, so that there is
+        a copy even at a destination that never confirms. `is_confirmed` is False for such a
+        checkpoint.
 
         Raises:
             OSError, StorageError, CheckpointError: as in `ObjectUpload.steps`.
@@ -403,7 +404,7 @@ class Upload:
             raise
 
     def _send_manifest(self) -> UploadedFile:
-        """Write the manifest, also again after a loss. One that may be in use is only checked."""
+        """Write the manifest, even again after a loss. If it may be in use, only check it."""
         self.link.place.require_identity()
         path = self.link.store.manifest_path(self.name)
         sent = self.link.sent.get(self.name) or self.objects.sent(path, [self._manifest_bytes])
@@ -431,7 +432,7 @@ def _joined(buffers: Sequence[Buffer]) -> bytes:
 def fetch_version(
     remote: Store, name: str, local: Store, on_progress: Progress, *, run_files: bool = True
 ) -> None:
-    """Write a version of `remote` into `local` under the same name, the manifest last.
+    """Write a checkpoint of `remote` into `local` under the same name, the manifest last.
 
     Everything is verified and on the disk when this returns. Objects that are intact in `local` are
     not fetched again. The caller must be the only writer of `local`.
@@ -440,7 +441,7 @@ def fetch_version(
         run_files: False skips a damaged object that contains only copies of run files.
 
     Raises:
-        CheckpointError: if the version is damaged in `remote`, or cannot be read.
+        CheckpointError: if the checkpoint is damaged in `remote`, or cannot be read.
         StorageError: if the local disk fails.
     """
     manifest = remote.read(name)
@@ -463,7 +464,7 @@ def fetch_objects(
     *,
     run_files: bool = True,
 ) -> None:
-    """Fetch the objects of a version that are not intact in `local`.
+    """Fetch the objects of a checkpoint that are not intact in `local`.
 
     Raises:
         CheckpointError: if one of them is damaged in `remote`, too.

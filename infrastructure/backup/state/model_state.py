@@ -1,6 +1,6 @@
 """Conversion of any torch model and optimizer to tensors and JSON values, and back.
 
-A state that does not fit is not loaded partially.
+A state is loaded completely or, if it does not fit, not at all.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Capture and restore of the state of all random generators that a run uses."""
+"""Saving and restoring the state of all random generators that a run uses."""
 
 import random
 

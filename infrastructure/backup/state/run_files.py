@@ -1,7 +1,7 @@
-"""The small files of a run, stored as byte tensors in its versions.
+"""The small files of a run, stored as byte tensors in its checkpoints.
 
-With them, a version is all that another machine needs to resume the run. A file is cut into pieces,
-so that the unchanged beginning of a growing file is stored only once.
+So another machine can resume the run from a checkpoint alone. A file is cut into pieces, so that
+the unchanged beginning of a growing file is stored only once.
 """
 
 import re
@@ -50,13 +50,13 @@ def read_run_files(directory: Path) -> dict[str, TensorBytes]:
 
 
 def restore_run_files(store: Store, manifest: Manifest, directory: Path) -> list[str]:
-    """Write the files that a version holds into `directory`, each atomically.
+    """Write the files that a checkpoint holds into `directory`, each atomically.
 
     Returns:
         A message for each file whose copy is damaged. It is not written.
 
     Raises:
-        CheckpointError: if the version holds a file that does not belong to a run.
+        CheckpointError: if the checkpoint holds a file that does not belong to a run.
         OSError: if the disk fails.
     """
     lost = []
@@ -73,10 +73,10 @@ def restore_run_files(store: Store, manifest: Manifest, directory: Path) -> list
 
 
 def pieces_of(manifest: Manifest) -> dict[str, list[str]]:
-    """Return the run files that a version holds: path → full names of the tensors of its pieces.
+    """Return the run files that a checkpoint holds: path → full names of the tensors of its pieces.
 
     Raises:
-        CheckpointError: if the version holds a file that does not belong to a run.
+        CheckpointError: if the checkpoint holds a file that does not belong to a run.
     """
     pieces: dict[str, list[str]] = {}
     for name in manifest.tensors:
@@ -99,7 +99,7 @@ def joined_pieces(path: str, pieces: Mapping[str, bytes]) -> bytes:
 
 
 def _files(directory: Path) -> Iterator[tuple[Path, bytes]]:
-    """Yield the paths and contents of the files of a run that belong in a version."""
+    """Yield the paths and contents of the files of a run that belong in a checkpoint."""
     for path in sorted(path for pattern in _FOLDERS for path in directory.glob(pattern)):
         if _name_pattern().fullmatch(_name(directory, path, 0)) and not path.is_symlink():
             data = _read(path)
@@ -110,7 +110,7 @@ def _files(directory: Path) -> Iterator[tuple[Path, bytes]]:
 def _read(path: Path) -> bytes | None:
     """Read a file; return None if it is missing, too large, or not a file.
 
-    A log that is missing because it is being rotated will be in the next version.
+    A log that is missing because it is being rotated will be in the next checkpoint.
     """
     try:
         small = path.is_file() and path.stat().st_size <= LARGEST_BYTES

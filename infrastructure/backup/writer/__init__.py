@@ -1,1 +1,1 @@
-"""A helper process that commits versions from a copy in shared memory."""
+"""A helper process that writes checkpoints from a copy of the state in shared memory."""

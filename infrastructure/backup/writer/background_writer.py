@@ -1,9 +1,10 @@
-"""A writer that commits versions in a helper process, so that the training waits only for a copy.
+"""A writer that writes checkpoints in a helper process while the training continues.
 
-One version is in flight at a time. The helper ends after its standard input ends, so the last
-version of a killed run is still written. Until then the helper holds the lock of the store, and a
-process that resumes the run waits for it. If the helper dies, nothing is lost: this process shares
-the memory with it and writes the version itself.
+The training waits only until the state is copied to shared memory. Only one checkpoint is written
+at a time. The helper ends after its standard input ends, so the last checkpoint of a killed run is
+still written. Until then the helper holds the lock of the store, and a process that resumes the run
+waits for it. If the helper dies, nothing is lost: this process shares the memory with it and writes
+the checkpoint itself.
 """
 
 import json
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class BackgroundWriter:
-    """The writer of the store in `root`, which also removes the versions not kept by `retention`.
+    """The writer of the store in `root`. It also removes checkpoints, as `retention` specifies.
 
     Args:
         root: the directory of the store.
@@ -51,7 +52,7 @@ class BackgroundWriter:
     def begin(self, state: State, values: Mapping[str, object], **facts: object) -> None:
         """Copy the state and start writing it. `facts` are the keyword arguments of `Store.commit`.
 
-        Call `collect(wait=True)` first, because only one version may be in flight.
+        Call `collect(wait=True)` first, because only one checkpoint may be in flight.
 
         Raises:
             ValueError: if a tensor has a type that cannot be stored.
@@ -64,10 +65,10 @@ class BackgroundWriter:
         self._hand_over(b"%d %d\n" % self._in_flight)
 
     def collect(self, wait: bool = False) -> str | None:
-        """Return the name of the version in flight if it is committed, or None otherwise.
+        """Return the name of the checkpoint being written, or None if it is not committed yet.
 
         Raises:
-            StorageError: if the disk fails or does not return what was written. Earlier versions
+            StorageError: if the disk fails or does not return what was written. Earlier checkpoints
                 are not affected.
         """
         if self._in_flight is None or not (wait or self._has_answer()):
@@ -84,7 +85,7 @@ class BackgroundWriter:
         return str(answer["name"])
 
     def close(self) -> None:
-        """End the helper after it has finished the version in flight."""
+        """End the helper after it has finished the checkpoint in flight."""
         try:
             self.collect(wait=True)
         except StorageError as error:
@@ -100,14 +101,17 @@ class BackgroundWriter:
         self._lock = None
 
     def _message(self, rest: Mapping[str, object]) -> bytes:
-        """Build the message for the helper, reusing the serialized layout while it is unchanged."""
+        """Build the message for the helper.
+
+        The layout is serialized again only if it has changed.
+        """
         if self._places is not self._copy.places:
             self._places = self._copy.places
             self._spelled = json.dumps(self._places).encode()
         return b"[%b,%b]" % (self._spelled, json.dumps(rest, allow_nan=False).encode())
 
     def _hand_over(self, message: bytes) -> None:
-        """Send the helper the location of the version, in a line too short to block the pipe."""
+        """Tell the helper, in one short line, where in memory the checkpoint is described."""
         for _ in range(2):  # the second time to a new helper
             if self._helper is None or self._helper.poll() is not None:
                 self._abandon()

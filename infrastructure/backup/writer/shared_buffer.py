@@ -25,7 +25,7 @@ class SharedBuffer:
     """A block of shared memory into which states are copied. It grows if necessary and is reused.
 
     If the tensors have the same names, types and shapes as last time, the layout is reused, and a
-    copy takes little longer than moving the bytes. Even a tensor that is on a GPU or not contiguous
+    copy takes hardly longer than moving the bytes. Even a tensor that is on a GPU or not contiguous
     is copied directly, without a temporary copy.
 
     Attributes:
@@ -52,7 +52,7 @@ class SharedBuffer:
 
     @property
     def size_bytes(self) -> int:
-        """The end of the last copy, in bytes. The memory after it is free."""
+        """The length of the last copy in bytes. The memory after it is free."""
         return self.places[-1][3] + self.places[-1][4] if self.places else 0
 
     def take(self, state: State) -> None:
@@ -106,7 +106,10 @@ class SharedBuffer:
         return self._targets[name]
 
     def _reserve(self, size_bytes: int) -> None:
-        """Grow the memory if necessary. Keep it, because fresh memory costs more than the copy."""
+        """Grow the memory if necessary.
+
+        It never shrinks, because allocating it takes longer than a copy.
+        """
         if self._memory is not None and len(self._memory) >= size_bytes:
             return
         descriptor, length = self.descriptor, ceil_div(size_bytes, GROWTH_BYTES) * GROWTH_BYTES

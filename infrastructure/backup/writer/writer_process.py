@@ -1,8 +1,9 @@
-"""The helper that commits versions: `python -m infrastructure.backup.writer.writer_process`.
+"""The helper that writes checkpoints: `python -m infrastructure.backup.writer.writer_process`.
 
-Each input line gives the location of a version's JSON description in memory that both processes
-share; the tensors are in the same memory. Each output line reports that a version was committed or
-refused. The process is niced, so that it mainly uses CPU time that the training leaves.
+Each input line gives the location of a checkpoint's JSON description in memory that both processes
+share; the tensors are in the same memory. Each output line reports that a checkpoint was committed
+or refused. The process has a low priority (nice), so that it mainly uses CPU time that the training
+does not need.
 """
 
 import contextlib
@@ -30,12 +31,12 @@ _STORES: dict[Path, Store] = {}
 def commit_message(
     root: Path, retention: Retention, memory: mmap.mmap, begin: int, length: int
 ) -> dict[str, str]:
-    """Commit the version described by the message at `begin` in `memory`, then prune.
+    """Write the checkpoint that a message in `memory` describes, then remove old checkpoints.
 
     The caller must hold the lock of the store. The helper process inherits this lock.
 
     Returns:
-        A dictionary with either the `name` of the version or an `error`.
+        A dictionary with either the `name` of the checkpoint or an `error`.
     """
     view = memoryview(memory)
     places, rest = json.loads(bytes(view[begin : begin + length]))
@@ -55,9 +56,10 @@ def commit_message(
 
 @contextlib.contextmanager
 def only_writer(root: Path) -> Iterator[None]:
-    """Hold the lock of a store, after waiting until no other process writes into it.
+    """Wait for the lock of a store, and hold it inside the block.
 
-    Such a process may be a helper that outlived its run.
+    Another holder of the lock may be a writer that is still running after its training process has
+    ended.
     """
     make_directory(root)
     lock = Lock(root / LOCK_FILE)
@@ -69,7 +71,7 @@ def only_writer(root: Path) -> Iterator[None]:
 
 
 def main(root: Path, retention: Retention, descriptor: int) -> None:
-    """Commit versions until the standard input ends."""
+    """Commit checkpoints until the standard input ends."""
     ignore_stop_signals()
     os.nice(NICENESS)
     for line in sys.stdin.buffer:

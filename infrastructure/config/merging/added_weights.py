@@ -1,4 +1,4 @@
-"""Settings that cannot be combined with weights that an extension adds to the model."""
+"""Settings that cannot be combined with extensions that add weights to the model."""
 
 from collections.abc import Collection, Iterator
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from infrastructure.core.messages import Setting, phrase
 def added_weights_refusals(
     names: Collection[str], model: ModelConfig, training: TrainingConfig
 ) -> Iterator[str]:
-    """Yield a message, with the remedy, for each setting that is incompatible with added weights.
+    """Yield an error, with the remedy, for each setting that is incompatible with added weights.
 
     Args:
         names: the enabled extensions that add weights.
@@ -33,10 +33,12 @@ def added_weights_refusals(
 def saved_weights_refusals(
     names: Collection[str], model: ModelConfig, training: TrainingConfig
 ) -> Iterator[str]:
-    """Yield such messages for added weights in a saved model whose extensions are not enabled.
+    """Yield an error, with the remedy, for each setting that is incompatible with a saved model.
+
+    The model has weights of extensions that are not enabled now.
 
     Args:
-        names: the kinds of these weights.
+        names: the kinds of added weights in the saved model.
     """
     if names:
         key = f"{', '.join(names)} in model {model.name}"
@@ -45,5 +47,5 @@ def saved_weights_refusals(
 
 
 def on_several_processes(names: Collection[str], num_processes: object) -> str:
-    """Return why extensions of these names, which add weights, train in one process only."""
+    """Return the error for extensions that add weights, in a run with several processes."""
     return phrase("config.added_weights_on_processes", count=num_processes, names=", ".join(names))

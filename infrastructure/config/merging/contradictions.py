@@ -1,9 +1,9 @@
-"""Settings that are valid by themselves but contradict each other, as tables.
+"""Tables of settings that are valid by themselves but contradict each other.
 
-A row is the code of a message, which says why and what to do, and the facts that contradict each
-other. A fact is a key, which holds if the setting is set and not off; or `key=a|b`, which holds for
-these values; or `not` and a fact. A few facts that follow from several settings have names of
-their own. The words of a row can use the last part of each key: `{quantization}`.
+A row consists of a message code and the facts that contradict each other. A fact is one of: a key,
+which is true if the setting is set and not off; `key=a|b`, which is true for these values; or `not`
+and a fact. A few facts that follow from several settings have names of their own. The message can
+use the last part of each key as a placeholder: `{quantization}`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -108,11 +108,11 @@ SHARDED: Table = (
 
 
 def contradictions_in(table: Table, config: Any, **about: object) -> Iterator[str]:
-    """Yield the message of each row of a table whose facts all hold.
+    """Yield the message of each row of a table whose facts are all true.
 
     Args:
-        config: has the sections that the table names.
-        about: further values for the words.
+        config: an object with the sections that the table names.
+        about: further values for the placeholders of the messages.
     """
     for code, *facts in table:
         if all(_holds(fact, config) for fact in facts):
@@ -121,23 +121,23 @@ def contradictions_in(table: Table, config: Any, **about: object) -> Iterator[st
 
 @cache
 def named_facts() -> Mapping[str, Callable[[Any], object]]:
-    """Return the facts that have names of their own, with those of features."""
+    """Return name → function, for facts with names of their own, including those of features."""
     return {**_OWN_FACTS} | {name: loaded(address) for name, address in merged("facts").items()}
 
 
 @cache
 def all_contradictions() -> Table:
-    """Return the rows of the core and of all features."""
+    """Return the whole table: the core's rows and those of all features."""
     return (*CONTRADICTIONS, *(row for table in all_of("contradictions") for row in table))
 
 
 def added_weights_contradictions(table: Table) -> Table:
-    """Return the rows of a table on added weights, with those of all features."""
+    """Return a table on added weights, extended by the rows of all features."""
     return (*table, *(row for rows in all_of("added_weights") for row in rows))
 
 
 def key_of(fact: str) -> str:
-    """Return the key, or the name, that a fact is about."""
+    """Return the key, or the fact's own name, without `not` and values."""
     return fact.removeprefix("not ").partition("=")[0]
 
 

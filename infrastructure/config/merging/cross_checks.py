@@ -26,7 +26,7 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 
 
 class HasSections(Protocol):
-    """The sections and switches of a configuration that these checks read."""
+    """The sections and properties of a configuration that these checks read."""
 
     model: ModelConfig
     data: DataConfig
@@ -48,7 +48,7 @@ def contradictions(config: HasSections) -> Iterator[str]:
 def several_processes(
     num_processes: int | str, device: str, cuda_visible_devices: str | None
 ) -> Iterator[str]:
-    """Yield messages on problems with several processes: too few GPUs."""
+    """Yield an error if the requested processes cannot each have a GPU."""
     if num_processes in (1, "auto") or device == "cpu":
         return
     if device.startswith("cuda:"):
@@ -79,10 +79,10 @@ def place_among_runs(place: str | None, output_dir: str) -> Iterator[str]:
 
 
 def lora_in_passing(model: ModelConfig, settings: Collection[str], place: str) -> Iterator[str]:
-    """Yield a message if a LoRA setting enables LoRA on new weights, which would stay random.
+    """Yield an error if a LoRA setting enables LoRA on new weights, which would then stay random.
 
     Args:
-        settings: the canonical keys that were given.
+        settings: the canonical keys that the user has set.
         place: the source of the LoRA setting.
     """
     is_new = model.name == "embedded" and model.lora_config is not None
@@ -91,7 +91,7 @@ def lora_in_passing(model: ModelConfig, settings: Collection[str], place: str) -
 
 
 def lora_beside_new_weights(model: ModelConfig, is_model_named: bool) -> Iterator[str]:
-    """Yield a message if LoRA would train on weights that are new because no model was named."""
+    """Yield an error if LoRA would be trained on random weights because no model was named."""
     if model.name == "embedded" and model.lora_config is not None and not is_model_named:
         yield phrase("config.lora_without_trained_model")
 

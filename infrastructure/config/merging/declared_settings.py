@@ -1,7 +1,6 @@
-"""Settings that user-defined parts declare: `settings = {"stages": 3}`, from name to default.
+"""User-defined settings, which a user's class declares with defaults: `settings = {"stages": 3}`.
 
-A class declares them as an attribute. A given setting must be declared and have the type of the
-default.
+A value that is given for such a setting must have the type of the default.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,13 +23,14 @@ KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 def declare_settings(training: TrainingConfig, parts: Iterable[object]) -> None:
-    """Fill in the defaults of all parts, and check the values that are given for their settings.
+    """Set the defaults that user-defined parts declare, and check the values given for their
+    settings.
 
-    If every part declares its settings, a name that no part declares is refused. If a part declares
-    nothing, only a name that is nearly a declared one is refused.
+    If every part declares its settings, an undeclared name is refused. If a part declares nothing,
+    an undeclared name is refused only if it looks like a misspelling of a declared one.
 
     Args:
-        parts: the classes, or the functions that stand in for a class; Temper's own are ignored.
+        parts: classes, or functions that create an object; Temper's own are ignored.
 
     Raises:
         ConfigurationError: if a given setting is wrong; it names the setting and the part that

@@ -1,7 +1,7 @@
-"""Settings that have no effect in a configuration, according to the `UsedWhen` marks of fields.
+"""Detection of settings that have no effect in a configuration, by the `UsedWhen` marks of fields.
 
-Such a setting is refused if its value is not the default. If the user gave the default, this is
-only noted, because files are shared between runs and the default does not mislead.
+A setting without effect is refused if its value is not the default. A default that was given
+explicitly is only noted, because files are shared between runs.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -17,7 +17,7 @@ SourceOf = Callable[[str], Source]
 
 
 def conditions_of(spec: FieldSpec) -> list[UsedWhen]:
-    """Return the conditions for a field to have an effect: those of its section, then its own."""
+    """Return the conditions under which a field has an effect: its section's and its own."""
     own = [item for item in spec.info.metadata if isinstance(item, UsedWhen)]
     return [*spec.section.used_when, *own]
 
@@ -25,7 +25,7 @@ def conditions_of(spec: FieldSpec) -> list[UsedWhen]:
 def refused_without_effect(
     config: ConfigSection, source_of: SourceOf, keys: Collection[str] | None = None
 ) -> Iterator[str]:
-    """Yield a message, with the remedy, for each setting that was given without effect.
+    """Yield an error, with the remedy, for each given setting that has no effect.
 
     Args:
         keys: the keys of the settings to check; by default, all.
@@ -36,9 +36,9 @@ def refused_without_effect(
 
 
 def noted_without_effect(config: ConfigSection, source_of: SourceOf) -> Iterator[str]:
-    """Yield a message for each default that was given explicitly and has no effect.
+    """Yield a note for each setting without effect that was explicitly given its default.
 
-    A default that switches something off is not reported.
+    Defaults that switch something off are left out.
     """
     for spec, condition, value in _without_effect(config):
         is_given = source_of(spec.key).layer is not Layer.DEFAULT

@@ -8,10 +8,11 @@ from infrastructure.core.named_object import source_file
 
 
 def own_imports(module: str, ours: tuple[str, ...]) -> dict[str, Path]:
-    """Return the files that a module imports from its own folder or package, also indirectly.
+    """Return the files that a module imports from its own folder or package, directly or
+    indirectly.
 
-    The result maps the path relative to that folder to the file. The module's own file is left out.
-    Imports inside functions are included, but imports that are computed at run time cannot be
+    The result maps each path, relative to that folder, to the file. The module's own file is left
+    out. Imports inside functions are included. Imports whose names are computed at run time are not
     found.
 
     Args:
@@ -45,7 +46,7 @@ def _file_below(root: Path, module: str) -> Path | None:
 
 
 def _imported(module: str, file: Path) -> Iterator[str]:
-    """Yield the names of the imported modules and of their parent packages.
+    """Yield the names of the modules that a file imports, and of their parent packages.
 
     In `from x import y`, `x.y` may be a module, so it is included.
     """

@@ -36,10 +36,10 @@ OUR_PACKAGES = ("infrastructure", "temper")
 
 
 class PartCode(TypedDict):
-    """The code of a user-defined part.
+    """A record that identifies the code of a user-defined part.
 
     Attributes:
-        file: the name of the source file of the part's module.
+        file: the name of the part's source file.
         sha256: the hash of that file.
         imports: the hashes of the user's files that this file imports; missing in older
             checkpoints.
@@ -55,7 +55,7 @@ CodeOfParts = dict[str, dict[str, PartCode]]  # group → name → its code
 
 
 def plugins_in(config: ConfigSection) -> Iterator[tuple[str, Registry[object], str]]:
-    """Yield (setting, registry, name or address) for each name that a configuration chooses."""
+    """Yield (setting, registry, name or address) for each plug-in that a configuration names."""
     for spec in schema_of(type(config)).fields.values():
         named: RegisteredName | None = metadata_of(spec.info, RegisteredName)
         for name in names_in(value_at(config, spec.key)) if named else ():
@@ -71,8 +71,8 @@ def unknown_plugins(
 ) -> Iterator[str]:
     """Yield a message for each missing plug-in.
 
-    A plug-in is missing if its name is in no registry, its address has a module that does not
-    exist, or its package was installed when the run began and is not now.
+    A plug-in is missing if its name is not registered, if the module in its address does not exist,
+    or if its package was installed when the run began but is not installed now.
 
     Args:
         recorded: the origins that were recorded when the resumed run began.
@@ -106,7 +106,7 @@ def unknown_plugins(
 
 
 def origins_of(config: ConfigSection, recorded: Origins) -> dict[str, dict[str, Origin]]:
-    """Return the origins of the plug-ins of a configuration, without those that are built in."""
+    """Return the origins of the plug-ins that a configuration uses; built-in parts are left out."""
     by_group: dict[str, dict[str, Origin]] = {}
     for _, registry, name in plugins_in(config):
         was, origin = recorded.get(registry.group, {}).get(name), registry.origin(name)
@@ -118,7 +118,7 @@ def origins_of(config: ConfigSection, recorded: Origins) -> dict[str, dict[str, 
 
 
 def code_of(config: ConfigSection) -> CodeOfParts:
-    """Return the source of the user-defined parts that decide the result.
+    """Return hashes of the source files of user-defined parts that affect the result.
 
     Nothing is imported. Parts in an installed package are left out, because the version of the
     package identifies their code.
@@ -137,7 +137,7 @@ def code_of(config: ConfigSection) -> CodeOfParts:
 
 
 def code_at(address: str) -> PartCode | None:
-    """Return the source at an address, or None if it is Temper's or has no source file."""
+    """Return hashes of the source file at an address; None for Temper's code or without a file."""
     module = address.partition(":")[0]
     file = None if module.partition(".")[0] in OUR_PACKAGES else source_file(module)
     if file is None:
@@ -166,9 +166,9 @@ def require_shareable(config: ConfigSection) -> None:
 
 
 def find_where_they_were(recorded: Origins) -> list[str]:
-    """Let Python find missing parts in the folders that contained them when the run began.
+    """Let Python import missing plug-ins from the folders that contained them when the run began.
 
-    Only files that exist unchanged are used. Return a sentence for each of these files.
+    Only unchanged files are used. Return a sentence for each of these files.
     """
     sentences = []
     for origin in _origins_of_files(recorded):
@@ -190,7 +190,7 @@ def _origins_of_files(recorded: Origins) -> Iterator[Origin]:
 
 
 def _lost_file(origin: Origin) -> str | None:
-    """Return why the file of a part from the start of the run cannot be used, or None if it can."""
+    """Return why a plug-in's file from the start of the run cannot be used; None if it can."""
     file = Path(str(origin.file))
     try:
         if file_sha256(file) == origin.sha256:
@@ -201,7 +201,7 @@ def _lost_file(origin: Origin) -> str | None:
 
 
 def as_json(origins: Origins) -> dict[str, object]:
-    """Return origins in the form in which `run.json` stores them."""
+    """Return the origins of plug-ins as JSON values for `run.json`."""
     return {
         group: {name: _origin_as_json(origin) for name, origin in named.items()}
         for group, named in origins.items()
@@ -221,7 +221,7 @@ def _origin_as_json(origin: Origin) -> dict[str, object]:
 
 
 def from_json(saved: Mapping[str, Any]) -> dict[str, dict[str, Origin]]:
-    """Return the origins that `as_json` wrote."""
+    """Restore the origins of plug-ins from the result of `as_json`."""
     return {
         group: {name: Origin(**origin) for name, origin in named.items()}
         for group, named in saved.items()

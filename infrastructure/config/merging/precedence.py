@@ -1,9 +1,10 @@
 """Layers of settings, and their merge into one configuration in a single pass.
 
 `flatten` makes a layer: a list of settings under canonical keys, each with its source. `merge`
-checks each value once and chooses one for each key: that of the highest layer, whatever its
-spelling. Inside one layer, two values for one key must agree. `nested` builds the sections from the
-chosen values. This module does not depend on files, the environment or the command line.
+checks each value once, and chooses the value of the highest layer for each key. Inside one layer,
+two values for one key must be equal, even if the key is spelled in two ways. `nested` builds the
+sections from the chosen values. This module does not depend on files, the environment or the
+command line.
 """
 
 import shlex
@@ -60,14 +61,17 @@ _PLACED = (Layer.FILE, Layer.PRESET, Layer.CELL, Layer.FORM)
 
 @dataclass(frozen=True)
 class Source:
-    """The origin of a value, in words that a user can act on."""
+    """The source of a value, such as a flag or a file, in words for the user."""
 
     layer: Layer
     place: str
 
 
 def where(source: Source) -> str:
-    """Return the source of a value as a suffix, or "" if the spelling of its setting shows it."""
+    """Return the source of a value as a suffix for messages.
+
+    Return "" if the spelling of the setting already shows the source.
+    """
     return f" ({source.place})" if source.layer in _PLACED else ""
 
 
@@ -78,7 +82,7 @@ def place_of(source: Source, key: str) -> str:
 
 @contextmanager
 def spelled_as_given(source_of: Callable[[str], Source]) -> Iterator[None]:
-    """Spell each setting in the way its value was given. Other settings are spelled as before."""
+    """Spell settings in messages inside the block as the user gave them; others as before."""
     door = speller()
 
     def spell(key: str, value: str) -> str:
@@ -91,10 +95,10 @@ def spelled_as_given(source_of: Callable[[str], Source]) -> Iterator[None]:
 
 
 def spelled_as(source: Source, key: str, value: str = "", door: Speller | None = None) -> str:
-    """Spell a setting in the way its value was given.
+    """Return a setting's spelling in the way in which its value was given.
 
     Args:
-        door: the function that spells a setting that was not given.
+        door: the function to spell a setting that was not given.
     """
     match source.layer, source.place:
         case Layer.FLAG, place if place.startswith("--"):
@@ -111,7 +115,7 @@ def spelled_as(source: Source, key: str, value: str = "", door: Speller | None =
 
 @dataclass(frozen=True)
 class Setting:
-    """A value for a canonical key, with its source."""
+    """The value that one layer gives for a canonical key, with its source."""
 
     key: str
     value: Any
@@ -132,7 +136,10 @@ def parse_truth(text: str) -> bool:
 def flatten(
     values: Mapping[Any, Any], schema: Schema, source: Callable[[str], Source], prefix: str = ""
 ) -> Iterator[Setting]:
-    """Yield the settings in nested sections. `source` returns the source of a path as written.
+    """Yield the settings in nested sections, each with its source.
+
+    Args:
+        source: returns the source of a value, given its path as the user wrote it.
 
     Raises:
         ConfigurationError: if the value of a section is not a mapping.
@@ -152,7 +159,7 @@ def flatten(
 def _open(
     section: str, value: object, schema: Schema, source: Source
 ) -> tuple[Mapping[object, object], Setting | None]:
-    """Return the contents of a section's value and, for an optional section, its switch."""
+    """Return the contents of a section's value and, for an optional section, its on/off setting."""
     if isinstance(value, ConfigSection):
         value = {name: getattr(value, name) for name in value.model_fields_set}
     elif is_dataclass(value) and not isinstance(value, type):
@@ -173,7 +180,7 @@ def _open(
 
 
 def _meant(section: str) -> str:
-    """Return a hint if the section has the name of a setting in other tools, else an empty text."""
+    """Return a hint if other tools have a setting with the name of this section, else ""."""
     name = plain_name(section.rstrip("_"))
     return f"; {known_elsewhere(name)}" if name in SAME else ""
 
@@ -200,14 +207,14 @@ def _truth_of(section: str, value: bool | str | None, source: Source) -> bool:
 def merge(
     layers: list[list[Setting]], schema: Schema, not_by_preset: Collection[str] = ()
 ) -> dict[str, Setting]:
-    """Return the checked settings that apply, by canonical key. `layers` is lowest first.
+    """Return canonical key → the checked setting that applies; `layers` begins with the lowest.
 
     Args:
         not_by_preset: keys that no preset may set.
 
     Raises:
-        ConfigurationError: if keys are unknown, values are wrong or disagree inside a layer (all
-            are reported together), or a preset is unknown.
+        ConfigurationError: if keys or a preset are unknown, or values are wrong or contradictory
+            inside a layer. All errors are reported together.
     """
     problems: list[ConfigurationError] = []
     merged: dict[str, Setting] = {}
@@ -244,7 +251,7 @@ def overridden_by_preset(layers: list[list[Setting]], merged: Mapping[str, Setti
 
 
 def _with_preset(layers: list[list[Setting]]) -> list[list[Setting]]:
-    """Return the layers, lowest first, with the settings of the highest preset that is named."""
+    """Return the layers with the settings of the preset that the highest layer names."""
     levels = [level for level, one in enumerate(layers) if any(s.key == PRESET for s in one)]
     if not levels:
         return layers
@@ -256,7 +263,7 @@ def _with_preset(layers: list[list[Setting]]) -> list[list[Setting]]:
 
 
 def _settings_of(named: list[Setting]) -> list[Setting]:
-    """Return the settings of the preset that a layer names."""
+    """Return the settings of the preset that `named`, the settings of one layer, choose."""
     first, *others = named
     for other in others:
         if other.value != first.value:
@@ -318,7 +325,7 @@ def _checked(setting: Setting, schema: Schema) -> Setting:
 
 
 def _switch_partners_off(settings: dict[str, Setting], problems: list[ConfigurationError]) -> None:
-    """Switch off the other unit of an interval, because epochs and steps exclude each other."""
+    """Clear an interval in epochs if the one in steps is set, and the other way round."""
     for key in [key for key in EXCLUDING if key in settings]:
         if settings[key].value is None:
             continue
@@ -351,12 +358,12 @@ def _inside(key: str, switch: str) -> bool:
 
 
 def _switched_off(settings: dict[str, Setting]) -> tuple[str, ...]:
-    """Return the key prefixes of everything inside a section that is off."""
+    """Return the key prefixes of optional sections that are switched off."""
     return tuple(f"{s.key}." for s in settings.values() if s.value is False)
 
 
 def nested(merged: Mapping[str, Setting], schema: Schema) -> dict[str, Any]:
-    """Return the merged settings as keywords of the root section, and build inner sections."""
+    """Convert merged settings to keyword arguments of the root section, with sections built."""
     keywords: dict[str, object] = {}
     inside: dict[str, dict[str, object]] = {path: {} for path in schema.sections}
     for setting in merged.values():

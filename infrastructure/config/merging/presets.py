@@ -3,9 +3,9 @@
 A preset only proposes values. A setting that does not apply to the model or the method, or that
 contradicts a given one, keeps its default.
 
-`preset` can be given like any setting: in a file, a notebook's cell, the environment
-(`TEMPER_PRESET`), on the command line, as a keyword, or in a form. Only one preset applies, that of
-the highest layer that names one. Its settings are just below that layer, so the same layer can
+`preset` can be set like any setting: in a file, a notebook's cell, the environment
+(`TEMPER_PRESET`), on the command line, as a keyword, or in a form. Only one preset applies: that of
+the highest layer that names one. Its settings rank just below that layer, so the same layer can
 override single settings of the preset.
 """
 
@@ -24,10 +24,10 @@ OWN_LOOP_ONLY: Mapping[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class Preset:
-    """A preset, with its settings by canonical key.
+    """A preset: settings by canonical key.
 
     Attributes:
-        purpose: the purpose of the preset, in a few words.
+        purpose: what the preset is for, in a few words.
     """
 
     purpose: str

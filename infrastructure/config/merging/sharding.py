@@ -19,7 +19,8 @@ def sharding_refusals(
     has_others: bool,
     testing_interval: float | None = None,
 ) -> Iterator[str]:
-    """Yield a message for each setting that a sharded model does not support, if one is requested.
+    """If sharding is requested, yield an error for each setting that a sharded model does not
+    support.
 
     Args:
         has_others: whether several processes train.
@@ -38,5 +39,5 @@ def sharding_refusals(
 
 
 def why_not_spread(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
-    """Yield each reason why this run keeps the whole model in each process, with a remedy."""
+    """Yield each reason, with a remedy, why this run cannot shard the model over its processes."""
     return contradictions_in(SHARDED, SimpleNamespace(model=model, training=training))

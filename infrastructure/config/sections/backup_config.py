@@ -10,7 +10,7 @@ from infrastructure.config.types import LARGEST, NotNegative, PathText, Positive
 
 
 class BackupConfig(ConfigSection):
-    """The settings of a run's backup, which survives the loss of the machine that trains."""
+    """The settings of a run's backup, which protects against the loss of the training machine."""
 
     prefix: ClassVar[str] = "backup"
     used_when: ClassVar[tuple[UsedWhen, ...]] = (
@@ -23,8 +23,8 @@ class BackupConfig(ConfigSection):
 
     place: PathText | None = Field(
         default=None,
-        description="Backup destination: folder, Drive, fsspec URL, hf://…, module:Class://…;"
-        " none: no backups.",
+        description="Place for backups: folder, Drive, fsspec URL, hf://…, module:Class://…; none:"
+        " no backups.",
     )
     keep: Annotated[int, Ge(2), Le(LARGEST)] = Field(
         default=2,

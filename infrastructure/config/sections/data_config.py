@@ -35,7 +35,7 @@ _STREAMING = UsedWhen(
 
 
 class DataConfig(ConfigSection):
-    """The settings of `DataPipeline`."""
+    """The settings of the data, as used by `DataPipeline`."""
 
     prefix: ClassVar[str] = "data"
 
@@ -80,8 +80,8 @@ class DataConfig(ConfigSection):
     )
     over_length: Literal["keep_start", "truncate", "quarantine"] = Field(
         default="keep_start",
-        description="If too long: keep_start cuts the end, truncate the prompt's start;"
-        " quarantine skips it.",
+        description="If too long: cut the end (keep_start) or the prompt's start (truncate);"
+        " quarantine: skip.",
     )
     packing: bool = Field(
         default=True,
@@ -95,7 +95,7 @@ class DataConfig(ConfigSection):
     )
     validation_split: Annotated[ShareBelowOne, _WITHOUT_EVAL_PATH] = Field(
         default=0.1,
-        description="Share of rows to hold out, by row hash, so approximate; not used with"
+        description="Approximate share of rows to hold out (chosen by hash); unused with"
         " {=data.eval_path}.",
     )
     num_workers: Annotated[Annotated[int, Ge(0), Le(1024)] | Auto, SAME_RESULT] = Field(
@@ -120,16 +120,16 @@ class DataConfig(ConfigSection):
     )
     balance_by: str | None = Field(
         default=None,
-        description="Column whose values are sampled equally often; task: {=data.task_column}"
-        " if it is set.",
+        description="Column whose values are sampled equally often; task: the column of"
+        " {=data.task_column}.",
     )
     augmentation: Annotated[str | None, RegisteredName(AUGMENTATIONS, is_late=True)] = Field(
         default=None, description="Augmentation of the training rows."
     )
     max_bad_rows_percent: Annotated[Percent, SAME_RESULT] = Field(
         default=5.0,
-        description="Most unusable rows, in percent; unless set, at most 1 % may lose part of"
-        " their answer.",
+        description="Most unusable rows, in percent; by default, also at most 1 % with a cut"
+        " answer.",
     )
     accept_small_data: Annotated[bool, SAME_RESULT] = Field(
         default=False,
@@ -144,11 +144,13 @@ class DataConfig(ConfigSection):
 
     @property
     def max_unlearnable_percent(self) -> float:
-        """The highest percentage of rows whose answers would lose text. Above it, no run starts."""
+        """The maximum percentage of rows whose answers may lose text; with more, a run does not
+        start.
+        """
         is_set = "max_bad_rows_percent" in self.model_fields_set
         return self.max_bad_rows_percent if is_set else MAX_UNLEARNABLE_PERCENT
 
     @property
     def holds_out(self) -> bool:
-        """True if some rows are used for evaluation and not trained on."""
+        """True if some rows are held out for evaluation."""
         return self.eval_path is not None or self.validation_split > 0

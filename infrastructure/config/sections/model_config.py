@@ -27,14 +27,14 @@ _NOT_EMBEDDED = UsedWhen(
 
 
 def _modules(value: object) -> object:
-    """Split a text other than "all-linear" into a list of module names."""
+    """Split a comma-separated text into module names, unless it is "all-linear"."""
     if not isinstance(value, str) or value == "all-linear":
         return value
     return split_items(value)
 
 
 class LoraConfig(ConfigSection):
-    """The settings of low-rank adaptation (PEFT): small matrices train, and the model is frozen."""
+    """The settings of LoRA (PEFT), which trains small matrices and freezes the model."""
 
     prefix: ClassVar[str] = "model.lora_config"
 
@@ -60,7 +60,7 @@ class LoraConfig(ConfigSection):
 
 
 def variants_of(lora: LoraConfig) -> dict[str, bool]:
-    """Return, by field, which LoRA variants that only PEFT supports are on."""
+    """Return field name → whether it is on, for LoRA variants that only PEFT supports."""
     return {
         "use_dora": lora.use_dora,
         "use_rslora": lora.use_rslora,
@@ -117,7 +117,7 @@ class EmbeddedModelConfig(ConfigSection):
 
 
 class ModelConfig(ConfigSection):
-    """The settings of `ModelManager`."""
+    """The settings of the model and of how it is loaded, as used by `ModelManager`."""
 
     prefix: ClassVar[str] = "model"
 
@@ -136,8 +136,8 @@ class ModelConfig(ConfigSection):
         RegisteredName(ADAPTERS, ("auto",), is_late=True),
     ] = Field(
         default="auto",
-        description="Class that feeds rows to the model; auto: multimodal if rows have"
-        " images, else standard.",
+        description="Class that feeds rows to the model; standard: text; multimodal: images; auto:"
+        " by the data.",
     )
     train_vision: bool = Field(
         default=False,

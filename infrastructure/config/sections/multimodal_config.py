@@ -16,7 +16,10 @@ _IS_ENABLED = UsedWhen(
 
 
 class MultimodalConfig(ConfigSection):
-    """The parts and the two stages of LLaVA (Liu et al. 2023, arXiv 2304.08485)."""
+    """The settings of the vision encoder, the projector and the two training stages, as in LLaVA.
+
+    Source: Liu et al. 2023, arXiv 2304.08485.
+    """
 
     prefix: ClassVar[str] = "training.multimodal"
     help_note: ClassVar[str] = (

@@ -9,7 +9,7 @@ from infrastructure.config.types import SAME_RESULT
 
 
 class RecoveryConfig(ConfigSection):
-    """The policy for each kind of error. Every recovery is written to `logs/errors/`."""
+    """The settings of how a run reacts to each kind of error, which is logged in `logs/errors/`."""
 
     prefix: ClassVar[str] = "training.recovery"
 

@@ -1,4 +1,4 @@
-"""The settings of cache, memory, monitoring and machine limits. The machine is not queried."""
+"""The settings of cache, memory, monitoring and machine limits. Nothing is measured here."""
 
 import re
 from typing import Annotated, ClassVar
@@ -37,7 +37,7 @@ OPTIMIZES_MEMORY = UsedWhen(
 
 
 def _host_and_port(value: object) -> object:
-    """Return `HOST:PORT`. A port alone gets the loopback address as its host."""
+    """Return `HOST:PORT`; for a port alone, the host is the loopback address."""
     if value is None:
         return None
     match = _HOST_AND_PORT.fullmatch(str(value).strip())
@@ -166,7 +166,7 @@ class MonitorConfig(ConfigSection):
 
 
 class GpuResources(ConfigSection):
-    """The limits on the use of a GPU, and the requirements that it must meet."""
+    """The limits on using a GPU, and the capabilities that a GPU must have."""
 
     prefix: ClassVar[str] = "resources.gpu"
 

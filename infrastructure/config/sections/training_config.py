@@ -1,4 +1,4 @@
-"""The settings of training. Intervals count epochs, frequencies count optimizer steps."""
+"""The settings of training. Settings named "interval" count epochs, "frequency" optimizer steps."""
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -86,7 +86,7 @@ _OWN_METRIC = UsedWhen(
 
 
 def _method_is(names: tuple[str, ...], otherwise: str) -> UsedWhen:
-    """Return the condition for a setting that has an effect only with some methods."""
+    """Return a mark for settings that have an effect only with these training methods."""
     return UsedWhen(lambda config: config.training.method in names, otherwise)
 
 
@@ -107,13 +107,20 @@ if TYPE_CHECKING:  # the core reads no field of a feature
 else:
 
     class FieldsOfFeatures(with_fields_of_features("training"), TrainingFields):
-        """The fields of all features, with the answers of a run without them."""
+        """The fields that features add, and what the core needs to know about them."""
 
 
 class TrainingConfig(FieldsOfFeatures):
     """The settings of the loop and of the training strategies."""
 
     prefix: ClassVar[str] = "training"
+    help_note: ClassVar[str] = (
+        "{=training.strategy} says how the layers are trained. standard: all of them alike."
+        " finetune: the same, but {=training.layerwise_lr_decay} can give each layer its own learning"
+        " rate. curriculum: easy rows first."
+        " progressive and end_to_end: block-wise, which has its own section below. auto: what the"
+        " other settings need, or else finetune with LoRA and standard without it."
+    )
 
     method: Literal["sft", "dpo", "kto", "orpo", "grpo", "rloo", "reward", "distillation"] = Field(
         default="sft",
@@ -165,7 +172,8 @@ class TrainingConfig(FieldsOfFeatures):
     )
     strategy: Annotated[str, RegisteredName(STRATEGIES, ("auto",))] = Field(
         default="auto",
-        description="Strategy; progressive, end_to_end: block-wise; auto: as needed.",
+        description="How layers train; standard: all alike; finetune: can differ by layer; auto: as"
+        " needed.",
     )
     num_epochs: Count | Auto = Field(
         default="auto",
@@ -209,7 +217,8 @@ class TrainingConfig(FieldsOfFeatures):
     )
     mixed_precision: bool | Literal["bf16", "fp16", "fp32", "fp8"] = Field(
         default=True,
-        description="Precision of the forward pass; true: the fastest safe one here; false: fp32.",
+        description="Precision of the forward pass; true: the fastest safe one on this machine;"
+        " false: fp32.",
     )
     gradient_checkpointing: bool = Field(
         default=False,
@@ -219,7 +228,7 @@ class TrainingConfig(FieldsOfFeatures):
         Literal["all", "selective", "offload"], SAME_RESULT, _CHECKPOINTED, _TRANSFORMERS
     ] = Field(
         default="all",
-        description="Blocks to recompute; selective: every second; offload: all, inputs in"
+        description="Blocks to recompute; selective: every second; offload: all, inputs kept in"
         " main memory.",
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "auto"] | None = Field(
@@ -228,8 +237,8 @@ class TrainingConfig(FieldsOfFeatures):
     )
     shard: Annotated[Literal["auto", "no", "yes", "offload"], SAME_RESULT] = Field(
         default="auto",
-        description="Shard the model over processes; auto: if one cannot hold it; offload:"
-        " use main memory.",
+        description="Shard the model over processes; auto: if it needs that; offload: shards in"
+        " main memory.",
     )
     memory_efficient_attention: bool | None = Field(
         default=None,
@@ -256,8 +265,8 @@ class TrainingConfig(FieldsOfFeatures):
     ] = Field(default=2, description="Number of checkpoints to keep; older ones are removed.")
     checkpoint_seconds: Annotated[Duration | Auto | None, SAME_RESULT] = Field(
         default="auto",
-        description="Also save a checkpoint after this time; auto: from how long a save"
-        " takes; none: off.",
+        description="Also save a checkpoint this often; auto: based on how long a save takes; none:"
+        " off.",
     )
     keep_best: Annotated[CountOrZero, SAME_RESULT, _HOLDS_OUT] = Field(
         default=1,
@@ -286,7 +295,7 @@ class TrainingConfig(FieldsOfFeatures):
     )
     validation_prompts: CountOrZero = Field(
         default=320,
-        description="Held-out prompts to answer, at most, before and after training; 0: none.",
+        description="Most held-out prompts to answer, before training and again after it; 0: none.",
     )
     log_frequency: Annotated[Count, SAME_RESULT] = Field(
         default=1,
@@ -339,8 +348,8 @@ class TrainingConfig(FieldsOfFeatures):
         SAME_RESULT,
     ] = Field(
         default=["console", "jsonl", "csv", "tensorboard"],
-        description="Where metrics are written; metrics.jsonl always is; trackio and wandb"
-        " need a package.",
+        description="Where metrics are written, always to metrics.jsonl; trackio and wandb need a"
+        " package.",
     )
     loss: Annotated[str, RegisteredName(LOSSES)] = Field(
         default="cross_entropy",
@@ -366,15 +375,16 @@ class TrainingConfig(FieldsOfFeatures):
     _defaults: dict[str, Any] = PrivateAttr(default={})
 
     def declare(self, defaults: dict[str, Any]) -> None:
-        """Set the defaults of user-defined settings; given values take precedence.
+        """Set the defaults of user-defined settings. Values that the user gave take precedence.
 
-        The defaults belong to the code and are neither recorded nor compared as settings.
+        The defaults belong to the user's code, so they are neither recorded nor compared as
+        settings.
         """
         self._defaults = defaults
 
     @property
     def best_metric_key(self) -> str:
-        """The name of `best_metric` among the metrics of an evaluation."""
+        """The key of `best_metric` in the metrics of an evaluation."""
         return f"eval_{self.best_metric.rpartition(':')[2]}"
 
     @property
@@ -386,10 +396,9 @@ class TrainingConfig(FieldsOfFeatures):
 
     @property
     def ends_with_best(self) -> bool:
-        """True if the trained model is that of the best checkpoint.
+        """True if a run returns the model of its best checkpoint, not of its last step.
 
-        This is so if early stopping is on, or if a metric is named that decides which checkpoint is
-        best.
+        This is so if early stopping is on, or if `best_metric` is not the loss.
         """
         return self.early_stopping_patience is not None or self.best_metric != LOSS
 
@@ -400,26 +409,26 @@ class TrainingConfig(FieldsOfFeatures):
 
     @property
     def best_needs_answers(self) -> bool:
-        """True if each evaluation generates answers for `best_metric`."""
+        """True if `best_metric` needs generated answers at each evaluation."""
         return MEASURES.get(self.best_metric) is Of.ROWS
 
     @property
     def token_metrics(self) -> list[str]:
-        """The metrics that are computed on held-out tokens."""
+        """The names of the metrics that are computed on held-out tokens."""
         is_further = self.best_metric == TOKEN_ACCURACY and TOKEN_ACCURACY not in self.metrics
         return [*self.metrics, *([TOKEN_ACCURACY] if is_further else [])]
 
     @property
     def own_settings(self) -> dict[str, Any]:
-        """The user-defined settings, with their declared defaults."""
+        """The values of user-defined settings, including their declared defaults."""
         return {**self._defaults, **self.settings}
 
     def warmup_within(self, num_steps: int) -> int:
-        """Return the number of warmup steps in one schedule: at most half of its steps."""
+        """Return the number of warmup steps for a schedule of `num_steps`, at most half of them."""
         return min(self.warmup_steps, num_steps // 2)
 
     def strategy_for(self, model: ModelConfig) -> str:
-        """Return the strategy's name. "auto" becomes the strategy that the other settings need."""
+        """Return the strategy's name; for "auto", the one that the other settings need."""
         if self.strategy != "auto":
             return self.strategy
         if self.needed_strategy is not None:
@@ -428,12 +437,15 @@ class TrainingConfig(FieldsOfFeatures):
         return "finetune" if finetunes else "standard"
 
     def enables(self, name: str) -> bool:
-        """Return whether Temper's own extension of that name is enabled, not a user-defined one."""
+        """Return whether Temper's own extension with this name is enabled.
+
+        A user-defined extension with the same name does not count.
+        """
         return name in self.enabled_extensions and not EXTENSIONS.is_own(name)
 
     @property
     def extensions(self) -> list[str]:
-        """The active extensions: the enabled ones, and those that a setting of theirs enables."""
+        """The active extensions: those that the user lists, and those that a setting enables."""
         by_setting = (name for name, key in merged("enables").items() if self._is_set(key))
         return list(dict.fromkeys([*self.enabled_extensions, *by_setting]))
 
@@ -441,7 +453,7 @@ class TrainingConfig(FieldsOfFeatures):
         return getattr(self, name) is not None
 
     def __getattr__(self, name: str) -> Any:
-        """Return a user-defined setting, so that it reads like a built-in one: `config.stages`."""
+        """Return the value of a user-defined setting: `config.stages` reads like a built-in one."""
         if name.startswith("_"):  # pydantic's
             return super().__getattr__(name)  # type: ignore[misc]
         own = self.own_settings if "settings" in self.__dict__ else {}
@@ -451,7 +463,7 @@ class TrainingConfig(FieldsOfFeatures):
 
     @classmethod
     def check_own_name(cls, name: str) -> None:
-        """Refuse a name of a user-defined setting that Temper uses itself.
+        """Check that Temper does not use this name of a user-defined setting itself.
 
         Raises:
             ConfigurationError: if Temper uses the name; it names the setting.
@@ -460,7 +472,7 @@ class TrainingConfig(FieldsOfFeatures):
             raise ConfigurationError("config.own_setting_name_taken", name=name)
 
     def check_together(self) -> None:
-        """Refuse an interval given in both epochs and steps, and names that Temper uses itself.
+        """Refuse intervals given in both epochs and steps, and user-defined names that Temper uses.
 
         If only the interval in steps is given, the default interval in epochs is switched off.
         """
@@ -475,7 +487,7 @@ class TrainingConfig(FieldsOfFeatures):
 
 
 def both_units(epochs: str, steps: str, values: object) -> str:
-    """Return the message for an interval that was given in both epochs and steps."""
+    """Return the error for an interval that was given in both epochs and steps."""
     return phrase(
         "config.epochs_and_steps_given",
         epochs_key=Setting(f"training.{epochs}"),

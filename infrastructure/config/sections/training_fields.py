@@ -1,4 +1,7 @@
-"""The base of the fields that features add to the training section, and what the core asks them."""
+"""The base class for fields that features add to the training section.
+
+Its properties are what the core needs to know about a feature.
+"""
 
 from typing import ClassVar
 
@@ -6,10 +9,11 @@ from infrastructure.config.base import ConfigSection
 
 
 class TrainingFields(ConfigSection):
-    """Fields of a feature in the training section. The answers are those of plain training.
+    """A feature's fields in the training section. The properties' defaults are those of plain
+    training.
 
     Attributes:
-        measured: the fields that have an effect on a measurement of a model, too.
+        measured: the names of fields that also affect the evaluation of a model.
     """
 
     prefix: ClassVar[str] = "training"
@@ -17,20 +21,20 @@ class TrainingFields(ConfigSection):
 
     @property
     def needed_strategy(self) -> str | None:
-        """The strategy that the fields need if none is given, or None if they work with any."""
+        """The strategy that these fields need by default; None if any strategy works."""
         return None
 
     @property
     def hides_tokens(self) -> bool:
-        """True if the model learns tokens that are hidden from it, and attends to both sides."""
+        """True if the model learns to predict hidden tokens, with bidirectional attention."""
         return False
 
     @property
     def holds_half_weights(self) -> bool:
-        """True if weights that train are held in 16 bits."""
+        """True if trainable weights are stored in 16 bits."""
         return False
 
     @property
     def names_examples(self) -> bool:
-        """True if a batch names its examples, because something is kept for each of them."""
+        """True if batches must contain example ids, because a value is kept for each example."""
         return False

@@ -1,10 +1,10 @@
 """Environment variables that set the configuration.
 
-The variables with a plain name are those of the first specification. In addition, every field has a
-variable named `TEMPER_<SECTION>__<FIELD>`. Any other variable with the plain name of a setting
-(`SEED`, `DATA_PATH`) may belong to another program on a shared machine. It sets nothing, and a run
-reports the name that would set the field. An empty variable counts as not set, except
-CUDA_VISIBLE_DEVICES, where empty means no GPU.
+Every field has a variable named `TEMPER_<SECTION>__<FIELD>`. A few settings also have a variable
+without this prefix. Any other variable with the plain name of a setting (`SEED`, `DATA_PATH`) may
+belong to another program on a shared machine, so it sets nothing, and a run reports the variable
+that would set the field. An empty variable counts as not set, except CUDA_VISIBLE_DEVICES, where
+empty means no GPU.
 """
 
 from collections.abc import Iterator, Mapping
@@ -52,12 +52,12 @@ OTHER_VARIABLES = {
 
 
 def variable_of(key: str) -> str:
-    """Return the environment variable of a canonical key: `TEMPER_TRAINING__BATCH_SIZE`."""
+    """Return the environment variable of a canonical key, such as `TEMPER_TRAINING__BATCH_SIZE`."""
     return PREFIX + key.upper().replace(".", "__")
 
 
 def read_environment(environment: Mapping[str, str], schema: Schema) -> list[Setting]:
-    """Return the settings in the environment.
+    """Return the settings that environment variables give.
 
     Raises:
         ConfigurationError: if a `TEMPER_*` variable is unknown, or a `DISABLE_*` is not a boolean.
@@ -82,7 +82,10 @@ def unused_variables(environment: Mapping[str, str], schema: Schema) -> list[str
 
 @cache
 def _plain_names(schema: Schema) -> dict[str, list[str]]:
-    """Return the keys that a variable without prefix may mean. One that it disables ends in "="."""
+    """Return name of a variable without prefix → the keys that it may mean.
+
+    A key that the variable would disable ends in "=".
+    """
     names: dict[str, list[str]] = {}
     meant = schema.fields
     spelt = [(key, key) for key in meant]
@@ -154,6 +157,6 @@ def _prefixed(environment: Mapping[str, str], schema: Schema) -> Iterator[Settin
 
 @cache
 def _variables(schema: Schema) -> dict[str, str]:
-    """Return the key of each `TEMPER_*` variable, for every spelling of the key."""
+    """Return name of a `TEMPER_*` variable → key, for every spelling of each key."""
     spellings = {**schema.spellings, PRESET: PRESET}
     return {variable_of(spelt): key for spelt, key in spellings.items()}

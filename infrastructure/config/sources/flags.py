@@ -65,7 +65,7 @@ SETTINGS_DEST = "config_flags"
 
 
 def flag_names(key: str) -> tuple[str, ...]:
-    """Return the flags of a canonical key; for a boolean, the one that switches it on."""
+    """Return all flags of a canonical key; for a boolean, those that switch it on."""
     if (names := _names().get(key)) is not None:
         return names
     section, _, name = key.rpartition(".")
@@ -82,8 +82,8 @@ def _names() -> Mapping[str, tuple[str, ...]]:
 def key_of_keyword(name: str) -> str:
     """Return the canonical key of a flag's Python name: `max_steps`, `lora`, `backup_place`.
 
-    Any other name is returned unchanged. So is a name that switches off (`no_lora`), because
-    `no_lora=True` would switch on.
+    Any other name is returned unchanged, and so is a negated name (`no_lora`), because
+    `no_lora=True` would otherwise enable LoRA.
     """
     key = key_of_flag("--" + name.replace("_", "-"))
     is_off = name.startswith("no_") and key_of_flag("--" + name[3:].replace("_", "-")) == key
@@ -93,9 +93,9 @@ def key_of_keyword(name: str) -> str:
 def keyword_settings(
     keywords: Mapping[str, object], schema: Schema, layer: Layer
 ) -> Iterator[Setting]:
-    """Yield the settings that keywords give, by the names of flags or as for `DeploymentConfig`.
+    """Yield the settings of keyword arguments, named like flags or as for `DeploymentConfig`.
 
-    `model` and `data` name a model and data; as mappings, they are sections.
+    `model` and `data` can be the name of a model and the path of data, or mappings with a section.
     """
     for name, value in keywords.items():
         is_section = name in schema.section_spellings and not isinstance(value, str | Path)
@@ -110,22 +110,22 @@ def keyword_settings(
 
 
 def keyword_of(key: str) -> str:
-    """Return the Python name of a canonical key's flag."""
+    """Return the Python keyword for a canonical key's flag, such as `max_steps`."""
     return flag_names(key)[0].removeprefix("--").replace("-", "_")
 
 
 def key_of_flag(flag: str) -> str | None:
-    """Return the canonical key that a flag sets, by any of its names, or None if it sets none."""
+    """Return the canonical key that a flag sets; None if there is no such flag."""
     return _keys_by_flag(schema_of(DeploymentConfig)).get(flag)
 
 
 def all_flags() -> tuple[str, ...]:
-    """Return all names of all flags that set something."""
+    """Return all spellings of all flags."""
     return tuple(_keys_by_flag(schema_of(DeploymentConfig)))
 
 
 def as_flags(settings: Collection[str]) -> str:
-    """Spell settings (`key` or `key=value`) as flags: `--lora --quantization 4bit`."""
+    """Write settings (`key` or `key=value`) as flags: `--lora --quantization 4bit`."""
     fields = schema_of(DeploymentConfig).fields
     words = []
     for setting in settings:
@@ -138,7 +138,7 @@ def as_flags(settings: Collection[str]) -> str:
 
 
 def flag_words(settings: Mapping[str, object]) -> list[str]:
-    """Return the command-line words that set canonical keys to values: each flag and its value."""
+    """Return command-line arguments that set canonical keys to values: each flag and its value."""
     fields = schema_of(DeploymentConfig).fields
     words: list[str] = []
     for key, value in settings.items():
@@ -161,8 +161,8 @@ def add_config_flags(
     Abbreviated flags are disabled on this parser: only the names that the help shows are accepted.
 
     Args:
-        inherited: the keys of settings that the command takes from a run if they are not given.
-        default_of_inherited: what the help says about the default of these settings.
+        inherited: the keys of settings that the command takes from a run by default.
+        default_of_inherited: the text in the help for the default of these settings.
     """
     parser.allow_abbrev = False
     parser.add_argument(
@@ -186,7 +186,7 @@ def add_config_flags(
 
 
 def add_preset_flag(parser: argparse.ArgumentParser) -> None:
-    """Add `--preset`, for a command that starts something."""
+    """Add the flag `--preset` to a parser."""
     purposes = "; ".join(f"{name}: {preset.purpose}" for name, preset in PRESETS.items())
     parser.add_argument(
         PRESET_FLAG,
@@ -228,7 +228,7 @@ def _keys_by_flag(schema: Schema) -> dict[str, str]:
 
 
 class _Remember(argparse.Action):
-    """An action that stores the value under the flag as typed, so that messages can name it."""
+    """An argparse action that stores the value under the flag as typed, for use in messages."""
 
     def __call__(
         self,
@@ -244,12 +244,12 @@ class _Remember(argparse.Action):
         setattr(namespace, SETTINGS_DEST, {**given, flag: self._after(given.get(flag), value)})
 
     def _after(self, earlier: Any, value: Any) -> Any:
-        """Return the value to store for a flag, given an earlier value of the same flag, if any."""
+        """Return the value to store, given the earlier value of the same flag, if any."""
         return value
 
 
 class _Gather(_Remember):
-    """An action for lists: `--reward a --reward b` stores what `--reward a,b` would."""
+    """An argparse action for lists: `--reward a --reward b` is the same as `--reward a,b`."""
 
     def _after(self, earlier: Any, value: Any) -> Any:
         if earlier is None:
@@ -262,7 +262,7 @@ class _Gather(_Remember):
 
 
 class _Once(_Remember):
-    """An action for mappings, which refuses a second one, as it is unclear which would apply."""
+    """An argparse action for mappings, which may be given only once."""
 
     def _after(self, earlier: Any, value: Any) -> Any:
         if earlier is not None and earlier != value:
@@ -271,7 +271,7 @@ class _Once(_Remember):
 
 
 def is_truth(spec: FieldSpec) -> bool:
-    """Return whether a setting is switched by a flag without a value."""
+    """Return whether a setting's flag takes no value, as for booleans."""
     return spec.is_switch or kinds(spec.info.annotation) <= {bool, type(None)}
 
 
@@ -309,7 +309,7 @@ def _kinds_held(spec: FieldSpec) -> set[Any]:
 
 @cache
 def _words_of(key: str, default: str) -> tuple[list[str], dict[str, Any], str]:
-    """Return the names of a setting's flag, the arguments that define it, and its help."""
+    """Return the names of a setting's flag, its arguments for argparse, and its help."""
     spec = schema_of(DeploymentConfig).fields[key]
     takes = {"nargs": 0} if is_truth(spec) else {"metavar": _metavar(spec)}
     return _all_flags(spec), takes, help_text(spec, default).replace("%", "%%")
@@ -328,7 +328,7 @@ def _metavar(spec: FieldSpec) -> str:
 
 
 def help_text(spec: FieldSpec, default: str = "") -> str:
-    """Return the help of a flag: description, accepted values, how to type several, and default.
+    """Return the help of a flag: description, accepted values, how to give several, and default.
 
     Args:
         default: a description of the default, if it is not that of the field.
@@ -345,6 +345,6 @@ def help_text(spec: FieldSpec, default: str = "") -> str:
 
 
 def _in_flags(text: str) -> str:
-    """Return a text with the settings that it names spelled as flags."""
+    """Return a text in which settings are spelled as flags."""
     with spelled_by(lambda key, value: as_flags([f"{key}={value}" if value else key])):
         return spelled(text)

@@ -1,7 +1,7 @@
 """The loading of the configuration from its layers.
 
-defaults < YAML file < a notebook's cell < environment < command line < keywords. A preset is just
-below the layer that names it.
+Later layers take precedence: defaults < YAML file < a notebook's cell < environment < command line
+< keywords. A preset ranks just below the layer that names it.
 """
 
 import os
@@ -26,7 +26,7 @@ def load_config(
     keywords: Mapping[str, Any] | None = None,
     cell: Mapping[str, Any] | None = None,
 ) -> DeploymentConfig:
-    """Build the configuration from all layers. It records the source of each value.
+    """Build the configuration from all layers, with the source of each value.
 
     Args:
         yaml_path: the configuration file; by default, `.config/training_config.yaml` if it exists.
@@ -36,7 +36,8 @@ def load_config(
         cell: settings given in a notebook's cell; the environment takes precedence over them.
 
     Raises:
-        ConfigurationError: if a setting is wrong; with a sentence for each problem and its source.
+        ConfigurationError: if a setting is wrong; the message has a sentence for each problem, with
+            the value's source.
     """
     schema = schema_of(DeploymentConfig)
     environment = os.environ if environment is None else environment

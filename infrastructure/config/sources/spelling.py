@@ -22,7 +22,7 @@ _KEYWORDS = {"data.path": "data", "output_dir": "output_dir", "training.rewards"
 
 
 def as_flag(key: str, value: str = "") -> str:
-    """Spell a setting as on a command line: `--batch-size 4`, `--no-lora`."""
+    """Return a setting as on a command line: `--batch-size 4`, `--no-lora`."""
     if key in ARGUMENTS:
         return f"{ARGUMENTS[key]} {value}".rstrip()
     if key not in _FIELDS:
@@ -34,7 +34,7 @@ def as_flag(key: str, value: str = "") -> str:
 
 
 def as_keyword(key: str, value: str = "") -> str:
-    """Spell a setting as in Python: `batch_size=4`, `lora=False`."""
+    """Return a setting as in Python: `batch_size=4`, `lora=False`."""
     if key == "accept" and value:
         return f"accept={json.dumps(value.split(','), ensure_ascii=False)}"
     if key in ARGUMENTS:
@@ -47,7 +47,7 @@ def as_keyword(key: str, value: str = "") -> str:
 
 
 def _literal(key: str, value: str) -> str:
-    """Return a value as Python writes it."""
+    """Return a value as a Python literal."""
     types = kinds(_FIELDS[key].info.annotation)
     if value in ("true", "false") and (bool in types or is_truth(_FIELDS[key])):
         return value.capitalize()
@@ -59,7 +59,10 @@ def _literal(key: str, value: str) -> str:
 
 @contextmanager
 def speaking(spell: Speller) -> Iterator[None]:
-    """Spell settings with `spell` inside the block, also in the text of an error that leaves it."""
+    """Inside the block, spell settings in messages with `spell`.
+
+    This includes the text of an error that leaves the block.
+    """
     with spelled_by(spell):
         try:
             yield

@@ -3,8 +3,8 @@
 PyYAML follows YAML 1.1, where `2e-4` is text, `no` is false, `010` is 8 and `1:30` is 90. This
 reader treats as numbers only what people read as numbers. Everything else that is not true, false
 or null is text. Anchors and merge keys (`<<: *anchor`) work. Tags that build Python objects are
-refused, and so is a file whose aliases expand to more values than any configuration has, before
-they are expanded.
+refused. A file whose aliases would expand to an absurd number of values is refused before they are
+expanded.
 """
 
 import re
@@ -37,7 +37,7 @@ _RESOLVERS = {
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader with YAML 1.2's scalars."""
+    """A safe YAML loader with the scalar types of YAML 1.2."""
 
     yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 (PyYAML's own class attribute)
 
@@ -61,11 +61,11 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 def read_yaml(path: Path) -> tuple[dict[object, object], dict[str, int]]:
-    """Return the file's nested values, and the line (from 1) of each dotted path in them.
+    """Return the file's nested values, and dotted path → line number, counted from 1.
 
     Raises:
         ConfigurationError: if the file is missing, is not YAML or not a mapping, or repeats a key;
-            with file and line.
+            the message has file and line.
     """
     lines: dict[str, int] = {}
     text = _text(path)
@@ -147,7 +147,7 @@ def _text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class _Reader:
-    """A builder of values from the nodes of one file."""
+    """A builder of Python values from the YAML nodes of one file."""
 
     loader: _Loader
     path: Path
@@ -158,7 +158,7 @@ class _Reader:
         lines: dict[str, int],
         prefix: str = "",
     ) -> dict[object, object]:
-        """Return the values of a mapping. The line of each dotted path is added to `lines`."""
+        """Return the values of a mapping node, and add the line of each dotted path to `lines`."""
         values: dict[object, object] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE:
@@ -193,7 +193,7 @@ class _Reader:
         return key
 
     def _merged(self, node: yaml.MappingNode) -> Iterator[yaml.MappingNode]:
-        """Yield the mappings that `<<` names, one or a list of them."""
+        """Yield the mappings that a merge key `<<` refers to: one, or a list of them."""
         for key_node, value_node in node.value:
             if key_node.tag != _MERGE:
                 continue

@@ -1,4 +1,4 @@
-"""A configuration file to edit, with every setting, its description and its default."""
+"""A template of a configuration file with every setting, its description and its default."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,9 @@ from infrastructure.core.redact import redact
 
 
 def yaml_template(config: DeploymentConfig) -> str:
-    """Return a YAML file that sets the values that differ from the defaults. The rest are comments.
+    """Return the text of a YAML file that sets all values that differ from the defaults.
+
+    All other settings are in comments.
 
     `load_config` reads the file as a configuration with the same values. Secrets are masked.
     """

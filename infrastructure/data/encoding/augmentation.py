@@ -1,8 +1,8 @@
-"""Augmentation: a plug-in that changes a conversation each time it is used.
+"""Augmentation: a plug-in that changes a conversation each time the example is used.
 
-Its randomness is a pure function of (seed, epoch, position), so a resumed run sees the same
-changes. Augmented conversations are tokenized on the fly. If one cannot be used (too long, no
-answer left), the unchanged one is used instead.
+The random numbers are a pure function of (seed, epoch, position), so a resumed run sees the same
+changes. Augmented conversations are tokenized on the fly. If an augmented conversation cannot be
+used (too long, no answer left), the unchanged one is used instead.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,8 @@ def register_augmentation(name: str, function: Augmentation) -> None:
     An installed package can register one with an entry point in the group "temper.augmentations".
 
     Args:
-        function: returns a changed conversation; all its randomness comes from the generator.
+        function: returns a changed conversation; takes all random numbers from the generator that
+            it is given.
 
     Raises:
         ValueError: the name is taken.

@@ -1,14 +1,15 @@
-"""Formats of conversations as text before tokenization, and the positions of their answers.
+"""Writing of conversations as text for tokenization, and the positions of their answers in it.
 
 If there is a chat template, it renders the text. The characters that it marks with {% generation %}
 are trained on, and no others, as in transformers' `return_assistant_tokens_mask` and TRL's
-`assistant_only_loss`. If it marks nothing, answers are found by comparing its output with and
-without them. Without a template, the plain format below is used, for training and for generation:
+`assistant_only_loss`. If it marks nothing, answers are found by comparing the template's output
+with and without them. Without a template, the plain format below is used, for training and for
+generation:
 
     every message that is not an answer: its text and a line break
     every answer: its text and the EOS token (and a line break, if the conversation continues)
 
-Both begin with the BOS token once, if the tokenizer uses one.
+In both cases, the text begins with one BOS token if the tokenizer uses one.
 """
 
 import importlib.metadata
@@ -19,6 +20,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -79,25 +81,26 @@ class FormatError(Exception):
 
     @property
     def sentence(self) -> str:
-        """The problem and the remedy."""
+        """The error message, followed by the remedy if one is known."""
         return f"{self}: {self.advice}" if self.advice else str(self)
 
 
 class HistoryError(FormatError):
-    """An error for a template that changes earlier messages once a conversation continues."""
+    """An error for a chat template that changes earlier messages once more messages follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A conversation as text.
+    """A conversation as text, with the positions of its answers.
 
     Attributes:
         lead: token ids that come before the text.
-        spans: positions of the text that the model would generate: the answers with their ends.
-        is_learnt: for each span; False if the data excludes it from the loss.
-        is_marked: the template itself marks the spans; the text is then tokenized as a whole, and
-            nothing is added to it.
-        given: the text before the part of the row that is trained on; "" if no part is given.
+        spans: (start, end) of each text that the model would generate: an answer and its end token.
+        is_learnt: for each span, False if the data excludes it from the loss.
+        is_marked: True if the template itself marks the spans. The text is then tokenized as a
+            whole, and nothing is added to it.
+        given: the beginning of the text that is the row's own prompt, on which nothing is trained;
+            "" if the row has no separate prompt.
     """
 
     lead: tuple[int, ...]
@@ -115,7 +118,7 @@ class ChatFormat(Protocol):
         """Return the conversation as text with its answers marked; raises `FormatError`."""
 
     def text_of(self, conversation: Conversation) -> str:
-        """Return only the text, written once; raises `FormatError`."""
+        """Return only the text, without looking for answers; raises `FormatError`."""
 
     def write_prompt(self, turns: Sequence[Turn], inputs: str = "") -> Written:
         """Return the text before an answer, as it is at generation; raises `FormatError`."""
@@ -160,23 +163,28 @@ class PlainFormat:
         return Written(self._lead(text), text, (), ())
 
     def _lead(self, text: str) -> tuple[int, ...]:
-        """Return the ids to put before a text; none if the text begins with BOS already."""
+        """Return the token ids to put before a text: BOS, or none if the text begins with BOS
+        already.
+        """
         return () if self.start and text.startswith(self.start) else self.lead
 
 
 class TemplateFormat:
-    """A chat template.
+    """A chat template, and how it wants messages and tool calls.
 
     Attributes:
-        marks_answers: it marks the trained text with {% generation %}.
-        own_end: the end that it writes after a marked answer without marking it; "" if it marks
-            its ends, or writes none. It is trained on too, so that the model learns to stop.
-        writes_end: it writes an end after answers, so none has to be added.
-        takes_parts: it renders the text of a message only if that is a list of parts.
-        takes_json_text: it writes the arguments of a tool call only if they are JSON text.
-        wraps_calls: it writes a tool call only as an object `function` (True), or only without one
-            (False); None: in both forms.
-        wraps_tools: the same for the tools that a row lists.
+        marks_answers: the template marks the trained text with {% generation %}.
+        own_end: the end token that the template writes after a marked answer without marking it; ""
+            if it marks the end token, or writes none. This token is trained on too, so that the
+            model learns to stop.
+        writes_end: the template writes an end token after answers, so none has to be added.
+        takes_parts: the template needs the content of a message as a list of parts, not as a
+            string.
+        takes_json_text: the template needs the arguments of a tool call as JSON text, not as an
+            object.
+        wraps_calls: True: a tool call must be wrapped as {"function": …}; False: it must not be;
+            None: the template accepts both.
+        wraps_tools: like `wraps_calls`, for the list of available tools.
         origin: the source of the template if it is not the tokenizer's own.
     """
 
@@ -232,17 +240,24 @@ class TemplateFormat:
         for index, turn in enumerate(turns):
             is_prompt = index < conversation.num_given and turn.is_learnt
             if turn.role == "assistant" and not is_prompt:
-                start = self._length_before(turns[:index], inputs, text, prompts=True)
+                if index:
+                    start = self._length_before(turns[:index], inputs, text, prompts=True)
+                else:
+                    start = self._start_of_greeting(turns, inputs, text)
                 end = self._length_before(turns[: index + 1], inputs, text)
                 spans.append((start, self._without_trailing_space(text, start, end)))
                 is_learnt.append(conversation.is_learnt(index))
         return Written((), text, tuple(spans), tuple(is_learnt))
 
     def can_find_answers(self, last_only: bool) -> bool:
-        """Return whether answers (or the last one of each conversation) can be found in its output.
+        """Return whether answers can be found in the template's output, as tested on a few
+        conversations.
 
-        They can if it renders the text before them identically, whatever follows. Conversations
-        that it refuses to write do not count.
+        They can if the template renders the text before an answer identically, whatever follows.
+        Conversations that the template rejects do not count.
+
+        Args:
+            last_only: only the last answer of each conversation has to be found.
         """
         for history in map(Conversation, HISTORIES):
             try:
@@ -268,8 +283,8 @@ class TemplateFormat:
 
     @property
     def learned_of_prompt(self) -> str:
-        """The text that the template marks as trained although the generation prompt contains it;
-        "" if there is none.
+        """The part of the generation prompt that the template marks as trained; "" if there is
+        none.
         """
         if not self.marks_answers:
             return ""
@@ -281,14 +296,14 @@ class TemplateFormat:
         return text[spans[0][0] : len(prompt)] if spans and text.startswith(prompt) else ""
 
     def reads(self, name: str) -> bool:
-        """Return whether the template's source mentions this field of a message, or this input."""
+        """Return whether the template's source mentions a message field or a template variable."""
         if name not in self._reads:
             source = COMMENT.sub("", self.template)
             self._reads[name] = re.search(rf"\b{re.escape(name)}\b", source) is not None
         return self._reads[name]
 
     def writes(self, mark: str) -> bool:
-        """Return whether the template writes this mark for a message that has an image part."""
+        """Return whether the template writes this placeholder for an image part of a message."""
         parts = [{"type": PICTURE_PART}, {"type": "text", "text": QUESTION.text}]
         turn = Turn("user", QUESTION.text, json.dumps({"content": parts}))
         try:
@@ -314,13 +329,33 @@ class TemplateFormat:
             raise HistoryError(phrase("data.template_rewrites_earlier", what=what))
         return len(prefix)
 
+    def _start_of_greeting(self, turns: Sequence[Turn], inputs: str, text: str) -> int:
+        """Return where the answer that begins a conversation starts.
+
+        Few templates render an empty conversation. So look for the header of an answer in the
+        part of the output that does not depend on this answer.
+        """
+        if len(turns) == 1:
+            raise FormatError(
+                phrase("data.conversation_begins_with_answer"),
+                phrase("data.put_whole_text_in_column"),
+            )
+        greetings = (Turn("assistant", CHANGED), Turn("assistant", CHANGED[::-1]))
+        outputs = [self._render((greeting, *turns[1:]), inputs)[0] for greeting in greetings]
+        before = _common_start(*outputs, text)
+        question, prompt = (self._render((QUESTION,), inputs, prompts=p)[0] for p in (False, True))
+        header = prompt[len(_common_start(question, prompt)) :]
+        if not header or (start := before.rfind(header)) < 0:
+            raise FormatError(phrase("data.conversation_begins_with_answer"))
+        return start + len(header)
+
     def _spans_of(
         self, conversation: Conversation, index: int, text: str, spans: Sequence[tuple[int, int]]
     ) -> list[int]:
-        """Return the numbers of the marked spans that belong to turn number `index`.
+        """Return the indices of the marked spans that belong to turn number `index`.
 
-        They are the spans that change with the turn's text, and end tokens marked on their own
-        after them.
+        These are the spans that change when the turn's text changes, and separately marked end
+        tokens after them.
         """
         turns = list(conversation.turns)
         turns[index] = _changed(turns[index])
@@ -338,7 +373,7 @@ class TemplateFormat:
         return self._special.sub("", text).strip() == ""
 
     def _find_end(self) -> tuple[str, bool]:
-        """Return `own_end` and `writes_end`, found by writing a known answer."""
+        """Determine `own_end` and `writes_end` by rendering a known question and answer."""
         try:
             last, last_spans = self._marked((QUESTION, ANSWER), "")
             followed, followed_spans = self._marked((QUESTION, ANSWER, QUESTION), "")
@@ -358,8 +393,7 @@ class TemplateFormat:
         return end + len(self.own_end) if is_there else end
 
     def _takes_parts(self) -> bool:
-        """Return whether the template writes texts only as lists of parts, as some vision templates
-        do."""
+        """Return whether the template renders content only if it is a list of parts."""
         texts = []
         for self.takes_parts in (False, True):
             try:
@@ -370,7 +404,7 @@ class TemplateFormat:
         return is_written == [False, True]
 
     def _form_of_calls(self) -> tuple[bool, bool | None]:
-        """Return `takes_json_text` and `wraps_calls` for the first form of a call that it writes.
+        """Return `takes_json_text` and `wraps_calls` for the first accepted form of a tool call.
 
         For example, DeepSeek V3's template concatenates the arguments with text, and so fails on an
         object; Llama 3.1's template fails on a call without `function`.
@@ -407,7 +441,7 @@ class TemplateFormat:
             return False
 
     def _without_trailing_space(self, text: str, start: int, end: int) -> int:
-        """Return where an answer ends: after its end-of-turn token, before the space."""
+        """Return the end of an answer, without the white space after its end-of-turn token."""
         stripped = text[start:end].rstrip()
         return start + len(stripped) if _ends_with(self._special, stripped) else end
 
@@ -468,11 +502,11 @@ class TemplateFormat:
 def training_format(
     tokenizer: "PreTrainedTokenizerBase", own: TemplateFormat, last_only: bool = False
 ) -> TemplateFormat:
-    """Return the template that conversations are written with for training.
+    """Return the chat template to write training conversations with.
 
-    It is the tokenizer's own, unless that one writes answers differently once they are history, as
-    Qwen3's does, and more than the last one is trained on. Then it is TRL's training template of
-    the same family, if the installed TRL has one.
+    This is the tokenizer's own, with one exception: if it writes earlier answers differently from
+    the last one, as Qwen3's does, and more than the last answer is trained on, TRL's training
+    template of the same family is used, if the installed TRL has one.
     """
     if own.marks_answers or own.can_find_answers(last_only) or not is_installed("trl"):
         return own
@@ -490,15 +524,21 @@ def training_format(
 
 
 def _wrapped(one: JsonObject, wraps: bool | None) -> JsonObject:
-    """Return a tool, or a call of one, wrapped or unwrapped; unchanged if `wraps` is None."""
+    """Return a tool or tool call with or without `function` around it; None: unchanged."""
     function: Any = one.get("function")
     if function is None:
         return {"type": "function", "function": one} if wraps else one
     return function if wraps is False else one
 
 
+def _common_start(first: str, *others: str) -> str:
+    """Return the longest text that all of these texts begin with."""
+    columns = zip(first, *others, strict=False)
+    return "".join(letters[0] for letters in takewhile(lambda one: len({*one}) == 1, columns))
+
+
 def _changed(turn: Turn) -> Turn:
-    """Return a copy of the turn with a changed text and changed names of the called tools."""
+    """Return a copy of the turn with another text and other names of the called tools."""
     fields = json.loads(turn.fields) if turn.fields else {}
     for call in fields.get("tool_calls") or ():
         function = call.get("function", call)
@@ -518,14 +558,14 @@ def _ends_with(pattern: re.Pattern[str], text: str) -> bool:
 
 
 def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[int, str]:
-    """Return the tokens that are control, not text: EOS, end of turn and the like."""
+    """Return token id → text of the control tokens, such as EOS and end of turn."""
     added = tokenizer.added_tokens_decoder.items()
     named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
     return {**{int(i): str(token) for i, token in added if token.special}, **dict(named)}
 
 
 def marks_without_token(template: str, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    """Return the marks of a chat template, such as <|im_end|>, that the tokenizer splits."""
+    """Return the marks of a chat template, such as <|im_end|>, that are not single tokens."""
     known = tokenizer.get_vocab()
     return [mark for mark in dict.fromkeys(MARK.findall(template)) if mark not in known]
 
@@ -535,8 +575,7 @@ def spelled_tags(
 ) -> tuple[list[str], int]:
     """Return the tags around a question and its answer that are not tokens of this tokenizer.
 
-    Also return an estimate of the extra tokens that they take because of this. Text next to them
-    may be tokenized differently, too.
+    Also return an estimate of the extra tokens that these tags need because they are split.
     """
     known = tokenizer.get_vocab()
     tags = [tag for tag in tags_of(template) if tag not in known]

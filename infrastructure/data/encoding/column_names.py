@@ -1,6 +1,6 @@
-"""Names of columns to guess: those of well-known datasets, and of other languages.
+"""Column names to look for: those of well-known datasets, and in other languages.
 
-They are tried if no column has one of the names that `schema_detection` tries first.
+They are used only if no column has one of the usual names in `schema_detection`.
 """
 
 import unicodedata
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class NamedPair:
-    """Two columns, one with questions and one with answers.
+    """The names of a question column and an answer column that occur together.
 
     Attributes:
         shape: the shape of rows with these columns.
-        contexts: names of a column with the context of the question.
+        contexts: possible names of a column with the context of the question.
     """
 
     shape: str
@@ -23,7 +23,7 @@ class NamedPair:
 
 
 def plain(name: str) -> str:
-    """Normalize a column's name for comparison: lower case, composed accents, underscores."""
+    """Return a column name normalized for comparison: case-folded, NFC, with underscores."""
     composed = unicodedata.normalize("NFC", name).casefold().strip()
     return composed.replace(" ", "_").replace("-", "_")
 
@@ -76,7 +76,11 @@ def _pairs(shape: str, text: str, contexts: tuple[str, ...]) -> list[NamedPair]:
 
 
 def known_pairs(prompt: str, question: str, instruction: str) -> list[NamedPair]:
-    """Return all pairs of known columns; the arguments are the shapes of rows with such pairs."""
+    """Return all known pairs of a question column and an answer column.
+
+    Args:
+        prompt, question, instruction: the row shape to give to pairs of each of the three kinds.
+    """
     contexts = tuple(map(plain, _CONTEXTS.split()))
     return [
         *_pairs(prompt, _PROMPTS, ()),

@@ -1,8 +1,8 @@
-"""Conversion of the images in a text to tokens, by a transformers processor.
+"""Conversion of images in a text to tokens by a transformers processor.
 
-A chat template writes one mark for an image (`<image>`, `<|image_pad|>`). The model's processor
-turns it into as many tokens as the model has features for an image of that size. These replace the
-mark, and are never trained on.
+A chat template writes one placeholder per image (`<image>`, `<|image_pad|>`). The model's processor
+determines how many tokens an image of a given size takes. These tokens replace the placeholder, and
+are never trained on.
 """
 
 from collections.abc import Sequence
@@ -32,17 +32,17 @@ MOST_SIZES = 256  # of images, whose tokens are cached
 
 
 class PictureTokens:
-    """The tokens and pixels of images, as one processor makes them.
+    """An encoder of images into tokens and pixels, using a model's processor.
 
     Args:
         processor: a transformers processor for images and text.
         name: name of the model, for messages.
-        has_text_template: the chat template is that of a text model, which may not support images.
+        has_text_template: the chat template was made for text only, and may not support images.
         background: the color behind transparent pixels.
 
     Attributes:
-        mark, mark_id: the token that a chat template writes for an image, and its ID.
-        token_ids: the IDs of an image's tokens. For Gemma 3 the mark is not one of them.
+        mark, mark_id: the placeholder token that a chat template writes for an image, and its ID.
+        token_ids: the IDs of an image's tokens. For Gemma 3, the placeholder is not one of them.
 
     Raises:
         ValueError: the processor does not define which token stands for an image.
@@ -101,13 +101,14 @@ class PictureTokens:
     def in_place(
         self, ids: Sequence[int], mask: np.ndarray, images: Sequence["Image"]
     ) -> tuple[list[int], np.ndarray]:
-        """Return the tokens with each mark replaced by the tokens of its image, and their mask.
+        """Return the tokens with each image placeholder replaced by its image's tokens, and their
+        mask.
 
         Args:
             mask: bool (len(ids),), True for trained tokens.
 
         Raises:
-            PictureError: the number of marks is not the number of images.
+            PictureError: the number of placeholders is not the number of images.
         """
         places = [n for n, token in enumerate(ids) if token == self.mark_id]
         if len(places) != len(images):
@@ -127,11 +128,11 @@ class PictureTokens:
         return [*whole, *ids[start:]], np.concatenate([*masks, mask[start:]])
 
     def check(self, text: str, before: Sequence[int], after: Sequence[int], images: Any) -> None:
-        """Compare the tokens of the first rows with what the processor returns for text and images.
+        """Check that the first rows have the same tokens as those that the processor itself makes.
 
         Args:
-            before: the tokens of the text, with one mark for each image.
-            after: the same tokens, with the tokens of the images in place of the marks.
+            before: the tokens of the text, with one placeholder for each image.
+            after: the same tokens, with each placeholder replaced by the tokens of its image.
 
         Raises:
             ValueError: they differ.
@@ -161,7 +162,8 @@ class PictureTokens:
         return [int(token) for token in written["input_ids"][0]]
 
     def inputs(self, ids: "torch.Tensor", pictures: Sequence[Picture]) -> dict[str, Any]:
-        """Return the model inputs besides tokens: pixels, and positions of images if it takes them.
+        """Return the model inputs besides tokens: pixels, and image positions if the model takes
+        them.
 
         Args:
             ids: (B, L), with the tokens of the images in place.
@@ -171,13 +173,13 @@ class PictureTokens:
         return given | self.kinds(ids)
 
     def kinds(self, ids: "torch.Tensor") -> dict[str, Any]:
-        """Return positions of images in some rows, by argument name, if the model takes them."""
+        """Return a mask of the image tokens, as model arguments; {} if the model takes none."""
         names = set(self.processor.model_input_names)
         is_picture = (ids[..., None] == ids.new_tensor(self.token_ids)).any(-1).long()
         return {name: is_picture for name in KINDS_OF_TOKENS if name in names}
 
     def pixels(self, pictures: Sequence[Picture]) -> dict[str, Any]:
-        """Return the model inputs for some images, in their order: tensors by argument name.
+        """Return the model inputs for images, in order: tensors by argument name.
 
         Raises:
             DataError: an image has changed since the data was prepared.
@@ -185,7 +187,11 @@ class PictureTokens:
         return self.pixels_of(self.images(pictures))
 
     def images(self, pictures: Sequence[Picture]) -> list["Image"]:
-        """Return some images, decoded; raises what `pixels` raises."""
+        """Return the decoded images, in order.
+
+        Raises:
+            DataError: an image has changed since the data was prepared.
+        """
         return [decode(picture.read(), background=self.background) for picture in pictures]
 
     def pixels_of(self, images: Sequence["Image"]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A parser of lists and objects in Python's printed form: `[{'role': 'user', 'content': …}]`.
 
-That is what pandas writes into a CSV file for a column of lists. Nothing is executed: only literals
-are read, and only those that JSON has as well.
+pandas writes this form into a CSV file for a column of lists. Nothing is executed: only literals
+that JSON also has are accepted.
 """
 
 import ast
@@ -24,7 +24,7 @@ def parse_python(text: str) -> JsonValue:
     """Return the value of a printed Python list or dict.
 
     Raises:
-        ValueError: the text is neither, or contains values that JSON does not have.
+        ValueError: the text is not a list or dict, or contains values that JSON does not have.
     """
     if len(text) > MAX_CHARACTERS:
         raise InputError("data.python_text_too_long", max_characters=MAX_CHARACTERS)
@@ -61,7 +61,7 @@ def _depth(text: str) -> int:
 
 
 def _has_neighbours(text: str) -> bool:
-    """Return whether two strings follow each other, which Python would join into one."""
+    """Return whether the text has two adjacent strings, which Python would join into one."""
     kinds = [kind for kind in _token_kinds(text) if kind not in JOINS]
     return (tokenize.STRING, tokenize.STRING) in itertools.pairwise(kinds)
 

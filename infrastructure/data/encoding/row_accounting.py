@@ -1,17 +1,18 @@
-"""A search for the texts of a row that are missing in the text that the model reads.
+"""Detection of texts of a row that are missing in the text that the model reads.
 
 A chat template may leave out a system message, earlier reasoning, or the text next to a tool call.
-To detect that, the row is written a second time with a mark in the place of each text: a character
-of Unicode's private planes, which no template knows. What the template does with the mark, it does
-with the text. The texts are then put back into the marked output, and the result is compared with
-the text that the model reads. If both are equal, every mark is the position of its text, and a text
-whose mark is missing is left out. Nothing is searched for, so short, repeated and escaped texts are
-distinguished.
+To detect that, the row is rendered a second time with a mark in place of each text: a character of
+Unicode's private planes, which no template knows. The template treats the mark as it treats the
+text. The texts are then put back into the marked output, and the result is compared with the text
+that the model reads. If both are equal, every mark is the position of its text, and a text whose
+mark is missing was left out. No text is searched for, so short, repeated and escaped texts cannot
+be confused.
 
 Rows of the same form (the same roles and fields) share one marked output. If the texts do not fit
 back, because the template inspects them, the row gets its own marked output: the marks are as long
 as the texts, and every string that the template itself contains stays as it is. If that does not
-fit either, each text is tried separately; what still does not fit is undetermined, never missing.
+fit either, each text is tried separately. A text that still does not fit counts as undetermined,
+never as missing.
 
 White space at the edges of a text does not count, and neither do values without a text of their own
 (true, false, null). Text that `max_length` cuts off is not handled here.
@@ -30,7 +31,8 @@ from infrastructure.core.messages import Message, phrase
 from infrastructure.data.readers.rows import ANSWER_ROLES, Conversation, Turn, excerpt
 
 # Version of the facts that are stored with prepared rows. 2: each kind of text with its own cause.
-ACCOUNTING_VERSION = 2
+# 3: a conversation may begin with an answer.
+ACCOUNTING_VERSION = 3
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 REASONING = re.compile(r"(\s*<think>)?(.*?)(</think>)", re.DOTALL)
 THINK_TAGS = ("<think>", "</think>")
@@ -62,11 +64,11 @@ class Missing:
     """A text of a row that the model does not read completely.
 
     Attributes:
-        kind: the code of its kind, such as REASONING_KIND.
-        what: the same with its position in the row, in words: "the reasoning of message 3".
+        kind: the kind of text, as a message code such as REASONING_KIND.
+        what: the kind and the position in the row, in words: "the reasoning of message 3".
         text: the whole text.
-        is_learnt: it is part of an answer that is trained on.
-        is_cut: a part of it is read.
+        is_learnt: True if the text is part of an answer that is trained on.
+        is_cut: True if the model reads a part of the text.
         message: number of its message, from 1; 0 if it belongs to a tool.
     """
 
@@ -84,11 +86,12 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The texts of a row that the model does not read, or may not read.
+    """The texts of one row that the model does not read, or for which this is unknown.
 
     Attributes:
         missing: texts that the model does not read completely, in the order of the row.
-        undetermined: descriptions of the texts for which this cannot be determined.
+        undetermined: descriptions of the texts for which it is unknown whether the model reads
+            them.
     """
 
     missing: tuple[Missing, ...] = ()
@@ -96,7 +99,7 @@ class Account:
 
     @property
     def unlearnable(self) -> tuple[Missing, ...]:
-        """The missing texts that should have been trained on."""
+        """The texts of trained answers that the model does not read completely."""
         return tuple(one for one in self.missing if one.is_learnt)
 
 
@@ -105,12 +108,12 @@ WHOLE = Account()
 
 @dataclass
 class LeftOut:
-    """Counts of the texts that the rows of a dataset lose, by kind.
+    """Counts of the texts of a dataset's rows that the model does not read, by kind.
 
     Attributes:
-        cause: the code of why it is lost, or the end of a sentence.
-        rows: kind → number of rows that lose such a text.
-        firsts: kind → the first of these rows: its position, and the lost text.
+        cause: the reason, as a message code or as the end of a sentence.
+        rows: kind → number of rows with such a missing text.
+        firsts: kind → the first of these rows: its position, and the missing text.
         causes: kind → cause, for kinds that were read from JSON.
     """
 
@@ -120,7 +123,7 @@ class LeftOut:
     causes: dict[str, str] = field(default_factory=dict)
 
     def add(self, place: str, missing: Iterable[Missing]) -> None:
-        """Count the texts that the row at `place` loses."""
+        """Count the missing texts of the row at `place` (file:line)."""
         by_kind: dict[str, Missing] = {}
         for one in missing:
             by_kind.setdefault(one.kind, one)
@@ -129,7 +132,7 @@ class LeftOut:
             self.firsts.setdefault(kind, (place, str(one)))
 
     def lines(self) -> list[str]:
-        """Return a sentence for each kind, with its first example."""
+        """Return a sentence for each kind of missing text, with its first example."""
         return [
             phrase(
                 "data.never_read_by_model",
@@ -144,7 +147,7 @@ class LeftOut:
         ]
 
     def to_json(self) -> list[JsonObject]:
-        """Return records that JSON can hold, one per kind, in words."""
+        """Return a JSON object for each kind of missing text, with words instead of codes."""
         return [
             {
                 "kind": phrase(kind),
@@ -161,7 +164,7 @@ class LeftOut:
 
     @classmethod
     def from_json(cls, records: Iterable[Mapping[str, Any]]) -> Self:
-        """Rebuild the counts from the result of `to_json`; kinds and causes are in words."""
+        """Restore the counts from the result of `to_json`, with words instead of message codes."""
         left_out = cls()
         for record in records:
             left_out.rows[record["kind"]] = record["rows"]
@@ -171,9 +174,10 @@ class LeftOut:
 
 
 def reasoning_forms(conversation: Conversation, source: str) -> Iterator[Conversation]:
-    """Yield a copy of the conversation for each other form of reasoning that a template mentions.
+    """Yield copies of the conversation with its reasoning in other forms that the template
+    mentions.
 
-    The forms are the reasoning fields, and tags at the beginning of the answer.
+    Reasoning can be in a field of the message, or in tags at the beginning of the answer.
     """
     fields = [name for name in REASONING_FIELDS if re.search(rf"\b{name}\b", source)]
     for name in (*fields, *([None] if THINK_TAGS[1] in source else [])):
@@ -204,7 +208,7 @@ def _with_reasoning_in(turn: Turn, name: str | None) -> Turn:
 
 
 class RowAccounting:
-    """A locator of the texts of rows in the output of one chat template.
+    """A detector of texts of rows that are missing in the output of a chat template.
 
     Args:
         write: returns a conversation as the text that the model reads. If it raises for a marked
@@ -220,8 +224,11 @@ class RowAccounting:
         self._forms: OrderedDict[object, _Skeleton | None] = OrderedDict()
 
     def account(self, conversation: Conversation, text: str) -> Account:
-        """Return which texts of a conversation are missing in `text`, which `write` returned for
-        it."""
+        """Return the texts of a conversation that are missing in `text`.
+
+        Args:
+            text: what `write` returned for this conversation.
+        """
         if conversation.is_text:
             return WHOLE
         marker = _Marker(kept=THINK_TAGS, names=self._names)
@@ -232,7 +239,7 @@ class RowAccounting:
         return self._by_itself(conversation, text)
 
     def _skeleton(self, marked: Conversation, marker: "_Marker") -> "_Skeleton | None":
-        """Return the marked output of all rows of this form; None if the template refuses it."""
+        """Return the cached output for marked rows of this form; None if the template fails."""
         turns = tuple((turn.role, turn.text, turn.fields, turn.is_learnt) for turn in marked.turns)
         form = (turns, marked.inputs, marked.num_given)
         if form in self._forms:
@@ -251,8 +258,10 @@ class RowAccounting:
             return None
 
     def _by_itself(self, conversation: Conversation, text: str) -> Account:
-        """Return the account of a row whose texts the template inspects, from a marked output of
-        its own."""
+        """Return the missing texts of a single row, using marked output made for this row alone.
+
+        This is necessary if the template inspects the texts of the row.
+        """
         marker = _Marker(kept=self._strings, names=self._names, keeps_length=True)
         skeleton = self._written(marker.conversation(conversation), marker)
         if skeleton is not None and skeleton.fits(marker.pieces, text):
@@ -271,7 +280,7 @@ class RowAccounting:
 
 @dataclass(slots=True)
 class _Text:
-    """A text of a row, and the numbers of the marks that stand for it."""
+    """A text of a row, and the indices of the marks that stand for it."""
 
     kind: str
     what: Message
@@ -282,13 +291,13 @@ class _Text:
 
 
 class _Marker:
-    """A writer of marks in the place of the texts of one conversation.
+    """An object that replaces the texts of one conversation by marks.
 
     Args:
         kept: strings that stay as they are, the longest first.
         names: keys of objects that stay as they are, because the template looks them up.
-        keeps_length: a mark is as long as its text; numbers and keys stay as they are.
-        only: number of the only text to mark; None: all are marked.
+        keeps_length: True: each mark is as long as its text, and numbers and keys stay as they are.
+        only: index of the only text to mark; None: all texts are marked.
 
     Attributes:
         texts: all texts, in the order of the row.
@@ -348,7 +357,7 @@ class _Marker:
     def _with_reasoning(
         self, text: str, kind: str, what: Message, number: int, is_learnt: bool
     ) -> str:
-        """Mark an answer with reasoning in tags: the reasoning and the rest, each as a text."""
+        """Mark the reasoning (in tags) and the rest of an answer, as two separate texts."""
         match = REASONING.match(text)
         assert match is not None
         head, thought, close = match.groups()
@@ -359,7 +368,7 @@ class _Marker:
         return marked + self._marked(rest, self._text(kind, what, rest, is_learnt))
 
     def _fields(self, fields: dict[str, Any], number: int, is_learnt: bool) -> None:
-        """Mark the fields of a message besides its text, in place."""
+        """Mark the fields of a message besides its content, in place."""
         for name in REASONING_FIELDS:
             if isinstance(value := fields.get(name), str):
                 what = _words("data.part_message_reasoning", number=number)
@@ -385,7 +394,7 @@ class _Marker:
     def _object(
         self, values: dict[str, Any], path: str, where: Message, is_learnt: bool
     ) -> dict[str, Any]:
-        """Mark arguments: each is one text, made of its key and its value."""
+        """Return the arguments of a tool call with marks; a key and its value are one text."""
         owners = {}
         for key in sorted(values, key=str.lower):  # templates may sort by key; marks sort the same
             value = values[key]
@@ -452,7 +461,7 @@ class _Marker:
         return len(self.texts) - 1
 
     def _marked(self, text: str, owner: int) -> str:
-        """Replace a text by marks, except for the strings in it that are kept."""
+        """Return the marks for a text; strings in the text that are in `kept` stay."""
         if self.only not in (None, owner):
             return text
         kept = [one for one in self.kept if one in text]
@@ -488,7 +497,7 @@ class _Marker:
         return key if is_kept else self._piece(key, owner)
 
     def _unnamed(self, text: str) -> str:
-        """Mark a string that is not accounted for but differs from row to row: a tool call's ID."""
+        """Mark a string that varies by row and need not be read, such as a tool call's ID."""
         return text if self.keeps_length else self._mark(text, None, len(text))
 
     def _number(self, value: float, owner: int) -> float:
@@ -500,12 +509,12 @@ class _Marker:
 
 
 class _Skeleton:
-    """A marked output: the literals between the marks, and the position of each mark.
+    """The template's output for a marked row, split into marks and the literals between them.
 
     Attributes:
-        whole: the marks that occur somewhere in full length.
+        whole: the marks that occur in full length at least once.
         seen: the marks of which at least a part occurs.
-        loses: a mark is missing or cut.
+        loses: True if a mark is missing or cut.
     """
 
     def __init__(self, written: str, lengths: Sequence[int]) -> None:
@@ -532,9 +541,9 @@ class _Skeleton:
         self.loses = len(self.whole) < len(lengths)
 
     def fits(self, pieces: Sequence[str], text: str) -> bool:
-        """Return whether the pieces, put in the places of their marks, give the text.
+        """Return whether the output, with the marks replaced by the row's texts, equals `text`.
 
-        They may be written as they are, as JSON, as Python or as HTML, or be cut.
+        A text may appear unchanged, as JSON, as Python or as HTML, or be cut.
         """
         text, literals = f"{text}{END}", [*self._literals[:-1], f"{self._literals[-1]}{END}"]
         position, before = 0, literals[0]
@@ -549,9 +558,9 @@ class _Skeleton:
 
 
 def _ways(before: str, piece: str, part: int, after: str) -> Iterator[tuple[str, str]]:
-    """Yield the ways in which a piece can stand between two literals.
+    """Yield the ways in which a text can appear between two literals of the output.
 
-    Each is the text up to the end of the piece, and the rest of the second literal.
+    Each way is a pair: the output up to the end of the text, and the rest of the second literal.
     """
     for spelled in (piece[:part], piece[-part:]) if part else _spellings(piece):
         yield before + spelled, after
@@ -560,7 +569,7 @@ def _ways(before: str, piece: str, part: int, after: str) -> Iterator[tuple[str,
 
 
 def _spellings(piece: str) -> Iterator[str]:
-    """Yield the ways in which a template may write a text."""
+    """Yield the forms in which a template may write a text: unchanged, as JSON, Python or HTML."""
     quoted = json.dumps(piece, ensure_ascii=False)[1:-1]
     yield from (piece, quoted, json.dumps(piece)[1:-1])
     yield repr(piece)[1:-1]
@@ -570,8 +579,10 @@ def _spellings(piece: str) -> Iterator[str]:
 
 
 def _missing(texts: Sequence[_Text], skeleton: _Skeleton) -> tuple[Missing, ...]:
-    """Return the texts with a missing mark, except reasoning that its message also holds in a field
-    that is read."""
+    """Return the texts with a missing or cut mark.
+
+    Reasoning does not count if the same message also holds it in a field that the template reads.
+    """
     lost = [one for one in texts if not skeleton.whole.issuperset(one.marks)]
     thoughts = (one for one in texts if one.kind == REASONING_KIND and one not in lost)
     written = {(str(one.what), one.text.strip()) for one in thoughts}
@@ -590,12 +601,12 @@ def _missing(texts: Sequence[_Text], skeleton: _Skeleton) -> tuple[Missing, ...]
 
 
 def _words(code: str, /, **about: object) -> Message:
-    """Return words that are rendered only if a text is lost, which few rows are."""
+    """Return a message that is rendered only when it is used, because most are never shown."""
     return Message(code, about)
 
 
 def _words_of(sources: Iterable[str]) -> tuple[set[str], set[str]]:
-    """Return the strings and the names in the sources of templates."""
+    """Return the string literals and the names in the Jinja sources of templates."""
     from jinja2 import Environment
 
     strings, names = set(), set()

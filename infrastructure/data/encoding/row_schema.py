@@ -1,4 +1,4 @@
-"""The meaning of a row: six known shapes, and the conversion of each to a conversation.
+"""The six known shapes of rows, and the conversion of rows of each shape to conversations.
 
 | shape | columns |
 | --- | --- |
@@ -10,10 +10,10 @@
 | text | text, all of it trained on |
 
 Every row of a known shape becomes a `Conversation`, or a `BadRow` with the reason. Whole numbers
-are taken as text; any other type is refused rather than guessed at. Other fields of a message than
-its role and text (tool calls, thinking) are passed to the chat template, as are the columns `tools`
-and `chat_template_kwargs`. A message of `weight` 0 is read and not trained on. Images are parts of
-messages, or in a separate column.
+are converted to text; values of any other type are refused. Other fields of a message than its role
+and text (tool calls, thinking) are passed to the chat template, as are the columns `tools` and
+`chat_template_kwargs`. A message with `weight` 0 is context only: it is not trained on. Images are
+parts of messages, or in a separate column.
 """
 
 import json
@@ -106,12 +106,12 @@ IMAGE_OF_MESSAGE = "data.image_of_message"
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A position in a row, which is rendered only if a message names it.
+    """A position in a row, rendered as words only if an error message names it.
 
     Attributes:
-        number: of the part of the column, from 1; 0: the whole column.
-        part: the code of the words for such a part.
-        key: the key of a value inside that part; "": all of it.
+        number: the number of the part of the column, from 1; 0 means the whole column.
+        part: the message code of the name for such a part.
+        key: the key of a value inside that part; "" means the whole part.
     """
 
     column: str
@@ -138,12 +138,11 @@ class ShapeError(Exception):
 
 @dataclass(frozen=True)
 class RowSchema:
-    """A recognized shape: the part that each column plays, and why it was chosen.
+    """A recognized row shape: the role of each column, and why this shape was chosen.
 
     Attributes:
-        columns: part ("prompt", "answer", "context", "system", "chat", "text", "tools",
-            "options", "history", "choices", "turns", "pictures") → column; `a.b` is b inside the
-            object a.
+        columns: role ("prompt", "answer", "context", "system", "chat", "text", "tools", "options",
+            "history", "choices", "turns", "pictures") → column; `a.b` is b inside the object a.
     """
 
     name: str
@@ -170,10 +169,11 @@ class RowSchema:
         return Conversation(tuple(turns), task, group, *place, inputs, num_given, pictures)
 
     def _pictures(self, values: RowValues, turns: list[Turn]) -> tuple[PictureSource, ...]:
-        """Return the images of a row; each gets a part in `turns`, if it has none there yet.
+        """Return the images of a row, and add a message part in `turns` for each that has none yet.
 
-        Images of a column are put where messages have image parts without content; else where the
-        texts contain <image>; else before the text of the first user message.
+        Images from a separate column go to message parts of type image that have no content.
+        Without such parts, they go where the texts contain <image>, or else before the first user
+        message's text.
         """
         column = self.columns.get(PICTURES)
         listed = _listed_pictures(value_of(values, column), column) if column else []
@@ -201,14 +201,17 @@ class RowSchema:
         return tuple(next(given) if source is None else source for source in own)
 
     def _chat_columns(self, values: RowValues) -> list[str]:
-        """Return the columns that list messages; a text prompt is not one, however it begins."""
+        """Return the columns that list messages.
+
+        A prompt given as text does not count, even if it begins like a list.
+        """
         pair = [self.columns[part] for part in ("prompt", "answer") if part in self.columns]
         lists = [column for column in pair if isinstance(value_of(values, column), list)]
         return [*([self.columns["chat"]] if "chat" in self.columns else []), *lists]
 
     @property
     def used(self) -> frozenset[str | None]:
-        """The columns that play a part."""
+        """The columns that have a role in this shape."""
         whole = {column.partition(".")[0] for column in self.columns.values()}
         return frozenset({*self.columns.values(), *whole, self.task_column, self.group_column})
 
@@ -217,7 +220,7 @@ class RowSchema:
         return "" if value is None else str(value)
 
     def _turns(self, values: RowValues) -> tuple[list[Turn], int]:
-        """Return the messages, and how many of them are given as a separate prompt."""
+        """Return the messages of a row, and how many of them come from a separate prompt column."""
         if self.name == TEXT:
             return [Turn(TEXT_ROLE, _text(values, self.columns["text"]))], 0
         if self.name in CHAT_KEYS:
@@ -236,10 +239,11 @@ class RowSchema:
         return [*before, *after], 0
 
     def prompt_turns(self, values: RowValues, messages: Sequence[Turn] = ()) -> list[Turn]:
-        """Return the messages of a row's prompt, without its answer; all prompts are built here.
+        """Return the messages of a row's prompt, without its answer.
 
         Args:
-            messages: the question, if another column holds it.
+            messages: messages of the chat column that contain the question, if a column of messages
+                holds it.
 
         Raises:
             ShapeError: the row has no question.
@@ -273,13 +277,13 @@ class RowSchema:
         return [Turn("assistant", text)]
 
     def _system(self, values: RowValues, turns: list[Turn]) -> list[Turn]:
-        """Return the system message of a column if the messages have none."""
+        """Return the message of the system column, as a list; [] if `turns` already have one."""
         system = _optional_text(values, self.columns.get("system"))
         has_own = any(turn.role == "system" for turn in turns)
         return [Turn("system", system)] if system and not has_own else []
 
     def inputs(self, values: RowValues) -> str:
-        """Return the inputs of the chat template besides messages, as `Conversation.inputs`."""
+        """Return the chat template's inputs besides messages, as `Conversation.inputs`."""
         inputs: dict[str, object] = {}
         for part, kind in (("tools", list), ("options", dict)):
             column = self.columns.get(part)
@@ -326,7 +330,7 @@ def _present(values: RowValues, column: str) -> object:
 
 
 def _first_answer(value: object, column: str) -> object:
-    """Return the text of an answer; the first one if several right answers are given."""
+    """Return the answer as text; the first one if a row lists several correct answers."""
     if isinstance(value, Mapping):
         keys = [key for key in ("value", "text") if key in value]
         return _first_of(value[keys[0]], column) if keys else value
@@ -343,7 +347,7 @@ def _first_of(value: object, column: str) -> object:
 
 
 def _past_turns(values: RowValues, column: str | None) -> list[Turn]:
-    """Return the earlier turns, which a column gives as pairs of a question and an answer."""
+    """Return the earlier turns from a column that lists pairs of a question and an answer."""
     past = from_json_text(value_of(values, column), column) if column else None
     if not column or not past:
         return []
@@ -363,7 +367,7 @@ def _listed_choices(values: RowValues, column: str) -> str:
 
 
 def _choice(values: RowValues, column: str, answer: str) -> str:
-    """Return the right answer as its line among the choices."""
+    """Return the line that `_listed_choices` writes for the right answer."""
     lines, labels = _lines_of_choices(values, column)
     number = chosen_number(_present(values, answer), labels)
     if number is None:
@@ -393,7 +397,7 @@ def choices_in(value: object) -> tuple[list[str], list[str]]:
 
 
 def chosen_number(answer: object, labels: Sequence[str]) -> int | None:
-    """Return the 0-based index of the right answer, given as that number or as its label."""
+    """Return the 0-based index of the right choice, given its index or label; None if invalid."""
     if isinstance(answer, Label) and answer not in labels:
         answer = answer.number
     if isinstance(answer, int) and not isinstance(answer, bool):
@@ -402,8 +406,7 @@ def chosen_number(answer: object, labels: Sequence[str]) -> int | None:
 
 
 def _by_turns(value: object, column: str) -> list[Turn] | None:
-    """Return the turns of a list of texts, alternately of user and assistant; None for other
-    values."""
+    """Return a list of texts as turns of user and assistant alternately; None for other values."""
     texts = from_json_text(value, column)
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         return None
@@ -448,7 +451,7 @@ def _as_text(value: object, where: Where, may_be_empty: bool = False) -> str:
 
 
 def chat_turns(value: object, column: str) -> list[Turn]:
-    """Return the messages of a list, whatever the names of their keys; raises `ShapeError`."""
+    """Return a list of messages as turns, whatever their keys are called; raises `ShapeError`."""
     messages = from_json_text(value, column)
     if not isinstance(messages, list):
         detail = phrase("data.column_not_list", column=column, kind=kind_of(value))
@@ -459,10 +462,10 @@ def chat_turns(value: object, column: str) -> list[Turn]:
 
 
 def from_json_text(value: object, column: str | Where) -> object:
-    """Return the value of a column; parse a list or object in JSON or as Python prints it.
+    """Return the value, parsed if it is the text of a list or object in JSON or Python notation.
 
     Args:
-        column: its name, or another position in the row.
+        column: the name of the value's column, or another position in the row, for the error.
 
     Raises:
         ShapeError: the text begins like a list or an object and cannot be parsed.
@@ -523,7 +526,7 @@ def _turn(message: object, where: Where) -> Turn:
 
 
 def _calls(calls: object, where: Where) -> list[object]:
-    """Return tool calls with their arguments as objects.
+    """Return tool calls with their arguments as objects instead of JSON text.
 
     OpenAI writes arguments as JSON text, which a chat template would quote a second time.
     """
@@ -556,7 +559,7 @@ def _names_function(call: object) -> bool:
 
 
 def are_tools(value: object) -> bool:
-    """Return whether a column `tools` holds objects, as chat templates take them, valid or not.
+    """Return whether a value of the column `tools` is a list of tool objects, valid or not.
 
     Some datasets have plain words in a column of that name.
     """
@@ -571,7 +574,10 @@ def are_tools(value: object) -> bool:
 
 
 def _tool_schemas(tools: Sequence[object], column: str) -> list[object]:
-    """Return the tools for a chat template: objects with names; each may be given as JSON text."""
+    """Return the tools of a row as objects with names, for a chat template.
+
+    A tool may be given as JSON text.
+    """
     schemas = [from_json_text(one, Where(column, n, ENTRY)) for n, one in enumerate(tools, 1)]
     if not all(map(_names_function, schemas)):
         raise ShapeError(WRONG_TYPE, phrase("data.tools_without_names", column=column))
@@ -588,8 +594,10 @@ def _learnt_keys(message: Mapping[object, object]) -> list[str]:
 
 
 def _is_learnt(message: Mapping[object, object], where: Where) -> bool:
-    """Return whether a message is trained on by OpenAI's `weight`, Axolotl's `train`, or ms-swift's
-    `loss`: 0 or false excludes it."""
+    """Return whether a message is trained on, by its key `weight`, `train` or `loss`.
+
+    A value of 0 or false excludes the message, as in OpenAI's, Axolotl's and ms-swift's formats.
+    """
     values = {key: message[key] for key in _learnt_keys(message)}
     for key, value in values.items():
         if value not in (0, 1):
@@ -624,7 +632,7 @@ def _is_picture(part: object) -> bool:
 
 
 def _plain_part(part: object, where: Where) -> dict[str, str]:
-    """Return a part of a message as chat templates take it; an image part without its content."""
+    """Return a message part in the form for chat templates; an image part loses its content."""
     if _is_picture(part):
         return {"type": PICTURE_PART}
     return {"type": "text", "text": _joined_parts([part], where)}
@@ -636,7 +644,7 @@ def _of_parts(turn: Turn, parts: Sequence[Mapping[str, str]]) -> Turn:
 
 
 def _with_marked_parts(turn: Turn) -> Turn:
-    """Return a message whose text contains <image> as parts; the marks are not part of its text."""
+    """Return a message whose text contains <image> as a list of text and image parts."""
     if PICTURE_MARK not in turn.text or turn.parts:
         return turn
     texts = [text.strip("\n") for text in turn.text.split(PICTURE_MARK)]

@@ -1,7 +1,7 @@
-"""Detection of the shape of rows, from the configuration and the columns.
+"""Detection of the shape of rows, such as question and answer, from configuration and columns.
 
-The first rows decide, and the reason is reported. If no shape fits, or several do, nothing is
-guessed.
+The first rows decide, and the reason is reported. If no shape fits, or several do, an error asks
+for settings.
 """
 
 import json
@@ -79,7 +79,7 @@ Candidate = tuple[str, dict[str, str], str]
 
 @dataclass(frozen=True)
 class ShapeRequest:
-    """The settings about columns; None means that a column is to be detected."""
+    """The settings that name columns; None means that the column has to be detected."""
 
     shape: str = "auto"
     prompt_column: str | None = None
@@ -114,15 +114,14 @@ class ShapeRequest:
 def recognise_question(
     rows: Sequence[Row], request: ShapeRequest, answers: Sequence[str] = ()
 ) -> RowSchema:
-    """Return a schema of the prompts of rows, whatever their answers are.
+    """Return a schema for the prompts of rows, without regard to their answers.
 
     Args:
         answers: the columns that hold answers to the prompt; empty if there are none.
 
     Returns:
-        A schema for calls of `prompt_turns` and `inputs`, and of `answers` with one of these
-            columns.
-        It has no part "prompt" if no column is known as a question.
+        A schema whose methods `prompt_turns`, `inputs` and, for the columns in `answers`, `answers`
+            can be called. It has no part "prompt" if no column is recognized as a question.
     """
     columns = [column for column in common_columns(rows) if column not in answers]
     named = matching((*PROMPT_NAMES, *CHAT_COLUMNS), columns)
@@ -192,7 +191,7 @@ def _picture_column(
 
 
 def picture_words(rows: Sequence[Row], schema: RowSchema) -> str:
-    """Return a description of where rows of this shape hold images; "" if they hold none."""
+    """Describe where rows of this shape hold images; return "" if they hold none."""
     if PICTURES in schema.columns:
         return phrase("data.place_column", column=schema.columns[PICTURES])
     for row in rows:
@@ -203,7 +202,7 @@ def picture_words(rows: Sequence[Row], schema: RowSchema) -> str:
 
 
 def advice(rows: Sequence[Row], schema: RowSchema) -> list[str]:
-    """Return notes about rows that may be meant differently from how they are interpreted."""
+    """Return notes about rows that are probably meant to be read in another way."""
     if schema.name != TEXT:
         return []
     column = schema.columns["text"]
@@ -215,7 +214,7 @@ def advice(rows: Sequence[Row], schema: RowSchema) -> list[str]:
 
 
 def _refuse_known(rows: Sequence[Row], columns: list[str]) -> None:
-    """Refuse rows of well-known datasets that cannot be used as examples directly.
+    """Refuse rows of well-known datasets whose rows are not usable as training examples.
 
     Raises:
         ValueError: the rows are of such a dataset; the text says which, and what to do.
@@ -249,8 +248,8 @@ def _refuse_labels(
 ) -> None:
     """Refuse rows with a label, unless the user has set the shape or the columns.
 
-    A label next to a text is meant for a classifier. One next to an answer that is true or false
-    marks bad answers.
+    A label column next to a text is meant for a classifier. A true/false label next to an answer
+    says which answers are good or bad.
 
     Raises:
         ValueError: the rows have a label; the text names the possible remedies.
@@ -276,7 +275,7 @@ def _refuse_labels(
 
 
 def _preference_pair(columns: list[str], request: ShapeRequest) -> tuple[str, str] | None:
-    """Return the columns of a better and a worse answer if no setting chooses one."""
+    """Return the columns of the better and the worse answer, if no setting chooses one."""
     if request.answer_column or request.text_column or request.shape != "auto":
         return None
     for pair in PREFERENCE_PAIRS:
@@ -327,7 +326,10 @@ def _check_exists(
 
 
 def _leaves(rows: Sequence[Row], columns: list[str]) -> list[str]:
-    """Return the columns that hold texts, including those inside objects, as `translation.de`."""
+    """Return the names of the columns that hold texts.
+
+    Columns inside objects are included, with a dotted name such as `translation.de`.
+    """
     leaves = []
     for column in columns:
         values = [v for row in rows if (v := row.values.get(column)) not in (None, "")]
@@ -379,7 +381,7 @@ def _chat_candidates(rows: Sequence[Row], columns: list[str]) -> list[Candidate]
 
 
 def _kind_of_chat(values: Sequence[object]) -> tuple[str | None, tuple[str, str]]:
-    """Return the shape of most values in a column of messages, and the keys of their messages."""
+    """Return the usual chat shape in a column of messages, and its keys for role and text."""
     kinds: Counter[tuple[str, tuple[str, str]]] = Counter()
     for value in values:
         try:
@@ -396,7 +398,7 @@ def _kind_of_chat(values: Sequence[object]) -> tuple[str | None, tuple[str, str]
 
 
 def _are_turns(values: Sequence[object]) -> bool:
-    """Return whether each value is a list of at least two texts, of user and assistant in turn."""
+    """Return whether each value is a list of two or more texts, alternating user and assistant."""
     return bool(values) and all(
         isinstance(value, list) and len(value) > 1 and all(isinstance(text, str) for text in value)
         for value in values
@@ -404,7 +406,7 @@ def _are_turns(values: Sequence[object]) -> bool:
 
 
 def _known_pairs(rows: Sequence[Row], columns: list[str], request: ShapeRequest) -> list[Candidate]:
-    """Return pairs of columns named as in a well-known dataset or in another language."""
+    """Return pairs of question and answer columns with names from known datasets or languages."""
     lists = {c for c in columns if any(isinstance(row.values.get(c), list) for row in rows)}
     by_name = {plain(column): column for column in columns}
     candidates = []
@@ -420,7 +422,7 @@ def _known_pairs(rows: Sequence[Row], columns: list[str], request: ShapeRequest)
 def _with_more(
     candidate: Candidate, rows: Sequence[Row], columns: list[str], answers: Sequence[str] = ()
 ) -> Candidate:
-    """Return a pair extended by the answers to choose from and by the earlier turns.
+    """Return a prompt and answer pair, extended by columns for answer choices and earlier turns.
 
     Args:
         answers: the columns with answers, if not the pair's own.
@@ -441,9 +443,9 @@ def _with_more(
 
 
 def _chooses(rows: Sequence[Row], column: str, answer: str) -> bool:
-    """Return whether answers are numbers or labels of the choices in another column.
+    """Return whether each answer is the number or the label of a choice listed in `column`.
 
-    If `answer` is empty, return whether that column lists choices.
+    If `answer` is "", return whether `column` lists choices in each row.
     """
     for row in rows:
         texts, labels = choices_in(value_of(row.values, column))
@@ -483,8 +485,8 @@ def _contexts(
 ) -> list[str]:
     """Return the columns with context: the configured one, or those found by name.
 
-    If the user has set the prompt's column, none are looked for (except for alpaca), because that
-    column should hold the whole prompt.
+    If the user has set the prompt column, other columns are not searched (except for alpaca),
+    because the prompt column should hold the whole prompt.
     """
     if request.context_column:
         return [request.context_column]
@@ -510,7 +512,7 @@ def _add_context(parts: dict[str, str], context: Sequence[str]) -> str:
 
 
 def _add_others(parts: dict[str, str], columns: list[str]) -> str:
-    """Assign parts to columns that any conversation may have, and return a description of them."""
+    """Add the system column to the roles in `parts`, if there is one, and return a description."""
     words = ""
     if system := matching(SYSTEM_COLUMNS, columns):
         parts["system"] = system[0]
@@ -521,9 +523,9 @@ def _add_others(parts: dict[str, str], columns: list[str]) -> str:
 def _add_rare(
     parts: dict[str, str], rows: Sequence[Row], columns: Sequence[str], request: ShapeRequest
 ) -> str:
-    """Assign parts to columns that few rows have, and to the chat template's other inputs.
+    """Add columns that only few rows have to the roles in `parts`, and return a description.
 
-    Return a description of them.
+    These are columns for conversations, and for the chat template's other inputs.
     """
     present = dict.fromkeys(name for row in rows for name in row.values)
     rare = [name for name in present if name not in columns and name not in parts.values()]
@@ -537,9 +539,9 @@ def _add_rare(
 
 
 def _add_template_inputs(parts: dict[str, str], rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """Assign parts to columns that a chat template reads besides the messages.
+    """Add columns that a chat template reads besides messages to the roles in `parts`.
 
-    Return a description of them.
+    Return a description of these columns.
     """
     words = ""
     for part, name in TEMPLATE_COLUMNS.items():
@@ -562,13 +564,13 @@ def _text_candidates(columns: list[str], request: ShapeRequest) -> list[Candidat
 
 
 def matching(names: Sequence[str], columns: list[str]) -> list[str]:
-    """Return the columns with these names, in any capitalization, in the order of the names."""
+    """Return the columns that have one of these names, ignoring case, in the order of `names`."""
     lower = {column.strip().lower(): column for column in columns}
     return [lower[name] for name in names if name in lower]
 
 
 def shown(columns: Sequence[str]) -> str:
-    """Return the names of the first few columns, each shortened if it is long."""
+    """Return the names of the first few columns for a message; long names are shortened."""
     names = [excerpt(column, COLUMN_CHARACTERS) for column in columns[:NUM_COLUMNS_SHOWN]]
     more = len(columns) - len(names)
     return (", ".join(names) or "none") + (f" and {more} more" if more else "")
@@ -607,7 +609,7 @@ def _unclear(
 
 
 def _other_column(columns: list[str], request: ShapeRequest) -> str:
-    """Return the message for the case that only one column of a pair is configured."""
+    """Return the error for a configuration that names only one of prompt and answer column."""
     has_prompt = request.prompt_column is not None
     what = "the answers" if has_prompt else "the prompts"
     key = f"data.{'answer' if has_prompt else 'prompt'}_column"
@@ -628,7 +630,7 @@ def _columns_of(parts: dict[str, str]) -> str:
 
 
 def _way_on(rows: Sequence[Row], columns: list[str]) -> str:
-    """Return advice on the settings to use, with column names if only one reading is possible."""
+    """Return advice on which column settings to use, with column names if they are clear."""
     texts = [name for name in _leaves(rows, columns) if plain(name) != "id"]
     texts = [name for name in texts if len(name) <= 2 * COLUMN_CHARACTERS]
     nested = (list, dict)
@@ -641,12 +643,12 @@ def _way_on(rows: Sequence[Row], columns: list[str]) -> str:
 
 
 def _typed(column: str) -> str:
-    """Return a column's name as a value that can be typed: quoted if it has unusual characters."""
+    """Return a column name as the user types it: quoted if it has unusual characters."""
     return column if re.fullmatch(r"[\w.-]+", column) else json.dumps(column, ensure_ascii=False)
 
 
 def _by_columns(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return the rows grouped by equal columns, the largest group first."""
+    """Return the rows in groups with the same columns, the largest group first."""
     groups: dict[frozenset[str], list[Row]] = {}
     for row in rows:
         groups.setdefault(frozenset(row.values), []).append(row)
@@ -654,9 +656,9 @@ def _by_columns(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _is_mixed(rows: Sequence[Row], request: ShapeRequest) -> bool:
-    """Return whether the shape is unclear because rows have different columns.
+    """Return whether the shape is unclear only because rows have different columns.
 
-    It may also be unclear because the same columns can be read in several ways.
+    If False, the shape is unclear because the columns of one row can be read in several ways.
     """
     groups = _by_columns(rows)
     counts = {len(_candidates(group, list(group[0].values), request)) for group in groups}

@@ -1,5 +1,7 @@
-"""A view of an example that shows which tokens are trained, and which of them end an answer: as
-text, in a terminal's colors, or as HTML."""
+"""A display of an example's tokens, with the trained ones and the ends of answers marked.
+
+It can be plain text, text with terminal colors, or HTML.
+"""
 
 import html
 from collections.abc import Sequence
@@ -18,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class Kind(Enum):
-    """The use of a token in training.
+    """How a token is used in training.
 
     - MASKED: the model reads it and is not trained on it.
     - TRAINED: the model learns to generate it.
-    - STOP: the model learns to generate it, and it ends its answer.
+    - STOP: the model learns to generate it, and it is the end of an answer.
     """
 
     MASKED = "masked"
@@ -42,7 +44,10 @@ PREVIEW_STYLE = """<style>
 
 
 def kinds_of(example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase") -> list[Kind]:
-    """Return the kind of each token; a stop is the last special token of a trained stretch."""
+    """Return the kind of each token.
+
+    A STOP is the last special token in a run of trained tokens.
+    """
     trained = example.supervised
     is_special = np.isin(example.input_ids, list(special_tokens(tokenizer)))
     kinds = [Kind.TRAINED if is_trained else Kind.MASKED for is_trained in trained]
@@ -58,7 +63,7 @@ def kinds_of(example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase") ->
 
 
 def counts_line(kinds: Sequence[Kind]) -> str:
-    """Return `45 tokens: 12 trained, 2 of them end an answer, 33 masked`."""
+    """Return a summary such as `45 tokens: 12 trained, 2 of them end an answer, 33 masked`."""
     stops = kinds.count(Kind.STOP)
     trained = kinds.count(Kind.TRAINED) + stops
     verb = "ends" if stops == 1 else "end"
@@ -78,13 +83,14 @@ def token_preview(
     has_colour: bool = False,
     left_out: Sequence[str] = (),
 ) -> str:
-    """Return the tokens as text: `|` between them, trained ones in ⟦ ⟧, with ■ after each that ends
-    an answer, and ⏎ for a newline.
+    """Return the tokens as text, separated by `|`.
+
+    Trained tokens are in ⟦ ⟧, ■ follows each token that ends an answer, and ⏎ is a newline.
 
     Args:
-        has_colour: masked tokens are dim, trained ones green, and those that end an answer
-            reversed.
-        left_out: texts of the row that the model never reads, in words; one per line.
+        has_colour: use terminal colors: masked tokens are dim, trained ones green, and those that
+            end an answer reversed.
+        left_out: descriptions of texts of the row that the model never reads, shown one per line.
     """
     parts = []
     tokens = _tokens(example, tokenizer)
@@ -147,7 +153,7 @@ def _tokens(
 def _length_of_piece(
     tokenizer: "PreTrainedTokenizerBase", example: TokenizedExample, kinds: list[Kind], place: int
 ) -> int:
-    """Return how many tokens from `place` on make whole characters; 1 if none do."""
+    """Return how many tokens, starting at `place`, decode to whole characters; 1 if none do."""
     if HALF not in _text(tokenizer, example, place):
         return 1
     for length in range(2, MOST_BYTES + 1):

@@ -1,8 +1,7 @@
-"""A check that trained text survives the tokenizer: its tokens are decoded and compared with the
-text that they were made from.
+"""Check that the tokenizer keeps trained text: the tokens are decoded and compared with the text.
 
-A tokenizer may have no token for a character, convert it to lower case, remove its accent, or turn
-a line break into a space. The comparison finds one of three kinds of change:
+A tokenizer may have no token for a character, convert text to lower case, remove accents, or turn a
+line break into a space. The comparison finds one of three kinds of change:
 
 | | |
 | --- | --- |
@@ -10,12 +9,12 @@ a line break into a space. The comparison finds one of three kinds of change:
 | letters | the same letters except for case, accents and other spellings of a character |
 | white space | the same letters, with other line breaks, indentation or tabs |
 
-In the rest of a row only lost text is looked for, and such a row is used: at inference, its prompt
-is tokenized as it was in training.
+In the parts of a row that are not trained, only lost text is detected. Such a row is used anyway,
+because at inference its prompt is tokenized in the same way.
 
-Single spaces do not count, because some tokenizers write them by rule, and neither do two spellings
-of a character that Unicode calls equal. Hashes of the text before and after tokenization show
-which different answers have become equal.
+Single spaces do not count, because some tokenizers add or remove them by rule. Neither do two
+spellings of a character that Unicode calls equal. Hashes of the text before and after tokenization
+show which different answers have become equal.
 """
 
 import hashlib
@@ -62,8 +61,8 @@ class Survival:
     Attributes:
         kind: LOST, LETTERS or WHITE_SPACE; "": nothing changed.
         example: the first change, in words.
-        given, learned: hashes of the letters in the data and of those that are trained on.
-        unread: lost text in the rest of the row, in words; "" if there is none.
+        given, learned: hashes of the text's letters in the data, and after tokenizing and decoding.
+        unread: lost text in the parts that are not trained, in words; "" if there is none.
     """
 
     kind: str = ""
@@ -100,12 +99,13 @@ class TokenSurvival:
         return self.compare([_learned_parts(one) for one in written], learned)
 
     def lost_of(self, texts: Iterable[str], written: str, ids: Sequence[int]) -> str:
-        """Return a description of what the tokenizer loses of texts that occur in `written`.
-
-        "" if it loses nothing.
+        """Describe the text that the tokenizer loses of those `texts` that occur in `written`.
 
         Args:
             ids: the tokens of `written`.
+
+        Returns:
+            The description, or "" if nothing is lost.
         """
         if not self._loses:
             return ""
@@ -118,14 +118,18 @@ class TokenSurvival:
 
     @cached_property
     def _loses(self) -> bool:
-        """True if there are characters that the tokenizer has no tokens for."""
+        """True if the tokenizer has no tokens for some characters."""
         ids = self.tokenizer(PROBE, add_special_tokens=False)["input_ids"]
         return self.compare([[PROBE]], [ids])[0].kind == LOST
 
     def compare(
         self, texts: Sequence[Sequence[str]], ids: Sequence[Sequence[int]]
     ) -> list[Survival]:
-        """Compare each text, given in parts, with its tokens, which may hold text around it."""
+        """Compare each text with its tokens, which may include other text before and after.
+
+        Args:
+            texts: each text as a list of consecutive parts.
+        """
         read_back = self._read_back([[*map(int, one)] for one in ids])
         return [self._survival(*both) for both in zip(texts, read_back, strict=True)]
 
@@ -166,7 +170,7 @@ def _kind(parts: Sequence[str], text: str, read_back: str) -> str:
 
 
 def _holds(text: str, parts: Iterable[str]) -> bool:
-    """Return whether a text holds these parts, one after the other."""
+    """Return whether the text contains all parts, in this order."""
     end = 0
     for part in parts:
         start = text.find(part, end)
@@ -193,7 +197,10 @@ def _folded(text: str) -> str:
 
 
 def _difference(text: str, read_back: str) -> str:
-    """Return where two texts first differ, ignoring spaces unless they differ only in spaces."""
+    """Describe the first difference between a text and its decoded tokens.
+
+    Spaces are ignored, unless they are the only difference.
+    """
     start = back = 0
     while start < len(text) and back < len(read_back) and text[start] == read_back[back]:
         start, back = _after_spaces(text, start + 1), _after_spaces(read_back, back + 1)
@@ -210,7 +217,7 @@ def _after_spaces(text: str, position: int) -> int:
 
 
 def _excerpt(text: str, position: int) -> str:
-    """Return a few words of a text from just before a position."""
+    """Return a few words of a text, starting just before `position`."""
     start = max(0, position - SHOWN_BEFORE)
     shown = text[start : start + SHOWN]
     return f"{'…' if start else ''}{shown}{'…' if start + SHOWN < len(text) else ''}"
@@ -218,15 +225,15 @@ def _excerpt(text: str, position: int) -> str:
 
 @dataclass
 class Survivals:
-    """Counts of the changes in the trained texts of a dataset.
+    """Counts of the changes that the tokenizer makes to a dataset's trained texts.
 
-    They take eight bytes per row, and some more for each changed row.
+    Memory use is eight bytes per row, and some more for each changed row.
 
     Attributes:
-        rows: kind → number of rows.
-        firsts: kind → the first row of that kind: its position, and the change.
-        num_equal: rows whose answers became equal to different answers.
-        equal_example: one of them, in words.
+        rows: kind of change → number of rows.
+        firsts: kind of change → the first such row: its position, and the change.
+        num_equal: number of rows whose answer became equal to the different answer of another row.
+        equal_example: one of these rows, in words.
     """
 
     rows: Counter[str] = field(default_factory=Counter)
@@ -250,7 +257,7 @@ class Survivals:
         self._learned.append(survival.learned)
 
     def finish(self) -> None:
-        """Count the rows whose answers have become equal to others."""
+        """Count the rows whose answers became equal to different answers, after the last `add`."""
         if not self._changed:
             return
         changed = np.fromiter(self._changed, np.int64)
@@ -286,7 +293,7 @@ class Survivals:
             )
 
     def lines(self) -> list[str]:
-        """Return a sentence for each kind, with its first example."""
+        """Return a sentence for each kind of change, with its first example."""
         lines = [
             phrase(
                 "data.tokenizer_changed_answers",
@@ -321,7 +328,7 @@ class Survivals:
         return lines
 
     def to_json(self) -> JsonObject:
-        """Return facts that JSON can hold, without the hashes of rows."""
+        """Return the counts and examples as JSON values, without the hashes of rows."""
         return {
             "rows": {**self.rows},
             "firsts": {kind: [*first] for kind, first in self.firsts.items()},
@@ -331,7 +338,7 @@ class Survivals:
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Self:
-        """Rebuild the counts from the result of `to_json`; empty facts give no counts."""
+        """Restore the counts from the result of `to_json`; an empty mapping gives no counts."""
         if not facts:
             return cls()
         firsts = {kind: (place, example) for kind, (place, example) in facts["firsts"].items()}

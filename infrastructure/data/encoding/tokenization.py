@@ -1,10 +1,10 @@
 """Conversion of conversations to token ids with a mask of the trained tokens.
 
-By default the answers are trained on, each with the token that ends it, so that the model learns to
-stop. If the chat template marks the trained text, tokens and mask are those of transformers'
-`return_assistant_tokens_mask`. Otherwise the text before an answer is tokenized exactly as at
-generation: if the tokens of the whole text differ from those of the prompt alone, prompt and
-answer are tokenized separately.
+By default, each answer and the token that ends it are trained on, so that the model learns to stop.
+If the chat template marks the trained text, tokens and mask are those of transformers'
+`return_assistant_tokens_mask`. Otherwise, the text before an answer has the same tokens as at
+generation: if tokenizing the whole text at once would change them, prompt and answer are tokenized
+separately.
 """
 
 import itertools
@@ -88,12 +88,13 @@ class Encoded:
     """A tokenized conversation.
 
     Attributes:
-        end_token: the last trained token that is not white space, which ends the last answer. If
-            that was cut, the token that ends the answer before it, if it is a special token.
-        is_truncated: tokens were cut off.
-        account: the texts of it that the model does not read.
-        is_rewritten: its reasoning is written in another form than the row's, which the chat
-            template would leave out.
+        end_token: the token that ends the last answer: the last trained one that is not white
+            space. If the end of the last answer was cut off, the special token that ends the answer
+            before it, if there is one.
+        is_truncated: True if tokens were cut off.
+        account: the texts of the conversation that the model does not read.
+        is_rewritten: True if the reasoning was converted to another form, because the chat template
+            would leave out the form that the row uses.
         survival: changes that the tokenizer made to the trained text.
     """
 
@@ -106,8 +107,10 @@ class Encoded:
 
 
 def answer_end_ids(tokenizer: "PreTrainedTokenizerBase", max_length: int = 4096) -> list[int]:
-    """Return the tokens that end an answer: the last one that the chat template writes after it, if
-    that is a special token, and EOS."""
+    """Return the tokens that end an answer: EOS, and the one that the chat template writes.
+
+    The latter is the last token that the template writes after an answer, if it is a special token.
+    """
     turns = (Turn("user", "1"), Turn("assistant", "2"))
     [written] = ConversationEncoder(tokenizer, max_length=max_length).encode([Conversation(turns)])
     ends = {tokenizer.eos_token_id}
@@ -117,8 +120,14 @@ def answer_end_ids(tokenizer: "PreTrainedTokenizerBase", max_length: int = 4096)
 
 
 def ends_of_template(processing_class: object) -> list[int]:
-    """Return the tokens that end an answer by the chat template of a Trainer's tokenizer or
-    processor; [] if it has none."""
+    """Return the tokens that end an answer in the chat template of a tokenizer or processor.
+
+    Args:
+        processing_class: the `processing_class` of a transformers Trainer.
+
+    Returns:
+        The token ids; [] if there is no chat template.
+    """
     tokenizer: Any = getattr(processing_class, "tokenizer", processing_class)
     has_both = getattr(tokenizer, "chat_template", None) and getattr(tokenizer, "eos_token", None)
     return answer_end_ids(tokenizer) if has_both else []
@@ -126,7 +135,7 @@ def ends_of_template(processing_class: object) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Accounted:
-    """A conversation as text, with the account of its texts."""
+    """A rendered conversation, and which of its texts the model does not read."""
 
     written: Written
     account: Account
@@ -139,10 +148,11 @@ class ConversationEncoder:
     Args:
         tokenizer: a transformers tokenizer, fast or slow, with or without a chat template.
         max_length: maximum length of an example in tokens.
-        over_length: for longer examples: "quarantine" refuses them, "keep_start" cuts off their
-            ends as TRL does, "truncate" cuts the beginnings of their prompts (see `truncate`).
-        train_on: "answers", "last_answer" of each conversation, or "all" for every token but the
-            first.
+        over_length: what happens to longer examples: "quarantine" skips them, "keep_start" cuts off
+            their ends as TRL does, "truncate" cuts the beginnings of their prompts (see
+            `truncate`).
+        train_on: what is trained on: "answers", the "last_answer" of each conversation, or "all"
+            for every token but the first.
         pictures: encoder of images into tokens; None: the model reads only text.
 
     Raises:
@@ -177,14 +187,14 @@ class ConversationEncoder:
 
     @cached_property
     def template(self) -> TemplateFormat | None:
-        """The template of conversations in training; prompts use the tokenizer's own."""
+        """The chat template for training conversations; prompts use the tokenizer's own."""
         if self.own_template is None:
             return None
         return training_format(self.tokenizer, self.own_template, self.train_on == LAST_ANSWER)
 
     @cached_property
     def tool_template(self) -> TemplateFormat | None:
-        """The template of conversations with tools in training; None if the tokenizer has none."""
+        """The chat template for training conversations with tools; None if there is none."""
         if self.own_tool_template is None:
             return None
         return training_format(self.tokenizer, self.own_tool_template, self.train_on == LAST_ANSWER)
@@ -242,8 +252,11 @@ class ConversationEncoder:
     def _with_pictures(
         self, conversation: Conversation, written: Written, ids: list[int], mask: Mask, folder: Path
     ) -> tuple[tuple[Picture, ...], list[int], Mask]:
-        """Return the images, and the tokens and mask with image tokens in place; raises
-        `PictureError`."""
+        """Return a conversation's images, and its tokens and mask with the image tokens inserted.
+
+        Raises:
+            PictureError: an image cannot be used.
+        """
         if self.pictures is None:
             if conversation.num_pictures:
                 raise PictureError("data.model_accepts_text_only")
@@ -265,7 +278,8 @@ class ConversationEncoder:
 
         Raises:
             FormatError: the chat template refuses these messages.
-            PictureError: the number of marks in its output is not the number of images.
+            PictureError: the number of image placeholders in the template's output is not the
+                number of images.
         """
         written = self.prompt_written(turns, inputs)
         ids = [*written.lead, *self._ids([written.text])[0]]
@@ -290,8 +304,8 @@ class ConversationEncoder:
     def prompt_text(self, turns: Sequence[Turn], inputs: str = "") -> str:
         """Return a prompt for display.
 
-        A single message is shown as it is, several with their roles. Those that the model does not
-        read are marked.
+        A single message is shown without its role, several with their roles. Messages that the
+        model does not read are marked.
         """
         if len(turns) == 1:
             return turns[0].text
@@ -311,8 +325,10 @@ class ConversationEncoder:
         return (self.own_template_for(inputs) or self._plain()).write_prompt(turns, inputs)
 
     def num_template_tokens(self) -> int:
-        """Return the number of tokens that the chat template itself writes around one question and
-        its answer; 0 if there is no template, or if it refuses them."""
+        """Return how many tokens the chat template adds to one question and its answer.
+
+        0 if there is no template, or if it rejects the conversation.
+        """
         if self.own_template is None:
             return 0
         turns = Turn("user", SHORT_TEXT), Turn("assistant", SHORT_TEXT)
@@ -328,7 +344,8 @@ class ConversationEncoder:
         return len(self._ids([text])[0])
 
     def _accounted(self, conversation: Conversation) -> _Accounted:
-        """Return a conversation as text, with its texts accounted for; raises `FormatError`.
+        """Return a conversation as text, and which of its texts are missing there; raises
+        `FormatError`.
 
         If the template would leave out reasoning that should be trained on, the reasoning is
         written in another form that it keeps, if there is one: in a field instead of tags, or in
@@ -358,7 +375,7 @@ class ConversationEncoder:
 
     @property
     def template_sources(self) -> list[str]:
-        """The source of each template that conversations are written with."""
+        """The Jinja sources of all templates that conversations are written with."""
         formats = (
             *(self.own_template, self.template),
             *(self.own_tool_template, self.tool_template),
@@ -373,7 +390,7 @@ class ConversationEncoder:
         return phrase("data.chat_template" if self.own_template else "data.plain_format")
 
     def advice_for(self, conversation: Conversation) -> str:
-        """Return the remedy for a row with text that would not be trained on."""
+        """Return advice for a row with answer text that the chat template leaves out."""
         if self._advised is None:  # once, because other rows lack the same
             names = list(itertools.islice(self._writing(conversation), NUM_TEMPLATES_NAMED))
             some = (
@@ -383,9 +400,9 @@ class ConversationEncoder:
         return self._advised
 
     def _writing(self, conversation: Conversation) -> Iterator[str]:
-        """Yield names of TRL's templates that write all trained text of a conversation.
+        """Yield names of TRL's chat templates that would keep all trained text of a conversation.
 
-        Only templates whose tags are tokens of this tokenizer count.
+        Only templates whose tags are tokens of this tokenizer are considered.
         """
         known = self.tokenizer.get_vocab()
         for name, path in shipped_templates().items():
@@ -402,11 +419,11 @@ class ConversationEncoder:
                 yield name
 
     def template_for(self, inputs: str) -> TemplateFormat | None:
-        """Return the training template for a conversation with these inputs; None: no template."""
+        """Return the training template for conversations with these inputs, or None."""
         return self.tool_template if self._is_for_tools(inputs) else self.template
 
     def _is_for_tools(self, inputs: str) -> bool:
-        """Return whether the tokenizer's template for tools is used, as in transformers."""
+        """Return whether the tokenizer's template for tools applies, as in transformers."""
         if self.own_tool_template is None or not inputs:
             return False
         return bool(json.loads(inputs).get("tools"))
@@ -436,7 +453,7 @@ class ConversationEncoder:
         return conversation
 
     def _is_whole(self, conversation: Conversation) -> bool:
-        """Return whether everything is trained on, so that no spans have to be found."""
+        """Return whether the whole conversation is trained on; no answers have to be found then."""
         return self.train_on == "all" and all(turn.is_learnt for turn in conversation.turns)
 
     def _write(self, conversation: Conversation) -> Written:
@@ -447,9 +464,9 @@ class ConversationEncoder:
 
     @cached_property
     def _spells_pictures(self) -> bool:
-        """True if image marks are put into the texts, because no template for images writes them.
+        """True if image placeholders are inserted into the texts, because the template writes none.
 
-        The template of a vision-language model also renders the text around an image.
+        The template of a vision-language model writes the placeholders itself.
         """
         if self.pictures is None:
             return False
@@ -458,7 +475,7 @@ class ConversationEncoder:
         return self.pictures.has_text_template and not self.own_template.writes(self.pictures.mark)
 
     def _spelled_out(self, turn: Turn) -> Turn:
-        """Return a message with the marks of its images in its text."""
+        """Return a message with its image placeholders inserted into its text."""
         assert self.pictures is not None
         mark = self.pictures.mark
         texts = [str(part.get("text", mark)) for part in turn.parts]
@@ -468,7 +485,7 @@ class ConversationEncoder:
         return replace(turn, text="".join(texts), fields=json.dumps(fields) if fields else "")
 
     def _needs_end(self, conversation: Conversation) -> bool:
-        """Return whether the template that marked this conversation writes no end after answers."""
+        """Return whether an end token must be added after answers: the template writes none."""
         template = self.template_for(conversation.inputs)
         assert template is not None
         return not template.writes_end
@@ -493,7 +510,7 @@ class ConversationEncoder:
         return [next(marked if one.is_marked else apart) for one in written]
 
     def _tokenise_marked(self, written: list[Written]) -> list[tuple[list[int], Mask]]:
-        """Return the tokens of each whole text; those that hold a marked character are trained."""
+        """Tokenize each text as a whole; the tokens that hold a marked character are trained."""
         if not written:
             return []
         texts = [w.text for w in written]
@@ -526,7 +543,10 @@ class ConversationEncoder:
     def _tokenise_whole(
         self, written: list[Written], pieces: list[list[str]]
     ) -> list[tuple[list[int], Mask]]:
-        """Tokenize whole texts and cut the tokens, for tokenizers that do not split cleanly."""
+        """Tokenize whole texts, then split the tokens at the answers.
+
+        This is for tokenizers that give other tokens if the text is split first.
+        """
         whole = self._ids([w.text for w in written])
         parts = iter(self._ids([text for texts in pieces for text in texts[:-1]]))
         results = []
@@ -541,13 +561,12 @@ class ConversationEncoder:
         return results
 
     def _continuation(self, text: str) -> list[int]:
-        """Return the tokens of a text after a line break, without a mark of the beginning of a
-        text."""
+        """Return the tokens of a text as they are inside a longer text, after a line break."""
         lead, both = self._ids(["\n", "\n" + text])
         return both[len(lead) :] if both[: len(lead)] == lead else self._ids([text])[0]
 
     def _bounds(self, texts: list[str], heads: list[list[int]], ids: list[int]) -> list[int] | None:
-        """Return the token positions between the pieces; None if a token crosses one of them."""
+        """Return the token position after each piece; None if a token spans two pieces."""
         bounds: list[int] = []
         position = 0
         for index, head in enumerate(heads):
@@ -659,7 +678,7 @@ class ConversationEncoder:
 
 
 def _pieces(written: Written) -> list[str]:
-    """Return the text cut before and after each answer, without empty pieces."""
+    """Return the text, split before and after each answer, without empty pieces."""
     return [written.text[start:end] for start, end in itertools.pairwise(_edges(written))]
 
 
@@ -668,8 +687,7 @@ def _edges(written: Written) -> list[int]:
 
 
 def _tokens_of(encoded: "BatchEncoding", number: int, start: int, end: int) -> slice:
-    """Return the tokens that hold the characters from `start` to `end`, found as in transformers,
-    by the first and the last character that a token holds."""
+    """Return the slice of tokens that cover the characters from `start` to `end`."""
     tokens = (encoded.char_to_token(number, position) for position in range(start, end))
     first = next((token for token in tokens if token is not None), None)
     tokens = (encoded.char_to_token(number, position) for position in range(end - 1, start - 1, -1))
@@ -678,17 +696,17 @@ def _tokens_of(encoded: "BatchEncoding", number: int, start: int, end: int) -> s
 
 
 def num_common(ids: TokenIds, others: TokenIds) -> int:
-    """Return the number of tokens that both sequences have in common at their beginning."""
+    """Return the length of the common prefix of two token sequences."""
     length = min(len(ids), len(others))
     same = np.asarray(ids[:length]) == np.asarray(others[:length])
     return length if same.all() else int(np.argmin(same))
 
 
 def begins_with(tokenizer: "PreTrainedTokenizerBase", ids: TokenIds, prompt: TokenIds) -> bool:
-    """Return whether an example begins with a prompt.
+    """Return whether an example's tokens begin with those of a prompt.
 
-    The tokens are compared, and where they end differently the text, because the last characters of
-    the prompt may form one token with the first ones of the answer.
+    From the first different token on, the texts are compared, because the end of the prompt and the
+    beginning of the answer may form one token.
     """
     same = num_common(ids, prompt)
     if same == len(prompt):
@@ -700,10 +718,10 @@ def begins_with(tokenizer: "PreTrainedTokenizerBase", ids: TokenIds, prompt: Tok
 
 
 def _splits_cleanly(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Return whether a text cut after a line break has the tokens of its pieces.
+    """Return whether splitting a text after a line break leaves its tokens unchanged.
 
-    Tokenizers that put a mark before the first word do not split so, nor do those whose special
-    tokens swallow the space next to them.
+    This is not so for tokenizers that put a mark before the first word, or whose special tokens
+    absorb the space next to them.
     """
     added = tokenizer.added_tokens_decoder.values()
     if any(getattr(token, side, False) for token in added for side in ("lstrip", "rstrip")):
@@ -727,8 +745,8 @@ def truncate(
     """Cut an over-long example so that the last answer is kept, completely if possible.
 
     The beginning of the prompt is cut first (BOS stays). An answer that is itself too long loses
-    its end, including EOS, and leaves at least a quarter of the length to the text before it. A
-    plain document keeps its beginning.
+    its end, including EOS, so that at least a quarter of `max_length` remains for the text before
+    it. A plain document keeps its beginning.
     """
     last = int(np.flatnonzero(mask)[-1])
     unsupervised = np.flatnonzero(~mask[:last])

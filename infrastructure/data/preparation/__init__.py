@@ -1,1 +1,1 @@
-"""One-time preparation of the data: the plan, the pass over all rows, skipped rows, the report."""
+"""Preparation of data for training: the plan, the pass over all rows, skipped rows, the report."""

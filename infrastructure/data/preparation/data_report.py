@@ -1,4 +1,4 @@
-"""A report on the prepared data, written before anything is trained on it."""
+"""The report on prepared data, which is written before training begins."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ MAX_TASKS_SHOWN = 12
 
 
 def rows_in_words(count: int, kind: str = "") -> str:
-    """Return `1 row` or `8,000 rows`; with a `kind`, `1 training row`."""
+    """Return a count of rows as text: `1 row`, `8,000 rows`, or with a `kind`, `1 training row`."""
     return f"{count:,} {kind}row{'' if count == 1 else 's'}"
 
 
@@ -25,29 +25,32 @@ class DataReport:
     Attributes:
         files: the files read, with format and number of rows.
         shape, shape_reason: how rows were interpreted, and why.
-        rows_read: all rows; `num_train + num_evaluation + quarantine.total`.
+        rows_read: the number of all rows: `num_train + num_evaluation + quarantine.total`.
         tokens, supervised_tokens: totals of the training examples of one epoch.
         length_quantiles: share ("5%", "50%", "95%") → length in tokens that this share of the
             training examples does not exceed.
         task_counts: training examples by task.
-        end_tokens: token that ends answers → how often; generation must stop at it. Empty if all
-            answers were cut before their end.
+        end_tokens: each token that ends answers, at which generation must stop → how often it does.
+            Empty if all answers were cut before their end.
         truncated: examples that were cut to the maximum length.
         template_tokens: tokens that the chat template itself writes around a question and its
             answer; counted only if some rows are too long.
         duplicates: training rows with the same content as an earlier one.
         leaked: training rows with the same content as a held-out one.
-        system_prompt: the one that every row begins with; None if there is none, or several.
+        system_prompt: the system prompt that every row begins with; None if there is none, or
+            several.
         has_context: a column holds the context that the questions are about.
-        special_text_rows: rows whose text spells a special token.
+        special_text_rows: rows whose text contains the text of a special token.
         unread: a sentence about fields of the rows that the chat template does not read; "" if
             there are none.
         left_out: texts of usable rows that the model never reads, as `LeftOut.to_json` returns
             them.
         survivals: changes of trained texts by the tokenizer, from `Survivals.to_json`.
-        losses: file:line of the first rows that lose a text → the lost texts, in words.
-        undetermined_rows: rows for which it cannot be determined whether a text is lost.
-        unused_columns: columns that nothing reads, in words; "" if there are none.
+        losses: file:line → descriptions of the texts that the model does not read, for the first
+            such rows.
+        undetermined_rows: number of rows for which it is unknown whether the model reads every
+            text.
+        unused_columns: a text that lists the columns that nothing uses; "" if there are none.
         notes: further sentences for the user.
         fingerprint: hash of the training examples in their order.
         from_cache: the data was already in the cache.
@@ -92,7 +95,7 @@ class DataReport:
         return self.supervised_tokens / self.tokens if self.tokens else 0.0
 
     def to_dict(self) -> JsonObject:
-        """Return the facts in a form that JSON can hold, with only the counts of the quarantine."""
+        """Return the report as JSON values, with the counts of skipped rows but not the rows."""
         facts = {key: value for key, value in vars(self).items() if key != "quarantine"}
         return {**facts, "quarantined": dict(self.quarantine.counts)}
 
@@ -237,7 +240,7 @@ class DataReport:
         return lines
 
     def _keeps_whole(self, num_positions: int | None) -> str:
-        """Return advice on how to keep rows whole that are longer than the limit, or ""."""
+        """Return advice on how to avoid cutting rows that are longer than the limit, or ""."""
         if num_positions is None:
             return phrase("data.raise_limit_if_supported")
         if self.max_length < num_positions:

@@ -1,4 +1,4 @@
-"""Checks for data that the user probably did not intend, made before anything is loaded."""
+"""Checks for data that the user probably did not mean to train on, before anything is loaded."""
 
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -12,10 +12,10 @@ from infrastructure.data.readers.splits import DOCUMENTS
 
 
 class UnconfirmedDataError(InputError):
-    """An error for data that is trained on only if the user confirms it.
+    """An error for unusual data, which is trained on only after the user confirms it.
 
     Attributes:
-        doubt: what is unusual about it, as a sentence without a full stop.
+        doubt: what is unusual about the data, as a sentence without a full stop.
     """
 
     def __init__(self, doubt: str) -> None:
@@ -24,10 +24,10 @@ class UnconfirmedDataError(InputError):
 
 
 def check_meant(config: DataConfig) -> None:
-    """Refuse a folder with nothing but a readme, and a file with a single row.
+    """Refuse a folder with nothing but a readme, and a file with a single row, unless confirmed.
 
     Raises:
-        UnconfirmedDataError: the data is one of these, and `accept_small_data` does not confirm it.
+        UnconfirmedDataError: the data is such a folder or file, and `accept_small_data` is off.
     """
     if config.path is None or config.accept_small_data or not Path(config.path).exists():
         return

@@ -1,4 +1,4 @@
-"""The plan of a preparation: which files, shapes and limits, and the key of the cache entry."""
+"""The plan for preparing data: files, row shapes and limits, and the key of the cache entry."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -61,7 +61,8 @@ def plan_preparation(
     worker_bytes: int | None = None,
     pictures: PictureTokens | None = None,
 ) -> PreparationPlan:
-    """Inspect files and columns, and return the plan; nothing is tokenized yet.
+    """Inspect files and columns, and return the plan for preparing the data; nothing is tokenized
+    yet.
 
     Args:
         worker_bytes: main memory that each process that prepares data may use.
@@ -97,7 +98,7 @@ def plan_preparation(
 
 
 def _check_pictures(shown: str, config: DataConfig, pictures: PictureTokens | None) -> None:
-    """Raise ValueError if rows with images cannot be used."""
+    """Raise ValueError if the model or the settings do not support rows with images."""
     if pictures is None:
         raise InputError("data.images_need_vision_model", place=shown)
     for name in ("streaming", "augmentation"):
@@ -107,9 +108,9 @@ def _check_pictures(shown: str, config: DataConfig, pictures: PictureTokens | No
 
 
 def pictures_in(config: DataConfig) -> str:
-    """Return a description of where the first rows of the training data hold images.
+    """Describe where the first rows of the training data hold images.
 
-    "" if they hold none, or if no data can be read.
+    Return "" if they hold none, or if no data can be read.
     """
     if config.path is None:
         return ""
@@ -121,7 +122,7 @@ def pictures_in(config: DataConfig) -> str:
 
 
 def look_at_pictures(files: list[DataFile], config: DataConfig) -> None:
-    """Refuse rows if none of the first ones has a usable image.
+    """Check that at least one of the first rows has a usable image.
 
     If only some images are missing or broken, their rows are skipped when the data is prepared.
 
@@ -148,7 +149,7 @@ def look_at_pictures(files: list[DataFile], config: DataConfig) -> None:
 
 
 def no_pictures(path: str) -> str:
-    """Return the message for data without images that is given to a vision encoder."""
+    """Return the error for training a vision encoder on data without images."""
     return phrase("data.multimodal_without_images", path=path)
 
 
@@ -160,7 +161,7 @@ def _check(config: DataConfig) -> None:
 
 
 def memory_bytes(config: DataConfig) -> int | None:
-    """Return `data.memory_limit` in bytes; a percentage is of this machine's memory."""
+    """Return `data.memory_limit` in bytes; a percentage refers to this machine's memory."""
     return total_bytes_of(config.memory_limit)
 
 
@@ -172,7 +173,7 @@ def total_bytes_of(amount: str | None) -> int | None:
 def num_processes(
     config: DataConfig, files: list[DataFile], tokenizer: "PreTrainedTokenizerBase"
 ) -> int:
-    """Return the number of processes that tokenize; 0 means only this one.
+    """Return the number of processes for tokenization; 0 means only the current process.
 
     The number does not affect the tokens.
     """
@@ -185,7 +186,7 @@ def num_processes(
 
 
 def look_at_rows(files: list[DataFile], config: DataConfig) -> RowSchema:
-    """Refuse rows that cannot be interpreted; needs no tokenizer.
+    """Check that rows can be interpreted as examples, without a tokenizer.
 
     The first rows are checked; if the files are small, all of them.
 
@@ -275,7 +276,7 @@ def chat_template_of(
 
 
 def _missing_header(file: DataFile, row: Row) -> str:
-    """Return a sentence if the first line of a table looks like one of its rows, else ""."""
+    """Return a warning if the header line of a table looks like a row of data, else ""."""
     names = [*row.values]
     is_text = any(len(name) > LONG_NAME or name.strip().endswith((".", "?", "!")) for name in names)
     if file.format not in TABLE_FORMATS or not is_text:
@@ -301,7 +302,7 @@ def _first_good_rows(files: list[DataFile]) -> list[Row]:
 
 
 def _why_none(bad: list[BadRow]) -> str:
-    """Return a description of the first row that cannot be read, and the remedy."""
+    """Describe the first unreadable row, for data without any readable row, and the remedy."""
     if not bad:
         return phrase("data.file_without_rows")
     remedy = bad[0].remedy
@@ -309,7 +310,7 @@ def _why_none(bad: list[BadRow]) -> str:
 
 
 def plan_key(plan: PreparationPlan) -> str:
-    """Return the plan's key in the cache: equal plans for equal content have equal keys."""
+    """Return the cache key of a plan; equal plans for files with equal content have equal keys."""
     encoder = plan.encoder
     parts = {
         "version": [FORMAT_VERSION, LABELS_VERSION, ROWS_VERSION],
@@ -338,11 +339,13 @@ def _file_key(file: DataFile) -> list[str]:
 
 
 def read_chat_template(setting: str) -> str:
-    """Return the template that `data.chat_template` means: Jinja text, a file that holds it, or the
-    name of one that TRL ships. Loads no TRL.
+    """Return the Jinja text of the template that `data.chat_template` refers to.
+
+    The setting is Jinja text, a file that contains it, or the name of a template that TRL ships.
+    TRL is not imported.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the setting is none of these.
     """
     if "{" in setting:
         return setting
@@ -362,8 +365,10 @@ def read_chat_template(setting: str) -> str:
 
 
 def template_notes(config: DataConfig, tokenizer: "PreTrainedTokenizerBase | None") -> list[str]:
-    """Return a sentence if the model has no chat template for the conversations, or if the
-    configured template writes tags that are not tokens of the model."""
+    """Return a note if the chat template is missing or does not fit the tokenizer.
+
+    A configured template does not fit if it writes tags that are not tokens of the model.
+    """
     if tokenizer is None:
         return []
     if config.chat_template is not None:

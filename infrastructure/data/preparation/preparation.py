@@ -1,4 +1,4 @@
-"""One pass over the data: read, interpret, tokenize, skip, hold out, store and report.
+"""The pass over the data that reads, tokenizes, skips or holds out, stores and counts every row.
 
 Memory use is bounded by a few chunks of rows plus about forty bytes per row of the data set.
 """
@@ -66,11 +66,12 @@ UNUSUAL_SPLIT = 4.0  # standard deviations from the configured share
 
 @dataclass(frozen=True)
 class PreparationPlan:
-    """A plan of what to read and how.
+    """A plan of which data to read, and how to prepare it.
 
     Attributes:
-        files: for training and for evaluation (if there are none, a share is held out).
-        shapes: the row shapes of the two.
+        files: the files for training, and those for evaluation; without the latter, a share of the
+            training rows is held out.
+        shapes: the row shapes of the training files and of the evaluation files.
         window_limits: rows and bytes of a streaming window; None stores all tokens.
         keep_conversations: keep the texts as well, for augmentation.
         worker_bytes: main memory that each process may use; None: no limit.
@@ -89,7 +90,7 @@ class PreparationPlan:
 
 
 class Preparation:
-    """A writer of one entry of prepared data into a folder."""
+    """A preparation of data, which writes examples and report into the folder of a cache entry."""
 
     def __init__(self, plan: PreparationPlan, folder: Path) -> None:
         self.plan = plan
@@ -127,7 +128,7 @@ class Preparation:
         return [*self.plan.files[TRAIN], *self.plan.files[EVALUATION]]
 
     def run(self) -> None:
-        """Read all rows, and write the finished entry."""
+        """Read and prepare all rows, and write the finished cache entry."""
         folders = [file.path if file.path.is_dir() else file.path.parent for file in self.files]
         worker = RowWorker(
             self.plan.encoder, list(self.plan.shapes), self.plan.worker_bytes, folders
@@ -218,7 +219,7 @@ class Preparation:
             self.undetermined = self.undetermined or [f"{account.undetermined[0]} of {place}"]
 
     def _check_prompt(self, row: PreparedRow) -> None:
-        """Compare the tokens before the answer with the model's prompt at generation."""
+        """Count whether a row's tokens begin with those of the model's prompt at generation."""
         conversation = row.conversation
         template = self.plan.encoder.template_for(conversation.inputs)
         self._note_prompt(row)
@@ -231,9 +232,9 @@ class Preparation:
         self.differing_prompts += not begins_with(tokenizer, row.example.input_ids, prompt)
 
     def _note_prompt(self, row: PreparedRow) -> None:
-        """Record texts that the prompt at generation loses and the trained row keeps.
+        """Record texts that are missing in the prompt at generation but not in training.
 
-        Earlier reasoning is not counted: chat templates leave it out on purpose.
+        Earlier reasoning is not counted, because chat templates leave it out on purpose.
         """
         conversation = row.conversation
         account = self.plan.encoder.prompt_account(conversation.prompt, conversation.inputs)
@@ -280,9 +281,10 @@ class Preparation:
         self.store.finish({"report": self.report.to_dict(), "groups": groups.tolist()})
 
     def _with_a_row_on_both_sides(self) -> npt.NDArray[np.bool_]:
-        """Return the evaluation mask, after moving a row if chance has put all rows on one side.
+        """Return the mask of evaluation rows, changed so that neither split is empty.
 
-        Duplicates of the row move with it. If all rows are equal, none is held out.
+        If chance has put all rows into one split, a row and its duplicates are moved. If all rows
+        are equal, none is held out.
         """
         chosen = np.array(self.facts.is_evaluation, dtype=bool)
         content = np.array(self.facts.content, dtype=np.uint64)
@@ -393,7 +395,7 @@ class Preparation:
         return ""
 
     def _about_template(self, template: TemplateFormat) -> list[str]:
-        """Return notes on what the chat template writes that the rows do not contain."""
+        """Return notes on text that the chat template adds and that the rows do not contain."""
         own = []
         if template.preamble:
             text = excerpt(template.preamble)
@@ -419,7 +421,7 @@ class Preparation:
 
 
 def _listed(names: Counter[str]) -> str:
-    """Return the most frequent names, in the order of their frequency."""
+    """Return the most frequent names as a comma-separated text, most frequent first."""
     shown = [name for name, _ in names.most_common(NUM_UNUSED_SHOWN)]
     more = len(names) - len(shown)
     listed = ", ".join(shown)
@@ -427,7 +429,7 @@ def _listed(names: Counter[str]) -> str:
 
 
 def _uneven_split(wanted: float, num_evaluation: int, num_train: int) -> list[str]:
-    """Return a sentence if far more or fewer rows are held out than chance explains."""
+    """Return a note if far more or fewer rows are held out than chance explains, else []."""
     num_rows = num_evaluation + num_train
     if not wanted or not num_evaluation:
         return []

@@ -1,4 +1,4 @@
-"""The prepared data of a plan: read from the cache, or created."""
+"""The prepared data of a plan: opened from the cache, or prepared now."""
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig
@@ -10,7 +10,9 @@ from infrastructure.data.store.token_cache import CacheEntry, TokenCache
 def open_prepared(
     plan: PreparationPlan, data_config: DataConfig, cache_config: CacheConfig
 ) -> CacheEntry:
-    """Return the entry of `plan`, created by this process or by another that is already at work.
+    """Return the cache entry of `plan`, and prepare the data first if the entry is missing.
+
+    If another process is already preparing the same data, wait for its result.
 
     Raises:
         ValueError: the cache cannot be written.

@@ -1,6 +1,6 @@
-"""Skipped rows: listed with file, line and reason, counted and reported, never dropped silently.
+"""Skipped rows: each is recorded with file, line and reason, and never dropped silently.
 
-Counts are complete. Of the rows themselves only the first MAX_KEPT are kept, so that a file full
+Counts are complete. Of the rows themselves, only the first MAX_KEPT are kept, so that a file full
 of garbage cannot fill the memory.
 """
 
@@ -23,18 +23,18 @@ NUM_SHOWN, DETAIL_CHARACTERS = 2, 200  # a template's error message ends with th
 
 @dataclass
 class Quarantine:
-    """The bad rows of one data set.
+    """The rows of a dataset that are skipped because they cannot be used.
 
     Attributes:
-        bad_rows: the first MAX_KEPT of them, in the order of the files.
-        counts: all of them, by reason.
+        bad_rows: the first MAX_KEPT skipped rows, in the order of the files.
+        counts: reason → the number of all rows skipped for this reason.
     """
 
     bad_rows: list[BadRow] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, rows: Iterable[BadRow]) -> None:
-        """Add rows to the skipped ones."""
+        """Record skipped rows."""
         for row in rows:
             self.counts[row.reason] += 1
             if len(self.bad_rows) < MAX_KEPT:
@@ -52,7 +52,7 @@ class Quarantine:
         return common[:NUM_EXAMPLES]
 
     def write(self, path: Path) -> None:
-        """Write one JSON object per row: source, line, reason, detail and excerpt.
+        """Write one JSON object per kept row: source, line, reason, detail and excerpt.
 
         Rows that are not UTF-8 also have `encoding`.
         """
@@ -82,14 +82,15 @@ class Quarantine:
         """Refuse to start if too large a share of the rows is bad.
 
         Args:
-            listed: the file that lists all of them; None if there is none yet.
-            max_unlearnable_percent: the same limit for rows whose answers would not be learned as
+            listed: the file that lists the bad rows; None if there is none yet.
+            max_unlearnable_percent: the limit for rows whose answers would not be learned as
                 written; None: `max_percent`.
             about_length: a sentence on why rows are long; "" if the reason is unknown.
-            cuts_prompts: data.over_length=truncate is possible.
+            cuts_prompts: whether the error may recommend data.over_length=truncate.
 
         Raises:
-            ValueError: the share is too large; the text has count, share, first rows and remedies.
+            ValueError: the share is too large; the message has count, share, first rows and
+                remedies.
         """
         percent = 100 * self.total / max(1, num_rows)
         lost = Counter({reason: self.counts[reason] for reason in UNLEARNABLE & {*self.counts}})
@@ -120,14 +121,14 @@ class Quarantine:
         )
 
     def none_left(self, path: str) -> ValueError:
-        """Return the error for data without a single row that can be trained on."""
+        """Return the error for data in which not a single row is usable."""
         reason = ""
         if self.total:
             reason = phrase("data.no_rows_because", count=self.total, reasons=self._shown())
         return ValueError(phrase("data.no_rows_left", path=path, reason=reason))
 
     def _shown(self) -> str:
-        """Return each reason once, with its count and the first row that it applies to."""
+        """Return a text that lists the reasons, each with its count and its first row."""
         shown = [
             f"{self.counts[row.reason]} {row.reason} ({row.place}"
             + (f", {excerpt(row.shown_detail, DETAIL_CHARACTERS)})" if row.detail else ")")
@@ -141,10 +142,10 @@ class Quarantine:
 
 
 def about_template(num_tokens: int, max_length: int) -> str:
-    """Return a sentence if the chat template's own text makes rows long, else "".
+    """Return a sentence if the text that the chat template adds takes much of a row, else "".
 
     Args:
-        num_tokens: tokens that it writes around one question and its answer.
+        num_tokens: tokens that the template adds to one question and its answer.
         max_length: maximum length of a row in tokens.
     """
     if num_tokens < MUCH_OF_A_ROW * max_length:

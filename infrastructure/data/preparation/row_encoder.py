@@ -1,4 +1,4 @@
-"""Conversion of chunks of rows to examples, in this process or in others, with the same result."""
+"""Conversion of rows to examples, in this process or in several, with the same result."""
 
 import json
 import logging
@@ -44,10 +44,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows of one file, in its order.
+    """Consecutive rows of one file.
 
     Attributes:
-        file: number of the file.
+        file: index of the file.
         shape: index of their shape among the worker's shapes.
     """
 
@@ -58,14 +58,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRow:
-    """A usable row.
+    """A usable row with its tokenized example.
 
     Attributes:
         content: a number that is equal for rows with the same content.
-        end_token: the token that ends its last answer.
-        holds_special_text: the text spells a special token, and is read as that token.
-        account: the texts of it that the model does not read.
-        is_rewritten: its reasoning is written in another form than the row has it.
+        end_token: the token that ends the last answer.
+        holds_special_text: True if the text contains that of a special token, and is tokenized as
+            that token.
+        account: the texts of the row that the model does not read.
+        is_rewritten: True if the row's reasoning is written in another form than in the data.
         survival: changes that the tokenizer made to the trained text.
     """
 
@@ -86,8 +87,8 @@ class PreparedChunk:
     """The results for each row of a chunk, in order.
 
     Attributes:
-        unused_columns, unused_fields: columns of rows and fields of messages that nothing reads,
-            with the number of times that they occur.
+        unused_columns, unused_fields: how often each column and each message field occurs that
+            nothing uses.
     """
 
     file: int
@@ -98,10 +99,11 @@ class PreparedChunk:
 
 
 class RowWorker:
-    """A converter of rows to examples; it can be sent to another process.
+    """A converter of rows to examples, which can be pickled for another process.
 
     Args:
-        max_bytes: private memory that the other process may use; a row that needs more kills it.
+        max_bytes: private memory that the other process may use; a row that needs more kills the
+            process.
         folders: the folders of the files; image paths are relative to them.
     """
 
@@ -121,7 +123,7 @@ class RowWorker:
 
     @property
     def needs_torch(self) -> bool:
-        """True if its tokenizer or processor may need torch; transformers' fast ones do not."""
+        """True if tokenizer or processor may need torch; transformers' fast tokenizers do not."""
         tokenizer = self.encoder.tokenizer
         is_plain = tokenizer.is_fast and type(tokenizer).__module__.startswith("transformers.")
         return not is_plain or self.encoder.pictures is not None
@@ -184,7 +186,7 @@ class RowWorker:
 
 
 def _seen(example: TokenizedExample) -> list[list[str]]:
-    """Return the part of an example's content that is in its images."""
+    """Return the hashes of an example's images, as part of the content that is compared."""
     shown = [picture.sha256 for picture in example.pictures]
     return [["pictures", *shown]] if shown else []
 
@@ -213,11 +215,12 @@ def _work_in_process(chunk: Chunk) -> PreparedChunk:
 def work_on(
     chunks: Iterable[Chunk], worker: RowWorker, num_processes: int
 ) -> Iterator[PreparedChunk]:
-    """Yield prepared chunks in the given order; a bounded number is in progress at a time.
+    """Yield the prepared chunks in the order of `chunks`; a bounded number is in progress at a
+    time.
 
-    When a process dies, the chunks in progress are processed again row by row, so that a row that
-    kills its process is found, tried once more, and skipped. If no row is to blame, the work
-    continues with half as many processes, and in the end in this one.
+    When a process dies, the chunks in progress are processed again row by row. A row that kills its
+    process again is tried once more, and then skipped. If no row is to blame, the work continues
+    with half as many processes, and in the end in the current process.
 
     Raises:
         DataError: too many rows kill the process that works on them.
@@ -245,7 +248,7 @@ def work_on(
 def _work_in_pool(
     waiting: deque[Chunk], chunks: Iterator[Chunk], worker: RowWorker, num_processes: int
 ) -> Iterator[PreparedChunk]:
-    """Yield prepared chunks; `waiting` holds those that were taken and are not done.
+    """Yield prepared chunks from a process pool; `waiting` holds the chunks that are not done yet.
 
     Raises:
         BrokenProcessPool: a process died.
@@ -280,13 +283,13 @@ def _pool(worker: RowWorker, num_processes: int) -> ProcessPoolExecutor:
 
 
 class CarefulWorker:
-    """A worker that processes rows one by one in another process, and replaces that if a row kills
+    """A worker that processes rows one by one in another process, and restarts it if a row kills
     it.
 
-    If not even an idle process survives, the work is done in this process.
+    If not even an idle process survives, the work is done in the current process.
 
     Args:
-        max_deadly: number of rows that may kill a process.
+        max_deadly: the maximum number of rows that may kill a process.
     """
 
     def __init__(self, worker: RowWorker, max_deadly: int = MAX_DEADLY_ROWS) -> None:
@@ -303,10 +306,10 @@ class CarefulWorker:
         self._end()
 
     def __call__(self, chunk: Chunk) -> PreparedChunk:
-        """Process a chunk as the worker itself does; a row that kills it is returned as a `BadRow`.
+        """Process a chunk as `RowWorker` does; a row that kills the process becomes a `BadRow`.
 
         Raises:
-            DataError: too many rows kill it.
+            DataError: too many rows kill the process.
         """
         whole = PreparedChunk(chunk.file, chunk.shape, [])
         for row in chunk.rows:
@@ -332,7 +335,7 @@ class CarefulWorker:
         return PreparedChunk(one.file, one.shape, [bad])
 
     def _lives(self, one: Chunk) -> bool:
-        """Return whether a process is running; a new one is tested with a chunk without rows."""
+        """Return whether the process is alive; a new process is tested with an empty chunk."""
         if self._pool is None and self._can_live:
             self._pool = _pool(self.worker, 1)
             try:

@@ -1,4 +1,4 @@
-"""A few numbers for each usable row, and the figures that a report derives from them."""
+"""Statistics of usable rows: a few numbers for each row, and the figures of the report."""
 
 import hashlib
 import sys
@@ -24,7 +24,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class SharedSystemPrompt:
-    """A check whether all rows begin with the same system prompt; keeps at most two of them."""
+    """A check whether all rows begin with the same system prompt. It stores at most two prompts."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
@@ -43,7 +43,7 @@ class SharedSystemPrompt:
 
 @dataclass
 class RowFacts:
-    """The numbers of each row, in order; about forty bytes per row."""
+    """The numbers recorded for each usable row, in order; about forty bytes per row."""
 
     content: "array[int]" = field(default_factory=lambda: array("Q"))
     is_evaluation: "array[int]" = field(default_factory=lambda: array("b"))
@@ -55,7 +55,7 @@ class RowFacts:
     group: list[str] = field(default_factory=list)
 
     def add(self, row: PreparedRow, is_evaluation: bool) -> None:
-        """Record the next row."""
+        """Record the numbers of the next row."""
         example = row.example
         self.content.append(row.content)
         self.is_evaluation.append(is_evaluation)
@@ -74,7 +74,7 @@ class RowFacts:
     def fill(
         self, report: DataReport, is_evaluation: Mask, tokenizer: "PreTrainedTokenizerBase"
     ) -> None:
-        """Write the figures into a report."""
+        """Compute figures such as token counts and length quantiles, and set them in a report."""
         train = ~is_evaluation
         content = np.array(self.content, dtype=np.uint64)
         lengths = np.array(self.length, dtype=np.int64)[train]

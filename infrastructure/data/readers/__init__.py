@@ -1,1 +1,1 @@
-"""Reading of rows: detection of file types, and a reader for each format."""
+"""Readers of data files: detection of file types, and a reader for each format."""

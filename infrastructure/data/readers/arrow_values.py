@@ -1,9 +1,9 @@
-"""Conversion of Arrow columns to plain values by type: a label becomes its name, a map an object, a
-date its ISO text.
+"""Conversion of Arrow columns to plain Python values: a label becomes its name, a date its ISO
+text.
 
-Values without a text form (bytes, durations) stay as they are; a row that needs one as text is
-skipped, and the reason names the type. A column that cannot be read at all affects only the rows
-that use it.
+Values without a text form (bytes, durations) stay as they are. A row that needs such a value as
+text is skipped, and the reason names the type. A column that cannot be read at all affects only the
+rows that use it.
 """
 
 import json
@@ -27,14 +27,14 @@ NO_VALUES = (ValueError, OverflowError, TypeError, NotImplementedError)
 
 
 class PlainRows:
-    """A converter of the batches of one schema into rows of plain values."""
+    """A converter of record batches with a given schema to rows of plain Python values."""
 
     def __init__(self, schema: "Schema", described: Mapping[bytes, bytes] | None = None) -> None:
         """Choose a conversion for each column.
 
         Args:
-            described: metadata with the description of the columns by `datasets`; None: the
-                schema's own.
+            described: metadata in which `datasets` describes the columns; None: the metadata of
+                `schema`.
         """
         features = _features(described or schema.metadata or {})
         self.columns = [name for name in schema.names if not INDEX_COLUMN.fullmatch(name)]
@@ -47,7 +47,7 @@ class PlainRows:
         self.converters = {name: convert for name, convert in converters.items() if convert}
 
     def of(self, batch: "RecordBatch") -> list[dict[str, object]]:
-        """Return the rows of a batch; raises UnicodeDecodeError if a text is not UTF-8."""
+        """Return the rows of a record batch; raises UnicodeDecodeError if a text is not UTF-8."""
         arrow = require("pyarrow", "data.read_tables")
         names = [name for name in batch.schema.names if name in self.columns]
         columns = [_written_out(batch.column(batch.schema.names.index(name))) for name in names]
@@ -68,13 +68,13 @@ class PlainRows:
 
 
 def _written_out(column: "Array") -> "Array":
-    """Return a dictionary-encoded column decoded, which is faster to read; others unchanged."""
+    """Decode a dictionary-encoded column, to read it faster; return others unchanged."""
     kinds = require("pyarrow.types", "data.read_tables")
     return column.dictionary_decode() if kinds.is_dictionary(column.type) else column
 
 
 def _values(column: "Array") -> list[object]:
-    """Return the values of one column; if Python has no such values, placeholders that say so."""
+    """Return the values of a column; placeholders for values that Python cannot represent."""
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError:
@@ -84,7 +84,7 @@ def _values(column: "Array") -> list[object]:
 
 
 def _features(metadata: Mapping[bytes, bytes]) -> dict[str, object]:
-    """Return the description of the columns by `datasets`; {} if there is none that can be read."""
+    """Return the description of the columns by `datasets`; {} if it is missing or unreadable."""
     try:
         described: Any = parse_json(metadata.get(HUGGINGFACE_KEY, b"{}"))
         features = described["info"]["features"]
@@ -94,12 +94,12 @@ def _features(metadata: Mapping[bytes, bytes]) -> dict[str, object]:
 
 
 def _converter(kind: "DataType", feature: object, is_in_list: bool = False) -> Converter | None:
-    """Return a function that makes values of a type plain; None if they are plain already.
+    """Return a function that makes values of an Arrow type plain; None if it is not needed.
 
     Args:
         feature: the description of the values by `datasets`.
-        is_in_list: the values are inside a list or map, where the table gives all objects the same
-            keys; keys without a value are dropped, because they were not in the data.
+        is_in_list: the values are inside a list or map. Arrow gives all objects there the same
+            keys, so keys without a value are dropped, because they were not in the original data.
     """
     arrow = require("pyarrow", "data.read_tables")
     kinds = arrow.types
@@ -131,7 +131,7 @@ def label_of(names: Sequence[str], number: int) -> Label | None:
 
 
 def _class_names(feature: object) -> Sequence[str]:
-    """Return the label names if the numbers stand for labels; [] if they are plain numbers."""
+    """Return the label names of a feature of `datasets`; [] if its numbers are not labels."""
     if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
         return []
     names = feature.get("names")

@@ -1,7 +1,7 @@
-"""Compressed files and archives as byte streams; only what is read is decompressed.
+"""Compressed files and archives as byte streams, decompressed while they are read.
 
-A zip archive stands for the single data file in it. Its directory is the only part that must be
-held in memory, so its size is checked before it is read.
+A zip archive is read as the single data file in it. The archive's directory must be held in memory
+as a whole, so its size is checked first.
 """
 
 import bz2
@@ -42,7 +42,7 @@ PASSED_BYTES = 1 << 16
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """Open a file for reading; compressed files are recognized by name and decompressed."""
+    """Open a file for reading; a compressed file, recognized by its name, is decompressed."""
     suffix = path.suffix.lower()
     if suffix == ".gz":
         return cast(BinaryIO, gzip.open(path, "rb"))
@@ -64,15 +64,14 @@ def is_zip(path: Path) -> bool:
 
 
 def is_damaged(error: BaseException) -> bool:
-    """Return whether an error in reading a compressed file means that the file is damaged."""
+    """Return whether an error while reading a compressed file means that the file is damaged."""
     if isinstance(error, DAMAGED):
         return True
     return isinstance(error, OSError) and error.errno is None  # as bz2 and Arrow raise it
 
 
 def data_name(path: Path) -> Path:
-    """Return the name that shows the type of the content: an archive's data file, or without
-    .gz."""
+    """Return the name of the uncompressed data: without .gz, or of the data file in an archive."""
     if is_zip(path):
         return Path(PurePosixPath(member_of(path)).name)
     return path.with_suffix("") if path.suffix.lower() in COMPRESSED[:-1] else path
@@ -82,7 +81,7 @@ def member_of(path: Path) -> str:
     """Return the name of the only data file in a zip archive.
 
     Raises:
-        ValueError: there is none, there are several, or it cannot be read; says what to do.
+        ValueError: there is no data file or several, or the archive cannot be read.
     """
     with _listed(path) as archive:
         infos = [info for info in archive.infolist() if _may_be_data(info.filename)]
@@ -105,23 +104,23 @@ def member_of(path: Path) -> str:
 
 
 def num_other_members(path: Path) -> int:
-    """Return how many files of an archive are not its data file."""
+    """Return the number of files in an archive besides its data file."""
     with _listed(path) as archive:
         return sum(not _is_noise(info.filename) for info in archive.infolist()) - 1
 
 
 def document_kind(path: Path) -> str | None:
-    """Return the code of the kind of office document that a zip archive is; None if it is none."""
+    """Return the message code for the kind of office document that a zip archive is, or None."""
     with _listed(path) as archive:
         names = set(archive.namelist())
     return next((kind for name, kind in DOCUMENTS.items() if name in names), None)
 
 
 def _listed(path: Path) -> zipfile.ZipFile:
-    """Open an archive, after checking that its directory is small enough to be held in memory.
+    """Open a zip archive, after checking that its directory is small enough for memory.
 
     Raises:
-        ValueError: it is damaged, or too large.
+        ValueError: the archive is damaged, or its directory is too large.
     """
     with path.open("rb") as file:
         size = file.seek(0, io.SEEK_END)
@@ -164,7 +163,7 @@ def _open_member(path: Path) -> BinaryIO:
 
 
 def inflated_bytes(path: Path, limit: int) -> int:
-    """Return the unpacked size of all files of an archive, up to a little more than `limit`.
+    """Return the unpacked size of all files of an archive; stop counting above `limit`.
 
     It is counted by unpacking; the sizes that the archive states are not trusted.
     """
@@ -196,7 +195,7 @@ def _unpacked_bytes(unpack: Any, packed: bytes) -> int:
 
 
 def _open_zstd(path: Path) -> BinaryIO:
-    """Open with Arrow, which holds one window at a time and reports truncated files."""
+    """Open a zstd file with Arrow, which needs little memory and reports truncated files."""
     arrow = require("pyarrow", "data.read_zst")
     file = arrow.CompressedInputStream(arrow.OSFile(str(path), "rb"), "zstd")
     return cast(BinaryIO, file)
@@ -211,12 +210,16 @@ class Forward(Protocol):
 
 
 def rewindable(open_again: Callable[[], Forward]) -> BinaryIO:
-    """Return a seekable stream on top of one that can only be read forward."""
+    """Return a seekable stream for a stream that can only be read forward.
+
+    Args:
+        open_again: opens the stream at its beginning, which is how seeking back works.
+    """
     return cast(BinaryIO, io.BufferedReader(_Rewindable(open_again), PASSED_BYTES))
 
 
 class _Rewindable(io.RawIOBase):
-    """A seekable stream on top of a forward-only one, which it opens again to seek back."""
+    """A seekable wrapper of a forward-only stream. To seek back, it opens the stream again."""
 
     def __init__(self, open_again: Callable[[], Forward]) -> None:
         self._open_again = open_again

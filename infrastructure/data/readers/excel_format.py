@@ -1,9 +1,9 @@
 """Reader of Excel workbooks: the first visible sheet, whose first line names the columns.
 
-openpyxl reads it line by line, and holds the texts of the workbook once; the unpacked size is
-counted first. If the type of a cell says more than its number (dates, percentages, leading zeros),
+openpyxl reads the sheet line by line, but holds all texts of the workbook in memory, so the
+unpacked size is checked first. If the format of a cell matters (dates, percentages, leading zeros),
 the value is the text that Excel shows. Cells with an error, or with a formula that was never
-computed, have no value. In vertically merged cells, all have the value of the first.
+computed, have no value. Vertically merged cells all have the value of the first cell.
 """
 
 import re
@@ -126,7 +126,7 @@ def _sheet_of(book: "Workbook", name: str) -> Any:
 
 @dataclass
 class _Marks:
-    """Facts about a sheet besides its cells.
+    """Information about a sheet that openpyxl does not give with the cells, such as merged cells.
 
     Attributes:
         merged: (line, column) of the first cell of a vertically merged range → its last line.
@@ -137,8 +137,10 @@ class _Marks:
     _open: dict[int, tuple[int, object]] = field(default_factory=dict)
 
     def filled(self, number: int, values: list[object]) -> list[object]:
-        """Return a line with the values of merged cells that extend into it; call it for lines in
-        order."""
+        """Return a line, completed with the values of merged cells that extend into it.
+
+        Must be called for all lines, in order.
+        """
         for n, value in enumerate(values):
             if (number, n) in self.merged:
                 self._open[n] = (self.merged[number, n], value)
@@ -150,7 +152,7 @@ class _Marks:
 
 
 def _marks_of(sheet: Any) -> _Marks:
-    """Find the marks in the XML of the sheet; merged cells are listed at its end."""
+    """Return facts that are found only in the XML of a sheet, such as merged cells."""
     column_number = require("openpyxl.utils", "data.read_excel").column_index_from_string
     marks, tail = _Marks(), b""
     with sheet.parent._archive.open(sheet._worksheet_path) as file:
@@ -189,7 +191,7 @@ def _row(
 
 
 def _plain(cell: Any) -> object:
-    """Return a cell as CSV would hold it, as text; None if it is empty."""
+    """Return the value of a cell as text, as in a CSV file; None if the cell is empty."""
     value = cell.value
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Detection of what a file is by its first bytes, independent of its name.
+"""Detection of a file's type by its first bytes, independent of its name.
 
 A download that returned a web page, an archive or a Git LFS pointer is reported as such instead of
 being read as thousands of broken rows.
@@ -77,14 +77,14 @@ REMEDIES = {
 
 
 def read_head(path: Path, encoding: str = AUTO) -> tuple[bytes, str]:
-    """Return the first bytes of a file, decompressed by its name, as UTF-8, and its encoding.
+    """Return the first bytes of a file, decompressed and converted to UTF-8, and its encoding.
 
     Args:
         encoding: the encoding of a file without a byte order mark.
 
     Raises:
-        ValueError: it cannot be opened, is not compressed although its name says so, or is UTF-8
-            although `encoding` says otherwise.
+        ValueError: the file cannot be opened, is not compressed although its name says so, or is
+            UTF-8 although `encoding` says otherwise.
     """
     try:
         detected = encoding_of(path, encoding)
@@ -104,7 +104,7 @@ def check_text(path: Path, head: bytes) -> None:
     """Refuse a file that is not UTF-8 text.
 
     Raises:
-        ValueError: it is not text; the text says what it is, if known, and what to do.
+        ValueError: the file is not text; the message says what it is, if known, and what to do.
     """
     what = kind_of_file(path, head)
     if what:
@@ -116,9 +116,9 @@ def check_text(path: Path, head: bytes) -> None:
 
 
 def kind_of_file(path: Path, head: bytes) -> tuple[str, str] | None:
-    """Return the code of what a non-text file is, and the remedy in words.
+    """Return the message code for a file that is not text, and the remedy; None for text.
 
-    For a zip archive that is an office document, it is the kind of document.
+    For a zip archive that is an office document, the code is that of the kind of document.
     """
     what = what_it_is(head)
     if what is None or what[0] != ZIP_ARCHIVE or data_name(path) != path:
@@ -131,7 +131,10 @@ def kind_of_file(path: Path, head: bytes) -> tuple[str, str] | None:
 
 
 def what_it_is(head: bytes) -> tuple[str, str] | None:
-    """Return the code of what a file is by its first bytes, and the remedy; None for text."""
+    """Return the message code for the file type that the first bytes show, and the remedy.
+
+    None if they look like text.
+    """
     if not head.strip(b" \t\r\n\x0b\x0c" + UTF8_MARK):
         return EMPTY, phrase("data.give_nonempty_file")
     if head.startswith(GZIP):
@@ -159,7 +162,7 @@ def check_binary(path: Path, head: bytes, data_format: str) -> None:
     """Refuse a file that does not begin with the magic bytes of its format.
 
     Raises:
-        ValueError: it does not; the text names the expected format.
+        ValueError: the first bytes are others; the message names the expected format.
     """
     magic = BINARY_MAGIC.get(data_format)
     if magic and not head.startswith(magic):
@@ -189,7 +192,8 @@ def json_kind(head: bytes, named: str) -> str:
     Objects that span several lines, or follow each other on one line, are a document.
 
     Args:
-        named: the format that the file name suggests; it decides if the first line is broken.
+        named: the format that the file name suggests, which is returned if the first line is
+            broken.
     """
     text = head.removeprefix(UTF8_MARK)
     lines = [line for line in text.splitlines() if line.strip()]
@@ -205,7 +209,7 @@ def json_kind(head: bytes, named: str) -> str:
 
 
 def _are_objects(text: bytes, first_line: bytes) -> bool:
-    """Return whether a text begins with an object that spans lines or shares its line."""
+    """Return whether a JSON text is a sequence of objects that are not one per line."""
     if first_line == b"{":
         return True
     begun = text.decode("utf-8", "replace").lstrip()

@@ -1,8 +1,8 @@
-"""Reader of JSON documents in any layout of rows.
+"""Reader of JSON documents, whatever the layout of the rows in them.
 
 The document is read element by element, so it may be larger than memory, and reading can begin at
-any element. A broken document is refused as a whole: after the break it is unknown where an
-element begins.
+any element. A document with a syntax error is refused as a whole, because after the error it is
+unknown where an element begins.
 """
 
 import codecs
@@ -56,7 +56,7 @@ MAX_TABLE_BYTES = 2 * MAX_ROW_BYTES  # of a table stored by column, which is hel
 
 
 class JsonScanner:
-    """A scanner that takes JSON values one by one from a stream, and tracks its position."""
+    """A scanner that reads JSON values one by one from a stream, and tracks its position."""
 
     def __init__(self, file: BinaryIO, name: str, start: Start = BEGIN) -> None:
         self.file = file
@@ -71,7 +71,7 @@ class JsonScanner:
         file.seek(self.offset)
 
     def peek(self) -> str:
-        """Return the next character that is not white space, unconsumed; "" at the end."""
+        """Return the next character after white space, without consuming it; "" at the end."""
         while True:
             match = WHITESPACE.match(self._text, self._index)
             self._pass(match.end() - self._index if match else 0)
@@ -80,13 +80,13 @@ class JsonScanner:
                 return character
 
     def take(self, character: str) -> None:
-        """Consume one character, which must come next."""
+        """Consume the next character, which must be `character`."""
         if self.peek() != character:
             raise self.error(phrase("data.json_expected", character=character))
         self._pass(1)
 
     def value(self) -> Any:
-        """Return the next value, read completely."""
+        """Parse, consume and return the next JSON value."""
         self.peek()
         while True:
             if has_too_many_values(self._text):
@@ -118,7 +118,7 @@ class JsonScanner:
             raise self.error(phrase("data.json_error_on_line", error=words, line=line))
 
     def sees_line_end(self) -> bool:
-        """Return whether another line begins in the part of the file that has been read."""
+        """Return whether another line begins in the text that is already in the buffer."""
         return "\n" in self._text[self._index :].rstrip()
 
     def error(self, what: str) -> ValueError:
@@ -144,14 +144,15 @@ def read_json(
 ) -> Iterator[Row | BadRow]:
     """Yield the rows of a JSON document; see `json_layout` for the layouts.
 
-    `line` is the line that a row begins on, or the row's number if several share one line. `offset`
-    is the position where it begins, or its number if it is not a value of its own.
+    A row's `line` is the line that it begins on, or the row's number if several rows share one
+    line. Its `offset` is the position at which it begins, or the row's number if the row is not a
+    JSON value of its own.
 
     Args:
         split: the key of the list to read; "": the list with training rows.
 
     Raises:
-        ValueError: the document is broken, or too large for its layout.
+        ValueError: the document has a syntax error, or is too large for its layout.
     """
     with open_utf8(path, encoding) as file:
         layout, key, is_nested = _layout(JsonScanner(file, name))
@@ -178,7 +179,7 @@ def read_json(
 
 
 class Lists(NamedTuple):
-    """The lists of objects in a document besides the one with the training rows.
+    """The lists of objects in a JSON document besides the list with the training rows.
 
     Attributes:
         held_out: the key of the rows to hold out; "" if there are none.
@@ -190,7 +191,7 @@ class Lists(NamedTuple):
 
 
 def lists_of(path: Path, encoding: str = UTF8) -> Lists:
-    """Return the lists that a document holds; none if it is broken: reading will refuse it."""
+    """Return which other lists a JSON document holds; no lists if it has a syntax error."""
     stat = path.stat()
     return _lists_of(path, encoding, (stat.st_mtime_ns, stat.st_size))
 
@@ -223,7 +224,7 @@ def _keys_of_lists(scanner: JsonScanner) -> Iterator[str]:
 
 
 def _layout(scanner: JsonScanner) -> tuple[Layout, str, bool]:
-    """Return the layout, the key of the list of rows, and whether elements hold many rows.
+    """Return the layout, the key of the list of rows, and whether each element holds many rows.
 
     Values are read one by one until the layout is clear.
     """
@@ -274,7 +275,7 @@ def _layout(scanner: JsonScanner) -> tuple[Layout, str, bool]:
 
 
 def _whole(scanner: JsonScanner) -> dict[str, object]:
-    """Return a whole document; `_layout` has checked that it is not too large."""
+    """Return the document as a whole; `_layout` has checked that it is not too large."""
     values: dict[str, object] = {}
     scanner.take("{")
     while scanner.peek() != "}":
@@ -287,7 +288,7 @@ def _whole(scanner: JsonScanner) -> dict[str, object]:
 
 
 def _entered(scanner: JsonScanner, layout: Layout, key: str) -> JsonScanner:
-    """Move the scanner before the first value, and return it."""
+    """Move the scanner to the first row of the document, and return the scanner."""
     if layout is Layout.ARRAY:
         scanner.take("[")
     elif layout in (Layout.LIST, Layout.RECORDS):
@@ -307,7 +308,7 @@ def _entered(scanner: JsonScanner, layout: Layout, key: str) -> JsonScanner:
 
 
 def _values(scanner: JsonScanner, layout: Layout) -> Iterator[tuple[object, int, int]]:
-    """Yield each value with its line and offset; the scanner must be before one of them."""
+    """Yield each JSON value with its line and offset, from the scanner's position on."""
     end = {Layout.ARRAY: "]", Layout.LIST: "]", Layout.RECORDS: "}"}.get(layout, "")
     while scanner.peek() != end:
         line, offset = scanner.line, scanner.offset
@@ -323,10 +324,10 @@ def _values(scanner: JsonScanner, layout: Layout) -> Iterator[tuple[object, int,
 
 
 def _check_end(scanner: JsonScanner, layout: Layout, key: str) -> None:
-    """Read the rest of the document after the rows.
+    """Check that no rows follow after the list of rows, by reading the rest of the document.
 
     Raises:
-        ValueError: the rest may hold rows, which would be lost without notice.
+        ValueError: the rest may hold rows, which would be lost silently.
     """
     if layout is Layout.LIST:
         while scanner.peek() == ",":
@@ -342,7 +343,7 @@ def _check_end(scanner: JsonScanner, layout: Layout, key: str) -> None:
 
 
 def _pass_value(scanner: JsonScanner) -> bool:
-    """Read past a value, one element at a time; return whether it is a list of objects."""
+    """Skip a value, holding one element at a time; return whether it is a list of objects."""
     if scanner.peek() != "[":
         scanner.value()
         return False
@@ -357,7 +358,7 @@ def _pass_value(scanner: JsonScanner) -> bool:
 
 
 def _share_a_line(scanner: JsonScanner, layout: Layout) -> bool:
-    """Return whether the file is one line with several values, so that line numbers are useless."""
+    """Return whether several rows share the file's only line, so that line numbers are useless."""
     for number, _ in enumerate(_values(scanner, layout)):
         if number == 1:
             return scanner.line == 1 and not scanner.sees_line_end()
@@ -372,7 +373,7 @@ def _each(
 
 
 def _counted(values: Iterator[object], name: str, start: Start) -> Iterator[Row | BadRow]:
-    """Yield rows that are not values of their own in the document, numbered in their order."""
+    """Yield rows from `start` on, numbered in order because they have no position of their own."""
     for index, value in enumerate(values):
         if index >= start.offset:
             yield _element(value, name, index + 1, index)

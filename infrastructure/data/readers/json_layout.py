@@ -1,4 +1,4 @@
-"""Detection of how a JSON document lays out its rows.
+"""Detection of how the rows of a JSON document are laid out.
 
 | layout | looks like | written by |
 | --- | --- | --- |
@@ -35,7 +35,7 @@ class Layout(Enum):
 
 
 def is_one_row(value: Mapping[str, object]) -> bool:
-    """Return whether a document's only object is a row and not a table."""
+    """Return whether the only object of a document is a single row."""
     return list_of_rows(value) is None and layout_of_object(value) is Layout.ONE_ROW
 
 
@@ -58,10 +58,10 @@ def layout_of_object(value: Mapping[str, object]) -> Layout:
 
 
 def list_of_rows(value: Mapping[str, object]) -> str | None:
-    """Return the key of an object under which its rows are; None if there is none.
+    """Return the key in a JSON object that holds the list of rows; None if there is none.
 
-    It is one of the known keys, or the only list of objects that are not messages, if no other
-    value is a list or an object.
+    This is a key with one of the known names. Otherwise, it is the key of the only list of objects
+    that are not messages, if no other value is a list or an object.
     """
     lists = [key for key, item in value.items() if is_list_of_rows(item)]
     known = [key for key in LIST_KEYS if key in lists]
@@ -92,7 +92,7 @@ def _are_lists(values: Sequence[object]) -> bool:
 
 
 def _are_columns(inner: Sequence[object]) -> bool:
-    """Return whether values are lists of the same length, not empty, and hold no objects.
+    """Return whether the values are the columns of a table: lists of equal length, without objects.
 
     A single list counts only if it holds lists; otherwise the object is a row, such as a chat.
     """
@@ -107,7 +107,7 @@ def _are_columns(inner: Sequence[object]) -> bool:
 
 
 def _are_numbered(inner: Sequence[object]) -> bool:
-    """Return whether values are objects with the same keys, all numbers: {"0": ..., "1": ...}."""
+    """Return whether all values are objects with the same, numeric keys: {"0": ..., "1": ...}."""
     keys = [list(item) for item in inner if isinstance(item, dict) and item]
     if len(keys) != len(inner):
         return False
@@ -132,21 +132,21 @@ def rows_of_columns(value: Mapping[str, object]) -> Iterator[dict[str, object]]:
 
 
 def unwrapped(value: object) -> object:
-    """Return the row inside a response of the Hub's API; any other value unchanged."""
+    """Return the row if the value wraps one as the Hub's API does; any other value unchanged."""
     if isinstance(value, dict) and value.keys() >= HUB_ROW and isinstance(value["row"], dict):
         return value["row"]
     return value
 
 
 def has_paragraphs(value: object) -> bool:
-    """Return whether an element holds passages with questions about each, as in SQuAD."""
+    """Return whether an element holds passages, each with questions, as in SQuAD."""
     paragraphs = value.get("paragraphs") if isinstance(value, dict) else None
     first = paragraphs[0] if isinstance(paragraphs, list) and paragraphs else None
     return isinstance(first, dict) and isinstance(first.get("qas"), list)
 
 
 def questions_in(value: object) -> Iterator[dict[str, object]]:
-    """Yield a row for each question about each passage: the question's fields and the passage."""
+    """Yield one row per question in a SQuAD element: the question's fields and its passage."""
     paragraphs = value.get("paragraphs") if isinstance(value, dict) else None
     for paragraph in paragraphs if isinstance(paragraphs, list) else ():
         if not isinstance(paragraph, dict):

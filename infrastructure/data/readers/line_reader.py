@@ -1,6 +1,6 @@
 """Lines of a text file with their byte offsets.
 
-Memory is bounded: a line longer than MAX_LINE_BYTES is skipped and not held; its `data` is None.
+Memory is bounded: a line longer than MAX_LINE_BYTES is read past, and its `data` is None.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ UTF8_MARK = b"\xef\xbb\xbf"
 
 
 class Start(NamedTuple):
-    """The position where a reader begins: a byte offset (or record number) and its line."""
+    """The position at which a reader begins: a byte offset or record number, and a line number."""
 
     offset: int = 0
     line: int = 1
@@ -25,9 +25,9 @@ BEGIN = Start()
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line with its line end, from byte `offset` up to `end`.
+    """A line with its line end, from byte `offset` up to `end`.
 
-    `data` is None if the line was too long to be held.
+    `data` is None if the line was too long to be kept in memory.
     """
 
     data: bytes | None

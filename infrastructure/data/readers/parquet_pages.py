@@ -1,10 +1,10 @@
 """Size checks on a Parquet file, made from its page headers before anything is decoded.
 
 Two kilobytes can decode to gigabytes: a long text stored once in a dictionary and referenced by
-every row, a page of zeros, a list that one row repeats a billion times. The footer shows none of
-it, and the library allocates whatever a page claims. So the headers are read first (a few bytes
-per page, https://parquet.apache.org/docs/file-format/data-pages/). They determine how many rows
-may be decoded at a time, or that the file is refused.
+every row, a page of zeros, a list that one row repeats a billion times. The file's footer does not
+show this, and the library allocates whatever size a page states. So the page headers are read first
+(a few bytes per page, https://parquet.apache.org/docs/file-format/data-pages/). They determine how
+many rows may be decoded at a time, or that the file is refused.
 """
 
 from collections.abc import Collection, Iterator
@@ -39,7 +39,7 @@ DICTIONARY_ENCODINGS = {"PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "B
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page, as described by its header."""
+    """A page of a column, as described by its header."""
 
     is_dictionary: bool
     size_bytes: int
@@ -52,8 +52,9 @@ class Column:
     """The pages of one column in one row group.
 
     Attributes:
-        is_in_list: a row may hold any number of its values.
-        stays_in_dictionary: decoded to indices into a dictionary, so that no text is repeated.
+        is_in_list: True if a row may hold any number of the column's values.
+        stays_in_dictionary: True if the column is decoded to indices into a dictionary, so that no
+            text is copied.
         stored_bytes: size on disk.
     """
 
@@ -79,12 +80,12 @@ class Column:
 
     @property
     def repeats(self) -> bool:
-        """True if each text may be as long as a page although little of it is stored there."""
+        """True if decoding may copy a stored text into every row."""
         in_dictionary = self.dictionary_bytes > 0 and not self.stays_in_dictionary
         return in_dictionary or any(page.encoding == DELTA_BYTE_ARRAY for page in self.data_pages)
 
     def batch_bytes(self, num_rows: int) -> int:
-        """Return the largest decoded size of `num_rows` rows, with dictionary and open page."""
+        """Return the most memory that `num_rows` rows may take, with dictionary and open page."""
         opened = self.dictionary_bytes + self.largest_bytes
         if self.kind != TEXT:
             return opened + num_rows * self.width
@@ -93,7 +94,7 @@ class Column:
         return opened + _most_in_a_row(self.data_pages, num_rows)
 
     def whole_bytes(self) -> int:
-        """Return the decoded size of the column chunk; one row of a list may hold all of it."""
+        """Return the decoded size of the whole column chunk, all of which may belong to one row."""
         num_values = sum(page.num_values for page in self.data_pages)
         total = self.dictionary_bytes + num_values * LEVEL_BYTES
         if self.kind != TEXT:
@@ -104,7 +105,7 @@ class Column:
 
 
 def _most_in_a_row(pages: list[Page], num_rows: int) -> int:
-    """Return the largest total size of consecutive pages that may hold `num_rows` rows."""
+    """Return the largest total size of consecutive pages that `num_rows` rows may touch."""
     most = held_bytes = held_rows = first = 0
     for page in pages:
         held_bytes += page.size_bytes
@@ -118,7 +119,7 @@ def _most_in_a_row(pages: list[Page], num_rows: int) -> int:
 
 
 def check_nesting(metadata: "FileMetaData", name: str) -> None:
-    """Refuse deeply nested columns, which libraries process by recursion.
+    """Check that no column is nested too deeply for libraries, which process nesting by recursion.
 
     Raises:
         ValueError: a column is too deeply nested; the text names it.
@@ -137,7 +138,7 @@ def check_nesting(metadata: "FileMetaData", name: str) -> None:
 def texts_in_dictionaries(metadata: "FileMetaData") -> list[str]:
     """Return the text columns that can be decoded to indices into a dictionary.
 
-    Only columns that are dictionary-encoded: the library cannot do it for other encodings.
+    The library can do this only for columns that are stored dictionary-encoded.
     """
     columns = []
     for index in range(metadata.num_columns):
@@ -236,7 +237,7 @@ def _column(
 
 
 def _pages(file: BinaryIO, chunk: "ColumnChunkMetaData") -> Iterator[Page]:
-    """Yield the pages of a column chunk in order, as far as the library would read them."""
+    """Yield the pages of a column chunk in order, up to where the library stops reading."""
     offset = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < offset:
         offset = chunk.dictionary_page_offset
@@ -287,7 +288,7 @@ class _Thrift:
         self.position = 0
 
     def struct(self, depth: int = 0) -> dict[int, Any]:
-        """Return numbers, booleans and structs by field number; other values are read past."""
+        """Parse a struct; return numbers, booleans and structs by field number, skip the rest."""
         fields: dict[int, object] = {}
         number = 0
         while byte := self._byte():

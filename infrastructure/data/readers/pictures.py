@@ -1,4 +1,4 @@
-"""Images of rows: where their bytes are, and the pixels that they decode to, within limits.
+"""The images of rows: finding their bytes, and decoding them to pixels within size limits.
 
 An image is given as a path (relative to the data file), as bytes, as base64 text or a data URL, or
 in the form that `datasets` writes, {"bytes": ..., "path": ...}. It is decoded completely once, when
@@ -51,7 +51,7 @@ class PictureError(Problem):
 
 
 def looks_like_picture(value: object) -> bool:
-    """Return whether a value looks like an image or a list of images; nothing is decoded."""
+    """Return whether a value looks like an image or a list of images, without decoding it."""
     if isinstance(value, list):
         return bool(value) and all(map(looks_like_picture, value))
     if isinstance(value, bytes):
@@ -65,7 +65,7 @@ def looks_like_picture(value: object) -> bool:
 
 
 def picture_source(value: object, where: str) -> PictureSource:
-    """Return the image that a row gives: a path, or the encoded image.
+    """Return the image that a row's value stands for, as a path or as the encoded image.
 
     Raises:
         PictureError: the value is not an image.
@@ -103,14 +103,14 @@ def _decoded(text: str, where: str) -> bytes:
 def read_picture(
     source: PictureSource, folder: Path, background: str = WHITE
 ) -> tuple[Picture, "Image"]:
-    """Return an image of a row, and its pixels.
+    """Read and decode an image; return its record and its pixels.
 
     Args:
         folder: the folder that paths are relative to.
         background: the color behind transparent pixels.
 
     Raises:
-        PictureError: it is missing, broken, too large, or not an image.
+        PictureError: the file is missing, damaged, too large, or not an image.
     """
     if isinstance(source, bytes):
         content, path = source, ""
@@ -138,12 +138,18 @@ def _file_content(file: Path, name: str) -> bytes:
 
 
 def decode(content: bytes, name: str = "", background: str = WHITE) -> "Image":
-    """Return the pixels in RGB and upright, as `_decoded_picture` makes them."""
+    """Return an encoded image's pixels as upright 8-bit RGB.
+
+    Raises:
+        PictureError: the image cannot be decoded, has too many pixels, or has values of unknown
+            range.
+    """
     return _decoded_picture(content, name, background)[0]
 
 
 def _decoded_picture(content: bytes, name: str, background: str) -> "tuple[Image, tuple[str, ...]]":
-    """Return an image's pixels as upright 8-bit RGB, and the decisions that this required.
+    """Return an image's pixels as upright 8-bit RGB, and codes of the conversions that this
+    required.
 
     The first of several frames is used, transparent pixels are composited onto `background`, and
     values of more than 8 bits are scaled by the range of their type.
@@ -184,15 +190,15 @@ def _decoded_picture(content: bytes, name: str, background: str) -> "tuple[Image
 
 
 def _packing(image: "Image") -> str:
-    """Return how the file packs its values, in Pillow's notation (`RGB;16B`, `I;12`).
+    """Return the file's pixel format in Pillow's notation (`RGB;16B`, `I;12`).
 
-    Pillow knows it only until the image is loaded.
+    Pillow has this information only until the image is loaded.
     """
     return " ".join(str(tile[3]) for tile in getattr(image, "tile", ())[:1])
 
 
 def _is_inverted(image: "Image") -> bool:
-    """Return whether the smallest value means white, which Pillow handles only for 8-bit images."""
+    """Return whether the smallest value is white; Pillow handles this only for 8-bit images."""
     tags = getattr(image, "tag_v2", None)
     return tags is not None and tags.get(TIFF_PHOTOMETRIC) == TIFF_WHITE_IS_ZERO
 
@@ -200,7 +206,7 @@ def _is_inverted(image: "Image") -> bool:
 def _in_rgb(
     image: "Image", packing: str, is_inverted: bool, background: str, what: str
 ) -> "tuple[Image, list[str]]":
-    """Return the pixels in RGB, and the decisions that this required."""
+    """Return the pixels in RGB, and codes of the conversions that this required."""
     decided = [MANY_BITS] if DEEP.search(packing) else []
     transparent = image.info.get("transparency")
     if image.mode in UNKNOWN_RANGE:
@@ -228,8 +234,9 @@ def _in_rgb(
 
 
 def _grey(values: "npt.NDArray[Any]", packing: str, is_inverted: bool, what: str) -> "Image":
-    """Return values of more than 8 bits as 8 bits: integers scaled by the range of their type,
-    floats from 0..1.
+    """Convert grey values of more than 8 bits to an 8-bit image.
+
+    Integers are scaled by the range of their type; floats must be from 0 to 1.
 
     Raises:
         PictureError: the values are floats that are not all between 0 and 1.
@@ -255,7 +262,10 @@ def _as_mask(shown: "npt.NDArray[np.bool_]") -> "Image":
 
 
 def _about_frames(image: "Image") -> list[str]:
-    """Return SEVERAL_FRAMES if there are several; the preview in an MPO photo does not count."""
+    """Return [SEVERAL_FRAMES] if an image has several frames, else [].
+
+    The preview in an MPO photo does not count as a frame.
+    """
     if image.format == "MPO":
         return []
     try:
@@ -265,7 +275,12 @@ def _about_frames(image: "Image") -> list[str]:
 
 
 def decisions_in_words(counts: Counter[str], background: str, what: str = "row") -> list[str]:
-    """Return a sentence on the decisions about images, counted by rows or images, or []."""
+    """Return a sentence on how images were converted, or [] if no image was.
+
+    Args:
+        counts: the number of rows or images for each conversion code.
+        what: what was counted: "row" or "image".
+    """
     words = {
         TRANSPARENT: phrase("data.image_transparency_removed", background=background),
         SEVERAL_FRAMES: phrase("data.image_first_frame_used"),

@@ -1,7 +1,7 @@
 """The maximum size of a row, for all formats, checked before the row is built.
 
-Some formats write little for much: a file of kilobytes may hold rows of gigabytes. No real example
-is that long, and such a row must not take the memory of a run.
+Some formats are so compact that a file of kilobytes may hold rows of gigabytes. No real example is
+that long, and such a row must not fill the memory of a run.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,7 +28,7 @@ def too_large_words(max_bytes: int = MAX_ROW_BYTES) -> str:
 
 
 def in_chunks(rows: Iterable[AnyRow], max_rows: int) -> Iterator[list[AnyRow]]:
-    """Yield lists of rows to hold in memory: at most `max_rows`, fewer if they are large."""
+    """Yield the rows in lists of at most `max_rows`, or of fewer if the rows are large."""
     chunk: list[AnyRow] = []
     held_bytes = 0
     for row in rows:
@@ -42,7 +42,10 @@ def in_chunks(rows: Iterable[AnyRow], max_rows: int) -> Iterator[list[AnyRow]]:
 
 
 def has_too_many_values(text: str | bytes) -> bool:
-    """Return whether JSON may hold more values than a row may; counts what can begin one."""
+    """Return whether JSON text may hold more values than a row may have.
+
+    Counted are the characters with which a value can begin.
+    """
     if len(text) < MAX_ROW_VALUES:
         return False
     if isinstance(text, bytes):
@@ -51,7 +54,7 @@ def has_too_many_values(text: str | bytes) -> bool:
 
 
 def fits_a_row(batch: "RecordBatch") -> bool:
-    """Return whether a whole Arrow batch is at most as large as one row may be."""
+    """Return whether an Arrow batch as a whole is within the size limit of a single row."""
     extents = [_extent(column) for column in batch.columns]
     num_bytes, num_values = (
         (sum(part) for part in zip(*extents, strict=True)) if extents else (0, 0)
@@ -60,7 +63,7 @@ def fits_a_row(batch: "RecordBatch") -> bool:
 
 
 def _extent(array: "Array") -> tuple[int, int]:
-    """Return (bytes of texts and numbers, number of values) of an Arrow array, fully expanded."""
+    """Return (bytes, number of values) of an Arrow array after expanding dictionaries and runs."""
     arrow = require("pyarrow", "data.read_tables")
     compute = require("pyarrow.compute", "data.read_tables")
     kinds, kind = arrow.types, array.type

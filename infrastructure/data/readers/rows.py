@@ -1,4 +1,4 @@
-"""Rows as they are read, and conversations as they are interpreted.
+"""The types of rows as read from files, and of the conversations that they are converted to.
 
 A row always carries the file and line that it came from, so that every problem can be reported
 with its position.
@@ -77,7 +77,7 @@ class Row:
 
 
 class Label(str):
-    """The name of a label that its file stores as a number.
+    """A label's name as a text, for a label that the file stores as a number.
 
     Attributes:
         number: the 0-based number; it may also be the index of one of several choices.
@@ -93,10 +93,10 @@ class Label(str):
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """The value of a cell that holds neither text nor a value.
+    """A placeholder for a cell whose value cannot be converted to a Python value.
 
     Attributes:
-        what: its description in words.
+        what: a description of the cell's content.
     """
 
     what: str
@@ -107,13 +107,14 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A record that cannot be used: its position, the reason, and how it begins.
+    """A record that cannot be used: its position, the reason, and its first characters.
 
     Attributes:
-        reason: one of the few reasons above, by which bad rows are counted.
+        reason: one of this module's constants, by which bad rows are counted.
         detail: what exactly is wrong.
         encoding: the likely encoding of a row that is not UTF-8; "" for other rows, or if unknown.
-        advice: the remedy for this row in particular; "": the remedy for its reason applies.
+        advice: the remedy for this row in particular; "" means that the remedy for its reason
+            applies.
     """
 
     source: str
@@ -131,7 +132,7 @@ class BadRow:
 
     @property
     def remedy(self) -> str:
-        """The remedy for many rows like this; "" if there is nothing to add."""
+        """The remedy for this row and others with the same reason; "" if there is none."""
         if self.encoding:
             return phrase("data.windows_text", encoding=self.encoding)
         if self.advice or self.reason not in REMEDIES:
@@ -140,7 +141,7 @@ class BadRow:
 
     @property
     def shown_detail(self) -> str:
-        """The detail, which may quote the row; for an over-long row it contains only numbers."""
+        """The detail for display, which may quote the row; only numbers for an over-long row."""
         return self.detail
 
     def __str__(self) -> str:
@@ -149,7 +150,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message. The role "text" marks a plain document, all of which is trained on.
+    """One message of a conversation; with the role "text", a plain document to train on as a whole.
 
     Attributes:
         fields: other content of the message for a chat template (tool calls, thinking), as a JSON
@@ -169,7 +170,7 @@ class Turn:
 
     @property
     def parts(self) -> list[dict[str, Any]]:
-        """The parts of the message if images are among them; else empty."""
+        """The parts of a message that has images; empty for a message without images."""
         content = json.loads(self.fields).get("content") if self.fields else None
         return content if isinstance(content, list) else []
 
@@ -184,15 +185,17 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The common form that all row shapes are converted to; has an answer (or is a plain document).
+    """The form that rows of all shapes are converted to. It has an answer, or is a plain document.
 
     Attributes:
-        task: kind of task, for results by task; "" if no column names it.
+        task: the kind of task, by which results are grouped; "" if no column names it.
         group: value of the column that `balance_by` names.
         inputs: other inputs of a chat template (tools, its own options), as a JSON object; "" if
             there are none.
-        num_given: number of turns that are the row's prompt; answers among them are not trained on.
-        pictures: the images of the message parts that stand for one, in order; not in `to_json`.
+        num_given: the number of turns that come from the row's prompt, in which answers are not
+            trained on.
+        pictures: the images, in the order of the image parts of the messages; not part of
+            `to_json`.
     """
 
     turns: tuple[Turn, ...]
@@ -231,7 +234,7 @@ class Conversation:
 
     @property
     def taught(self) -> tuple[Turn, ...]:
-        """The turns up to and including the last answer."""
+        """The turns up to and including the last answer, which are the ones used for training."""
         return self.turns[: self.last_answer + 1]
 
     @property
@@ -246,7 +249,7 @@ class Conversation:
 
     @property
     def with_last_answer(self) -> "Conversation":
-        """The conversation with only its last answer trained on; the turns before are given."""
+        """A copy of the conversation in which only the last answer is trained on."""
         turns = tuple(replace(turn, is_learnt=True) for turn in self.prompt)
         last = self.last_answer
         return replace(self, turns=turns + self.turns[last:], num_given=last)
@@ -260,10 +263,10 @@ class Conversation:
         return index >= self.num_given and self.turns[index].is_learnt
 
     def pairs(self) -> list[list[str]]:
-        """Return the turns as [role, text] up to the last answer, and everything else that is
-        learned.
+        """Return what identifies an example's content: [role, text] of each turn up to the last
+        answer, and anything else that affects training.
 
-        Examples with the same texts have different pairs if anything else distinguishes them.
+        Two examples have equal pairs only if they train the model in the same way.
         """
         pairs = [[turn.role, turn.text] for turn in self.taught]
         for index, (turn, pair) in enumerate(zip(self.taught, pairs, strict=True)):
@@ -294,7 +297,7 @@ def excerpt(value: object, characters: int = EXCERPT_CHARACTERS) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Return the type of a JSON-like value in words."""
+    """Return the name of a JSON value's type for messages, such as "a list"."""
     if isinstance(value, Unreadable):
         return value.what
     names = {type(None): "nothing", bool: "a truth value", int: "a number", float: "a number"}

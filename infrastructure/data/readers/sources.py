@@ -1,4 +1,4 @@
-"""From the path that a user gives to the files that are read: discovery, formats, content hashes.
+"""Discovery of the data files that a configured path refers to, with their formats and hashes.
 
 A path is a file, a folder (read in the order of the names inside), a folder written by
 `datasets.save_to_disk`, or the name of a dataset on the Hugging Face Hub.
@@ -122,7 +122,7 @@ FORMATS: Registry[PluginReader] = registries.FORMATS
 
 
 def register_format(name: str, reader: PluginReader) -> None:
-    """Register a file format; it is used for files that end in `.name` and with `format=name`.
+    """Register a file format, for files that end in `.name` and for `format=name`.
 
     A reader in a module needs no registration: `format=module:function`. An installed package can
     register one with an entry point in the group "temper.formats".
@@ -149,12 +149,12 @@ class DataFile:
 
     Attributes:
         name: short name for messages and for file:line.
-        note: what is unusual about how it is read, or "".
-        encoding: of a text file, in Python's name; "" is UTF-8.
+        note: a note for the user if the file is read in an unusual way, or "".
+        encoding: the encoding of a text file, by Python's name; "" is UTF-8.
         split: the key of the list to read in a JSON document that holds several; "" is the one
             with training rows.
-        held_out, test: set on the first training file of a folder: the folder's files for these
-            splits; see `splits`. The test files are not inspected.
+        held_out, test: the folder's files for these splits (see `splits`), set only on the folder's
+            first training file. The test files are not inspected.
     """
 
     path: Path
@@ -167,10 +167,10 @@ class DataFile:
     test: tuple["DataFile", ...] = ()
 
     def rows(self, start: Start = BEGIN) -> Iterator[Row | BadRow]:
-        """Yield the rows from `start` on.
+        """Yield the rows of the file from `start` on.
 
         Raises:
-            ValueError: the file as a whole cannot be read.
+            ValueError: the file cannot be read at all.
         """
         columns = None
         try:
@@ -200,7 +200,7 @@ class DataFile:
         return READERS.get(self.format) or _reader_of_plugin(FORMATS.get(self.format))
 
     def sha256(self) -> str:
-        """Return the hash of the content; it does not depend on where the file is."""
+        """Return the hash of the content, which does not depend on the file's path."""
         if self.format != HUGGINGFACE:
             return file_sha256(self.path)
         place, split = split_place(str(self.path))
@@ -214,7 +214,7 @@ class DataFile:
         return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
     def stamp(self) -> tuple[int, int]:
-        """Return size and modification time, a cheap check that the file has not changed."""
+        """Return (size, modification time), which cheaply show whether the file has changed."""
         if not self.path.is_file():
             return (0, 0)
         status = self.path.stat()
@@ -248,7 +248,7 @@ def discover(
         encoding: the encoding of text files without a byte order mark.
 
     Raises:
-        ValueError: there is nothing readable; says what was found and what to do.
+        ValueError: there is nothing readable; the message says what was found and what to do.
     """
     _check_format(data_format)
     if ADDRESS.match(place):
@@ -277,13 +277,13 @@ def _files_at(place: str, data_format: str, what: str, encoding: str) -> list[Da
 
 
 def refuse_missing_data(place: str) -> None:
-    """Raise ValueError if there are no files at `place`, and no dataset on the Hub is meant."""
+    """Raise ValueError if `place` is neither an existing path nor a Hub dataset's name."""
     if not Path(split_place(place)[0]).exists() and not may_be_on_the_hub(place):
         discover(place)
 
 
 def refuse_unreachable(place: str) -> None:
-    """Raise ValueError if a Hub dataset is probably not in the cache and the Hub does not answer.
+    """Raise ValueError if a Hub dataset is neither in the cache nor available from the Hub.
 
     No data is read: a dataset counts as cached if the cache holds any dataset of its owner.
     """
@@ -293,10 +293,10 @@ def refuse_unreachable(place: str) -> None:
 
 
 def files_of(config: DataConfig) -> tuple[list[DataFile], list[DataFile]]:
-    """Return the training files and the held-out files (if none, a share of the training rows).
+    """Return the training files and the held-out files, as configured or found next to them.
 
     Raises:
-        ValueError: they do not exist.
+        ValueError: the files do not exist.
     """
     train = discover(str(config.path), config.format, encoding=config.encoding)
     if config.eval_path is None:
@@ -311,8 +311,10 @@ def files_of(config: DataConfig) -> tuple[list[DataFile], list[DataFile]]:
 
 
 def held_out_beside(files: list[DataFile]) -> list[DataFile]:
-    """Return the held-out data that comes with the training files: files of the same folder, and
-    lists in JSON documents."""
+    """Return the held-out data that comes with the training files.
+
+    This is in other files of the same folder, or in other lists of the same JSON documents.
+    """
     splits = [(file, _lists(file).held_out) for file in files]
     inside = [
         replace(file, split=split, note="", held_out=(), test=()) for file, split in splits if split
@@ -360,7 +362,7 @@ def about_splits(train: list[DataFile], held_out: list[DataFile]) -> list[str]:
 
 
 def data_files_hash(data: DataConfig) -> str | None:
-    """Return one hash of the files that `data` names; None if they are not on this machine."""
+    """Return one hash of all configured data files; None if they are not on this machine."""
     digest = hashlib.sha256()
     for place in (data.path, data.eval_path):
         if place is None or not Path(place).exists():
@@ -372,9 +374,9 @@ def data_files_hash(data: DataConfig) -> str | None:
 
 
 def refuse_no_data(path: Path, advice: str) -> None:
-    """Refuse a file that no reader can read, whatever its name: an archive, a document, an image.
+    """Refuse a file that is clearly not data, whatever its name: an archive, a document, an image.
 
-    Text passes, and so does a file whose extension belongs to a plug-in format.
+    Text is accepted, and so is any file whose extension belongs to a plug-in format.
 
     Args:
         advice: the remedy if the file is probably not the one that was meant.
@@ -435,7 +437,7 @@ def _not_found(path: Path, what: str) -> str:
 
 
 def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> list[DataFile]:
-    """Return all data files in a folder and below; texts only if there is nothing else."""
+    """Return the data files in a folder and its subfolders; text files only without other data."""
     inside = [p for p in folder.rglob("*") if not _is_hidden(p, folder)]
     for directory in (folder, *filter(Path.is_dir, inside)):
         require_listable(directory)  # otherwise it would be skipped silently
@@ -479,14 +481,14 @@ def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> l
 
 
 def _is_known(path: Path, everything: list[Path]) -> bool:
-    """Return whether a file is clearly not meant as data: a card, an index, an image of a row."""
+    """Return whether a file is clearly not data itself: a dataset card, an index, a row's image."""
     if path.name.lower().endswith(PICTURE_ENDINGS):
         return True
     return path.name.lower() not in SETTINGS and is_no_data(path, everything)
 
 
 def _data_set(path: Path, name: str, splits: Iterable[str]) -> DataFile:
-    """Return a dataset of the `datasets` library, with its splits for other uses than training.
+    """Return the training split of a dataset of the `datasets` library, and its other splits.
 
     Args:
         splits: the splits of the dataset, used if `path` names none.

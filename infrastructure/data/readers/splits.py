@@ -1,4 +1,5 @@
-"""Assignment of a folder's files to training, held-out data and test, by what the folder says.
+"""Assignment of a folder's files to training, held-out and test data, by dataset card or file
+names.
 
 The card of a dataset (the front matter of README.md) names the files of each split. Without one,
 file names decide, by the conventions of the Hugging Face Hub: `train-00000-of-00002.parquet`,
@@ -52,10 +53,10 @@ NUM_SHOWN = 3
 
 @dataclass(frozen=True)
 class Parts:
-    """The files of a folder, by purpose.
+    """The files of a folder, divided into training, held-out and test data.
 
     Attributes:
-        notes: sentences on what is not trained on although it may have been meant.
+        notes: sentences on files that are not trained on, although the user may expect it.
     """
 
     train: list[Path]
@@ -65,9 +66,9 @@ class Parts:
 
 
 def is_no_data(path: Path, others: Iterable[Path]) -> bool:
-    """Return whether a file is about the data next to it: a card, a license, an index, checksums.
+    """Return whether a file only accompanies data: a dataset card, license, index or checksums.
 
-    A readme among other files of its type counts as a document like them.
+    A readme counts as data if there are other files of its type.
     """
     name, stem = path.name.lower(), path.name.lower().partition(".")[0]
     if name in SETTINGS or _is_index(path):
@@ -88,13 +89,14 @@ def _is_document(path: Path) -> bool:
 
 
 def parts_of(folder: Path, files: Sequence[Path], stem: Callable[[Path], str]) -> Parts:
-    """Divide the data files of a folder.
+    """Divide the data files of a folder into training, held-out and test data.
 
     Args:
         stem: returns the name of a file without its extensions.
 
     Raises:
-        ValueError: the card lists several configurations; names them and what to give instead.
+        ValueError: the dataset card lists several configurations; the message names them and the
+            alternative.
     """
     parts = _by_card(folder, files)
     return parts or _by_names(folder, files, stem)
@@ -124,8 +126,10 @@ def _by_names(folder: Path, files: Sequence[Path], stem: Callable[[Path], str]) 
 
 
 def _of_several_folders(folder: Path, train: Iterable[Path]) -> list[str]:
-    """Return a sentence if several folders each have a training split, as the configurations of a
-    dataset do, which often hold the same rows in other forms."""
+    """Return a note if several subfolders each have a training split.
+
+    These may be configurations of one dataset, which often hold the same rows in other forms.
+    """
     folders = {path.parent for path in train if not _split_of_whole(path.parent.name)}
     if len(folders) < 2:
         return []
@@ -134,7 +138,7 @@ def _of_several_folders(folder: Path, train: Iterable[Path]) -> list[str]:
 
 
 def _all_alike(folder: Path, files: Sequence[Path], split: Mapping[Path, str]) -> list[str]:
-    """Return a sentence if files are trained on although they are named like held-out files."""
+    """Return a note if files are trained on although they are named like held-out files."""
     named = [path for path in files if split[path] in (HELD_OUT, TEST)]
     if not named or (len(named) == len(files) and len({split[path] for path in named}) == 1):
         return []
@@ -142,7 +146,7 @@ def _all_alike(folder: Path, files: Sequence[Path], split: Mapping[Path, str]) -
 
 
 def _whole_split(path: Path, stem: str) -> str:
-    """Return the split whose name is a file's whole name, or that of the nearest folder."""
+    """Return the split that a file's whole name, or the name of its nearest folder, denotes."""
     names = [stem, *(part for part in reversed(path.parent.parts))]
     return next((split for name in names if (split := _split_of_whole(name))), "")
 
@@ -153,13 +157,13 @@ def _split_of_whole(name: str) -> str:
 
 
 def _loose_split(stem: str) -> str:
-    """Return the split whose name a file name begins or ends with."""
+    """Return the split whose name is at the beginning or the end of a file name."""
     words = [word for word in _words(stem) if word not in NEUTRAL_WORDS]
     return next((SPLITS[word] for word in [*words[-1:], *words[:1]] if word in SPLITS), "")
 
 
 def _words(name: str) -> list[str]:
-    """Return the words of a name without numbers and hashes, which only distinguish its files."""
+    """Return the words of a file name, without numbers and hashes."""
     words = [word for word in re.split(r"[-_. ]+", name.lower()) if word]
     return [re.sub(r"\d+$", "", word) for word in words if not re.fullmatch(r"\w*\d\w*", word)] or [
         re.sub(r"\d+$", "", word) for word in words[:1]
@@ -167,7 +171,7 @@ def _words(name: str) -> list[str]:
 
 
 def named(names: Sequence[str]) -> str:
-    """Return files as the subject of a sentence, with its verb: `a.csv, b.csv are`."""
+    """Return file names as the subject and verb of a sentence: `a.csv, b.csv are`."""
     shown, more = ", ".join(names[:NUM_SHOWN]), len(names) - NUM_SHOWN
     if more > 0:
         return phrase("data.more_files_are", files=shown, count=more)
@@ -179,7 +183,10 @@ def _shown(folder: Path, files: Sequence[Path]) -> str:
 
 
 def _front_matter(path: Path) -> dict[str, object]:
-    """Return the front matter of a card, between lines of ---; {} if there is none."""
+    """Return the front matter of a dataset card, which is YAML between lines of ---.
+
+    Return {} if there is none.
+    """
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             matter = FRONT_MATTER.match(file.read(MAX_CARD_BYTES))
@@ -190,7 +197,10 @@ def _front_matter(path: Path) -> dict[str, object]:
 
 
 def _by_card(folder: Path, files: Sequence[Path]) -> Parts | None:
-    """Return the division that the card defines; None if it defines none for the existing files."""
+    """Return the division that a dataset card defines.
+
+    None if it defines no training split with existing files.
+    """
     listed = _front_matter(folder / CARD).get("configs") if (folder / CARD).is_file() else None
     configs = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     configured = {
@@ -234,7 +244,7 @@ def _by_card(folder: Path, files: Sequence[Path]) -> Parts | None:
 def _files_of_config(
     folder: Path, config: Mapping[str, object], files: Sequence[Path]
 ) -> dict[str, list[Path]]:
-    """Return split → its existing files, as a configuration of a card lists them."""
+    """Return split → its existing files, for one configuration of a dataset card."""
     base = str(config.get("data_dir") or "")
     configured: dict[str, list[Path]] = {}
     for split, pattern in _patterns(config.get("data_files")):
@@ -247,7 +257,7 @@ def _files_of_config(
 
 
 def _patterns(listed: object) -> Iterable[tuple[str, str]]:
-    """Yield (split, pattern) pairs; a list without splits is training data."""
+    """Yield (split, pattern) for the files that a card lists; without a split, it is "train"."""
     if isinstance(listed, str):
         yield TRAIN, listed
     elif isinstance(listed, dict):
@@ -269,7 +279,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Return whether a path matches a pattern, as in `datasets`: ** stands for any folders."""
+    """Return whether a path matches a pattern, in which ** stands for any number of folders."""
     parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern.removeprefix("./"))
     ways = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     expression = "".join(ways.get(part) or re.escape(part) for part in parts)

@@ -81,8 +81,7 @@ def read_parquet(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | 
 
 
 def _groups_from(metadata: "FileMetaData", record: int) -> tuple[list[int], int]:
-    """Return the row groups from the one that holds `record` on, and the first record of that
-    group."""
+    """Return the row groups to read from a record on, and the first record of these groups."""
     first = 0
     for group in range(metadata.num_row_groups):
         num_rows = metadata.row_group(group).num_rows
@@ -95,7 +94,7 @@ def _groups_from(metadata: "FileMetaData", record: int) -> tuple[list[int], int]
 def _arrow_rows(
     batch: "RecordBatch", plain: PlainRows, name: str, first: int
 ) -> Iterator[Row | BadRow]:
-    """Yield the rows of a batch as plain values; a row that is too large is never built."""
+    """Yield the rows of a batch as plain values; a row over the size limit is never built."""
     if batch.num_rows == 0:
         return
     is_large = not fits_a_row(batch)
@@ -150,8 +149,8 @@ def _hdf5_rows_at_once(
 ) -> int:
     """Return how many rows may be read at a time.
 
-    Rows may be much larger than the file: parts that were never written read as zeros, and many
-    rows may refer to one text.
+    Rows may be much larger than the file, because unwritten parts are read as zeros, and many rows
+    may refer to one text.
 
     Raises:
         ValueError: a single field, or the chunk that it is compressed in, is too large.
@@ -193,7 +192,7 @@ def _hdf5_columns(file: "H5File", name: str, h5py: ModuleType) -> dict[str, "H5D
 
 
 def _hdf5_names(column: "H5Dataset", h5py: ModuleType) -> dict[object, Label]:
-    """Return number → label of a column that stores labels as numbers; {} for other columns."""
+    """Return number → label for a column that stores labels as numbers; {} for other columns."""
     numbers: dict[str, int] = h5py.check_enum_dtype(column.dtype) or {}
     return {number: Label(name, number) for name, number in numbers.items()}
 
@@ -267,7 +266,7 @@ def split_place(place: str) -> tuple[str, str]:
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Return whether `datasets.save_to_disk` wrote the folder, even if it is damaged now."""
+    """Return whether `datasets.save_to_disk` wrote the folder, even if files are damaged."""
     if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
         return True
     return (folder / "dataset_info.json").is_file() and any(folder.glob("*.arrow"))

@@ -1,7 +1,7 @@
-"""Text in any encoding as a stream of UTF-8 bytes, the only form that readers read.
+"""Conversion of text in any encoding to a stream of UTF-8 bytes, which all readers expect.
 
-A byte that is invalid in the encoding becomes one that is invalid in UTF-8, so only the row that
-holds it is skipped.
+A byte that is invalid in the source encoding becomes a byte that is invalid in UTF-8, so that only
+its row is skipped.
 """
 
 import codecs
@@ -28,9 +28,9 @@ NEVER_UTF8 = "\udcff"  # byte FF in `surrogateescape`
 
 
 def open_utf8(path: Path, encoding: str = UTF8) -> BinaryIO:
-    """Open text for reading, decompressed and as UTF-8; `encoding` is the name of a Python codec.
+    """Open a text file as a stream of UTF-8, decompressed; `encoding` is a Python codec's name.
 
-    If the lines of a file end with CR only, as on old Macs, CR is replaced by LF.
+    If lines end with CR only, as on old Macs, each CR is replaced by LF.
     """
     if _ends_lines_with_cr(path, encoding):
         return rewindable(lambda: _WithLineFeeds(_opened(path, encoding)))
@@ -44,7 +44,7 @@ def _ends_lines_with_cr(path: Path, encoding: str) -> bool:
 
 
 class _WithLineFeeds:
-    """A stream that turns CR line ends into LF; all offsets stay the same."""
+    """A stream that replaces CR line ends by LF; all offsets stay the same."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -91,11 +91,11 @@ class _Recoded:
 
 
 def encoding_of(path: Path, setting: str) -> str:
-    """Return the encoding of a file: its byte order mark's, else `data.encoding`; "" is UTF-8.
+    """Return the encoding of a file, by its byte order mark or else by `setting`; "" is UTF-8.
 
     Raises:
         ValueError: the setting names an encoding, and the file is UTF-8.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with open_bytes(path) as file:
         head = file.read(READ_BYTES)
@@ -110,7 +110,7 @@ def encoding_of(path: Path, setting: str) -> str:
 
 
 def _is_utf8(head: bytes) -> bool:
-    """Return whether the beginning of a file has non-ASCII characters, all of them valid UTF-8."""
+    """Return whether the first bytes of a file have non-ASCII characters that are valid UTF-8."""
     if head.isascii():
         return False
     try:

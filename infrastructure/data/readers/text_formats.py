@@ -1,7 +1,7 @@
 """Readers of line-based formats: JSON lines, CSV, TSV, plain text.
 
-Each is an iterator of `Row` and `BadRow` that can begin at any row's offset. A line that cannot be
-read becomes a `BadRow`; reading continues with the next line.
+Each reader is a generator of `Row` and `BadRow` that can begin at any row's offset. A line that
+cannot be read becomes a `BadRow`; reading continues with the next line.
 """
 
 import csv
@@ -86,7 +86,7 @@ def _json_row(data: bytes, name: str, line: Line) -> Row | BadRow:
 
 
 def too_long(name: str, line: Line) -> BadRow:
-    """Return the bad row for a line that was too long to be held."""
+    """Return the `BadRow` for a line that was too long to be kept in memory."""
     detail = phrase("data.row_too_long", max_mib=MAX_LINE_BYTES >> 20)
     return BadRow(name, line.number, LINE_TOO_LONG, detail, "", line.offset)
 
@@ -96,7 +96,7 @@ def read_csv(
 ) -> Iterator[Row | BadRow]:
     """Yield the rows of a file of comma-separated values with a header line.
 
-    The separator is `;`, tab or `|` instead if only that one splits the header.
+    If only `;`, tab or `|` splits the header line, this character is the separator instead.
     """
     return _read_delimited(path, name, start, encoding, None)
 
@@ -106,7 +106,7 @@ def read_tsv(
 ) -> Iterator[Row | BadRow]:
     """Yield the rows of a tab-separated file with a header line.
 
-    The first MiB decides whether quotes are text.
+    The first MiB decides whether quotes are ordinary characters.
     """
     return _read_delimited(path, name, start, encoding, "\t")
 
@@ -115,8 +115,9 @@ class _Records:
     """A source of lines for a `csv.reader` that tracks where the next record begins.
 
     Attributes:
-        held: the lines of the record so far.
-        is_plain: they are ASCII, without NUL, and with carriage returns only at their ends.
+        held: the lines of the current record so far.
+        is_plain: True if these lines are ASCII without NUL, with carriage returns only at line
+            ends.
     """
 
     def __init__(self, lines: Iterator[Line], name: str) -> None:
@@ -127,10 +128,10 @@ class _Records:
         self.is_plain = True
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the lines; `begin` is where the current record begins.
+        """Yield the lines of the file, while `begin` is the position of the current record.
 
         Raises:
-            ValueError: a line, or a record of many lines, is too long to be held.
+            ValueError: a line, or a record of many lines, is too long for memory.
         """
         for line in self.lines:
             if line.end - self.begin.offset > MAX_LINE_BYTES and line.offset > self.begin.offset:
@@ -200,12 +201,12 @@ BLANK = Row({}, "", 0)
 
 @dataclass(frozen=True)
 class _Table:
-    """A file of delimited values, and the check for records that a stray quote joined.
+    """A file of delimited values, with a check for rows that a stray quote has joined.
 
-    A quote that opens a field by mistake takes whole lines into the field, up to the next quote
-    that may close it, and each of these lines would be a row by itself. The lines of a real
-    multi-line answer hardly ever are, unless answers contain tables. If commas separate the fields,
-    and other records really span several lines, no record counts as joined.
+    A quote that opens a field by mistake swallows whole lines, up to the next quote that can close
+    the field. Each of these lines would be a row by itself, which is hardly ever true of the lines
+    of a real multi-line answer, unless answers contain tables. If commas separate the fields, and
+    other records really span several lines, no record counts as joined.
     """
 
     path: Path
@@ -215,7 +216,7 @@ class _Table:
     columns: list[str]
 
     def num_rows_in(self, lines: Sequence[str]) -> int:
-        """Return how many of these lines would be a row by themselves if quotes meant nothing."""
+        """Return how many of these lines would be complete rows if quotes were ignored."""
         return sum(map(self._is_row, lines))
 
     def _is_row(self, line: str) -> bool:
@@ -229,12 +230,12 @@ class _Table:
         return len(self.columns) > 1 and all(map(self._is_row, lines))
 
     def is_joined(self, lines: Sequence[str]) -> bool:
-        """Return whether the lines of a record are rows that a stray quote joined."""
+        """Return whether the lines of a record are several rows that a stray quote joined."""
         return self._are_rows(lines) and (self.delimiter != "," or not self._has_long_records)
 
     @cached_property
     def _has_long_records(self) -> bool:
-        """True if more of the first records really span lines than are joined by a stray quote."""
+        """True if more of the first multi-line records are genuine than joined by a stray quote."""
         with open_utf8(self.path, self.encoding) as file:
             records = _Records(read_lines(file), self.name)
             reader = csv.reader(records, delimiter=self.delimiter)
@@ -306,7 +307,7 @@ def _next_record(
 
 
 def _up_to(records: _Records) -> str:
-    """Return in words where a record of several lines ends; "" for one line."""
+    """Describe where a record of several lines ends; return "" for a record of one line."""
     if not records.held[1:]:
         return ""
     return phrase("data.record_ends_on_line", line=records.next.line - 1)
@@ -317,10 +318,10 @@ def _never_closed(name: str, at: Start) -> str:
 
 
 def _quotes_are_text(file: BinaryIO, name: str, delimiter: str) -> bool:
-    """Return whether quotes mean nothing in a file.
+    """Return whether quotes are ordinary characters in a file instead of delimiting fields.
 
-    Nearly all of its first lines must be rows if quotes are ignored, and reading with quotes must
-    break more records than it reads with quoted fields.
+    This is so if nearly all of the first lines are rows when quotes are ignored, and if
+    interpreting the quotes breaks more records than there are records with quoted fields.
     """
     first = takewhile(lambda line: line.offset < SNIFF_BYTES, read_lines(file))
     lines = [line for line in first if not line.is_blank]
@@ -342,7 +343,7 @@ def _quotes_are_text(file: BinaryIO, name: str, delimiter: str) -> bool:
 
 
 def _delimiter_of(header: Line | None) -> str:
-    """Return the separator that splits the header line; a comma if it does, or if none does."""
+    """Return the character that splits the header line; a comma if no other does."""
     text = (header.data if header and header.data else b"").decode("utf-8", "replace")
     text = text.rstrip("\r\n").replace("\r", " ")
     counts = [
@@ -366,7 +367,7 @@ def _check_columns(columns: list[str], name: str) -> None:
 
 
 def has_surrogates(text: str) -> bool:
-    """Return whether a text cannot be UTF-8 (undecodable bytes, half a surrogate pair)."""
+    """Return whether a text has surrogates (undecodable bytes, half a pair), so no UTF-8 form."""
     if text.isascii():
         return False
     try:
@@ -387,10 +388,10 @@ def _printable(fields: list[str]) -> list[str]:
 def read_text(
     path: Path, name: str, start: Start = BEGIN, encoding: str = UTF8
 ) -> Iterator[Row | BadRow]:
-    """Yield plain text under the column "text".
+    """Yield the examples of a plain text file as rows with the column "text".
 
     Paragraphs separated by blank lines are one example each; in a text without any blank line, each
-    line is one example. The first MiB decides.
+    line is one example. The first MiB decides which of the two applies.
     """
     with open_utf8(path, encoding) as file:
         by_line = not has_paragraphs(file)

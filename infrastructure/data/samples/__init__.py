@@ -1,4 +1,4 @@
-"""Sample data that comes with the project: instruction examples of several tasks."""
+"""Sample data that comes with Temper: instruction examples of several tasks."""
 
 from pathlib import Path
 
@@ -24,11 +24,11 @@ PLACE = "by the samples"  # the source of settings that are chosen for the sampl
 
 
 def use_sample_data(config: DeploymentConfig) -> None:
-    """Use the sample tasks for the embedded model if no data path is set.
+    """If no data path is set, configure the run to train the embedded model on the sample tasks.
 
-    The run takes `SAMPLE_EPOCHS` epochs unless the user has set its length, and features may change
-    settings that the user has not set. TRL methods are not affected, because they need rows of
-    another shape.
+    The run takes `SAMPLE_EPOCHS` epochs unless the user has set its length. Features may also
+    change settings that the user has not set. Runs of a TRL method are not affected, because they
+    need rows of another shape.
     """
     is_sft = config.training.method == SFT
     if config.data.path is None and trains_from_scratch(config.model) and is_sft:
@@ -48,7 +48,7 @@ def use_sample_data(config: DeploymentConfig) -> None:
 
 
 def is_sample_data(data: DataConfig) -> bool:
-    """Return whether the data is the sample tasks, read as in a run without configured data."""
+    """Return whether the data settings are those of the sample tasks in an unconfigured run."""
     usual = DataConfig(
         path=str(SAMPLE_TRAIN), eval_path=str(SAMPLE_HELDOUT), task_column=SAMPLE_TASK_COLUMN
     )
@@ -57,8 +57,7 @@ def is_sample_data(data: DataConfig) -> bool:
 
 
 def known_tokenizer(data: DataConfig, vocab_size: int) -> Path | None:
-    """Return the ready-made tokenizer file for a new model of this vocabulary size on `data`; None
-    if there is none."""
+    """Return the ready-made tokenizer file for this data and vocabulary size, or None."""
     is_usual = vocab_size == EmbeddedModelConfig().vocab_size
     return SAMPLE_TOKENIZER if is_usual and is_sample_data(data) else None
 

@@ -1,7 +1,7 @@
 """The sample tasks as conversations, as an example of a user's own chat file.
 
-Three questions of the training file and their answers make one conversation, so nothing of the
-held-out file is in it, and every answer is still right.
+Each conversation consists of three questions of the training file with their answers, so it
+contains no held-out question, and every answer is correct.
 """
 
 import json

@@ -3,10 +3,10 @@
 `python -m infrastructure.data.samples.sample_tasks` writes `train.jsonl` and
 `heldout.jsonl` next to this file, with the same bytes on every machine.
 
-The things that an example asks about (the words of a list, a pair of numbers, a person and a city)
-are its *key*; their order and the phrasing do not matter. A hash of the key decides whether it is
-reserved for the held-out file, so no held-out question can occur in training in other words or in
-another order.
+The things that an example asks about (the words of a list, a pair of numbers, a person and a city),
+regardless of their order and of the phrasing, are its *key*. A hash of the key decides whether an
+example is reserved for the held-out file, so that no held-out question occurs in training in other
+words or in another order.
 """
 
 import json
@@ -38,7 +38,7 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt with its only right answer."""
+    """A prompt with its only correct answer."""
 
     prompt: str
     completion: str
@@ -56,7 +56,7 @@ def draw(rng: Random, pool: Sequence[str], count: int) -> list[str]:
 
 
 def answer_question(rng: Random) -> tuple[Key, str, str]:
-    """Ask for one of four facts about a person, each with its own question."""
+    """Return a question about one of four facts of a person, as (key, prompt, answer)."""
     name, city, job, drink = (pick(rng, pool) for pool in (NAMES, CITIES, JOBS, DRINKS))
     age = str(rng.randint(18, 90))
     text = pick(
@@ -78,7 +78,7 @@ def answer_question(rng: Random) -> tuple[Key, str, str]:
 
 
 def write_sentence(rng: Random) -> tuple[Key, str, str]:
-    """Ask for the fields of a form as a sentence, the inverse of `write_json`."""
+    """Return a task to write a form's fields as a sentence (inverse of `write_json`)."""
     name, city, age = pick(rng, NAMES), pick(rng, CITIES), rng.randint(18, 90)
     form = pick(
         rng, [f"name: {name}, age: {age}, city: {city}", f"city: {city}, age: {age}, name: {name}"]
@@ -90,7 +90,7 @@ def write_sentence(rng: Random) -> tuple[Key, str, str]:
 
 
 def pick_end(rng: Random) -> tuple[Key, str, str]:
-    """Ask for the first or the last word of a list."""
+    """Return a task to name the first or the last word of a list."""
     words = draw(rng, ITEMS, rng.randint(3, 6))
     which = pick(rng, ["first", "last"])
     layout = pick(
@@ -107,7 +107,7 @@ def pick_end(rng: Random) -> tuple[Key, str, str]:
 
 
 def write_json(rng: Random) -> tuple[Key, str, str]:
-    """Ask for a sentence about a person as a JSON object."""
+    """Return a task to write a sentence about a person as a JSON object."""
     name, city, age = pick(rng, NAMES), pick(rng, CITIES), str(rng.randint(18, 90))
     sentence = pick(
         rng,
@@ -126,7 +126,7 @@ def write_json(rng: Random) -> tuple[Key, str, str]:
 
 
 def reverse_list(rng: Random) -> tuple[Key, str, str]:
-    """Ask for a list in reverse order."""
+    """Return a task to reverse a list."""
     words = draw(rng, ITEMS, rng.randint(3, 5))
     layout = pick(
         rng,
@@ -141,7 +141,7 @@ def reverse_list(rng: Random) -> tuple[Key, str, str]:
 
 
 def write_date(rng: Random) -> tuple[Key, str, str]:
-    """Ask for a date in ISO form."""
+    """Return a task to write a date in ISO format."""
     day, month, year = rng.randint(1, 29), rng.randint(12), rng.randint(1950, 2030)
     date = pick(rng, [f"{day} {MONTHS[month]} {year}", f"{MONTHS[month]} {day}, {year}"])
     layout = pick(
@@ -156,7 +156,7 @@ def write_date(rng: Random) -> tuple[Key, str, str]:
 
 
 def write_capitals(rng: Random) -> tuple[Key, str, str]:
-    """Ask for words in capital letters."""
+    """Return a task to write words in capital letters."""
     words = draw(rng, ITEMS, rng.randint(2, 4))
     layout = pick(
         rng,
@@ -170,7 +170,7 @@ def write_capitals(rng: Random) -> tuple[Key, str, str]:
 
 
 def find_kind(rng: Random) -> tuple[Key, str, str]:
-    """Ask which of some words is of a given kind."""
+    """Return a task to find the word of a given kind among several words."""
     kinds = draw(rng, list(KINDS), 3)
     words = [pick(rng, KINDS[kind]) for kind in kinds]
     target = rng.randint(3)
@@ -205,12 +205,12 @@ TASKS: dict[Task, int] = {
 
 
 def is_reserved(task: str, key: Key) -> bool:
-    """Return whether this key belongs to the held-out file."""
+    """Return whether examples with this key belong to the held-out file."""
     return zlib.crc32("|".join((task, *key)).encode()) % RESERVED_ONE_IN == 0
 
 
 def examples(task: Task, count: int, *, reserved: bool, seed: int) -> list[Example]:
-    """Return `count` different examples of a task: reserved ones, or others."""
+    """Return `count` different examples of a task, for the held-out file if `reserved`."""
     name = task.__name__
     rng = Random(zlib.crc32(f"{name}|{reserved}|{seed}".encode()))
     by_prompt: dict[str, Example] = {}
@@ -236,7 +236,7 @@ def heldout_examples() -> list[Example]:
 
 
 def write_shuffled(rows: Sequence[Example], path: Path) -> None:
-    """Write one JSON object per line, in an order that depends only on the number of rows."""
+    """Write the examples as JSON lines, shuffled in an order that depends only on their number."""
     lines = [
         json.dumps(asdict(rows[i]), ensure_ascii=False) for i in Random(0).permutation(len(rows))
     ]

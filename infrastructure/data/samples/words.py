@@ -2,7 +2,7 @@
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Return the words of a text."""
+    """Split a text at white space into words."""
     return tuple(text.split())
 
 

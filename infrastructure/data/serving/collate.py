@@ -1,12 +1,12 @@
-"""Conversion of examples to tensors: padded, or packed into one row.
+"""Conversion of examples to a batch of tensors: padded rows, or all examples packed into one row.
 
 Both give the same loss: packing puts the examples end to end, and attention that is isolated by
 `position_ids` (or `cu_seq_lens`) keeps them apart. Labels are aligned with their own tokens, as in
 transformers; the shift by one happens in the model. The first token of an example has no label, so
 no example is ever trained to continue the one before it.
 
-Lengths are rounded up, so that shapes repeat (`size_grid.py`): the padding is never trained on, and
-no token of an example attends to it.
+Lengths are rounded up, so that tensor shapes repeat (`size_grid.py`). The padding is never trained
+on, and no token of an example attends to it.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,10 @@ Batch = dict[str, Any]
 
 
 def padded_length(longest: int, grid: SizeGrid, most: int | None) -> int:
-    """Return the row length for a longest example; it exceeds `most` only if the example does."""
+    """Return the row length for a batch whose longest example has `longest` tokens.
+
+    The result exceeds `most` only if the example does.
+    """
     return max(longest, min(grid.up(longest), most or grid.up(longest)))
 
 
@@ -34,10 +37,10 @@ def pad(
     grid: SizeGrid = SizeGrid.EXACT,
     most: int | None = None,
 ) -> Batch:
-    """Return examples as rows, padded on the right to the longest one, rounded up.
+    """Return examples as rows, padded on the right to the length of the longest one, rounded up.
 
     Args:
-        most: the largest length to round up to, because the model may have no further positions.
+        most: the largest length to round up to, because the model may not have more positions.
 
     Returns:
         int64 tensors (B, L): `input_ids`, `attention_mask`, `labels`.
@@ -58,10 +61,10 @@ def pad(
 
 
 def pack(examples: Sequence[TokenizedExample], grid: SizeGrid = SizeGrid.EXACT) -> Batch:
-    """Return examples end to end in one row of a rounded length; positions begin at 0 in each.
+    """Return examples end to end in one row of a rounded length, each with positions from 0.
 
-    The padding is laid out as further examples, none longer than the longest one. So it is isolated
-    in the same way as examples, and within all limits that hold for them.
+    The padding has the form of further examples, none longer than the longest real one. So it is
+    isolated like an example, and within the limits on the length of an example.
 
     Returns:
         int64 tensors (1, T): `input_ids`, `position_ids`, `labels`; `cu_seq_lens`, int32 (B + 1,)

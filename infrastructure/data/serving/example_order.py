@@ -1,7 +1,7 @@
 """The order of examples: a pure function of (seed, epoch), the same on every machine.
 
-`numpy.random.RandomState` is used on purpose: its stream is frozen, unlike that of newer
-generators. Training can resume at any position without reading the examples before it.
+`numpy.random.RandomState` is used on purpose: NumPy guarantees its random numbers, unlike those of
+newer generators. Training can resume at any position without reading the examples before it.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ ORDER, BALANCE, WINDOW, AUGMENT, SELECT, REPLACE = range(6)
 
 
 def random_state(use: int, seed: int, *numbers: int) -> np.random.RandomState:
-    """Return a generator that depends only on these numbers."""
+    """Return a random generator whose seed is derived only from these numbers."""
     words = [use]
     for number in (seed, *numbers):
         words += [number & 0xFFFFFFFF, (number >> 32) & 0xFFFFFFFF]
@@ -27,27 +27,27 @@ def random_state(use: int, seed: int, *numbers: int) -> np.random.RandomState:
 
 
 def epoch_order(num_examples: int, seed: int, epoch: int) -> Indices:
-    """Return the examples of an epoch, each once, shuffled: int64 (num_examples,)."""
+    """Return the indices of all examples, shuffled for this epoch: int64 (num_examples,)."""
     return random_state(ORDER, seed, epoch).permutation(num_examples).astype(np.int64)
 
 
 def random_selection(num_examples: int, num_selected: int, seed: int) -> Indices:
-    """Return some of the examples, ascending, all equally likely: int64 (num_selected,)."""
+    """Return the indices of a uniformly random subset, ascending: int64 (num_selected,)."""
     order = random_state(SELECT, seed).permutation(num_examples)
     return np.sort(order[:num_selected]).astype(np.int64)
 
 
 def selection_hash(ids: Indices | Sequence[int]) -> str:
-    """Return a name for a set of examples: the SHA-256 of their numbers in ascending order."""
+    """Return the SHA-256 of the ids of selected examples, taken in ascending order."""
     ascending = np.sort(np.asarray(ids, dtype="<i8"))
     return hashlib.sha256(ascending.tobytes()).hexdigest()
 
 
 def balanced_order(groups: Sequence[int] | Indices, seed: int, epoch: int) -> Indices:
-    """Return as many examples as there are, drawn so that each group has the same share.
+    """Return the order of an epoch in which each group has the same share; its length is unchanged.
 
-    Examples of a small group repeat, each as often as the others of its group (± one). Of a large
-    group, different examples are left out in each epoch.
+    Examples of small groups are repeated, equally often within a group (± one). From large groups,
+    different examples are left out in each epoch.
 
     Args:
         groups: the group of each example.
@@ -69,10 +69,11 @@ def balanced_order(groups: Sequence[int] | Indices, seed: int, epoch: int) -> In
 def with_replacements(
     order: Indices, kept: Indices, groups: Sequence[int] | Indices | None, seed: int, epoch: int
 ) -> Indices:
-    """Return an epoch in which examples that are not kept are replaced by kept ones.
+    """Return the order of an epoch in which examples that are not in `kept` are replaced by kept
+    ones.
 
-    Replacements are of the same group if it has any that are kept; all other examples stay in
-    place. Within a group, each kept one is used as a replacement as often as any other (± one).
+    A replacement is from the same group if any example of the group is kept. All kept examples stay
+    in place. Within a group, all kept examples are used as replacements equally often (± one).
     """
     rng, filled = random_state(REPLACE, seed, epoch), order.copy()
     is_out = ~np.isin(order, kept)
@@ -85,6 +86,6 @@ def with_replacements(
 
 
 def _draw(members: Indices, quota: int, rng: np.random.RandomState) -> Indices:
-    """Draw `quota` members, each as often as any other (± one); `members` must not be empty."""
+    """Draw `quota` of the members, each equally often (± one); `members` must not be empty."""
     rounds = ceil_div(quota, len(members))
     return np.concatenate([rng.permutation(members) for _ in range(rounds)])[:quota]

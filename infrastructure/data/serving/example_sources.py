@@ -1,7 +1,8 @@
 """Sources of the examples of an epoch: the token store, or text that is tokenized on the fly.
 
-Each source yields the examples of an epoch in its order, from any position on. The choice of source
-changes neither their number nor, without augmentation, their tokens.
+Each source yields the examples of an epoch in order, starting at any position. The choice of source
+does not change the number of examples. Without augmentation, it does not change their tokens
+either.
 """
 
 import copy
@@ -42,16 +43,17 @@ class ExampleSource(Protocol):
         """Yield the examples of an epoch from position `start` on."""
 
     def places(self, epoch: int, start: int, count: int) -> list[str]:
-        """Return file:line of `count` examples of an epoch, from position `start` on."""
+        """Return the source position (file:line) of `count` examples of an epoch from `start`."""
 
 
 class Order:
-    """The row of the store at each position of an epoch.
+    """The order of examples in an epoch, as row numbers of the token store.
 
     Attributes:
         all_rows: all rows; an example's id is its index among them.
-        selected: ids of those that are trained on, ascending: all, or the selected ones.
-        is_filled: an epoch has a position for every example, including those not selected.
+        selected: the ids of the examples that are trained on, in ascending order.
+        is_filled: True if an epoch has as many positions as there are examples, and selected
+            examples repeat in place of the others.
     """
 
     def __init__(self, rows: Indices, seed: int, groups: Indices | None = None) -> None:
@@ -60,10 +62,11 @@ class Order:
         self.select(np.arange(len(rows)))
 
     def select(self, ids: Indices, *, is_filled: bool = False) -> None:
-        """Limit epochs that begin from now on to these examples.
+        """Limit epochs that begin from now on to the examples with these ids.
 
-        Their order depends on (seed, epoch, ids), and each occurs once. With `is_filled`, the order
-        is that of all examples, and some selected ones repeat in the positions of the others.
+        Each of these examples occurs once, in an order that depends on (seed, epoch, ids). With
+        `is_filled`, an epoch keeps the order of all examples, and selected examples repeat in place
+        of those that are not selected.
         """
         self.selected, self.is_filled = ids, is_filled
         self._epoch = -1
@@ -75,13 +78,16 @@ class Order:
         return len(self.all_rows if self.is_filled else self.selected)
 
     def of(self, epoch: int) -> Indices:
-        """Return the rows of an epoch, in order; the last requested epoch is cached."""
+        """Return the store rows of an epoch, in order; the most recent epoch is cached."""
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self.all_rows[self._ids_of(epoch)]
         return self._order
 
     def part(self, epoch: int, start: int, count: int) -> list[int]:
-        """Return a few rows of an epoch; safe while another thread iterates over another epoch."""
+        """Return `count` store rows of an epoch from `start` on.
+
+        This is safe while another thread iterates over another epoch.
+        """
         return [int(row) for row in self.all_rows[self._ids_of(epoch)[start : start + count]]]
 
     def _ids_of(self, epoch: int) -> Indices:
@@ -91,17 +97,17 @@ class Order:
         return with_replacements(order, self.selected, self.all_groups, self.seed, epoch)
 
     def _shuffled(self, ids: Indices, epoch: int) -> Indices:
-        """Return positions in `ids`, in the order of an epoch that has only these examples."""
+        """Return indices into `ids`, in the order of an epoch that has only these examples."""
         if self.all_groups is None:
             return epoch_order(len(ids), self.seed, epoch)
         return balanced_order(self.all_groups[ids], self.seed, epoch)
 
 
 class StoredExamples:
-    """Examples that have been tokenized and stored.
+    """A source of examples that have been tokenized and stored.
 
     Args:
-        place_of: returns file:line for each of some rows.
+        place_of: returns file:line for each of the given store rows.
     """
 
     def __init__(
@@ -119,7 +125,7 @@ class StoredExamples:
             yield self.store.example(int(row))
 
     def lengths(self, epoch: int) -> Indices:
-        """Return the number of tokens of each example of an epoch, in its order."""
+        """Return the length in tokens of each example of an epoch, in order."""
         return self.store.lengths()[self.order.of(epoch)]
 
     def places(self, epoch: int, start: int, count: int) -> list[str]:
@@ -127,7 +133,7 @@ class StoredExamples:
 
 
 class StoredConversations:
-    """Texts that the store keeps next to the tokens, by row number."""
+    """The conversations that the store keeps next to their tokens, by row number."""
 
     def __init__(self, store: TokenStore, name: str, ends: str) -> None:
         self._path: Path = store.folder / name
@@ -135,7 +141,7 @@ class StoredConversations:
         self._ends = np.concatenate([[0], store.array(ends)])
 
     def get(self, row: int) -> Conversation:
-        """Return the text of row number `row`.
+        """Return the conversation of row number `row`.
 
         Raises:
             DataError: the entry was damaged after it was opened.
@@ -150,7 +156,7 @@ class StoredConversations:
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """A tokenizer of conversations on the fly, which augments them if there is an augmentation."""
+    """A tokenizer of conversations during training, which also applies the augmentation, if any."""
 
     encoder: ConversationEncoder
     seed: int
@@ -159,7 +165,7 @@ class TextTokenizer:
     def examples(
         self, conversations: Iterable[Conversation], epoch: int, start: int
     ) -> Iterator[TokenizedExample]:
-        """Yield the examples of the conversations, the first of which is at position `start`."""
+        """Tokenize conversations and yield their examples; the first one is at position `start`."""
         numbered = enumerate(conversations, start)
         while some := list(itertools.islice(numbered, ENCODED_TOGETHER)):
             plain = [conversation for _, conversation in some]
@@ -174,7 +180,7 @@ class TextTokenizer:
         return self.augment(conversation, random_state(AUGMENT, self.seed, epoch, position))
 
     def _unchanged(self, conversation: Conversation) -> TokenizedExample:
-        """Return the example of the unchanged row, for an augmentation that cannot be used."""
+        """Return the example of the original conversation, if the augmented one is unusable."""
         (result,) = self.encoder.encode([conversation])
         if isinstance(result, BadRow):
             raise DataError("data.row_no_longer_usable", row=result)
@@ -182,7 +188,7 @@ class TextTokenizer:
 
 
 class AugmentedExamples:
-    """Examples that are changed each time they are used."""
+    """A source of examples that are augmented again each time they are used."""
 
     def __init__(
         self, conversations: StoredConversations, order: Order, tokenizer: TextTokenizer
@@ -204,7 +210,7 @@ class AugmentedExamples:
 
 
 class StreamedExamples:
-    """Examples of files that are read during training."""
+    """A source of examples that are read from the files during training."""
 
     def __init__(self, dataset: StreamingDataset, tokenizer: TextTokenizer) -> None:
         self.dataset = dataset
@@ -217,6 +223,9 @@ class StreamedExamples:
         return self.tokenizer.examples(self.dataset.iterate(epoch, start), epoch, start)
 
     def places(self, epoch: int, start: int, count: int) -> list[str]:
-        """Return the positions by reading their window again, independent of the reading thread."""
+        """Return the source position (file:line) of examples, by reading their window again.
+
+        This does not affect the thread that reads ahead.
+        """
         texts = copy.copy(self.dataset).iterate(epoch, start)
         return [text.place for text in itertools.islice(texts, count)]

@@ -18,14 +18,14 @@ class _Failure:
 
 
 class _End:
-    """A marker that there are no more items."""
+    """A marker for the end of the items."""
 
 
 def prefetch(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
-    """Yield the same items in the same order, with up to `depth` of them built ahead.
+    """Yield the items in the same order, while a thread builds up to `depth` of them ahead.
 
-    An exception in `items` is raised where its item would have been. Closing the generator ends the
-    thread and closes `items`.
+    If building an item raises an exception, it is raised in place of that item. Closing the
+    generator ends the thread and closes `items`.
     """
     ready: queue.SimpleQueue[Item | _End | _Failure] = queue.SimpleQueue()
     free_slots = threading.Semaphore(depth)

@@ -1,8 +1,9 @@
-"""Rows of files larger than memory, through a buffer with an upper bound in rows and in bytes.
+"""A dataset of files larger than memory, read through a buffer that is limited in rows and bytes.
 
-Windows come in the order of the files and are shuffled inside. The order is a pure function of
-(seed, epoch), and reading can begin at any position without reading the data before its window
-(except in files that are compressed or not UTF-8, which must be read up to there).
+A window is the content of one buffer. Windows come in the order of the files, and the rows inside a
+window are shuffled. The order is a pure function of (seed, epoch), and reading can begin at any
+position without reading the data before its window (except in files that are compressed or not
+UTF-8, which must be read up to there).
 """
 
 from collections.abc import Callable, Iterator
@@ -25,12 +26,12 @@ from infrastructure.data.store.stream_index import (
 
 
 def row_values(row: Row) -> RowValues:
-    """Return the default item of a row: its columns."""
+    """Return the columns of a row, which are its item unless another `convert` is given."""
     return row.values
 
 
 class StreamingDataset(IterableDataset[Any]):
-    """A dataset that is read while it is used.
+    """A dataset whose files are read while it is iterated over.
 
     One pass over the files (`build_index`, or the first use) finds the usable rows and the starts
     of the windows. Works in a `torch.utils.data.DataLoader` with any number of workers: each worker
@@ -44,8 +45,8 @@ class StreamingDataset(IterableDataset[Any]):
         data_format: as for `DataConfig.format`.
         encoding: as for `DataConfig.encoding`.
         seed: seed of the order.
-        convert: converts a row to an item; must always return the same for the same row.
-        index: the index, if it was built before with the same limits.
+        convert: converts a row to an item of the dataset; must be deterministic.
+        index: an index that was built before with the same limits; None: build one.
 
     Raises:
         ValueError: there is no data, or a limit is not positive.
@@ -81,13 +82,13 @@ class StreamingDataset(IterableDataset[Any]):
 
     @property
     def index(self) -> WindowIndex:
-        """The starts of the windows; built at the first use."""
+        """The index of where windows start; built at the first use."""
         if self._index is None:
             self._index = self.build_index()
         return self._index
 
     def build_index(self) -> WindowIndex:
-        """Read all files once, and return the index; bad rows are not used."""
+        """Read all files once, and return the index of windows; bad rows are left out."""
         builder = WindowIndexBuilder(self.buffer_size, self.memory_limit)
         for number, file in enumerate(self.files):
             for row in file.rows():
@@ -100,7 +101,7 @@ class StreamingDataset(IterableDataset[Any]):
         return self.index.num_items
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch whose order `iter` uses."""
+        """Set the epoch for the next iteration with `iter`."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,1 +1,1 @@
-"""Prepared examples on disk: written once, and found again by a fingerprint."""
+"""The store of prepared examples on disk, written once and found again by its fingerprint."""

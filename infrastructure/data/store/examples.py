@@ -1,4 +1,4 @@
-"""The types that this package gives to the others: token examples, and prompts for generation."""
+"""The types of examples that other packages use: token examples, and prompts for generation."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -15,14 +15,14 @@ EXAMPLES = "examples"  # of a batch that names its examples: those that it was m
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An image of an example, as it was when the data was prepared: the location and the hash of
-    its encoded bytes (PNG, JPEG and the like).
+    """An image of an example: the location and the hash of its encoded bytes (PNG, JPEG and the
+    like).
 
     Attributes:
-        path: the file that holds them; "" while they are only in `content`.
-        start: the offset in the file at which they begin.
-        decided: decisions about its pixels, named as in `readers.pictures`; known only while data
-            is prepared.
+        path: the file that contains the bytes; "" while they are only in `content`.
+        start: the offset in the file at which the bytes begin.
+        decided: codes of the conversions of its pixels (see `readers.pictures`); set only while
+            data is prepared.
     """
 
     sha256: str
@@ -36,7 +36,8 @@ class Picture:
         """Return the encoded image.
 
         Raises:
-            DataError: the file is gone, or holds another image now.
+            DataError: the file is missing, or contains another image than when the data was
+                prepared.
         """
         content = self.content or self._from_file()
         if hashlib.sha256(content).hexdigest() != self.sha256:
@@ -56,7 +57,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenizedExample:
-    """One example.
+    """A tokenized example, with a mask of the trained tokens.
 
     Attributes:
         input_ids: int32 (n,).
@@ -88,13 +89,13 @@ class EvaluationRow:
 
 @dataclass(frozen=True, slots=True)
 class GenerationPrompt:
-    """A held-out row for generation.
+    """A prompt to generate an answer to, with the expected answer.
 
     Attributes:
         prompt: everything before the answer, for display.
         prompt_ids: everything before the answer, tokenized as in training.
-        expected: the right answer.
-        expected_length: length of that answer in tokens, without the one that ends it.
+        expected: the expected answer.
+        expected_length: length of the expected answer in tokens, without the end token.
         place: file:line of the row; "" for a user's own prompt.
         pictures: the images whose tokens are in `prompt_ids`, in their order.
     """

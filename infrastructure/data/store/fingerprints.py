@@ -1,4 +1,4 @@
-"""Hashes that decide whether prepared data can be used again."""
+"""Hashes that decide whether prepared data can be reused."""
 
 import hashlib
 import importlib.metadata
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def tokenizer_hash(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Return a hash that changes if any text could be tokenized differently; names do not count."""
+    """Return a hash of all that affects tokenization: content, chat template, library versions."""
     parts = {
         **tokenizer_content(tokenizer),
         "template": tokenizer.chat_template,
@@ -24,7 +24,7 @@ def tokenizer_hash(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def tokenizer_content(tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
-    """Return everything that defines a tokenizer except its chat template, without any name."""
+    """Return all that defines a tokenizer except its chat template and its name."""
     parts: dict[str, Any] = {
         "class": type(tokenizer).__name__,
         "special": tokenizer.special_tokens_map,
@@ -47,7 +47,10 @@ def content_number(turns: list[list[str]]) -> int:
 
 
 class ExampleHash:
-    """A hash of examples in their order, independent of how they are added in pieces."""
+    """A running hash of a sequence of examples.
+
+    The examples may be added one by one or in groups: the hash is the same.
+    """
 
     def __init__(self) -> None:
         self._ids = hashlib.sha256()

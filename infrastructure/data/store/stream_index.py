@@ -46,12 +46,12 @@ class WindowIndex:
         return window, item - before
 
     def layout_hash(self) -> str:
-        """Return a hash that changes whenever the order of a stream would change."""
+        """Return a hash of the windows, which changes whenever a stream's order would change."""
         return hashlib.sha256(np.ascontiguousarray(self.column("num_items")).data).hexdigest()
 
 
 class WindowIndexBuilder:
-    """A builder that receives every row in order, and groups the usable ones into windows."""
+    """A builder of a `WindowIndex`, which groups the usable rows that it gets into windows."""
 
     def __init__(self, buffer_size: int, memory_bytes: int | None) -> None:
         self.buffer_size = buffer_size
@@ -60,7 +60,7 @@ class WindowIndexBuilder:
         self._is_used = bytearray()
 
     def add(self, file: int, offset: int, line: int, num_bytes: int, is_used: bool) -> None:
-        """Record one row.
+        """Add the next row of the files.
 
         Args:
             num_bytes: memory that the row takes while it is buffered.
@@ -80,13 +80,13 @@ class WindowIndexBuilder:
         return rows >= self.buffer_size or too_much
 
     def finish(self) -> WindowIndex:
-        """Return the index of all rows added."""
+        """Return the index of all added rows."""
         windows = np.array(self._windows, dtype=np.int64).reshape(-1, len(FIELDS))
         return WindowIndex(windows, np.frombuffer(bytes(self._is_used), dtype=np.bool_))
 
 
 def estimated_bytes(value: object) -> int:
-    """Return the memory that a value takes, by rules that do not depend on the Python version."""
+    """Estimate the memory that a value takes, by rules that do not depend on the Python version."""
     if isinstance(value, str):
         return OBJECT_BYTES + len(value) * _character_bytes(value)
     if isinstance(value, bytes):
@@ -100,7 +100,7 @@ def estimated_bytes(value: object) -> int:
 
 
 def _character_bytes(text: str) -> int:
-    """Return how many bytes per character Python stores a text in: 1, 2 or 4, by its widest one."""
+    """Return how many bytes Python uses per character of a text: 1, 2 or 4."""
     if text.isascii():
         return 1
     widest = ord(max(text))

@@ -1,9 +1,9 @@
-"""The cache of prepared data on this machine's disk: built once, found again, swept.
+"""The cache of prepared data on this machine's disk.
 
 An entry is built in a hidden folder and renamed when it is complete, so a killed preparation leaves
-nothing that could be read. A lock that is released when its process dies keeps entries in use from
-being swept, and lets a second process wait for the first instead of doing the same work. POSIX
-only.
+no incomplete entry. While an entry is in use, a lock protects it from being deleted. A second
+process that needs an entry under construction waits for the first. The lock of a process is
+released when the process dies. POSIX only.
 """
 
 import logging
@@ -37,10 +37,10 @@ SECONDS_TO_DELETE = 3600
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """An open entry, protected from being swept until `close`.
+    """An open cache entry, which is not deleted from the cache until `close`.
 
     Attributes:
-        was_there: it was found, not built.
+        was_there: True if the entry was found in the cache, False if it was built now.
     """
 
     store: TokenStore
@@ -48,16 +48,16 @@ class CacheEntry:
     lock: Lock
 
     def close(self) -> None:
-        """Allow the entry to be swept."""
+        """Release the entry, so that the cache may delete it."""
         self.lock.release()
 
 
 class TokenCache:
-    """A cache of entries by key, within the limits of `CacheConfig`.
+    """A cache of prepared data by key, within the limits of `CacheConfig`.
 
     Args:
-        config: `directory`, `memory_size` (entries up to it are held in memory when opened),
-            `disk_size`, `max_age_days` since the last use, `cleanup_interval` between sweeps.
+        config: `directory`, `memory_size` (smaller entries are held in memory when opened),
+            `disk_size`, `max_age_days` since the last use, `cleanup_interval` between cleanups.
         memory_bytes: a further limit on the entries held in memory.
 
     Raises:
@@ -79,10 +79,10 @@ class TokenCache:
             ) from error
 
     def open(self, key: str, build: Callable[[Path], None]) -> CacheEntry:
-        """Return the entry `key`, which is built if it is missing or damaged.
+        """Return the entry with this key, after building it if it is missing or damaged.
 
         Args:
-            build: fills an empty folder with an entry.
+            build: writes the entry into the empty folder that it is given.
         """
         self.sweep_if_due()
         with self._locked(key):
@@ -136,7 +136,7 @@ class TokenCache:
             lock.release()
 
     def sweep_if_due(self) -> None:
-        """Sweep if the last sweep was more than `cleanup_interval` ago."""
+        """Clean up the cache if the last cleanup was more than `cleanup_interval` ago."""
         stamp = self.root / ".swept"
         if stamp.exists() and time.time() - stamp.stat().st_mtime < self.config.cleanup_interval:
             return
@@ -144,7 +144,7 @@ class TokenCache:
         self.sweep()
 
     def sweep(self) -> None:
-        """Remove entries unused for `max_age_days`, leftovers of dead processes, and the excess."""
+        """Delete old entries and remains of dead processes, then others to meet `disk_size`."""
         oldest = time.time() - self.config.max_age_days * SECONDS_PER_DAY
         for folder in self.root.glob(".partial-*"):
             self._remove_if_free(folder, key=folder.name.split("-")[1])
@@ -157,11 +157,11 @@ class TokenCache:
         self.evict()
 
     def size_bytes(self) -> int:
-        """Return the disk space that all entries take now."""
+        """Return the disk space that all entries take together."""
         return sum(map(_size, self._entries()))
 
     def evict(self) -> None:
-        """Remove the least recently used entries until the rest fits into `disk_size`."""
+        """Delete the least recently used entries until the others fit into `disk_size`."""
         entries = self._entries()
         sizes = {folder: _size(folder) for folder in entries}
         limit = self.config.disk_size * MEGABYTE
@@ -181,12 +181,12 @@ class TokenCache:
             )
 
     def _entries(self) -> list[Path]:
-        """Return all entries, the least recently used first."""
+        """Return the folders of all entries, the least recently used first."""
         folders = [p for p in self.root.iterdir() if p.is_dir() and not p.name.startswith(".")]
         return sorted(folders, key=_last_use)
 
     def _remove_if_free(self, folder: Path, key: str) -> bool:
-        """Delete an entry that no live process builds, opens or uses; return whether it is gone."""
+        """Delete an entry unless a live process builds or uses it; return whether it is deleted."""
         building = Lock(self._locks / key)
         try:
             if not building.take(wait=False):
@@ -205,7 +205,7 @@ class TokenCache:
         return False
 
     def _delete(self, folder: Path) -> None:
-        """Delete a folder, after renaming it so that no process opens it half deleted.
+        """Delete a folder, after renaming it so that no process opens it when it is half deleted.
 
         Other processes may delete the same folder at the same time.
         """
@@ -216,7 +216,7 @@ class TokenCache:
 
 
 def _was_left(folder: Path) -> bool:
-    """Return whether a removed entry is so old that the process deleting it must have died."""
+    """Return whether a folder marked for deletion is so old that its process must have died."""
     began = folder.name.removeprefix(REMOVED).split("-")[0]
     return not began.isdecimal() or time.time() - int(began) > SECONDS_TO_DELETE
 

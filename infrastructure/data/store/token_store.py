@@ -1,9 +1,9 @@
-"""Tokenized examples in files that are read in place: written once, checked, never changed.
+"""The store of tokenized examples: files that are written once, checked, and read without loading.
 
 An entry is a folder of .npy files and a meta.json, which is written last and holds a checksum of
 every MiB of every file. All files are checked when the entry is opened, so that a damaged entry is
-built again. If an entry is larger than the memory that it may use, its LARGE_FILES are read from
-disk instead, and each MiB is checked when it is first used.
+built again. If an entry is larger than the memory that it may use, its LARGE_FILES are not loaded
+but memory-mapped, and each MiB of these is checked when it is first used.
 
 | file | content |
 | --- | --- |
@@ -48,7 +48,9 @@ Array = npt.NDArray[Any]
 
 
 class DamagedEntryError(Problem):
-    """An error for an entry that is not as it was written; it can be built again."""
+    """An error for a cache entry whose files have changed since they were written. The entry can be
+    built again.
+    """
 
 
 class ArrayWriter:
@@ -61,12 +63,12 @@ class ArrayWriter:
         self._write_header()
 
     def append(self, values: Array) -> None:
-        """Append values."""
+        """Append values to the array."""
         self.file.write(np.ascontiguousarray(values, self.dtype).data)
         self.length += len(values)
 
     def close(self) -> None:
-        """Write the final length into the header (numpy reserves space for it)."""
+        """Write the final length into the header, in which numpy has reserved space for it."""
         end, header_end = self.file.tell(), self.data_start
         self.file.seek(0)
         self._write_header()
@@ -82,7 +84,10 @@ class ArrayWriter:
 
 
 class StoreWriter:
-    """A writer of examples into a folder; `finish` makes it a readable entry. A context manager."""
+    """A writer of examples into the folder of a cache entry, to be used as a context manager.
+
+    `finish` makes the entry readable.
+    """
 
     def __init__(self, folder: Path, vocabulary_size: int) -> None:
         self.folder = folder
@@ -106,7 +111,7 @@ class StoreWriter:
             writer.file.close()
 
     def append(self, examples: Sequence[TokenizedExample]) -> None:
-        """Append examples."""
+        """Append examples to the entry."""
         if not examples:
             return
         ends = self._end + np.cumsum([len(example.input_ids) for example in examples])
@@ -155,7 +160,7 @@ class StoreWriter:
 
 
 def write_meta(folder: Path, meta: JsonObject) -> None:
-    """Seal a folder by writing its meta.json, with the checksums of all other files."""
+    """Write the meta.json of an entry, with the checksums of all other files in the folder."""
     suffixes = (".npy", ".jsonl", ".bin")
     files = sorted(path for path in folder.iterdir() if path.suffix in suffixes)
     sealed = {
@@ -167,7 +172,7 @@ def write_meta(folder: Path, meta: JsonObject) -> None:
 
 
 class FileFacts(TypedDict):
-    """The size of one file of an entry, and the checksum of each chunk."""
+    """The size of one file of an entry, and the checksums of its chunks."""
 
     num_bytes: int
     crc32: list[int]
@@ -204,7 +209,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 class CheckedFile:
-    """A file of an entry whose chunks are checked before they are used."""
+    """A file of a cache entry, whose chunks are verified by checksum before they are used."""
 
     def __init__(self, path: Path, facts: FileFacts) -> None:
         self.path = path
@@ -212,10 +217,11 @@ class CheckedFile:
         self._is_checked = np.zeros(len(self._sums), dtype=bool)
 
     def check(self, start: int, end: int) -> None:
-        """Check the bytes from `start` to `end`, each chunk once.
+        """Verify the checksums of the bytes from `start` to `end`; each chunk is verified only
+        once.
 
         Raises:
-            DamagedEntryError: they are not what was written.
+            DamagedEntryError: a chunk is not as it was written.
         """
         first, last = start // CHUNK_BYTES, ceil_div(end, CHUNK_BYTES)
         if self._is_checked[first:last].all():
@@ -237,7 +243,7 @@ class CheckedFile:
 
 
 class MappedArray:
-    """A .npy file of an entry: in memory and checked, or memory-mapped and checked when used."""
+    """A .npy file of a cache entry: loaded and verified, or mapped and verified when used."""
 
     def __init__(self, path: Path, facts: FileFacts, in_memory: bool) -> None:
         self._file = CheckedFile(path, facts)
@@ -252,7 +258,7 @@ class MappedArray:
         self._used_at = time.monotonic()
 
     def release_memory(self, unused_seconds: float) -> int:
-        """Read the file from disk from now on; return the bytes that were held in memory."""
+        """Free the file's memory, so that it is read from disk; return the freed bytes."""
         if not self._in_memory or time.monotonic() - self._used_at < unused_seconds:
             return 0
         held = self.values.nbytes
@@ -272,7 +278,7 @@ class MappedArray:
 
 @contextmanager
 def damage_explained(folder: Path) -> Iterator[None]:
-    """Turn damage that is found in an entry in use into an error that says what to do.
+    """Inside the block, replace errors about damaged cache entries by errors that say what to do.
 
     Raises:
         DataError: instead of a `DamagedEntryError`.
@@ -284,15 +290,15 @@ def damage_explained(folder: Path) -> Iterator[None]:
 
 
 class TokenStore:
-    """The examples of one entry, by number.
+    """The examples of one cache entry, by number.
 
     Args:
         folder: an entry that `StoreWriter` finished.
         memory_bytes: entries up to this size are held in memory, larger ones memory-mapped.
 
     Raises:
-        DamagedEntryError: the parts that are checked at opening are not what was written. Damage
-            that is found later, in any method, is a `DataError`.
+        DamagedEntryError: the entry is damaged in a part that is checked at opening. If a method
+            finds damage later, it raises `DataError`.
     """
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
@@ -319,7 +325,7 @@ class TokenStore:
         return len(self._tasks)
 
     def array(self, name: str) -> Array:
-        """Return a small array of the entry, complete and checked."""
+        """Return a small array of the entry, loaded and checked as a whole."""
         with damage_explained(self.folder):
             return self._open(name, in_memory=True).values
 
@@ -328,16 +334,16 @@ class TokenStore:
         return np.diff(self._offsets).astype(np.int64)
 
     def lines(self, name: str) -> list[str]:
-        """Return the lines of a text file of the entry, checked."""
+        """Return the lines of a text file of the entry, after verifying its checksums."""
         with damage_explained(self.folder):
             self._check(name)
         return (self.folder / name).read_text("utf-8").split("\n")[:-1]
 
     def release_memory(self, unused_seconds: float = 0.0) -> int:
-        """Read examples from the files from now on if they have not been used for `unused_seconds`.
+        """Free the examples from memory if they have not been used for `unused_seconds`.
 
         Returns:
-            Bytes that were held in memory. They were checked when they were read.
+            The number of freed bytes. Afterwards, examples are read from the files.
         """
         return sum(
             array.release_memory(unused_seconds) for array in (self._input_ids, self._supervised)

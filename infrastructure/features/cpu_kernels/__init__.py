@@ -1,1 +1,1 @@
-"""Faster ways to compute on a CPU. Without them, the results are the same up to rounding."""
+"""Faster kernels for CPUs. Without them, the results are the same up to rounding."""

@@ -1,4 +1,4 @@
-"""Attention of short examples in bf16 on a CPU, by matrix products."""
+"""Registration of the attention for short packed examples in bf16 on a CPU."""
 
 from infrastructure.core.features import Feature
 

@@ -1,9 +1,10 @@
-"""Causal attention of short examples in bf16 on a CPU, by matrix products.
+"""Causal attention for short packed examples in bf16 on a CPU, by batched matrix products.
 
 For examples of a few hundred tokens, PyTorch's flash attention spends most of its backward pass on
-work other than products. Here the products do the work, and the probabilities are kept for the
-backward pass, while flash attention recomputes them. This takes half to four fifths of its time up
-to 512 tokens, and twice as much at 1,024 (`python -m benchmarks.short_attention`).
+work other than matrix products, and recomputes the attention probabilities. This implementation
+consists of matrix products and stores the probabilities for the backward pass. Compared with flash
+attention, it takes 50 to 80 % of the time up to 512 tokens, and twice the time at 1,024 tokens
+(`python -m benchmarks.short_attention`).
 
 Scores and softmax are fp32, as in flash attention. Products with the probabilities use the format
 that the model computes in.
@@ -35,15 +36,16 @@ _known_groups = WeakTensorKeyDictionary()  # an entry is dropped with its mask
 
 @dataclass(frozen=True)
 class Group:
-    """Examples whose products have the same size, so that one product serves all of them.
+    """A group of packed examples that are padded to one size and computed in one batched product.
 
     Attributes:
-        size: rows of each product.
-        rows: the rows of the packed row that the products use, (n * size,) int64, or a slice if the
-            group is one example.
-        own: the rows of the products that belong to an example, in the same form.
-        examples: the rows of the packed row that `own` corresponds to.
-        others: (n, size) bool: rows of the products that belong to no example.
+        size: the padded length of each example.
+        rows: positions in the packed row that the products read, (n * size,) int64, or a slice for
+            a single example.
+        own: positions in the products that belong to an example rather than to padding, in the same
+            form as `rows`.
+        examples: positions in the packed row that correspond to `own`.
+        others: mask of the padding in the products, (n, size) bool.
     """
 
     size: int
@@ -54,10 +56,10 @@ class Group:
 
 
 class ShortAttention(torch.autograd.Function):
-    """Causal attention inside each example of a packed row.
+    """Causal attention inside each example of a packed row, as an autograd function.
 
-    Kernels are compiled for each shape, so products have sizes that repeat. Nothing attends to what
-    a product contains beyond its example: later tokens are masked, and their output is dropped.
+    Kernels are compiled for each shape, so examples are padded to a few sizes. Padding does not
+    change the result: no example attends to it, and its output is dropped.
     """
 
     @staticmethod
@@ -70,16 +72,16 @@ class ShortAttention(torch.autograd.Function):
         scaling: float | None,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Compute the output of each token's attention.
+        """Compute the attention output of each token.
 
         Args:
-            query: (1, H, T, D), as `key`. `value` is (1, H, T, E).
-            groups: all examples of the row.
+            query: (1, H, T, D). `key` has the same shape, and `value` is (1, H, T, E).
+            groups: the groups of all examples in the packed row.
             scaling: factor of the scores. None: 1 / sqrt(D).
-            dtype: format of the products with the probabilities.
+            dtype: format of the products with the probabilities, and of the output.
 
         Returns:
-            (1, T, H, E), of `dtype`.
+            (1, T, H, E).
         """
         scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
         with torch.autocast("cpu", enabled=False):
@@ -126,14 +128,14 @@ class ShortAttention(torch.autograd.Function):
 
 
 def taken(heads: torch.Tensor, group: Group) -> torch.Tensor:
-    """Return the rows of heads (H, T, D) that a group's products use, (H * n, size, D)."""
+    """Return the rows of `heads` (H, T, D) that the group's products read, as (H * n, size, D)."""
     if isinstance(group.rows, slice):
         return heads[:, group.rows]
     return heads.index_select(1, group.rows).view(-1, group.size, heads.shape[-1])
 
 
 def put(heads: torch.Tensor, group: Group, products: torch.Tensor) -> None:
-    """Write the examples' rows of products (H * n, size, D) to heads (H, T, D)."""
+    """Copy the rows of `products` (H * n, size, D) that are not padding to `heads` (H, T, D)."""
     if isinstance(group.own, slice):
         heads[:, group.examples] = products[:, group.own]
         return
@@ -142,9 +144,9 @@ def put(heads: torch.Tensor, group: Group, products: torch.Tensor) -> None:
 
 
 def grouped(lengths: list[int], step: int) -> list[Group]:
-    """Group the examples of a packed row by the sizes of their products.
+    """Group the examples of a packed row by length, rounded up to a multiple of `step`.
 
-    The sizes are multiples of `step`. Places beyond the row are clamped to its last token.
+    Padding positions after the end of the packed row are clamped to its last token.
     """
     total = sum(lengths)
     starts = [0, *accumulate(lengths)]
@@ -182,7 +184,7 @@ def _group(size: int, examples: list[tuple[int, int]], total: int) -> Group:
 
 
 def number_of_products(count: int) -> int:
-    """Return the number of examples, rounded up so that few different shapes occur."""
+    """Round the number of examples up, so that few different shapes occur."""
     return count if count <= 2 else ceil_div(count, 4) * 4
 
 
@@ -192,12 +194,12 @@ def _bias() -> torch.Tensor:
 
 
 def causal_bias(length: int) -> torch.Tensor:
-    """Return (1, length, length) fp32: minus infinity for columns that are later than the row."""
+    """Return a causal mask (1, length, length) fp32: minus infinity for later columns, else 0."""
     return _bias()[:, :length, :length]
 
 
 class Products:
-    """The way of attending to packed rows by `ShortAttention`; see `packed_attention.PackedWay`."""
+    """Attention to packed rows by `ShortAttention`; implements `packed_attention.PackedWay`."""
 
     def takes(
         self, value: torch.Tensor, mask: torch.Tensor, dropout: float, window: int | None
@@ -233,7 +235,7 @@ class Products:
 
 
 def product_groups(mask: torch.Tensor) -> list[Group]:
-    """Return the examples of a segment mask, grouped for products. Computed once per batch."""
+    """Return the groups of the examples in a segment mask, cached for each mask."""
     if mask not in _known_groups:
         _known_groups[mask] = grouped(segment_lengths(mask), mask.shape[1])
     groups: list[Group] = _known_groups[mask]

@@ -1,4 +1,4 @@
-"""The settings of a curriculum, and what contradicts them."""
+"""Settings of a curriculum, and the combinations of settings that are rejected."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -25,7 +25,7 @@ CONTRADICTIONS = (
 
 
 def _is_curriculum(config: Any) -> bool:
-    """Return whether the strategy may be a curriculum. Any user-defined one may be."""
+    """Return whether the strategy uses curriculum settings: it is a curriculum or user-defined."""
     name = config.training.strategy
     return name == CURRICULUM or name not in ("auto", *STRATEGIES.built_in)
 
@@ -43,7 +43,7 @@ _BY_TASK = UsedWhen(
 
 
 class CurriculumTraining(ConfigSection):
-    """The fields that the training section gets."""
+    """The curriculum fields of the training section."""
 
     prefix: ClassVar[str] = "training"
 
@@ -60,7 +60,8 @@ class CurriculumTraining(ConfigSection):
     )
     curriculum_by: Annotated[Literal["length", "loss", "task"], _IN_STAGES] = Field(
         default="length",
-        description="Start with short rows (length), rows of low initial loss, or the first task.",
+        description="Start with short rows (length), rows of low initial loss (loss), or the first"
+        " task (task).",
     )
     curriculum_order: Annotated[
         list[str],
@@ -79,5 +80,5 @@ class CurriculumTraining(ConfigSection):
 
 
 def has_several_tasks(config: Any) -> bool:
-    """Return whether the order of stages names at least two tasks."""
+    """Return whether `curriculum_order` names at least two tasks."""
     return len(config.training.curriculum_order) > 1

@@ -1,9 +1,9 @@
-"""The selection of the current stage's examples in the data source.
+"""The extension that selects the training examples of the current curriculum stage.
 
-An epoch is equally long in every stage: if examples wait for a later stage, examples of the current
-stage are repeated in their places. So a run has the same steps, schedule and forecast as a run
-without stages, and the order remains a function of (seed, epoch, stages). For stages by loss,
-losses are measured once, with the initial weights, and checkpoints hold the stages.
+An epoch is equally long in every stage: if a stage has fewer examples, they are repeated. So a run
+has the same steps, schedule and forecast as a run without stages, and the order of the examples is
+a function of (seed, epoch, stages). For stages by loss, losses are measured once, with the initial
+weights, and the stages are stored in checkpoints.
 """
 
 import logging
@@ -44,7 +44,7 @@ NUM_TIMED = 4  # examples from which the time to measure losses is estimated
 
 
 class CurriculumTrainer(Protocol):
-    """The parts of a trainer that this extension reads."""
+    """The parts of a trainer that `CurriculumExtension` reads."""
 
     training_config: TrainingConfig
     adapter: ModelAdapter
@@ -55,7 +55,7 @@ class CurriculumTrainer(Protocol):
 
 
 class CurriculumExtension(Extension):
-    """An extension that selects the examples of a stage at the start of its epochs."""
+    """An extension that selects the examples of the current stage at the start of each epoch."""
 
     def __init__(self, trainer: CurriculumTrainer) -> None:
         self.trainer = trainer
@@ -116,7 +116,10 @@ class CurriculumExtension(Extension):
         return epochs
 
     def seconds_beside_steps(self) -> float:
-        """Return an estimate of the time to measure the losses, from a few examples."""
+        """Estimate the time to measure the loss of every example, from a few examples.
+
+        It is 0 if no losses are needed or they are already measured.
+        """
         if self.by != "loss" or self.stages is not None:
             return 0.0
         count = min(NUM_TIMED, self._data.num_candidates)
@@ -136,7 +139,7 @@ class CurriculumExtension(Extension):
         return by_rank(data.candidate_lengths(), self.num_stages)
 
     def _measured(self, state: TrainingState) -> npt.NDArray[np.float64]:
-        """Return the mean loss of each example with the current weights."""
+        """Measure the mean loss of each example with the current weights, float64 (N,)."""
         log.info(phrase("curriculum.measuring_losses"))
         loop = self.trainer.loop
         poll = do_nothing if loop is None else lambda: loop.poll(state)
@@ -144,10 +147,10 @@ class CurriculumExtension(Extension):
 
     @torch.no_grad()
     def _losses(self, ids: range, poll: Callable[[], None] = do_nothing) -> npt.NDArray[np.float64]:
-        """Return the mean loss of each example, float64 (N,).
+        """Measure the mean loss of each example in `ids`, float64 (N,).
 
-        Each example is measured by itself, so that none depends on its neighbors. An example
-        without supervised items gets NaN and counts as the hardest.
+        Each example is a batch of its own, so that its loss does not depend on other examples. An
+        example without supervised items gets NaN and counts as the hardest.
         """
         model, adapter = self.trainer.model, self.trainer.adapter
         assert model is not None

@@ -1,9 +1,8 @@
 """Curriculum learning: easy examples first, harder ones from stage to stage.
 
-The strategy yields a phase for each stage and trains as the standard one does. Its extension
-selects the examples of each stage. Methods: Bengio et al.
-2009; stages that keep the easier examples are the "baby steps" of Spitkovsky, Alshawi & Jurafsky
-2010.
+The strategy yields one phase for each stage, and trains each as the standard strategy does. Its
+extension selects the examples of each stage. Sources: Bengio et al. 2009; stages that keep the
+easier examples are the "baby steps" of Spitkovsky, Alshawi & Jurafsky 2010.
 """
 
 import logging
@@ -20,11 +19,11 @@ from infrastructure.training.strategies.standard_strategy import StandardTrainin
 
 
 class CurriculumStrategy(StandardTrainingStrategy):
-    """The standard step, in stages of `num_epochs` epochs each.
+    """Standard training in curriculum stages of `num_epochs` epochs each.
 
     Attributes:
         curriculum_stages: number of stages.
-        current_stage: the stage that trains, from 0.
+        current_stage: index of the current stage, from 0.
     """
 
     chosen_by: ClassVar[str | None] = CURRICULUM

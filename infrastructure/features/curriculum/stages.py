@@ -1,6 +1,6 @@
-"""The stage of each training example, by its length, loss or task.
+"""Functions that assign training examples to curriculum stages, by length, loss or task.
 
-These are pure functions of arrays. Stages by loss take measured losses.
+These are pure functions of arrays. Losses are measured elsewhere.
 """
 
 import base64
@@ -19,7 +19,7 @@ MOST_STAGES = 100
 
 
 def by_rank(hardness: npt.NDArray[np.generic], num_stages: int) -> Stages:
-    """Return the stage of each example, uint8 (N,), with equally many examples in each (± one).
+    """Sort the examples into stages of equal size (± one), and return their stages, uint8 (N,).
 
     The first stage has the lowest `hardness`; NaN comes last.
 
@@ -62,7 +62,7 @@ def by_task(tasks: Sequence[str], order: Sequence[str]) -> Stages:
 
 
 def ids_of(stages: Stages, stage: int, *, keeps_easier: bool) -> Indices:
-    """Return the ids of a stage's examples, ascending.
+    """Return the ids of the examples of a stage, ascending.
 
     With `keeps_easier`, the examples of earlier stages are included.
     """
@@ -71,10 +71,10 @@ def ids_of(stages: Stages, stage: int, *, keeps_easier: bool) -> Indices:
 
 
 def packed(stages: Stages) -> str:
-    """Return the stages as a short text."""
+    """Encode the stages as a short text."""
     return base64.b85encode(zlib.compress(stages.tobytes(), 9)).decode()
 
 
 def unpacked(text: str) -> Stages:
-    """Return the stages that `packed` encoded."""
+    """Decode the stages from a text that `packed` returned."""
     return np.frombuffer(zlib.decompress(base64.b85decode(text)), dtype=np.uint8)

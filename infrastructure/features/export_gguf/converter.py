@@ -27,7 +27,7 @@ FOUR_BITS = "Q4_K_M"
 
 @dataclass(frozen=True)
 class Converter:
-    """The converter, and the program that quantizes to 4 bits if there is one."""
+    """llama.cpp's converter, and its program for 4-bit quantization if that is installed."""
 
     script: Path
     quantizer: Path | None
@@ -36,7 +36,7 @@ class Converter:
         """Check that the converter runs on this machine and supports this model architecture.
 
         Raises:
-            ValueError: if it does not; the message says why, and what to do.
+            ValueError: if the check fails; the message says why, and what to do.
         """
         if bits == 4 and self.quantizer is None:
             raise InputError(
@@ -56,7 +56,7 @@ class Converter:
             )
 
     def convert(self, model: Path, file: Path, bits: int | None) -> None:
-        """Write `file` from the Hugging Face folder `model`.
+        """Convert the model in the Hugging Face folder `model`, and write it to `file`.
 
         Raises:
             ValueError: if the converter fails; the error quotes its message.
@@ -125,7 +125,7 @@ def _execute(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the last line that a program printed."""
+    """Return the last line that a program printed, or its exit code if it printed nothing."""
     lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
     return (
         lines[-1] if lines else phrase("export_gguf.program_failed_silently", code=done.returncode)

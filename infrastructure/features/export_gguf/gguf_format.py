@@ -1,6 +1,7 @@
-"""GGUF files, written by llama.cpp's converter, with a Modelfile for Ollama.
+"""Export as a GGUF file by llama.cpp's converter, with a Modelfile for Ollama.
 
-They are read back by transformers' `gguf_file=` and, if it is installed, by llama-cpp-python.
+To check the file, Temper loads it with transformers (`gguf_file=`) and, if it is installed, with
+llama-cpp-python.
 """
 
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ MAX_TOKENS = 64  # of a question, which Temper cuts there
 
 
 class GgufFormat(ExportFormat):
-    """One GGUF file with the tokenizer; 8 and 4 bits are llama.cpp's q8_0 and q4_k_m."""
+    """Export as one GGUF file with the tokenizer; 8 and 4 bits are llama.cpp's q8_0 and q4_k_m."""
 
     packages = ("gguf",)
     bits = (16, 8, 4)
@@ -38,11 +39,11 @@ class GgufFormat(ExportFormat):
 model = Llama("{GGUF_FILE}")"""
 
     def check(self, model: dict[str, Any], bits: int | None) -> None:
-        """Find the converter, and ask it whether it supports the model's architecture."""
+        """Check that the converter is installed and supports the model's architecture."""
         find_converter().check(str(model.get("architecture", "")), bits)
 
     def write(self, work: "Work", folder: Path) -> Iterator[Reading]:
-        """Convert the model; llama.cpp's and transformers' reading are compared."""
+        """Convert the model, and yield the file as transformers and llama.cpp load it."""
         if work.tokenizer is None:
             raise InputError("export_gguf.needs_tokenizer")
         file = folder / GGUF_FILE
@@ -62,9 +63,9 @@ model = Llama("{GGUF_FILE}")"""
 
 
 def _add_first_token(whole: Path, begins: bool) -> None:
-    """Write to the tokenizer's settings whether a text begins with the BOS token, as in training.
+    """Set in the tokenizer's configuration whether texts begin with BOS, as they did in training.
 
-    Without this, llama.cpp uses the default of the model's architecture.
+    Without this setting, llama.cpp uses the default of the model's architecture.
     """
     file = whole / "tokenizer_config.json"
     write_json(file, {**read_json(file), "add_bos_token": begins, "add_eos_token": False})

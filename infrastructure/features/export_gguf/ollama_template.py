@@ -21,12 +21,12 @@ SYSTEM, USER, ANSWER, SECOND = "Syzq7391", "Uszq4826", "Aszq1157", "Uszq9034"
 
 @dataclass(frozen=True)
 class Pieces:
-    """The text around messages.
+    """The fixed texts that a chat template puts around messages.
 
     Attributes:
         first: the text before the first question, if there is no system prompt.
-        before_system, after_system: the text around a system prompt, or None if the template does
-            not support one.
+        before_system, after_system: the text around a system prompt; `before_system` is None if the
+            template does not support one.
         answer: the text between a question and its answer.
         next: the text between an answer and the next question.
         last: the text after the last question, before the model's answer.
@@ -55,7 +55,7 @@ class Pieces:
         return text + self.last
 
     def as_go(self) -> str:
-        """Return the template for Ollama. Literal text is quoted, so Go does not interpret it."""
+        """Return the Go template for Ollama, in which literal text is quoted."""
         system = ""
         if self.before_system is not None:
             system = (
@@ -75,7 +75,7 @@ class Pieces:
 
 
 def find_pieces(render: Render) -> Pieces | None:
-    """Find the pieces of a chat template. Return None if it does not consist of such pieces.
+    """Find the fixed texts of a chat template. Return None if they do not reproduce its output.
 
     Args:
         render: returns the text before an answer, given the messages before it.
@@ -110,7 +110,10 @@ def _between(text: str, first: str) -> tuple[str, str]:
 
 
 def _of_system(render: Render) -> tuple[str | None, str]:
-    """Return the text around a system prompt, or None if the template rejects or ignores one."""
+    """Return the text before and after a system prompt.
+
+    The first is None if the template rejects or ignores system prompts.
+    """
     try:
         text = render(_turns(USER, system=SYSTEM))
     except Exception:  # raised by the template
@@ -131,7 +134,7 @@ def _tries(before_system: str | None) -> list[list[Turn]]:
 
 
 def _quoted(text: str) -> str:
-    """Return a Go string. JSON's escapes are valid in Go."""
+    """Quote a text as a Go string. JSON's escapes are valid in Go."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -140,11 +143,11 @@ def _literal(text: str) -> str:
 
 
 def modelfile(pieces: Pieces, weights: str, stops: Sequence[str]) -> str:
-    """Return the Modelfile of a GGUF file in the same folder.
+    """Return the text of an Ollama Modelfile for a GGUF file in the same folder.
 
     Args:
         weights: the name of the GGUF file.
-        stops: the texts that end answers.
+        stops: the texts at which generation stops.
     """
     lines = [f"FROM ./{weights}", f'TEMPLATE """{pieces.as_go()}"""']
     lines += [f"PARAMETER stop {_quoted(stop)}" for stop in stops]

@@ -1,4 +1,4 @@
-"""Exports as graphs, which need none of a model's own code: ONNX and torch.export programs."""
+"""Exports as graphs (ONNX and torch.export), which run without the model's Python code."""
 
 from infrastructure.core.features import Feature
 

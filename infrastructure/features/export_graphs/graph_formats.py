@@ -1,6 +1,6 @@
-"""A model as a graph from tokens to logits: an ONNX file, or a program of torch.export.
+"""Export of a model as a graph from tokens to logits: an ONNX file or a torch.export program.
 
-Any number of rows and of tokens can be given to it.
+The graph accepts any number of rows, of two or more tokens each.
 """
 
 import logging
@@ -21,7 +21,7 @@ INPUT, OUTPUT = "input_ids", "logits"
 
 
 class TorchExportFormat(ExportFormat):
-    """A program for PyTorch alone, and the tokenizer."""
+    """Export as a torch.export program, which needs only PyTorch, with the tokenizer."""
 
     usage = f"""import torch
 from transformers import AutoTokenizer
@@ -31,7 +31,7 @@ token_ids = tokenizer("your text", return_tensors="pt")["input_ids"]  # int64, (
 logits = torch.export.load("{PROGRAM_FILE}").module()(token_ids)"""
 
     def write(self, work: "Work", folder: Path) -> Iterator[Reading]:
-        """Trace the model; torch reads the program back."""
+        """Trace the model, save the program, and yield it as torch loads it."""
         import torch
 
         program = folder / PROGRAM_FILE
@@ -45,7 +45,7 @@ logits = torch.export.load("{PROGRAM_FILE}").module()(token_ids)"""
 
 
 class OnnxFormat(ExportFormat):
-    """An ONNX file, whose weights are in a second one, and the tokenizer."""
+    """Export as an ONNX file with its weights in a second file, and the tokenizer."""
 
     packages = ("onnx", "onnxscript", "onnxruntime")
     usage = f"""import onnxruntime
@@ -57,7 +57,7 @@ session = onnxruntime.InferenceSession("{ONNX_FILE}")
 [logits] = session.run(["{OUTPUT}"], {{"{INPUT}": token_ids}})"""
 
     def write(self, work: "Work", folder: Path) -> Iterator[Reading]:
-        """Trace the model; onnxruntime reads the file back."""
+        """Trace the model, save the file, and yield it as onnxruntime loads it."""
         import torch
 
         file = folder / ONNX_FILE
@@ -87,9 +87,9 @@ session = onnxruntime.InferenceSession("{ONNX_FILE}")
 
 
 def _traced_with(work: "Work") -> dict[str, Any]:
-    """Return token ids of shape (2, 8), and that their sizes are free.
+    """Return sample input for tracing, token ids (2, 8), with both dimensions marked as dynamic.
 
-    A size of 1 would become a constant.
+    A dimension of size 1 would be traced as a constant.
     """
     import torch
 

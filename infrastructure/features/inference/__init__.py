@@ -1,1 +1,1 @@
-"""The fastest way to answer with a model, by measurement: `temper bench`."""
+"""Search for the fastest inference method of a model, by measurement: `temper bench`."""

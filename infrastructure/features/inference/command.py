@@ -1,4 +1,4 @@
-"""`temper bench`: find the fastest way to answer with a model, by measurement."""
+"""`temper bench`: measure which inference method is fastest for a model."""
 
 import argparse
 from pathlib import Path
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure the ways to answer, and show the table."""
+    """Measure the inference methods, and show the results as a table."""
     from infrastructure.deployment.given_paths import check_device, check_model
 
     config = configure(options, {"model.name": options.model})

@@ -1,4 +1,4 @@
-"""The fastest way to answer with a model, by measurement: `temper bench`."""
+"""Search for the fastest inference method of a model, by measurement: `temper bench`."""
 
 from infrastructure.core.features import Command, Feature
 

@@ -1,7 +1,7 @@
-"""Optimization of a model for inference, with measured latency before and after.
+"""Optimization of a model for inference, with the latency measured before and after.
 
-Each method is tried on the given inputs. It must give the same outputs, and is kept if it is faster
-than the unchanged model.
+Each method runs on the given inputs. The fastest one is used if its outputs are the same, up to a
+tolerance, and it is faster than the unchanged model.
 """
 
 import time
@@ -34,14 +34,14 @@ Inputs = tuple[torch.Tensor, ...]
 
 @dataclass
 class InferenceResult:
-    """The result of the optimization.
+    """The result of `optimize_inference`.
 
     Attributes:
-        model: the fastest model that gives the same outputs, or the original if no other is faster.
-        method: the method by which it was made; "eager" is the original.
+        model: the fastest model with the same outputs, or the original if no other is faster.
+        method: the method that created `model`; "eager" means the original model.
         before_seconds, after_seconds: the median latency of one call.
         seconds_of_method: the latency for each method that worked.
-        failures: for each other method, why it did not work.
+        failures: the error message of each method that failed.
     """
 
     model: Callable[..., Any]
@@ -53,14 +53,14 @@ class InferenceResult:
 
     @property
     def speedup(self) -> float:
-        """The latency before divided by the latency after."""
+        """The latency before the optimization divided by the latency after it."""
         return self.before_seconds / self.after_seconds
 
 
 def find_fastest_inference(
     config: DeploymentConfig, num_rows: int, length: int
 ) -> tuple[InferenceResult, list[str]]:
-    """Measure every method on the model of a configuration, with rows of random tokens.
+    """Try every inference method on the model of a configuration, with rows of random tokens.
 
     Args:
         num_rows, length: the size of the input, in rows and tokens.
@@ -85,7 +85,7 @@ def find_fastest_inference(
 
 
 def _merged(model: torch.nn.Module) -> torch.nn.Module:
-    """Merge LoRA matrices into the weights, unless these are quantized."""
+    """Merge the LoRA weights into the model, unless its weights are quantized."""
     whole: Any = model
     is_plain = not hasattr(model, "merge_and_unload") or getattr(model, "is_quantized", False)
     return model if is_plain else whole.merge_and_unload()
@@ -96,14 +96,14 @@ def optimize_inference(
     inputs: Inputs,
     methods: Sequence[str] | None = None,
 ) -> InferenceResult:
-    """Try every method and keep the fastest. The model is in evaluation mode afterwards.
+    """Try inference methods and return the fastest. The model is in evaluation mode afterwards.
 
     Args:
         inputs: the tensors with which the model is called, of typical shapes.
-        methods: names in METHODS; by default, all, with TensorRT if it is installed.
+        methods: names in METHODS; None: all whose packages are installed.
 
     Raises:
-        ValueError: if there is no such method.
+        ValueError: if a method is unknown.
     """
     chosen = list(methods) if methods is not None else usable_methods()
     if unknown := set(chosen) - METHODS.keys():
@@ -133,7 +133,7 @@ def optimize_inference(
 
 
 def latency_seconds(model: Callable[..., object], inputs: Inputs) -> float:
-    """Return the median time of one call after a few warm-up calls."""
+    """Measure the median time of one call, after a few warm-up calls."""
     on_gpu = any(tensor.is_cuda for tensor in inputs)
 
     def call() -> float:
@@ -150,7 +150,7 @@ def latency_seconds(model: Callable[..., object], inputs: Inputs) -> float:
 
 
 def usable_methods() -> list[str]:
-    """Return the methods whose packages are installed."""
+    """Return the inference methods whose packages are installed."""
     return [name for name in METHODS if name != "tensorrt" or is_installed("torch_tensorrt")]
 
 

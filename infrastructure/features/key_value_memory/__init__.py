@@ -1,1 +1,1 @@
-"""The key-value memory: weights and a store that a model reads after one of its layers."""
+"""A key-value memory that a model reads by attention: trained slots and past tokens."""

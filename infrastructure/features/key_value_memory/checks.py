@@ -1,4 +1,4 @@
-"""Settings that a new memory cannot be combined with: those of all added weights."""
+"""Check for settings that cannot be combined with a new key-value memory."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from infrastructure.features.key_value_memory.config import MEMORY
 
 
 def problems(config: Any) -> Iterator[str]:
-    """Yield a message for each such setting, before the model is loaded."""
+    """Yield a message for each setting that a new memory rejects, before the model is loaded."""
     if config.training.enables(MEMORY):
         yield from added_weights_refusals([MEMORY], config.model, config.training)
         if config.num_processes not in (1, "auto"):

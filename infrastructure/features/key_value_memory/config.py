@@ -12,7 +12,7 @@ MEMORY = "memory"  # name of the extension
 
 
 class MemorySettings(ConfigSection):
-    """The position of the memory in the model, and its size."""
+    """The position of the key-value memory in the model, and its size."""
 
     prefix: ClassVar[str] = "training.memory"
     help_note: ClassVar[str] = (
@@ -49,7 +49,7 @@ class MemorySettings(ConfigSection):
 
 
 class MemoryTraining(ConfigSection):
-    """The field that the training section gets."""
+    """The field that the key-value memory adds to the training section."""
 
     prefix: ClassVar[str] = "training"
 

@@ -1,8 +1,8 @@
-"""The extension `memory`: gives the model a key-value memory, and fills its store during training.
+"""The extension `memory`: adds a key-value memory to a model, and fills its store during training.
 
-A step reads the entries as they were before it. Its own entries are stored together with its
-weights. So a batch never reads itself, however it is split, and a checkpoint has both the entries
-and the weights of a step, or neither.
+A training step reads only entries that earlier steps stored. Its own entries are stored when its
+weights are updated. So the result does not depend on how a batch is split, and a checkpoint
+contains the weights and the entries of the same step.
 """
 
 from typing import Any
@@ -64,7 +64,7 @@ class KeyValueMemoryExtension(Extension):
         }
 
     def _check_same(self, facts: JsonObject) -> None:
-        """Check that the settings agree with the memory that the model was loaded with."""
+        """Check that the settings match the memory that the loaded model already has."""
         for name in self.settings.model_fields_set:
             value = getattr(self.settings, name)
             if value not in ("auto", facts[name]):

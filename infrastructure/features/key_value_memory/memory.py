@@ -1,15 +1,15 @@
 """A key-value memory that a language model reads by cross-attention after one of its layers.
 
-It has two kinds of entries, which one softmax reads. *Slots* are keys and values that are weights,
-as in Lample et al. 2019 (arXiv 1907.05242), but all of them are read. The *store* contains what was
-seen in training: for each trained token the hidden state that should have predicted it, and the
-token, as in kNN-LM (Khandelwal et al. 2020, arXiv 1911.00172). Its entries are detached and read
-inside the model, as in Memorizing Transformers (Wu et al. 2022, arXiv 2203.08913). The result is
-multiplied by a gate that starts at zero, so a new memory changes nothing.
+The attention covers two kinds of entries. *Slots* are trained keys and values, as in Lample et al.
+2019 (arXiv 1907.05242), but all of them are read. The *store* holds tokens from training, each with
+the hidden state that should have predicted it, as in kNN-LM (Khandelwal et al. 2020, arXiv
+1911.00172). Its entries have no gradient and are read inside the model, as in Memorizing
+Transformers (Wu et al. 2022, arXiv 2203.08913). The output is multiplied by a gate that starts at
+zero, so a new memory changes nothing.
 
-In training a row does not read entries of a row with the same tokens, so it never reads its own
-answer from an earlier epoch. (The spread of the store's keys is measured over all of them, but does
-not involve tokens.)
+During training, a row does not read entries from a row with the same tokens, so it never reads its
+own targets from an earlier epoch. (The covariance of the stored keys includes those entries, but
+contains no tokens.)
 """
 
 import math
@@ -42,11 +42,12 @@ _LARGEST = (1 << 63) - 1
 
 @register_added_module
 class KeyValueMemory(AddedModule):
-    """A module that reads `num_slots + capacity` entries of `width` with `num_heads` heads.
+    """Attention over `slots` trained entries and `capacity` stored ones, with `heads` heads.
 
     Args:
         hidden: width of the model's hidden states.
         layer: the layer after which the memory is read, counted from 0.
+        width: width of the keys and values, over all heads.
         capacity: entries of the store. 0: no store.
     """
 
@@ -128,7 +129,7 @@ class KeyValueMemory(AddedModule):
     def _note_rows(
         self, _part: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
-        """Store which row each token of this forward pass belongs to, for `forward`.
+        """Record which row each token of this forward pass belongs to; `forward` reads the record.
 
         Rows with the same tokens but different images count as one row, so neither reads the other.
         """
@@ -145,7 +146,7 @@ class KeyValueMemory(AddedModule):
         return self(output)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return hidden states (B, L, H) plus the memory's output for them, in their format."""
+        """Add the memory's output to hidden states (B, L, H), and return the sum in their dtype."""
         with torch.autocast(hidden.device.type, enabled=False):  # distances need full precision
             return self._with_memory(hidden)
 
@@ -160,7 +161,11 @@ class KeyValueMemory(AddedModule):
         return hidden + (self.gate * read).to(hidden.dtype)
 
     def _read(self, states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Return the output of the memory for states (T, H), read from all entries, (T, H)."""
+        """Return the memory's output (T, H) for states (T, H).
+
+        Args:
+            rows: the row of each state, (T,); see `rows_of`.
+        """
         queries = self._heads(self.query(states))
         keys = self._heads(self.slot_keys)
         values: torch.Tensor = self.slot_values
@@ -186,15 +191,16 @@ class KeyValueMemory(AddedModule):
         return self.output(read[0].transpose(0, 1).flatten(1))
 
     def _heads(self, rows: torch.Tensor) -> torch.Tensor:
-        """Split (N, width) into (heads, N, width / heads)."""
+        """Split the width into heads: (N, width) to (heads, N, width / heads)."""
         return rows.unflatten(1, (self.num_heads, -1)).transpose(0, 1)
 
     def _whitened(
         self, queries: torch.Tensor, stored: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return queries and stored keys in the Mahalanobis metric of the stored keys.
+        """Whiten queries and stored keys by the covariance of the stored keys.
 
-        Hidden states have a few large components in common, which would make all entries similar.
+        Without this, a few large components that all hidden states share would make all entries
+        similar.
         """
         with torch.no_grad():
             is_filled = (self.store_rows != NO_ROW)[:, None].to(stored.dtype)
@@ -211,19 +217,21 @@ class KeyValueMemory(AddedModule):
         )
 
     def _may_read(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return a mask of the entries to read, (T, slots + capacity): all slots, and other
-        rows'."""
+        """Return which entries each token may read, bool (T, slots + capacity).
+
+        These are all slots, and the stored entries of other rows.
+        """
         stored = (self.store_rows != NO_ROW) & (self.store_rows != rows[:, None])
         return F.pad(stored, (len(self.slot_keys), 0), value=True)
 
     @torch.no_grad()
     def store(self, states: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor) -> None:
-        """Store N entries. They replace the oldest ones if the store is full.
+        """Add N entries to the store. They replace the oldest ones if it is full.
 
         Args:
-            states: normed hidden states that should have predicted the tokens, (N, H).
+            states: normalized hidden states that should have predicted the tokens, (N, H).
             tokens: (N,) int64.
-            rows: the row of each, (N,) int64; see `rows_of`.
+            rows: the row of each token, (N,) int64; see `rows_of`.
         """
         last = slice(max(0, len(tokens) - self.capacity), None)
         states, tokens, rows = states[last], tokens[last], rows[last]
@@ -237,22 +245,23 @@ class KeyValueMemory(AddedModule):
 def _around(model: torch.nn.Module) -> torch.nn.Module:
     """Return the module that computes hidden states from tokens and images.
 
-    It is the decoder if the model reads no images.
+    For a text model, this is the decoder.
     """
     inner: Any = inner_model(model)
     return cast(torch.nn.Module, getattr(inner, "model", inner))
 
 
 def rows_of(ids: torch.Tensor, is_real: Any, positions: torch.Tensor | None) -> torch.Tensor:
-    """Return for each token a number that is computed from all tokens of its row, (B, L) int64.
+    """Return for each token a hash of all tokens of its row, (B, L) int64.
 
-    The number is never `NO_ROW`. Nothing is read back from a device.
+    The hash is never `NO_ROW`. The computation does not synchronize with the GPU.
 
     Args:
         ids: (B, L).
-        is_real: 1 for tokens and 0 for padding, (B, L). Anything else: all are tokens.
+        is_real: the attention mask, (B, L): 1 for tokens and 0 for padding. With any other type or
+            shape, all ids count as tokens.
         positions: positions in a packed row, (1, L), where each 0 starts a row of the data. None:
-            each line is a row.
+            each line of `ids` is a row.
     """
     if positions is not None and positions.dim() == 3:  # images: time, height, width
         positions = positions[0]
@@ -272,6 +281,6 @@ def rows_of(ids: torch.Tensor, is_real: Any, positions: torch.Tensor | None) -> 
 
 
 def _mixed(numbers: torch.Tensor) -> torch.Tensor:
-    """Mix numbers, so that sums of them differ for different tokens and for different orders."""
+    """Hash numbers, so that their sums differ for different tokens and for different orders."""
     numbers = (numbers ^ (numbers >> 29)) * _HASH_FACTOR
     return numbers ^ (numbers >> 32)

@@ -16,7 +16,7 @@ OF_TASKS = ("tasks_path", "limit", "num_fewshot")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags to `temper eval`."""
+    """Add the flags for tasks to `temper eval`."""
     parser.add_argument(
         "--tasks",
         action="extend",
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int | None:
-    """Evaluate on tasks, or return None if none are given."""
+    """Evaluate on the tasks of `--tasks`. Return None if the flag was not given."""
     if options.tasks is None:
         of_a_file = phrase("lm_eval.validation_prompts_limit_answers")
         for name in OF_TASKS:

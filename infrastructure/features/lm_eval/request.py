@@ -1,4 +1,4 @@
-"""The request of an evaluation on tasks, which is refused before torch is loaded."""
+"""The request for an evaluation on tasks, which is validated before torch is loaded."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +11,11 @@ HARNESS = "lm_eval"
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """A request to run tasks of the harness.
+    """A request to evaluate on tasks of lm-evaluation-harness.
 
     Attributes:
         names: tasks of the harness, or of files in `folder`; `*` is a wildcard as in file names.
-        folder: contains YAML files of custom tasks.
+        folder: a folder with YAML files of custom tasks.
         limit: the number of rows of each task; None: all.
         num_fewshot: the number of examples before each question; None: the task's default.
 

@@ -1,8 +1,8 @@
 """Evaluation of a saved model on tasks of EleutherAI's lm-evaluation-harness, or custom ones.
 
 The harness renders the prompts, queries the model and scores the answers. This module loads the
-model as the rest of Temper does (a LoRA on its base), refuses in advance what cannot work, and
-writes the results.
+model (for LoRA, the adapter on its base model), rejects invalid requests early, and writes the
+results.
 """
 
 import json
@@ -40,11 +40,11 @@ USUAL_BATCH = 8
 
 @dataclass(frozen=True)
 class TaskScore:
-    """One number of a task.
+    """The value of one metric on one task.
 
     Attributes:
         metric: the metric with its filter, such as `exact_match,strict-match`.
-        interval: computed from the harness's standard error; NaN if there is none.
+        interval: the value and its 95 % interval, whose ends are NaN without a standard error.
         is_greater_better: None if the harness does not specify it.
     """
 
@@ -57,7 +57,7 @@ class TaskScore:
 
 @dataclass
 class TaskResults:
-    """The results of one model.
+    """The results of one model on all tasks.
 
     Attributes:
         samples: the rows of each task, as the harness returns them.
@@ -72,10 +72,10 @@ class TaskResults:
 def evaluate_tasks(
     config: DeploymentConfig, request: TaskRequest, against: str | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Evaluate `config.model.name`, and the model `against`, on the tasks, and write the results.
+    """Evaluate `config.model.name` and, if given, `against` on tasks, and write the results.
 
     Returns:
-        The numbers, and lines to show.
+        The results as JSON values, and lines to show.
 
     Raises:
         ValueError: a task does not exist, its data cannot be loaded, or a model generates no text.
@@ -100,9 +100,13 @@ def _measure(
 
 
 def _known_tasks(request: TaskRequest) -> tuple[list[str], Any]:
-    """Return the tasks that the names match, and the manager that knows them; load their data.
+    """Find the tasks that match the requested names, and load their data.
 
-    The harness's own fifteen thousand tasks are searched only if a name is not in the folder.
+    The fifteen thousand built-in tasks of the harness are searched only if the folder of custom
+    tasks lacks a name.
+
+    Returns:
+        The names of the tasks, and the harness's task manager.
     """
     from lm_eval.tasks import TaskManager, get_task_dict
 
@@ -187,7 +191,7 @@ def _scores(results: Mapping[str, Any]) -> Iterator[TaskScore]:
 
 @dataclass(frozen=True)
 class TaskDifference:
-    """One number of the second model minus that of the first, over the same rows."""
+    """The difference of one metric, second model minus first, over the same rows."""
 
     task: str
     metric: str
@@ -195,7 +199,7 @@ class TaskDifference:
     num_rows: int
 
     def verdict(self, is_greater_better: bool | None) -> str:
-        """Return in words which model is better."""
+        """Return a phrase that says which model is better, if the difference is clear."""
         if not self.difference.excludes_zero:
             return "no clear difference"
         if is_greater_better is None:
@@ -205,7 +209,7 @@ class TaskDifference:
 
 
 def task_differences(first: TaskResults, second: TaskResults) -> list[TaskDifference]:
-    """Return the differences, paired by row, of each metric that is a number for each row."""
+    """Return the difference of each metric that has a value per row, paired by row."""
     differences = []
     for score in first.scores:
         metric, _, filter_name = score.metric.partition(",")

@@ -1,1 +1,1 @@
-"""The quantum step: binary problems of a run, and the samplers that solve them."""
+"""The quantum step: training decisions as binary optimization problems, and samplers for them."""

@@ -1,4 +1,4 @@
-"""The settings of the quantum step: what it decides, which sampler solves it, and at what cost."""
+"""Settings of the quantum step: what it decides, which sampler it uses, and its cost limit."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,21 +19,8 @@ from infrastructure.config.types import (
 from infrastructure.features.quantum.sampler_needs import most_variables
 
 QUANTUM = "quantum"  # its section, and its extension
-DATA_SELECTION, BLOCK_SELECTION, RANK_ALLOCATION = (
-    "data_selection",
-    "block_selection",
-    "rank_allocation",
-)
+DATA_SELECTION, BLOCK_SELECTION = "data_selection", "block_selection"
 AT_ANY_COST = 1e6  # percent, for max_overhead_percent: no limit
-SAMPLER = "sampler"  # the answer comes from a sampler and not from a baseline
-# What solves each problem without a sampler.
-BASELINES = {
-    DATA_SELECTION: (
-        *("greedy_and_exchange", "greedy", "deduplicate_then_top", "top_relevance", "random"),
-    ),
-    BLOCK_SELECTION: ("gradient_norm", "first_order", "random", "cyclic", "top"),
-    RANK_ALLOCATION: ("diagonal_fisher", "sensitivity", "random"),
-}
 
 
 def _decides(problem: str) -> UsedWhen:
@@ -44,15 +31,11 @@ def _decides(problem: str) -> UsedWhen:
     )
 
 
-_DATA, _BLOCKS, _RANKS = map(_decides, BASELINES)
-_SAMPLED = UsedWhen(
-    lambda config: config.quantum.answer == SAMPLER,
-    "quantum.unused_no_sampler",
-)
+_DATA, _BLOCKS = map(_decides, (DATA_SELECTION, BLOCK_SELECTION))
 
 
 class QuantumConfig(ConfigSection):
-    """The settings of one decision of the run, which is solved repeatedly as a binary problem."""
+    """The settings of the quantum step, which solves a training decision as a binary problem."""
 
     prefix: ClassVar[str] = "quantum"
     help_note: ClassVar[str] = (
@@ -67,15 +50,9 @@ class QuantumConfig(ConfigSection):
         ),
     )
 
-    problem: Literal["data_selection", "block_selection", "rank_allocation"] = Field(
+    problem: Literal["data_selection", "block_selection"] = Field(
         default="data_selection",
-        description="What to choose: examples (data_selection), blocks to train, or LoRA"
-        " components to keep.",
-    )
-    answer: str = Field(
-        default=SAMPLER,
-        description="Method of choosing: a QUBO solver (sampler), or a baseline such as"
-        " greedy or random.",
+        description="What to choose: examples (data_selection), or blocks to train.",
     )
     data_budget: Annotated[ShareAboveZero | Auto, _DATA] = Field(
         default="auto",
@@ -94,9 +71,6 @@ class QuantumConfig(ConfigSection):
     num_blocks: Annotated[Count | None, _BLOCKS] = Field(
         default=None, description="Blocks that train at a time; none: half of them."
     )
-    rank_budget: Annotated[ShareAboveZero, _RANKS] = Field(
-        default=0.5, description="Share of LoRA components to keep, from 0 to 1."
-    )
     max_overhead_percent: (
         Annotated[float, Gt(0), Le(AT_ANY_COST), Allowed("a percentage above 0, such as 2")] | Auto
     ) = Field(
@@ -104,46 +78,41 @@ class QuantumConfig(ConfigSection):
         description="Most time for quantum steps, in percent of training; auto: 1, or 10 if"
         " run every N steps.",
     )
-    background: Annotated[bool, _SAMPLED] = Field(
-        default=False,
-        description="Solve in another process while training continues with the previous choice.",
-    )
-    solver: Annotated[str, _SAMPLED] = Field(
+    solver: str = Field(
         default="auto",
-        description="QUBO solver, a dimod sampler; auto: chosen by size, density and time.",
+        description="QUBO solver, a dimod sampler; auto: chosen by size and density.",
     )
     max_qubits: Count = Field(
         default=5000, description="Largest problem that the quantum step solves, in variables."
     )
-    timeout: Annotated[Positive, _SAMPLED] = Field(
+    timeout: Positive = Field(
         default=300, description="Time limit of the solver for one problem, in seconds."
     )
     fallback: Annotated[
         list[str],
         SplitCommas,
         EachOnce,
-        Allowed('a list of names, each once, such as "tabu,exact"'),
-        _SAMPLED,
+        Allowed('a list of names, each once, such as "dense_annealer,exact"'),
     ] = Field(default=[], description="Solvers to try if the first one fails, in this order.")
 
     def samplers(self) -> list[tuple[str, str]]:
-        """Return (setting, name) of each sampler that may solve problems, best first."""
+        """Return (setting, sampler name) for the solver and its fallbacks, the preferred first."""
         return [("solver", self.solver), *(("fallback", name) for name in self.fallback)]
 
     @property
     def most_candidates(self) -> int:
-        """The largest number of variables worth using: the solver takes no larger problem."""
+        """The largest number of candidates that fits `max_qubits` and the solver's own limit."""
         return min(self.max_qubits, most_variables(self.solver) or self.max_qubits)
 
     @property
     def largest_problem(self) -> int:
-        """The number of variables of the largest problem that any of the samplers takes."""
+        """The number of variables of the largest problem that the solver or a fallback supports."""
         limits = [most_variables(name) or self.max_qubits for _, name in self.samplers()]
         return min(self.max_qubits, max(limits))
 
 
 class QuantumSection(ConfigSection):
-    """The field that the root of the configuration gets."""
+    """The field that the quantum step adds to the root of the configuration."""
 
     quantum: QuantumConfig = Field(
         default=QuantumConfig(), description="What the quantum step decides, and at what cost."
@@ -151,7 +120,7 @@ class QuantumSection(ConfigSection):
 
 
 class QuantumTraining(ConfigSection):
-    """The field that the training section gets."""
+    """The field that the quantum step adds to the training section."""
 
     prefix: ClassVar[str] = "training"
 
@@ -163,6 +132,6 @@ class QuantumTraining(ConfigSection):
 
 
 def config_of(trainer: Any) -> QuantumConfig:
-    """Return the settings of the quantum steps of a trainer."""
+    """Return the quantum settings of a trainer."""
     section: QuantumConfig = trainer.sections.get(QUANTUM) or QuantumConfig()
     return section

@@ -1,6 +1,6 @@
-"""The quantum step: at a chosen rhythm, a sampler decides a discrete question of the training."""
+"""The quantum step: during training, a sampler repeatedly solves a discrete decision."""
 
-from infrastructure.core.features import Command, Feature
+from infrastructure.core.features import Feature
 
 _HERE = "infrastructure.features.quantum"
 
@@ -20,22 +20,13 @@ FEATURE = Feature(
             "quantum": f"{_HERE}.training.quantum_extension:QuantumExtension",
         }
     },
-    commands={
-        "quantum": Command(
-            f"{_HERE}.command", "run the quantum step by itself, or compare solvers", "More"
-        )
-    },
     contradictions=f"{_HERE}.checks:CONTRADICTIONS",
     facts={"quantum_step": f"{_HERE}.checks:problem_of"},
     checks=f"{_HERE}.checks:problems",
     own_code=f"{_HERE}.checks:own_samplers",
     report=(f"{_HERE}.report:quantum_steps",),
-    run_files=("quantum.json", "comparison.json"),
+    run_files=("quantum.json",),
     quantities={"quantum_solver_seconds": "Solver time of a quantum step"},
-    notebook={
-        "compare_quantum_steps": f"{_HERE}.compare",
-        "show_quantum_steps": f"{_HERE}.notebook",
-    },
     on_samples=f"{_HERE}.samples:choose_among_samples",
     names={
         "apply_quantum_solution": f"{_HERE}.training.functional",

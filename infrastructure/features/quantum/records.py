@@ -1,13 +1,12 @@
-"""The files of the quantum step in a run directory."""
+"""The file of the quantum step in a run directory."""
 
 from collections.abc import Mapping
 
 QUANTUM_FILE = "quantum.json"
-COMPARISON_FILE = "comparison.json"
 
 
 def baseline_is_as_good(record: Mapping[str, object]) -> bool:
-    """Return whether a simple method solves a quantum step's problem as well as its answer."""
+    """Return whether a baseline found an energy as low as the answer of a quantum step."""
     energy, baselines = record.get("energy"), record.get("alternatives")
     energies = baselines.values() if isinstance(baselines, Mapping) else ()
     numbers = [number for number in energies if isinstance(number, int | float)]

@@ -1,4 +1,4 @@
-"""The requirements of each sampler of `quantum.solver`, and the largest problem that it takes.
+"""The requirements of each sampler in `quantum.solver`, and the largest problem that it supports.
 
 This module does not import the samplers' packages or contact a remote machine, so a configuration
 is checked before any slow operation. The samplers themselves are in `quantum/samplers/`.
@@ -13,25 +13,11 @@ from infrastructure.core.messages import phrase
 from infrastructure.core.named_object import missing_module
 from infrastructure.core.optional import refuse_missing
 
-DWAVE_TOKEN, DWAVE_CONFIG_FILE = "DWAVE_API_TOKEN", "DWAVE_CONFIG_FILE"
 AZURE_CONNECTION, AZURE_WORKSPACE = (
     "AZURE_QUANTUM_CONNECTION_STRING",
     "AZURE_QUANTUM_WORKSPACE_NAME",
 )
-MOST_COUNTED = 20  # most variables for which all assignments can be enumerated or simulated
-
-
-@dataclass(frozen=True)
-class Access:
-    """The requirements for reaching a remote machine.
-
-    Attributes:
-        variables: environment variables, one of which must be set; users normally set the first.
-        need: the code of the message that says what is needed, and what to do.
-    """
-
-    variables: tuple[str, ...]
-    need: str
+MOST_COUNTED = 20  # most variables for which all assignments can be enumerated
 
 
 @dataclass(frozen=True)
@@ -40,41 +26,23 @@ class SamplerNeeds:
 
     Attributes:
         package: the import name of the required package.
+        variables: environment variables, one of which must be set to reach the remote machine.
         max_variables: the number of variables of the largest problem that it takes.
     """
 
     package: str | None = None
-    access: Access | None = None
+    variables: tuple[str, ...] = ()
     max_variables: int | None = None
 
-
-_LIBRARY = SamplerNeeds("dwave.samplers")
-_LEAP = SamplerNeeds(
-    "dwave.system",
-    Access(
-        (DWAVE_TOKEN, DWAVE_CONFIG_FILE),
-        "quantum.needs_leap_token",
-    ),
-)
-_AZURE = Access(
-    (AZURE_CONNECTION, AZURE_WORKSPACE),
-    "quantum.needs_azure_workspace",
-)
 
 SAMPLER_NEEDS: dict[str, SamplerNeeds] = {
     "auto": SamplerNeeds(),
     "exact": SamplerNeeds(max_variables=MOST_COUNTED),
     "dense_annealer": SamplerNeeds(),
-    "simulated_annealing": _LIBRARY,
-    "tabu": _LIBRARY,
-    "path_integral": _LIBRARY,
-    "steepest_descent": _LIBRARY,
-    "tree_decomposition": _LIBRARY,
-    "qaoa": SamplerNeeds(max_variables=MOST_COUNTED),
-    "aer_qaoa": SamplerNeeds("qiskit_aer", max_variables=MOST_COUNTED),
-    "azure_quantum": SamplerNeeds("azure.quantum", _AZURE, MOST_COUNTED),
-    "leap_hybrid": _LEAP,
-    "qpu": _LEAP,
+    "simulated_annealing": SamplerNeeds("dwave.samplers"),
+    "azure_quantum": SamplerNeeds(
+        "azure.quantum", (AZURE_CONNECTION, AZURE_WORKSPACE), MOST_COUNTED
+    ),
 }
 
 
@@ -82,8 +50,8 @@ def check_sampler(name: str) -> None:
     """Check that a sampler can be used on this machine.
 
     Raises:
-        ValueError: if there is no sampler of this name, or the module of a `module:Class` is
-            missing.
+        ValueError: if there is no sampler of this name, or the module of a custom `module:Class`
+            does not exist.
         MissingPackageError: if its package is not installed; the message says how to install it.
         MissingSecretError: if the environment variables for its remote machine are not set.
     """
@@ -94,27 +62,17 @@ def check_sampler(name: str) -> None:
     needs = look_up("sampler", canonical(name), SAMPLER_NEEDS)
     if needs.package is not None:
         refuse_missing(needs.package, phrase("quantum.the_sampler", name=name))
-    check_access(name)
-
-
-def check_access(name: str) -> None:
-    """Check that the access to a sampler's remote machine is configured.
-
-    Raises:
-        MissingSecretError: if it is not. The message says which variable to set.
-    """
-    access = SAMPLER_NEEDS[canonical(name)].access
-    if access is not None and not any(map(os.environ.get, access.variables)):
-        need = phrase(access.need, variable=access.variables[0])
+    if needs.variables and not any(map(os.environ.get, needs.variables)):
+        need = phrase("quantum.needs_azure_workspace", variable=needs.variables[0])
         raise MissingSecretError("quantum.sampler_access_missing", name=name, need=need)
 
 
 def most_variables(name: str) -> int | None:
-    """Return how many variables a sampler takes; None if unlimited or if it is user-defined."""
+    """Return the most variables that a sampler supports; None: no limit, or a custom sampler."""
     needs = SAMPLER_NEEDS.get(canonical(name))
     return None if needs is None else needs.max_variables
 
 
 def canonical(name: str) -> str:
-    """Return the name of a sampler with underscores, where the specification has hyphens."""
+    """Replace hyphens in a sampler's name, as the specification writes it, by underscores."""
     return name.replace("-", "_")

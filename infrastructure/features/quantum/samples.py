@@ -1,4 +1,4 @@
-"""The small quantum step of a run on the sample data."""
+"""The small quantum step that a run on the sample data includes."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ SAMPLE_CANDIDATES = 20
 
 
 def choose_among_samples(config: Any, source: str) -> None:
-    """Enable a small quantum step, except for settings that the user has set."""
+    """Enable a small quantum step for the sample data, but keep settings that the user has set."""
 
     def is_open(key: str) -> bool:
         return config.source(key).layer is Layer.DEFAULT

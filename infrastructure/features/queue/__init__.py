@@ -1,1 +1,1 @@
-"""A queue of runs that train one after another; README.md is the map."""
+"""A queue of runs that train one after another; README.md describes the modules."""

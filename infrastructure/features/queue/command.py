@@ -62,15 +62,15 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run an action, and return its exit code.
 
-    For the action `run`, this is FAILED if a run failed. Otherwise it is the exit code of a single
-    run, such as NOT_CONFIRMED or the exit code of a signal.
+    For the action `run`, this is FAILED if a job did not finish, and NOT_CONFIRMED if a backup is
+    not confirmed.
     """
     act = {"add": add, "run": run_queue, "list": list_jobs, "remove": remove}[options.action]
     return act(options)
 
 
 def add(options: argparse.Namespace) -> int:
-    """Add a job. A configuration that cannot work is refused now, not when the job starts."""
+    """Add a job. A configuration that cannot work is rejected now, not when the job starts."""
     given = options.data, flags_given(options), accepted(options), options.config
     new_job(*given)  # secrets are refused first, because any other message might show them
     config = configure(options, {"data.path": options.data})
@@ -85,7 +85,7 @@ def add(options: argparse.Namespace) -> int:
 
 
 def run_queue(options: argparse.Namespace) -> int:
-    """Train the waiting jobs."""
+    """Train the waiting jobs, and show their results."""
     queue = _queue_of(options)
     jobs = queue.run(lambda line: progress(options.json, line))
     _show(options.json, jobs, phrase("queue.no_job_waits"))
@@ -125,7 +125,7 @@ def _show(as_json: bool, jobs: Sequence[Job], empty: str, runner: str | None = N
 
 
 def job_lines(job: Job) -> list[str]:
-    """Return the lines of a job: its state, its run, and why it did not finish."""
+    """Return lines that describe a job: its state, its run, and why it did not finish."""
     lines = [f"{job.number:>3}  {job.state:<11}  {_time_taken(job):>10}  {job.line}"]
     more = [f"run {job.run}"] if job.run else []
     more += [job.reason] if job.reason else []

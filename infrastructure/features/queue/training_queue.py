@@ -1,13 +1,12 @@
-"""A queue of runs that train one after another, such as overnight. The queue survives a kill.
+"""A queue of runs that train one after another, such as overnight.
 
     <output_dir>/.queue/queue.json   the jobs in order: what each trains, and its state
                        /<number>/    files of the job's process, as in `detached`
                        /lock         held while the jobs are changed
                        /runner       held by the process that runs the queue, and names it
 
-A job does what `temper train` does, in its own process, which records the run that it has started.
-After a kill, the queue can be run again, and the job resumes the same run. This module does not
-load torch.
+Each job does what `temper train` does, in its own process, and records its run. If the queue is
+killed, run it again: the job resumes its run. This module does not load torch.
 """
 
 import contextlib
@@ -43,7 +42,7 @@ FOLDER, JOBS_NAME, LOCK_NAME, RUNNER_NAME = ".queue", "queue.json", "lock", "run
 
 
 class JobState(StrEnum):
-    """The state of a job."""
+    """The state of a job in a queue."""
 
     WAITING = "waiting"
     RUNNING = "running"  # or its queue was killed in the meantime
@@ -83,7 +82,7 @@ class Job:
 
     @property
     def line(self) -> str:
-        """The command that does the same as this job without the queue."""
+        """The `temper train` command that trains the same run without a queue."""
         words = ["temper", "train", *([self.data] if self.data is not None else [])]
         for flag, value in self.flags.items():
             words += [flag] if isinstance(value, bool) else [flag, str(value)]
@@ -92,7 +91,7 @@ class Job:
         return shlex.join(words)
 
     def configuration(self) -> DeploymentConfig:
-        """Return the job's current configuration, loaded relative to the current folder.
+        """Load the job's configuration, with paths relative to the current folder.
 
         Raises:
             ValueError: if the configuration cannot work.
@@ -120,7 +119,7 @@ def new_job(
     accept: Collection[str] = (),
     config_file: str | None = None,
 ) -> Job:
-    """Return a job for the current folder, which is not in a queue yet.
+    """Create a job for the current folder, without adding it to a queue.
 
     Raises:
         ValueError: if the command contains a secret, which would be stored on disk.
@@ -132,7 +131,7 @@ def new_job(
 
 
 class TrainingQueue:
-    """The queue of a folder of runs. Several processes may read it and add jobs."""
+    """The queue in an output folder. Several processes may read it and add jobs."""
 
     def __init__(self, output_dir: Path) -> None:
         self.output_dir = output_dir
@@ -142,7 +141,7 @@ class TrainingQueue:
         """Return all jobs in order.
 
         Raises:
-            ValueError: if the file of the queue is damaged, or was edited by hand.
+            ValueError: if the queue's file is damaged, or was edited by hand.
         """
         try:
             rows = as_list(read_record(self.folder / JOBS_NAME)["jobs"])
@@ -186,7 +185,7 @@ class TrainingQueue:
         """Remove jobs from the queue, but keep their runs.
 
         Raises:
-            ValueError: if there is no such job, or it is being trained; nothing was removed.
+            ValueError: if a job does not exist or is being trained; then no job is removed.
         """
         known = {job.number: job for job in self.jobs()}
         for number in numbers:
@@ -202,15 +201,15 @@ class TrainingQueue:
         return [known[number] for number in numbers]
 
     def run(self, report: ReportLine = print) -> list[Job]:
-        """Train the jobs that are not done, in order, each once, including jobs added meanwhile.
+        """Train all waiting and interrupted jobs once, in order, including jobs added meanwhile.
 
         Returns:
             The jobs that were trained, with their new state.
 
         Raises:
             ValueError: if another process runs the queue.
-            KeyboardInterrupt: if a signal requested a stop; the job was saved, and resumes the next
-                time.
+            KeyboardInterrupt: if a signal requested a stop; the current job was saved, and resumes
+                when the queue runs again.
         """
         trained: list[int] = []
         if not self.folder.is_dir():  # nothing was ever added
@@ -255,9 +254,9 @@ class TrainingQueue:
     def _end_of_an_earlier_process(
         self, job: Job, place: DetachedTraining, report: ReportLine
     ) -> tuple[JobState, str | None] | None:
-        """Return how an earlier process of the job ended, if it outlived the queue that started it.
+        """Wait for a process of the job that outlived an earlier queue, and return how it ended.
 
-        Return None if there is no such process, or if the run is not finished.
+        Return None if there was no such process, or if its run is not finished.
         """
         if job.state is not JobState.RUNNING and not place.is_alive:
             return None
@@ -269,7 +268,10 @@ class TrainingQueue:
     def _end_of_a_new_process(
         self, job: Job, place: DetachedTraining, report: ReportLine
     ) -> tuple[JobState, str | None]:
-        """Train the job in a new process, which resumes the job's run if there is one."""
+        """Train the job in a new process, and return how it ended.
+
+        The process resumes the job's run if there is one.
+        """
         if place.run_path is not None:
             report(phrase("queue.job_resuming", number=job.number, run=place.run_path))
         try:
@@ -285,7 +287,7 @@ class TrainingQueue:
         return _end_by_exit_code(place)
 
     def _wait(self, job: Job, place: DetachedTraining) -> None:
-        """Wait until the job's process has ended, and record its run as soon as it is known."""
+        """Wait until the job's process has ended, and record its run as soon as it exists."""
         run = job.run
 
         def record_run() -> None:
@@ -305,7 +307,7 @@ class TrainingQueue:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[list[Job]]:
-        """Yield the jobs while no other process can change them. Write the list back at the end."""
+        """Yield the jobs under a lock, and save the list at the end."""
         make_directory(self.folder)
         lock = Lock(self.folder / LOCK_NAME)
         lock.take()
@@ -318,7 +320,7 @@ class TrainingQueue:
 
 
 def _end_by_exit_code(place: DetachedTraining) -> tuple[JobState, str | None]:
-    """Return how a child of this process ended, and why."""
+    """Return the final state of a job's child process, and the reason, from its exit code."""
     code = place.exit_code()
     if code < 0:
         return JobState.INTERRUPTED, detached.fate(place)
@@ -332,7 +334,10 @@ def _end_by_exit_code(place: DetachedTraining) -> tuple[JobState, str | None]:
 
 
 def _end_by_summary(place: DetachedTraining, since: float) -> tuple[JobState, str | None] | None:
-    """Return how a run that another process trains has ended since then, or None if unfinished."""
+    """Return how a run ended, from its summary, or None if it is not finished.
+
+    This is for runs of other processes. A summary older than `since` is ignored.
+    """
     if place.run_path is None:
         return None
     run = RunDirectory(place.run_path)

@@ -1,1 +1,1 @@
-"""Classes and functions of the specifications for users who assemble a run themselves."""
+"""Classes and functions that the specifications name, for users who assemble a run themselves."""

@@ -15,8 +15,9 @@ The parts can also be built one by one from one whole configuration:
     trainer.prepare()
     context = TrainingContext(trainer, pipeline, manager)
 
-A batch is one optimizer step, no matter how `gradient_accumulation` splits it. The batches end at
-`max_steps`. `context.run()` runs the whole training in the regular loop, with its hooks.
+A batch has the examples of one optimizer step, which `gradient_accumulation` may split further.
+After `max_steps` steps, no more batches follow. `context.run()` does the whole training in the
+regular loop, with its hooks.
 """
 
 import logging
@@ -43,9 +44,9 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class EpochBatches:
-    """The batches of the current epoch.
+    """The batches of the current epoch that are not trained yet, as an iterable.
 
-    Iterating yields the remaining batches of the epoch, up to the last step of the training.
+    It ends early if the run reaches its last step.
     """
 
     loop: TrainingLoop
@@ -65,7 +66,7 @@ class EpochBatches:
 
     @property
     def data(self) -> DataSource:
-        """The source of the batches."""
+        """The data source that the batches come from."""
         return self.loop.data
 
     def _is_over(self) -> bool:
@@ -73,12 +74,12 @@ class EpochBatches:
 
 
 class TrainingContext:
-    """The parts of one training.
+    """The trainer, the data and the model of one run.
 
     Args:
-        trainer: has or creates the model, the data and the optimizer, and performs all steps.
-        pipeline: the data of the same configuration. The context replaces it with the trainer's own
-            batches.
+        trainer: performs all steps; it creates its model, data and optimizer if it has none.
+        pipeline: the data of the same configuration. It is checked, and then replaced by the
+            trainer's own batches.
         manager: the model's adapter, or a `ModelManager` of the same configuration, which receives
             the trainer's model.
 
@@ -117,11 +118,11 @@ class TrainingContext:
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """User-defined settings: `training.settings`, with the defaults that parts declare."""
+        """User-defined settings: `training.settings`, and the declared defaults of missing ones."""
         return self.trainer.training_config.own_settings
 
     def start_epoch(self) -> None:
-        """Prepare to train the parameters of this epoch's phase. The position does not change."""
+        """Select the trainable parameters of the current phase. The position does not change."""
         state, loop = self.state, self.pipeline.loop
         state.model.train()
         if state.position.phase < len(loop.phases):
@@ -147,20 +148,19 @@ class TrainingContext:
         return self.trainer.save_checkpoint(self.state)
 
     def run(self) -> TrainingState:
-        """Train to the end in the training loop."""
+        """Train to the end in the regular training loop, and return the final state."""
         return self.trainer.train()
 
 
 def initialize_training(
     config: DeploymentConfig | None = None, **options: object
 ) -> TrainingContext:
-    """Build everything that `config` names.
+    """Build the trainer, the data and the model of a configuration.
 
     Args:
-        config: None: the configuration from the configuration file and the environment.
-        options: keyword arguments of EnhancedTrainer. Without `checkpoint_directory`, checkpoints
-            go to a separate folder in the configuration's `output_dir`, which the first checkpoint
-            creates.
+        config: None: load it from the configuration file and the environment.
+        options: keyword arguments of EnhancedTrainer. By default, `checkpoint_directory` is a new
+            folder in the configuration's `output_dir`, which the first checkpoint creates.
 
     Raises:
         ValueError: the configuration is invalid. The message says what is wrong and what to do.
@@ -175,12 +175,13 @@ def initialize_training(
 
 
 def should_checkpoint(context: TrainingContext | None = None) -> bool:
-    """Return whether a checkpoint is due after the last step.
+    """Return whether a checkpoint is due after the most recent step.
 
-    The configuration decides: by steps, epochs or time, and after the final step.
+    The configuration sets the interval in steps, epochs or time. A checkpoint is also due after the
+    final step.
 
     Args:
-        context: None: the only training that was prepared in this process.
+        context: None: the only context that was created in this process.
     """
     own = own_loop(context, "should_checkpoint")
     loop: TrainingLoop = own.trainer.prepare()

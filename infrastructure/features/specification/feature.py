@@ -1,4 +1,4 @@
-"""Parts that only the specifications ask for: a run assembled by hand, and a model of agents."""
+"""Parts that only the specifications require: a run assembled by hand, and a model of agents."""
 
 from infrastructure.core.features import Feature
 

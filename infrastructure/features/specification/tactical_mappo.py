@@ -1,10 +1,9 @@
-"""`tactical_mappo`: two agents learn to cover two targets together. No text, no data files.
+"""The model `tactical_mappo`: two agents learn to cover two targets. It uses no text or data files.
 
-The worked example of a registered model. It is a small actor-critic with a critic that sees
-everything (multi-agent PPO, Yu et al. 2022, arXiv 2103.01955) on a toy grid. An example is the seed
-of one episode, so that the order of the data is a pure function as for text. An episode's start and
-the randomness of its moves come only from its seed: the same weights play it the same way in any
-batch. Limits: a fixed grid, five moves, no obstacles.
+It is an example of a registered model: a small actor-critic whose critic sees the whole state
+(multi-agent PPO, Yu et al. 2022, arXiv 2103.01955) on a toy grid. A training example is the seed of
+one episode. The episode's start and the randomness of its moves come only from this seed, so the
+same weights play it the same way in any batch. Limits: a fixed grid, five moves, no obstacles.
 """
 
 from collections.abc import Generator
@@ -24,12 +23,12 @@ STATE_SIZE = 2 * (NUM_AGENTS + NUM_TARGETS) + 1
 
 @dataclass
 class Episodes:
-    """The starts and the randomness of B episodes.
+    """The initial positions and the random numbers of B episodes.
 
     Attributes:
         agents: positions of the agents, (B, NUM_AGENTS, 2) integers in [0, GRID_SIZE).
         targets: positions of the targets, (B, NUM_TARGETS, 2). They do not move.
-        noise: Gumbel noise that picks the actions, (B, EPISODE_STEPS, NUM_AGENTS, len(MOVES)).
+        noise: Gumbel noise to sample the actions, (B, EPISODE_STEPS, NUM_AGENTS, len(MOVES)).
     """
 
     agents: torch.Tensor
@@ -39,14 +38,14 @@ class Episodes:
 
 @dataclass
 class Rollout:
-    """The course of B episodes of T steps with N agents.
+    """A recording of B episodes of T steps with N agents.
 
     Attributes:
-        observations: what each agent saw, (B, T, N, OBSERVATION_SIZE).
+        observations: what each agent sees, (B, T, N, OBSERVATION_SIZE).
         states: what the critic sees, (B, T, STATE_SIZE).
         actions: indices into `MOVES`, (B, T, N).
         log_probs: log-probabilities of the actions under the policy that acted, (B, T, N).
-        rewards: shared by the agents: the fraction of targets covered after the step, (B, T).
+        rewards: the fraction of targets covered after each step, shared by all agents, (B, T).
     """
 
     observations: torch.Tensor
@@ -57,7 +56,7 @@ class Rollout:
 
 
 class TacticalMappo(torch.nn.Module):
-    """One policy for all agents and one critic of the whole state."""
+    """An actor-critic with one policy for all agents and one critic of the whole state."""
 
     def __init__(self, hidden_size: int = 64) -> None:
         super().__init__()
@@ -69,7 +68,7 @@ class TacticalMappo(torch.nn.Module):
         return torch.log_softmax(self.actor(observations).float(), dim=-1)
 
     def values(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the expected discounted return, (..., STATE_SIZE) -> (...)."""
+        """Estimate the discounted returns of states, (..., STATE_SIZE) -> (...)."""
         return self.critic(states).float().squeeze(-1)
 
 
@@ -84,7 +83,7 @@ def _perceptron(num_inputs: int, hidden_size: int, num_outputs: int) -> torch.nn
 
 
 def create_episodes(seeds: list[int], device: torch.device) -> Episodes:
-    """Create the episodes of `seeds`, each from its own seed only.
+    """Create one episode for each seed, which depends on no other seed.
 
     NumPy guarantees that `RandomState` does not change, so a seed means the same episode in every
     version.
@@ -104,7 +103,7 @@ def create_episodes(seeds: list[int], device: torch.device) -> Episodes:
 
 @torch.no_grad()
 def play(model: TacticalMappo, episodes: Episodes, *, exploration: float) -> Rollout:
-    """Let the policy play the episodes, and return their course.
+    """Let the model play the episodes, and record every step.
 
     Args:
         exploration: share of uniformly random moves mixed into the policy, in (0, 1). With 0 the
@@ -126,17 +125,17 @@ def play(model: TacticalMappo, episodes: Episodes, *, exploration: float) -> Rol
 
 
 def explore(log_probs: torch.Tensor, exploration: float) -> torch.Tensor:
-    """Return log-probabilities of the policy with a share of uniformly random moves mixed in."""
+    """Mix a share of uniformly random moves into a policy, and return its log-probabilities."""
     return torch.log((1 - exploration) * log_probs.exp() + exploration / len(MOVES))
 
 
 def move(agents: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-    """Return the new positions of the agents. The walls stop them."""
+    """Move the agents by one step, and return their new positions. The walls stop them."""
     return (agents + torch.tensor(MOVES, device=agents.device)[actions]).clamp(0, GRID_SIZE - 1)
 
 
 def covered(agents: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the fraction of targets that an agent stands on, (B,)."""
+    """Return the fraction of targets that have an agent on them, (B,)."""
     same = (agents.unsqueeze(2) == targets.unsqueeze(1)).all(dim=-1)
     return same.any(dim=1).float().mean(dim=-1)
 
@@ -144,9 +143,9 @@ def covered(agents: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def observe(agents: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return what each agent sees: its position, and the offsets to other agents and targets.
 
-    Agent k numbers agents and targets from itself: its first target is number k. Agents with one
-    policy can therefore prefer different targets. In a common order both learn to run to the same
-    target.
+    The shape is (B, NUM_AGENTS, OBSERVATION_SIZE). Agent k lists the targets from number k on, so
+    that agents with the same policy can prefer different targets. With one common order, all agents
+    learn to run to the same target.
     """
     seen = []
     for agent in range(NUM_AGENTS):
@@ -158,7 +157,7 @@ def observe(agents: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def observe_all(agents: torch.Tensor, targets: torch.Tensor, step: int) -> torch.Tensor:
-    """Return what the critic sees, (B, STATE_SIZE): all positions and the remaining steps."""
+    """Return what the critic sees, (B, STATE_SIZE): all positions and the share of steps left."""
     places = torch.cat([agents, targets], dim=1).flatten(1) / GRID_SIZE
     left = torch.full((len(places), 1), 1 - step / EPISODE_STEPS, device=places.device)
     return torch.cat([places, left], dim=-1)
@@ -166,10 +165,10 @@ def observe_all(agents: torch.Tensor, targets: torch.Tensor, step: int) -> torch
 
 @dataclass(frozen=True)
 class EnvironmentSeeds:
-    """Episode seeds as examples: new ones in every epoch, always the same ones for evaluation.
+    """A data source of episode seeds: new ones in every epoch, but always the same for evaluation.
 
     Attributes:
-        seed: determines all of them.
+        seed: determines all episode seeds.
         num_examples: episodes in one epoch.
         num_evaluation_examples: held-out episodes.
     """
@@ -180,13 +179,13 @@ class EnvironmentSeeds:
 
     @property
     def fingerprint(self) -> str:
-        """The values that decide which examples there are."""
+        """A text that contains all values that determine the examples."""
         return f"tactical_mappo-{self.seed}-{self.num_examples}-{self.num_evaluation_examples}"
 
     def train_batches(
         self, epoch: int, start_example: int, batch_size: int
     ) -> Generator[list[int], None, None]:
-        """Yield batches of episode seeds from `start_example` on. The last one may be short."""
+        """Yield batches of episode seeds, from `start_example` on. The last one may be smaller."""
         return _batches(self._seeds(epoch + 1, self.num_examples)[start_example:], batch_size)
 
     def evaluation_batches(self, batch_size: int) -> Generator[list[int], None, None]:
@@ -194,7 +193,10 @@ class EnvironmentSeeds:
         return _batches(self._seeds(0, self.num_evaluation_examples), batch_size)
 
     def _seeds(self, stream: int, count: int) -> list[int]:
-        """Return 32-bit seeds. Two streams share one with odds of about count**2 to 4 billion."""
+        """Return `count` random 32-bit seeds of a stream (an epoch, or the evaluation).
+
+        Two streams have a seed in common with a probability of about count**2 to 4 billion.
+        """
         return (
             np.random.RandomState([self.seed, stream])
             .randint(2**32, size=count, dtype=np.uint32)

@@ -1,7 +1,7 @@
 """Adapter for `tactical_mappo`: plays episodes, and computes multi-agent PPO's clipped loss.
 
-Each batch of fresh episodes gets one gradient step. The acting policy mixes in a share of random
-moves, so the old and the new policy differ, and the clip is needed.
+Each batch of new episodes gets one gradient step. The policy that acts contains a share of random
+moves, so it differs from the policy that is trained, and the clipping has an effect.
 """
 
 from collections.abc import Sequence
@@ -44,10 +44,10 @@ EXPLORATION = 0.05
 
 
 class TacticalMappoAdapter(ModelAdapter):
-    """An adapter whose examples are episode seeds and whose items are environment steps.
+    """The adapter for `tactical_mappo`. Examples are episode seeds, and items environment steps.
 
     In training the loss is PPO's: clipped surrogate, value error, entropy. In evaluation it is the
-    negative reward per step of the most probable moves: -1 is perfect, and lower is better.
+    negative reward per step when the most probable moves are played: -1 is perfect.
     """
 
     def __init__(
@@ -119,11 +119,12 @@ class TacticalMappoAdapter(ModelAdapter):
 
 
 def ppo_loss(model: TacticalMappo, rollout: Rollout) -> torch.Tensor:
-    """Return the loss of every environment step, (B, T).
+    """Return the PPO loss of every environment step, (B, T).
 
-    Advantages are not normalized over the batch, so splitting a batch changes nothing.
+    Advantages are not normalized over the batch, so the loss does not depend on how a batch is
+    split. All agents share one advantage.
 
-    Source: Schulman et al. 2017, arXiv 1707.06347, equation 9. The agents share the advantage.
+    Source: Schulman et al. 2017, arXiv 1707.06347, equation 9.
     """
     values = model.values(rollout.states)
     advantages = generalized_advantages(rollout.rewards, values.detach())
@@ -139,7 +140,7 @@ def ppo_loss(model: TacticalMappo, rollout: Rollout) -> torch.Tensor:
 
 
 def generalized_advantages(rewards: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return GAE of episodes that end after their last step.
+    """Return generalized advantage estimates (GAE), (B, T), of episodes that end after T steps.
 
     Source: Schulman et al. 2016, arXiv 1506.02438.
 

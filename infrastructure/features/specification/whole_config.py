@@ -1,7 +1,6 @@
-"""Data, model and trainer of one whole configuration, for users who assemble a run themselves.
+"""Data, model and trainer that accept a whole configuration, for users who assemble a run.
 
-The classes extend those that a run creates from its sections. They read and load nothing before it
-is needed.
+The classes extend those that a run uses. They load data and models only when needed.
 """
 
 import secrets
@@ -46,7 +45,7 @@ MODEL, OPTIMIZER = "model", "optimizer"  # keys of a state, and groups of a chec
 
 
 class ModelManager(model_manager.ModelManager):
-    """The model that a configuration names, given as its model section or as a whole.
+    """A model manager that takes a model section or a whole configuration.
 
     Args:
         config: a whole configuration also supplies the keyword arguments of
@@ -76,7 +75,7 @@ class ModelManager(model_manager.ModelManager):
 
     @property
     def base_model(self) -> torch.nn.Module:
-        """The model, including its LoRA matrices if it has any; loaded on first access."""
+        """The model, with its LoRA weights if it has any; loaded on first access."""
         if self._trained is None:
             self._loaded = self.load()
             self._trained = self._loaded.model
@@ -84,14 +83,14 @@ class ModelManager(model_manager.ModelManager):
 
     @property
     def adapters(self) -> list[str]:
-        """The names of the LoRAs in the model."""
+        """The names of the LoRA adapters in the model."""
         return list(getattr(self.base_model, "peft_config", {}))
 
     def take_from(self, trainer: EnhancedTrainer) -> None:
-        """Use the model that a trainer trains as `base_model`, and its folder for checkpoints.
+        """Use a trainer's model as `base_model`, and its checkpoint folder as `checkpoint_dir`.
 
         Raises:
-            ValueError: the trainer trains the model of another configuration.
+            ValueError: the trainer's model has another configuration.
         """
         mine, its = self.config, trainer.model_config
         if mine.model_copy(update={"backend": its.backend}) != its:
@@ -101,14 +100,14 @@ class ModelManager(model_manager.ModelManager):
             self.checkpoint_dir = trainer.checkpoints.store.root
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> Path:
-        """Write a version.
+        """Write a checkpoint.
 
         Args:
             state: `step`, `model` (a state_dict), optionally `optimizer` (a state_dict), and any
                 other JSON values.
 
         Returns:
-            The path of the version's manifest, by which `load_checkpoint` finds it.
+            The path of the checkpoint's manifest, which `load_checkpoint` takes.
 
         Raises:
             ValueError: a value is neither a tensor nor JSON, or there is no folder to write to.
@@ -123,10 +122,12 @@ class ModelManager(model_manager.ModelManager):
         return CheckpointManager(self.checkpoint_dir).save(Snapshot(tensors, values))
 
     def load_checkpoint(self, path: Path | str) -> dict[str, Any]:
-        """Load the state that `save_checkpoint` wrote, and its weights into `base_model`.
+        """Load a checkpoint that `save_checkpoint` wrote, and return its state.
+
+        The weights are loaded into `base_model`.
 
         Raises:
-            CheckpointError: the version is damaged, or belongs to another model.
+            CheckpointError: the checkpoint is damaged, or belongs to another model.
         """
         snapshot = load_checkpoint(Path(path))
         state = {**snapshot.values, MODEL: snapshot.tensors.get(MODEL, {})}
@@ -143,7 +144,7 @@ class ModelManager(model_manager.ModelManager):
 
 
 class DataPipeline(data_pipeline.DataPipeline):
-    """The data that a configuration names, given as data section and tokenizer, or as a whole.
+    """A data pipeline that takes a data section and a tokenizer, or a whole configuration.
 
     Iterating yields the batches of the first epoch.
 
@@ -176,18 +177,17 @@ class DataPipeline(data_pipeline.DataPipeline):
 
     @property
     def dataset(self) -> TokenStore:
-        """The prepared examples, which are prepared on first access."""
+        """The tokenized examples, which are prepared on first access."""
         return self.store
 
     @property
     def cache(self) -> Path:
-        """The folder of the prepared examples."""
+        """The folder that contains the tokenized examples."""
         return self.store.folder
 
     @property
     def dataloader(self) -> Generator[list[TokenizedExample], None, None]:
-        """A new iterator over the batches of the first epoch; a run requests each epoch's
-        batches."""
+        """A new iterator over the batches of the first epoch."""
         return self.train_batches(0, 0, self.batch_size)
 
     def __iter__(self) -> Iterator[list[TokenizedExample]]:
@@ -199,7 +199,7 @@ class DataPipeline(data_pipeline.DataPipeline):
         """Convert examples of this pipeline, or texts, to tensors for a model.
 
         Returns:
-            int64 tensors (B, L): `input_ids`, `attention_mask`, and `labels` for examples.
+            int64 tensors (B, L): `input_ids` and `attention_mask`, and for examples also `labels`.
         """
         if all(isinstance(one, str) for one in batch):
             encoded = self.tokenizer(list(batch), padding=True, return_tensors="pt")
@@ -214,10 +214,10 @@ def _given(tokenizer: "PreTrainedTokenizerBase | None") -> "PreTrainedTokenizerB
 
 
 class UnslothTrainer(unsloth_trainer.UnslothTrainer):
-    """A trainer whose model comes from Unsloth.
+    """A trainer whose model is loaded by Unsloth.
 
     Args:
-        config: the model section, or a whole configuration, which supplies everything else.
+        config: the model section, or a whole configuration, which contains all other sections.
 
     Raises:
         MissingPackageError: unsloth is not installed.
@@ -267,6 +267,9 @@ class UnslothTrainer(unsloth_trainer.UnslothTrainer):
 
 
 def own_loop_checkpoints(config: DeploymentConfig) -> Path:
-    """Return a new folder that no other run uses; a store keeps only its newest checkpoints."""
+    """Return the path of a new checkpoint folder that no other run uses.
+
+    Runs do not share a folder, because old checkpoints in it are deleted.
+    """
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-own-loop-{secrets.token_hex(2)}"
     return Path(config.output_dir) / name / "checkpoints"

@@ -1,4 +1,4 @@
-"""Settings of block-wise training that contradict others, and advice on those that are costly."""
+"""Checks for contradictory settings of block-wise training, and advice on costly ones."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -120,17 +120,17 @@ ADDED_WEIGHTS = (
 
 
 def by_stacks(config: Any) -> bool:
-    """Return whether stacks of layers train one by one, with settings that agree on it."""
+    """Return whether training is block-wise, and neither `mode` nor `strategy` contradicts it."""
     name = config.training.strategy_for(config.model)
     is_other = config.training.mode is not None and name != "progressive"
     return is_stackwise(config) and not is_other
 
 
 def advice(config: Any, is_given: Callable[[str], bool]) -> Iterator[str]:
-    """Yield a message for each setting that works, but means or costs more than it may seem to.
+    """Yield a message for each block-wise setting whose cost or meaning may surprise the user.
 
     Args:
-        is_given: whether a canonical key was given.
+        is_given: returns whether the user set the setting with a canonical key.
     """
     training = config.training
     is_reconstructed = training.local_loss == "reconstruct" and training.trains_units_in_turn

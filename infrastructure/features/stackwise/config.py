@@ -1,4 +1,4 @@
-"""The settings of block-wise training: layers are grouped into blocks, stacks and the whole rack.
+"""Settings of block-wise training, which groups layers into blocks, stacks and the whole rack.
 
 The fields are flat in the training section; `QLoRA` is a read-only view of those named `qlora_*`.
 """
@@ -99,7 +99,7 @@ _VARIABLE = UsedWhen(
 
 @dataclass(frozen=True)
 class QLoRA:
-    """A view of the `qlora_*` fields of a training configuration as one object."""
+    """The `qlora_*` fields of a training configuration as one read-only object."""
 
     enabled: bool
     rank: int
@@ -111,7 +111,7 @@ class QLoRA:
 
 
 class ProgressiveConfig(ConfigSection):
-    """The settings of progressive training: stacks are built and trained one by one."""
+    """Settings of progressive training: stacks of layers are added and trained one by one."""
 
     prefix: ClassVar[str] = "training.progressive"
 
@@ -120,8 +120,8 @@ class ProgressiveConfig(ConfigSection):
     )
     trunk_strategy: Annotated[Literal["frozen", "qlora"], _IN_TURN] = Field(
         default="frozen",
-        description="While a stack trains, finished stacks are frozen, or QLoRA matrices of"
-        " them train.",
+        description="While a stack trains, finished stacks are frozen, or their QLoRA matrices"
+        " train (qlora).",
     )
     new_stack_precision: Annotated[Literal["full", "bf16", "fp16", "nf_fp8"], _IN_TURN] = Field(
         default="full",
@@ -134,13 +134,13 @@ class ProgressiveConfig(ConfigSection):
     )
     init: Annotated[Literal["keep", "zero", "copy", "middle"], _PROGRESSIVE] = Field(
         default="keep",
-        description="New stack; keep: its weights; zero: no effect; copy: stack below;"
-        " middle: middle layers.",
+        description="New stack's weights; keep: own; zero: no effect; copy: stack below; middle:"
+        " mid layers.",
     )
 
 
 class StackwiseFields(TrainingFields):
-    """The fields of block-wise training; `TrainingConfig` holds them flat."""
+    """The settings of block-wise training, which `TrainingConfig` has as flat fields."""
 
     if TYPE_CHECKING:
         strategy: str  # of the section
@@ -151,15 +151,16 @@ class StackwiseFields(TrainingFields):
         *("time_interpretation", "corruption", "mask_weighting"),
     )
     help_note: ClassVar[str] = (
-        "Trains the layers in parts, one after another. A block is a group of layers, and a stack"
-        " is a group by which the model grows. A unit is what trains at a time: a layer, a block"
-        " or a stack. The trunk is everything below it, and the rack is the whole model. With"
-        " masked tokens, a time step says how many tokens are masked."
+        "Block-wise training trains the layers in parts, one after another. A block is a group of"
+        " layers. A stack is a larger group, by which a model can grow. A unit is the part that"
+        " trains at a time: a layer, a block or a stack. The trunk is all layers below the unit,"
+        " and the rack is the whole model. A time step is a level of masking: the higher it is,"
+        " the more tokens are masked."
     )
     mode: Literal["layerwise", "blockwise", "fused"] | None = Field(
         default=None,
-        description="What is trained at a time: a layer, a block, or a block and all layers"
-        " below it (fused).",
+        description="Train a layer at a time (layerwise), a block (blockwise), or it and all below"
+        " it (fused).",
     )
     block_size: Annotated[Count, _IN_BLOCKS] = Field(default=4, description="Layers in a block.")
     train_head: Annotated[Literal["first", "always"], _IN_TURN] = Field(
@@ -316,7 +317,7 @@ class StackwiseFields(TrainingFields):
 
     @property
     def qlora(self) -> QLoRA:
-        """The flat `qlora_*` fields as one frozen view."""
+        """The `qlora_*` fields as one read-only object."""
         return QLoRA(
             **{name: getattr(self, f"qlora_{name}") for name in QLoRA.__dataclass_fields__}
         )
@@ -333,7 +334,7 @@ class StackwiseFields(TrainingFields):
 
     @property
     def trains_units_in_turn(self) -> bool:
-        """True if one unit of layers trains after another."""
+        """True if groups of layers train one after another."""
         return self.strategy == "progressive" or (self.strategy == "auto" and self.mode is not None)
 
     @property
@@ -348,28 +349,28 @@ class StackwiseFields(TrainingFields):
 
     @property
     def trunk_trains(self) -> bool:
-        """True if every weight of the layers below a unit trains with it."""
+        """True if all layers below the group that trains also train."""
         return self.grows_once or self.mode == "fused"
 
     @property
     def trunk_is_quantized(self) -> bool:
-        """True if finished layers are stored in another format than the one in which they train."""
+        """True if finished layers are stored in another format than during their training."""
         return self.quantization_enabled or self.backbone_quantized is True
 
     @property
     def trunk_is_adapted_again(self) -> bool:
-        """True if the trunk gets additional low-rank matrices with each new unit."""
+        """True if finished layers get more low-rank matrices with each new group of layers."""
         return self.qlora_progressive_enabled is True or self.qlora_strategy == "progressive"
 
     @property
     def trunk_is_adapted(self) -> bool:
-        """True if low-rank matrices train next to the frozen weights below a unit."""
+        """True if low-rank matrices train in the frozen layers below the group that trains."""
         adapts = self.qlora_enabled or self.progressive.trunk_strategy == "qlora"
         return self.trains_units_in_turn and adapts
 
     @property
     def trunk_can_be_cached(self) -> bool:
-        """True if the output below a unit never changes, and needs no gradients."""
+        """True if the output of the finished layers never changes, and needs no gradients."""
         changes = self.trunk_trains or self.trunk_is_adapted
         return self.trains_units_in_turn and not changes
 

@@ -1,4 +1,4 @@
-"""Block-wise training: layers are grouped into units, which train in turn or each on its own."""
+"""Block-wise training: groups of layers train one after another, or each with its own loss."""
 
 from infrastructure.core.features import Feature
 

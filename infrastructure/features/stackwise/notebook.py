@@ -1,4 +1,4 @@
-"""The stacks of a run, below a notebook's cell."""
+"""The display of a run's stacks below a notebook cell."""
 
 from pathlib import Path
 
@@ -14,15 +14,16 @@ from infrastructure.monitoring.records.run_view import read_view
 
 @speaking(as_cell)
 def show_stacks(run: str | Path) -> list[dict[str, object]]:
-    """Show the trained layers and the loss of each phase of a block-wise training run.
+    """Show the trained layers and the loss of each phase of a block-wise run.
 
-    This is the section of the report. Without a notebook, a line is printed for each phase.
+    In a notebook, this displays the section of the report. Elsewhere, it prints a line for each
+    phase.
 
     Returns:
         For each phase its name, first and last step, and the last loss, or None if there is none.
 
     Raises:
-        ValueError: if the run's training is not block-wise.
+        ValueError: if the run is not block-wise.
     """
     view = read_view(Path(run))
     _, phases = stacks_of(view)

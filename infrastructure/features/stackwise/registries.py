@@ -1,4 +1,4 @@
-"""The names of masking, quantization and caching, known without loading the code behind them.
+"""Registries of masking, quantization and cache types, by name, without loading their code.
 
 The comment above each registry names the module that provides its built-in entries.
 """

@@ -37,7 +37,7 @@ Plan = dict[str, object]
 
 
 def stack_section(view: RunView) -> Markup:
-    """Return the section, or nothing if training was not block-wise."""
+    """Return the report's section on block-wise training, which is empty for other training."""
     plan, phases = stacks_of(view)
     if not phases:
         return NOTHING
@@ -64,9 +64,9 @@ def _order(kind: str) -> str:
 
 
 def stacks_of(view: RunView) -> tuple[Plan, list[tuple[Plan, Bar]]]:
-    """Return the plan of block-wise training and its phases, each with its bar.
+    """Return the recorded plan of a block-wise run, and its phases, each with its bar in the image.
 
-    Both are empty if there is no plan.
+    Both are empty if no plan is recorded.
     """
     record = view["of_features"][STACKWISE_FILE]
     plan = mapping_of(record.get("plan"))
@@ -150,15 +150,13 @@ def _keys(bars: list[Bar]) -> list[Markup]:
     keys.append((phrase("stackwise.frozen_legend"), "key frozen"))
     if not all(bar.has_begun for bar in bars):
         keys.append(("pale: planned", NO_MARK))
-    if any(bar.held_out for bar in bars):
-        keys.append(("held-out loss", "key held-out"))
     if any(bar.label.startswith("t ") for bar in bars):
         keys.append((phrase("stackwise.mask_time_step_legend"), NO_MARK))
     return [element("span", text, css_class=key) for text, key in keys]
 
 
 def _table(phases: list[tuple[Plan, Bar]]) -> Markup:
-    """Return a table of the phases: trained layers, number of weights, losses at begin and end."""
+    """Build a table of the phases: trained layers, number of weights, first and last loss."""
     rows = [
         (
             _phase_name(bar),
@@ -192,7 +190,10 @@ def _layers_of(plan: Mapping[str, object]) -> int:
 
 
 def _spans(value: object) -> list[Span]:
-    """Return the valid spans, because files may be damaged or come from a later version."""
+    """Return the valid spans of layers in a value from a file.
+
+    The file may be damaged or come from a later version.
+    """
     return [
         (one[0], one[1])
         for one in list_of(value)

@@ -1,1 +1,1 @@
-"""The search for the best hyperparameters with Optuna; README.md is the map."""
+"""Hyperparameter search with Optuna; README.md describes the modules."""

@@ -76,7 +76,10 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the sweep. Return DONE with a best trial, INTERRUPTED if trials are left, else FAILED."""
+    """Run the sweep, and return its exit code.
+
+    It is INTERRUPTED if trials are left, DONE if a trial succeeded, and else FAILED.
+    """
     from infrastructure.deployment.given_paths import check_given
 
     dimensions = parse_search(options.search)
@@ -115,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def goal_of(options: argparse.Namespace, config: DeploymentConfig) -> Goal:
-    """Return the goal of the sweep, which is the metric that also selects the best checkpoint."""
+    """Return the goal of the sweep: the metric that also selects the best checkpoint."""
     training = config.training
     direction = "maximize" if training.best_is_greater else "minimize"
     return Goal(training.best_metric_key, direction, options.sampler, options.pruner)
@@ -124,10 +127,10 @@ def goal_of(options: argparse.Namespace, config: DeploymentConfig) -> Goal:
 def check(
     dimensions: list[Dimension], config: DeploymentConfig, goal: Goal, num_trials: int
 ) -> None:
-    """Check that a search can work, before any long operation.
+    """Check that the sweep can work, before anything slow starts.
 
     Raises:
-        ConfigurationError: if it cannot; the message says what is wrong and what to do.
+        ConfigurationError: if it cannot work; the message says what is wrong and what to do.
     """
     if num_trials < 1:
         raise ConfigurationError("sweep.too_few_trials", count=num_trials)
@@ -151,7 +154,7 @@ def check(
 def table(
     results: list[TrialResult], best: TrialResult | None, dimensions: list[Dimension], goal: Goal
 ) -> str:
-    """Format all trials as a table with one line each. The best trial is marked."""
+    """Format the trials as a table, one line each, with a mark on the best one."""
     names = [one.name for one in dimensions]
     rows = []
     for one in results:
@@ -167,7 +170,7 @@ def table(
 
 
 def command_of(options: argparse.Namespace, sweep: Sweep, best: TrialResult) -> str:
-    """Return the command that trains with the best values."""
+    """Return the command that trains with the values of the best trial."""
     best_values = {setting.key: setting.value for setting in sweep.settings_of(best)}
     given = training_words(options, without={"run_name", "training.deadline", *best_values})
     return shlex.join([*given, *flag_words(best_values)])

@@ -1,4 +1,4 @@
-"""The search for the best hyperparameters: one run per trial, chosen by Optuna."""
+"""Hyperparameter search with Optuna, where each trial is a run."""
 
 from infrastructure.core.features import Command, Feature
 

@@ -1,8 +1,8 @@
 """The search space of a sweep: the dimensions of `--search KEY=VALUES`, with validated values.
 
     training.learning_rate=1e-5..1e-3:log      a range with a logarithmic scale
-    model.embedded.num_layers=2..8             whole numbers; 2..8:2 has steps of 2
-    model.lora_config.r=4,8,16                 one of these values
+    model.embedded.num_layers=2..8             a range of whole numbers; 2..8:2 is 2, 4, 6, 8
+    model.lora_config.r=4,8,16                 a list of values
     training.settings.stages=1..3              an entry of a setting that is a mapping
     model.lora_config.target_modules=[["q_proj"], "all-linear"]     JSON, for values that are lists
 
@@ -47,15 +47,15 @@ OTHER_TOKENS = (
 
 @dataclass(frozen=True)
 class Dimension:
-    """One setting and the values to try for it.
+    """A setting to search, with the values to try.
 
     Attributes:
         key: the setting's canonical key.
-        entry: a key inside the setting if this is a mapping, or None for the setting itself.
-        choices: the values; empty for a range.
+        entry: the searched key inside a setting that is a mapping; None: the setting itself.
+        choices: the values to try; empty for a range.
         low, high: the ends of a range, both included.
-        step: the distance between two values of a range; None means any number, or each whole
-            number.
+        step: the distance between two values of a range; None: 1 for whole numbers, else a
+            continuous range.
     """
 
     key: str
@@ -69,7 +69,7 @@ class Dimension:
 
     @property
     def name(self) -> str:
-        """The name in tables and in Optuna's journal."""
+        """The name of the dimension in tables and in Optuna's journal."""
         return self.key if self.entry is None else f"{self.key}.{self.entry}"
 
     def suggest(self, trial: Any) -> Any:
@@ -85,11 +85,11 @@ class Dimension:
         return trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.is_log)
 
     def value_of(self, stored: Any) -> Any:
-        """Return the value that Optuna's journal stores as `stored`."""
+        """Convert a value from Optuna's journal to a value of the setting."""
         return next((value for value in self.choices if _stored(value) == stored), stored)
 
     def values(self) -> list[Any] | None:
-        """Return all values, or None if there are infinitely many."""
+        """Return all values of the dimension, or None if there are infinitely many."""
         if self.choices:
             return [*self.choices]
         step = self.step or (1 if self.is_whole else None)
@@ -99,12 +99,12 @@ class Dimension:
         return [self.low + n * step for n in range(number)]
 
     def stored_values(self) -> list[Any] | None:
-        """Return `values` as Optuna's journal stores them."""
+        """Return all values of the dimension in the form that Optuna's journal stores, or None."""
         values = self.values()
         return None if values is None else [_stored(value) for value in values]
 
     def describe(self) -> str:
-        """Return the dimension in the form that users type on the command line."""
+        """Return the dimension as users type it after `--search`."""
         if not self.choices:
             how = ":log" if self.is_log else f":{plain(self.step)}" if self.step else ""
             return f"{self.name}={plain(self.low)}..{plain(self.high)}{how}"
@@ -114,7 +114,7 @@ class Dimension:
 
 
 def _stored(value: Any) -> Any:
-    """Return a value as Optuna's journal stores it, which supports only plain values."""
+    """Convert a value for Optuna's journal, which stores lists and mappings as JSON text."""
     is_plain = value is None or isinstance(value, bool | int | float | str)
     return value if is_plain else json.dumps(value, sort_keys=True)
 
@@ -125,7 +125,7 @@ def short_value(value: Any) -> str:
 
 
 def parse_search(texts: Sequence[str]) -> list[Dimension]:
-    """Parse the dimensions of a command line.
+    """Parse all `--search` arguments of a command line.
 
     Raises:
         ConfigurationError: if there is no dimension, a setting is unknown or given twice, or a
@@ -163,7 +163,10 @@ def _parse(text: str) -> Dimension:
 
 
 def _field_of(given: str) -> tuple[FieldSpec, str | None]:
-    """Return the field that a key, the name of a flag, or an entry of a mapping refers to."""
+    """Return the setting that a key or the name of a flag refers to.
+
+    For an entry of a setting that is a mapping, also return the key of the entry.
+    """
     schema = schema_of(DeploymentConfig)
     parts = given.split(".")
     for count in range(len(parts), 0, -1):
@@ -222,7 +225,7 @@ def _number(text: str, given: str) -> int | float:
 
 
 def _listed(values: str, text: str) -> list[Any]:
-    """Split values that are separated by commas, or parse a JSON list."""
+    """Split comma-separated values, or parse a JSON list."""
     is_json = values.startswith("[")
     try:
         if not is_json:
@@ -238,7 +241,7 @@ def _listed(values: str, text: str) -> list[Any]:
 
 
 def _checked(spec: FieldSpec, entry: str | None, value: Any) -> Any:
-    """Return a value as the configuration stores it.
+    """Validate a value, and return it as the configuration stores it.
 
     Raises:
         ConfigurationError: if the field does not accept the value.
@@ -255,7 +258,7 @@ def _checked(spec: FieldSpec, entry: str | None, value: Any) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    """Parse a text as JSON if possible, for numbers and booleans in a mapping's entries."""
+    """Parse a text as JSON if possible, because entries of mappings may be numbers or booleans."""
     if not isinstance(value, str):
         return value
     try:
@@ -265,10 +268,10 @@ def _scalar(value: Any) -> Any:
 
 
 def check_comparable(dimensions: Collection[Dimension], config: DeploymentConfig) -> None:
-    """Check that the searched settings leave the measured values of trials comparable.
+    """Check that trials with different values of the searched settings can be compared.
 
     Raises:
-        ConfigurationError: if one does not; the message names the dimension and the reason.
+        ConfigurationError: if they cannot; the message names the setting and the reason.
     """
     for dimension in dimensions:
         given = config.source(dimension.key)
@@ -295,7 +298,7 @@ def settings_of(
     """Return the settings that a trial changes in `config`.
 
     Args:
-        values: the values by the names of the dimensions.
+        values: the trial's value of each dimension, by the dimension's name.
     """
     settings: list[Setting] = []
     mappings: dict[str, dict[str, Any]] = {}

@@ -1,10 +1,11 @@
 """The journal of a sweep: Optuna's record of its trials, in one file of JSON lines.
 
     <sweep>/sweep.json     what is searched, and how (with a checksum)
-           /journal.jsonl  Optuna's JournalStorage: every suggestion, every report, every result
+           /journal.jsonl  Optuna's JournalStorage: all suggestions, reports and results
 
-The journal is append-only, each line is on disk before anything depends on it, and nothing in it is
-pickled. The sweep and the process of the current trial read it. This module does not load torch.
+The journal is append-only. Each line is on disk before anything depends on it. It contains no
+pickled data. The sweep and the process of the current trial both use it. This module does not load
+torch.
 """
 
 import os
@@ -33,13 +34,13 @@ PRUNED, RUN, SECONDS, REASON, SAME_AS = "pruned", "run", "seconds", "reason", "s
 
 @dataclass(frozen=True)
 class Goal:
-    """The goal of a sweep, and the methods of its search.
+    """The metric that a sweep optimizes, and its search methods.
 
     Attributes:
-        metric: the deciding metric, as an evaluation names it.
+        metric: the name of the metric in evaluations.
         direction: minimize or maximize.
         sampler: the method that suggests values, one of SAMPLERS.
-        pruner: the method that ends trials which are worse than others, one of PRUNERS.
+        pruner: the method that stops trials which are worse than others, one of PRUNERS.
     """
 
     metric: str = "eval_loss"
@@ -58,10 +59,10 @@ class Goal:
         return asdict(self)
 
     def make_sampler(self, seed: int, number: int) -> "BaseSampler":
-        """Create the sampler for trial `number`.
+        """Create the sampler that suggests the values of trial `number`.
 
-        The sampler depends only on the seed and the number, so that a killed sweep suggests the
-        same values again.
+        The sampler depends only on the seed and the number, so a resumed sweep suggests the same
+        values again.
         """
         optuna = require("optuna", "temper sweep")
         seed_here = (seed * 1_000_003 + number) % (1 << 32)
@@ -70,7 +71,7 @@ class Goal:
         return cast("BaseSampler", optuna.samplers.RandomSampler(seed=seed_here))
 
     def make_pruner(self) -> "BasePruner":
-        """Create the pruner that decides after each evaluation of a trial."""
+        """Create the pruner, which decides after each evaluation whether a trial is stopped."""
         optuna = require("optuna", "temper sweep")
         pruners: dict[str, Any] = {
             "median": optuna.pruners.MedianPruner,
@@ -82,9 +83,9 @@ class Goal:
 
 
 class _JournalLock:
-    """Optuna's lock, implemented by the kernel, so that a killed process does not block others.
+    """A lock for Optuna's journal that the kernel releases if its process is killed.
 
-    Optuna's own locks leave a file behind, which the next process would wait for.
+    Optuna's own locks leave a file behind, for which the next process would wait.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,7 +103,7 @@ class _JournalLock:
 
 
 def open_study(folder: Path, goal: Goal, seed: int = 0, number: int | None = None) -> "Study":
-    """Open the study in a sweep's folder, and create it if there is none.
+    """Open the study in a sweep's folder, and create it if it does not exist.
 
     Args:
         number: the number of the trial for which to suggest values, or None to suggest none.
@@ -135,9 +136,10 @@ def open_study(folder: Path, goal: Goal, seed: int = 0, number: int | None = Non
 
 
 def mend_journal(folder: Path) -> None:
-    """Remove an incomplete last line after a power cut. Nothing depends on such a line yet.
+    """Remove an incomplete last line, as a power failure leaves it, from the journal.
 
-    Call this only while no process of the sweep is running.
+    No data is lost, because nothing depends on a line before it is complete. Call this only while
+    no process of the sweep is running.
     """
     path = folder / JOURNAL_NAME
     if not path.exists() or path.stat().st_size == 0:

@@ -1,12 +1,13 @@
-"""A sweep: runs that search for the best settings. They train one after another and can resume.
+"""A sweep: a search for the best settings that trains one trial after another.
 
-    <output_dir>/<sweep>/sweep.json · journal.jsonl   what is searched, what is known: `sweep_study`
+    <output_dir>/<sweep>/sweep.json · journal.jsonl   the search space and the results: see `study`
                         /<run>/                       the run of each trial, as of `temper train`
                         /.trials/<number>/            the status of a trial's process (`detached`)
                         /runner                       held by the process that runs the sweep
 
-Optuna suggests the values and decides which trial to prune. Each trial is a separate process, and
-its run resumes after a kill, as the sweep itself does. This module does not load torch.
+Optuna suggests the values and decides which trial to prune. Each trial is a separate process.
+After a kill, both the sweep and the run of the current trial resume. This module does not load
+torch.
 """
 
 import hashlib
@@ -67,15 +68,15 @@ OBSERVER = "infrastructure.features.sweep.trial:trial_observer"
 
 @dataclass(frozen=True)
 class TrialResult:
-    """The state of a trial.
+    """The state and the result of a trial.
 
     Attributes:
         state: running, complete, pruned or fail, as in Optuna.
         value: the value of the metric; for a pruned trial, the last one that was measured.
-        values: the values that were tried, by the names of the dimensions.
-        seconds: the time for which sweeps have waited for it.
+        values: the tried value of each dimension, by the dimension's name.
+        seconds: the duration of its training, over all processes.
         run: the directory of the trial's run.
-        same_as: an earlier trial with the same values, because of which this one was not trained.
+        same_as: the number of an earlier trial with the same values; this one was not trained then.
     """
 
     number: int
@@ -93,17 +94,17 @@ class TrialResult:
 
 
 class _Interrupted(Exception):  # noqa: N818 (nothing went wrong)
-    """An exception for a trial that was stopped by a signal, which ends the sweep for now."""
+    """The exception for a trial that was stopped before its end. The sweep stops and can resume."""
 
 
 class Sweep:
     """The search for the best values of some settings.
 
     Args:
-        config: the settings that all trials share. `run_name` names the sweep.
+        config: the settings that all trials share. `run_name` is the name of the sweep.
 
     Raises:
-        ValueError: if a different sweep has this name.
+        ValueError: if a sweep with this name has other settings, another goal or other data.
     """
 
     def __init__(self, config: DeploymentConfig, dimensions: Sequence[Dimension], goal: Goal):
@@ -115,7 +116,7 @@ class Sweep:
         self._check_record()
 
     def _record(self) -> dict[str, object]:
-        """Return the values that must be equal in two calls of the same sweep."""
+        """Return the values that must not change when the sweep is resumed."""
         searched = tuple(one.key for one in self.dimensions if one.entry is None)
         settings = result_settings(self.config)
         return {
@@ -125,7 +126,7 @@ class Sweep:
         }
 
     def _check_record(self) -> None:
-        """Refuse to continue a sweep that has another search space or goal."""
+        """Check that an earlier sweep with this name has the same settings, goal and data."""
         try:
             recorded = read_record(self.folder / RECORD_NAME)
         except FileNotFoundError:
@@ -158,8 +159,8 @@ class Sweep:
         Raises:
             MissingPackageError: if Optuna is not installed.
             ValueError: if another process runs the sweep, or all of the first trials failed.
-            KeyboardInterrupt: if a signal requested a stop; the trial was saved, and resumes next
-                time.
+            KeyboardInterrupt: if a signal requested a stop; the current trial was saved, and
+                resumes when the sweep runs again.
         """
         ends = None if deadline_seconds is None else time.monotonic() + deadline_seconds
         writable(self.folder.parent)
@@ -191,13 +192,13 @@ class Sweep:
         return [_result(trial) for trial in self._begun(self._study())]
 
     def best(self) -> TrialResult | None:
-        """Return the completed trial with the best value."""
+        """Return the completed trial with the best value, or None."""
         complete = [one for one in self.results() if one.state == "complete"]
         sign = 1 if self.goal.direction == "minimize" else -1
         return min(complete, key=lambda one: sign * (one.value or 0.0), default=None)
 
     def settings_of(self, result: TrialResult) -> list[Setting]:
-        """Return the settings of a trial."""
+        """Return the searched settings with the values of a trial."""
         values = {one.name: one.value_of(result.values[one.name]) for one in self.dimensions}
         return settings_of(self.dimensions, values, self.config)
 
@@ -220,7 +221,7 @@ class Sweep:
         )
 
     def _living(self) -> DetachedTraining | None:
-        """Return the trial whose process outlived the sweep that started it, if there is one."""
+        """Return the process of a trial that outlived an earlier sweep process, or None."""
         places = [DetachedTraining(path) for path in (self.folder / TRIALS).glob("*/")]
         return next((place for place in places if place.is_alive), None)
 
@@ -228,11 +229,11 @@ class Sweep:
         return open_study(self.folder, self.goal, self.config.training.seed, number)
 
     def _begun(self, study: "Study") -> "list[FrozenTrial]":
-        """Return the trials that have started. In a grid, others are waiting."""
+        """Return the trials that have started. A grid search also has trials that have not."""
         return [one for one in study.get_trials(deepcopy=False) if one.state.name != "WAITING"]
 
     def _next(self, num_trials: int) -> "Trial | None":
-        """Return the trial that was killed, or a new one, or None if none are left to train."""
+        """Return a killed trial to resume, or else a new one, or None if none is left to train."""
         from optuna.trial import Trial
 
         trials = self._begun(self._study())
@@ -297,8 +298,8 @@ class Sweep:
         """Train a trial to its end, and return its process. Resume its run if there is one.
 
         Raises:
-            _Interrupted: if the trial was stopped before its end.
             ValueError, TemperError: if the trial cannot be trained.
+            KeyboardInterrupt: if a signal requested a stop; the trial was saved.
         """
         place = DetachedTraining(self.folder / TRIALS / str(trial.number))
         began = time.monotonic()
@@ -364,14 +365,14 @@ class Sweep:
         return is_pruned or RunDirectory(place.run_path).is_finished()
 
     def _frozen(self, trial: "Trial") -> "FrozenTrial":
-        """Return the trial's state in the journal, to which the trial's own process writes, too."""
+        """Return the trial as the journal has it now. The trial's own process also writes to it."""
         return self._study().get_trials(deepcopy=False)[trial.number]
 
     def _record_end(self, trial: "Trial", place: DetachedTraining) -> None:
         """Record how the run of a trial ended: finished, pruned, or failed.
 
         Raises:
-            _Interrupted: if the run was stopped by a signal.
+            _Interrupted: if the run was stopped before its end.
         """
         from optuna.trial import TrialState
 
@@ -406,7 +407,7 @@ class Sweep:
         trial.set_user_attr(SECONDS, round(before + seconds, 3))
 
     def _report_progress(self, number: int, num_trials: int, report: ReportLine) -> None:
-        """Report the outcome of a trial, and how long the remaining ones will take.
+        """Report the outcome of a trial, and estimate the time of the remaining ones.
 
         Raises:
             ValueError: if all of the first trials failed.
@@ -432,7 +433,7 @@ class Sweep:
 
 
 def grid(dimensions: Sequence[Dimension]) -> list[dict[str, Any]]:
-    """Return all combinations of values, as Optuna's journal stores them.
+    """Return all combinations of the dimensions' values, as Optuna's journal stores them.
 
     Raises:
         ValueError: if there are infinitely many, or more than can reasonably be trained.
@@ -478,7 +479,10 @@ def _result(trial: "FrozenTrial") -> TrialResult:
 
 
 def _measured(after: Mapping[str, Any], metric: str) -> float | None:
-    """Return a finite metric from summary.json. For exact match, it is the one over all tasks."""
+    """Return a metric from the `after` part of summary.json, or None if it is not finite.
+
+    For exact match, this is the value over all tasks.
+    """
     value = after.get(metric, after.get(metric.removeprefix("eval_")))
     if isinstance(value, Mapping):
         value = value.get("all")

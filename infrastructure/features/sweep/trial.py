@@ -1,4 +1,4 @@
-"""The observer of a run that is a trial of a sweep: it reports evaluations and prunes the run."""
+"""The observer of a sweep's trial: it reports evaluations to Optuna, and prunes the run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,11 +18,11 @@ NUM_SHARES = 100
 
 
 class TrialObserver(Observer):
-    """An observer that reports each evaluation to Optuna, and stops the run if the pruner says so.
+    """An observer that reports evaluations to Optuna, and stops the run if the pruner decides so.
 
-    Trials are compared after the same percentage of their steps, however many steps they have. The
-    value at a percentage is that of the newest evaluation until then. A trial without an evaluation
-    is not compared.
+    Trials are compared at the same percentage of their steps, because they may have different
+    numbers of steps. The value at a percentage is that of the latest evaluation up to it. A trial
+    without an evaluation is not compared.
 
     Args:
         folder: the folder of the sweep.
@@ -36,7 +36,7 @@ class TrialObserver(Observer):
 
     @property
     def trial(self) -> "Trial":
-        """The trial, as recorded in the journal."""
+        """The trial in Optuna's journal."""
         if self._trial is None:
             from optuna.trial import Trial
 

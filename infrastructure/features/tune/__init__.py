@@ -1,1 +1,1 @@
-"""Measuring which settings make a run fastest on this machine; README.md is the map."""
+"""Measurement of the settings that make a run fastest on this machine."""

@@ -29,7 +29,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, show each result, and print the command of the fastest run."""
+    """Measure the settings, show each result, and print the command of the fastest run."""
     from infrastructure.data.defaults import make_ready
     from infrastructure.deployment.given_paths import check_paths
 

@@ -1,4 +1,4 @@
-"""Measuring which settings make a run fastest on this machine."""
+"""Measurement of the settings that make a run fastest on this machine."""
 
 from infrastructure.core.features import Command, Feature
 

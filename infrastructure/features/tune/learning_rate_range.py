@@ -1,9 +1,9 @@
-"""The learning rate range test, which finds how high a learning rate may be.
+"""The learning rate range test, which finds the highest usable learning rate.
 
 Source: Smith 2017, "Cyclical Learning Rates", arXiv 1506.01186, section 3.3. The rate rises
 exponentially from step to step. The smoothed loss first falls, then is flat, and finally explodes.
-The suggestion is the rate of the steepest fall, and never more than a tenth of the rate at which
-the loss explodes.
+The suggested rate is the one at which the loss falls most steeply, and at most a tenth of the rate
+at which the loss explodes.
 """
 
 import math
@@ -23,7 +23,7 @@ SKIPPED = 5
 
 @dataclass(frozen=True)
 class RangeTest:
-    """The result of a range test: rates, smoothed losses, and the suggested rate.
+    """The result of a range test: learning rates, smoothed losses, and the suggested rate.
 
     Attributes:
         explodes_at: the rate at which the loss exploded, or None if it did not.
@@ -53,11 +53,11 @@ def range_test(
     highest: float = HIGHEST,
     num_steps: int = NUM_STEPS,
 ) -> RangeTest:
-    """Train with rising rates until the loss explodes.
+    """Train with rising learning rates until the loss explodes, and suggest a rate.
 
     Args:
         loss_at: a function that runs one optimizer step at a given rate, and returns the loss
-            before it.
+            before the step.
     """
     rates: list[float] = []
     losses: list[float] = []

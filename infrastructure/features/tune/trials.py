@@ -1,7 +1,7 @@
-"""Short trials of a whole configuration with some settings changed, which `temper tune` runs.
+"""Short trials of a configuration with some settings changed, for `temper tune`.
 
-Each trial builds its own trainer, runs real steps on data from the real pipeline, and is then
-discarded.
+Each trial builds its own trainer and runs real steps on data from the real pipeline. The trainer is
+then discarded.
 """
 
 import math
@@ -33,13 +33,13 @@ ROUNDS = 2
 
 
 class TuningTrials:
-    """Trials of variants of one configuration, which itself stays unchanged."""
+    """Short trials of one configuration, each with some settings changed."""
 
     def __init__(self, config: DeploymentConfig) -> None:
         self.config = config
 
     def trainer(self, changes: Mapping[str, Any]) -> EnhancedTrainer:
-        """Return a trainer for the configuration with some changes."""
+        """Create a trainer for the configuration with some changes."""
         config = self.config.changed([Setting(key, v, TRIED) for key, v in changes.items()])
         trainer = TrainerFactory().for_run(config)
         choose_by_product(trainer)
@@ -96,13 +96,13 @@ class TuningTrials:
 
 
 def worker_counts() -> list[int]:
-    """Return numbers of worker processes that are worth a trial on this machine."""
+    """Return the numbers of worker processes that are worth trying on this machine."""
     cores = processor().num_cores
     return [count for count in (0, 1, 2, 4, 8) if count < max(2, cores)]
 
 
 def _some_steps(probe: DryRunStep, fit: CostMeasurement, plan: BatchPlan) -> tuple[int, float, int]:
-    """Return the tokens, the seconds (with waiting for data) and the peak memory of a few steps."""
+    """Run a few steps, and return their tokens, seconds (with waiting for data) and peak bytes."""
     started, num_tokens, peak = time.perf_counter(), 0, 0
     with closing(fit.data.train_batches(0, 0, plan.micro_batch_size)) as batches:
         for examples in islice(batches, NUM_BATCHES):
@@ -114,7 +114,7 @@ def _some_steps(probe: DryRunStep, fit: CostMeasurement, plan: BatchPlan) -> tup
 
 
 def _endless(trainer: EnhancedTrainer, batch_size: int) -> Iterator[Sequence[object]]:
-    """Yield batches, one epoch after another."""
+    """Yield batches endlessly, one epoch after another."""
     epoch = 0
     while True:
         with closing(trainer.initialize_data().train_batches(epoch, 0, batch_size)) as batches:

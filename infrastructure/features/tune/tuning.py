@@ -1,7 +1,8 @@
-"""The measurement of the settings that make a run fastest on this machine.
+"""The search for the settings that make a run fastest on this machine.
 
-A setting that changes the results of training, such as the precision, is only proposed: the result
-contains the flags that set it. The number of examples in an optimizer step does not change.
+Temper applies none of them itself, because some, such as the precision, change the results of
+training: the search returns the flags that set them. The number of examples in an optimizer step
+does not change.
 """
 
 import shlex
@@ -34,7 +35,7 @@ ReportLine = Callable[[str], None]
 
 
 class TuningResults(TypedDict, total=False):
-    """The results of tuning. `settings` and `tried` are always present."""
+    """The results of `find_fastest`. `settings` and `tried` are always present."""
 
     settings: Required[dict[str, object]]
     tried: Required[list[dict[str, object]]]
@@ -46,15 +47,15 @@ class TuningResults(TypedDict, total=False):
 def find_fastest(
     config: DeploymentConfig, with_learning_rate: bool = False, report: ReportLine = print
 ) -> TuningResults:
-    """Measure which settings make this run fastest on this machine. Given settings do not change.
+    """Measure which settings make this run fastest on this machine. Keep settings that were given.
 
     Args:
-        with_learning_rate: also determine how high the learning rate may be.
+        with_learning_rate: also find the highest usable learning rate.
         report: a function that is called with a line for each result.
 
     Returns:
-        A dictionary with `settings` by canonical key, as `DeploymentConfig` takes them, the same
-        settings as `flags`, and the trials as `tried`.
+        The fastest settings as `settings`, by canonical key, the same as command-line `flags`, and
+        all trials as `tried`.
 
     Raises:
         ValueError: if the run cannot start with this configuration.
@@ -79,7 +80,7 @@ def find_fastest(
 
 
 def alternatives(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[str, list[object]]:
-    """Return the values to try instead of the current ones, for settings that were not given."""
+    """Return the alternative values to try, for each setting that the user did not give."""
     on_gpu = trainer.device.type == "cuda"
     precisions = ["bf16", "fp16", "fp32"] if on_gpu else ["bf16", "fp32"]
     tried: dict[str, list[object]] = {
@@ -97,8 +98,8 @@ def _with_batch(
 ) -> DeploymentConfig:
     """Return the configuration with the fastest micro-batch, unless the batch size was given.
 
-    The number of examples in an optimizer step is kept, because another number would train another
-    model. Only with `auto`, both numbers are chosen, as in a run.
+    The number of examples in an optimizer step stays the same, because it affects the trained
+    model. With `auto`, both numbers are chosen, as in a run.
     """
     if config.training.batch_size == "auto":
         plan = TuningTrials(config).trainer({}).batch_plan()
@@ -115,9 +116,9 @@ def _with_batch(
 
 
 def _as_many_in_a_step(trainer: EnhancedTrainer, report: ReportLine) -> BatchPlan:
-    """Return the fastest micro-batch for the configured optimizer step.
+    """Return the fastest split of the configured optimizer step into micro-batches.
 
-    This is the configured micro-batch unless another is clearly faster.
+    The configured split is kept unless another is clearly faster.
     """
     configured = trainer.batch_plan()
     whole = configured.global_batch_size
@@ -141,7 +142,7 @@ def _as_many_in_a_step(trainer: EnhancedTrainer, report: ReportLine) -> BatchPla
 
 
 def _is_faster(as_given: TuningTrials, results: TuningResults, report: ReportLine) -> bool:
-    """Return whether the settings found are faster than the configuration.
+    """Return whether the tuned settings are faster than the configured ones.
 
     Both are measured again, one right after the other, because the speed of a machine changes over
     minutes.
@@ -169,7 +170,7 @@ def _is_faster(as_given: TuningTrials, results: TuningResults, report: ReportLin
 
 
 def _num_tokens(trainer: EnhancedTrainer) -> int:
-    """Estimate the number of tokens of the whole run from its first examples."""
+    """Estimate the number of tokens in the whole run from its first examples."""
     loop, usual = trainer.prepare(), trainer.cost_measurement().usual
     tokens_per_step = trainer.adapter.count_tokens(usual) * loop.global_batch_size
     return loop.total_steps * (tokens_per_step // max(1, len(usual)))
@@ -178,7 +179,7 @@ def _num_tokens(trainer: EnhancedTrainer) -> int:
 def _with_pipeline(
     trials: TuningTrials, trainer: EnhancedTrainer, results: TuningResults, report: ReportLine
 ) -> dict[str, object]:
-    """Return the changes of precision, compilation, checkpointing and data loading that pay off."""
+    """Return the changes of precision, compilation, checkpointing and data loading that help."""
     plan = trainer.batch_plan()
     num_tokens = _num_tokens(trainer)
     basis = phrase("tune.with_batch" if results["settings"] else "tune.as_configured")
@@ -206,7 +207,7 @@ def _with_pipeline(
 
 
 def _with_workers(trials: TuningTrials, results: TuningResults, report: ReportLine) -> None:
-    """Measure how many processes prepare data fastest. More must be clearly faster than fewer."""
+    """Find the fastest number of data workers. More workers must be clearly faster than fewer."""
     if trials.config.source("data.num_workers").layer is not Layer.DEFAULT:
         return
     best, fastest = 0, 0.0
@@ -222,7 +223,7 @@ def _with_workers(trials: TuningTrials, results: TuningResults, report: ReportLi
 
 
 def _with_learning_rate(trials: TuningTrials, results: TuningResults, report: ReportLine) -> None:
-    """Measure, with a range test, how high the learning rate may be."""
+    """Find the highest usable learning rate with a range test."""
     rates = trials.learning_rates()
     results["learning_rate"] = {"suggested": rates.suggested, "explodes_at": rates.explodes_at}
     for line in rates.lines():
@@ -232,7 +233,7 @@ def _with_learning_rate(trials: TuningTrials, results: TuningResults, report: Re
 
 
 def describe(tried: Tried, basis: str = "as configured") -> str:
-    """Return a line about one trial. `basis` names the trial with which the others are compared."""
+    """Describe a trial in one line. `basis` describes the trial without changes."""
     name = f"{Named(tried.key, str(plain(tried.value)))}" if tried.key else basis
     if tried.measured is None:
         return f"{name}: not here: {tried.refusal}"
@@ -244,7 +245,7 @@ def describe(tried: Tried, basis: str = "as configured") -> str:
 
 
 def _verdict(tried: Tried) -> str:
-    """Return whether the value of a trial is used, and if not, why."""
+    """Return a phrase that says whether a trial's value is used, and if not, why."""
     measured, best = tried.measured, tried.best
     if tried.taken or measured is None or best is None:
         return "taken"

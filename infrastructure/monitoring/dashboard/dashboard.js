@@ -3,11 +3,11 @@
 // this one. It polls because the proxies of notebooks buffer streams.
 (() => {
   const query = new URLSearchParams(location.search);
-  const page = document.body;
-  const lost = document.getElementById("lost");
-  let clockAhead = Date.now() / 1000 - Number(page.dataset.now);
-  let nextSeconds = Number(page.dataset.next);
-  let version = `"${page.dataset.version}"`;
+  const main = document.querySelector("main");
+  const lost = temperCharts.own("div");
+  const compared = temperCharts.own("div");
+  let clockAhead = 0;
+  let version = "";
   let timer = 0;
   let failures = 0;
 
@@ -52,7 +52,6 @@
     for (const { name, value } of wanted.attributes) {
       if (live.getAttribute(name) !== value) live.setAttribute(name, value);
     }
-    if (live.isDrawn) live.classList.add("drawn");
     const there = [...live.childNodes].filter((node) => !node.isOwn);
     const next = [...wanted.childNodes];
     next.forEach((node, i) => {
@@ -66,16 +65,16 @@
     there.slice(next.length).forEach((node) => node.remove());
   };
 
-  const put = (sections) => {
-    for (const [id, html] of Object.entries(sections)) {
-      const part = document.getElementById(id);
-      if (!part || part.received === html || id === "compared") continue;
-      const wanted = document.createElement("div");
-      wanted.innerHTML = html;
-      wanted.id = id;
-      morph(part, wanted);
-      part.received = html;
-    }
+  // The `main` in an answer of the server.
+  const mainOf = async (answer) => {
+    const parts = document.createElement("template");
+    parts.innerHTML = await answer.text();
+    return parts.content.firstElementChild;
+  };
+
+  const put = (wanted) => {
+    document.title = wanted.dataset.title;
+    morph(main, wanted);
     linkRuns();
     tellAges();
     temperCharts.draw(document);
@@ -86,18 +85,15 @@
     try {
       const headers = version ? { "If-None-Match": version } : {};
       const answer = await fetch(`look${location.search}`, { headers, cache: "no-store" });
+      const now = Number(answer.headers.get("X-Now"));
+      if (now) clockAhead = Date.now() / 1000 - now;
       if (answer.status === 200) {
-        const told = await answer.json();
         version = answer.headers.get("ETag") || "";
-        document.title = told.title;
-        nextSeconds = told.next_seconds;
-        put(told.sections);
+        put(await mainOf(answer));
       } else if (answer.status !== 304) {
         throw new Error(String(answer.status));
       }
       if ([...others.values()].some((known) => known)) await layOver();
-      const now = Number(answer.headers.get("X-Now"));
-      if (now) clockAhead = Date.now() / 1000 - now;
       failures = 0;
       lost.textContent = "";
     } catch (error) {
@@ -105,7 +101,7 @@
       if (failures > 1) lost.textContent = "The dashboard does not answer. The training goes on"
         + " without it; this page tries again.";
     }
-    const wait = failures ? Math.min(30, 2 ** failures) : nextSeconds;
+    const wait = failures ? Math.min(30, 2 ** failures) : Number(main.dataset.next);
     if (!document.hidden) timer = setTimeout(look, 1000 * wait);
   };
 
@@ -113,14 +109,12 @@
   const others = new Map(); // name → {charts, settings, next}; null until it is fetched
   for (const name of query.getAll("with")) others.set(name, null);
 
-  const partsOf = (sections) => {
-    const parts = document.createElement("template");
-    parts.innerHTML = `${sections.curves}${sections.machine}${sections.configuration}`;
+  const partsOf = (root) => {
     const charts = {}, settings = {};
-    for (const figure of parts.content.querySelectorAll("figure[data-chart]")) {
+    for (const figure of root.querySelectorAll("figure[data-chart]")) {
       charts[figure.dataset.key] = JSON.parse(figure.dataset.chart);
     }
-    for (const row of parts.content.querySelectorAll("table.config tbody tr")) {
+    for (const row of root.querySelectorAll("table.config tbody tr")) {
       settings[row.cells[0].textContent] = row.cells[1].textContent;
     }
     return { charts, settings };
@@ -134,8 +128,8 @@
       asked.set("run", name);
       const answer = await fetch(`look?${asked}`, { cache: "no-store" });
       if (!answer.ok) { others.delete(name); return; }
-      const look = await answer.json();
-      if (others.has(name)) others.set(name, { ...partsOf(look.sections), next: now + look.next_seconds });
+      const other = await mainOf(answer);
+      if (others.has(name)) others.set(name, { ...partsOf(other), next: now + Number(other.dataset.next) });
     }));
   };
 
@@ -149,15 +143,11 @@
     .find((link) => link.dataset.run === name)?.closest("tr");
 
   const tellCompared = () => {
-    const part = document.getElementById("compared");
-    part.replaceChildren();
+    compared.replaceChildren();
     const shown = [...others].filter(([, known]) => known);
     if (!shown.length) return;
     const here = document.querySelector("#runs a[aria-current]")?.dataset.run || "this run";
-    const settings = partsOf({
-      curves: "", machine: "", configuration: document.getElementById("configuration").innerHTML,
-    }).settings;
-    const runs = [[here, { settings }], ...shown];
+    const runs = [[here, partsOf(main)], ...shown];
     const all = new Set(runs.flatMap(([, run]) => Object.keys(run.settings)));
     // a setting that an older run does not have is not a difference
     const valuesOf = (key) => runs.map(([, run]) => run.settings[key]).filter((value) => value !== undefined);
@@ -183,7 +173,7 @@
     if (!differing.length) line("settings", runs.map(() => "the same"));
     scroll.append(table);
     section.append(own("h2", "", "Compared"), scroll);
-    part.append(section);
+    compared.append(section);
   };
 
   const layOver = async () => {
@@ -206,11 +196,15 @@
   });
 
   document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
-  page.classList.add("alive");
+  document.body.classList.add("alive");
+  lost.id = "lost";
+  lost.setAttribute("role", "status");
+  compared.id = "compared";
+  main.prepend(lost);
+  document.getElementById("runs").after(compared);
   linkRuns();
-  tellAges();
   temperCharts.draw(document);
   layOver().catch(() => {});
   setInterval(tellAges, 1000);
-  timer = setTimeout(look, 1000 * nextSeconds);
+  look();
 })();

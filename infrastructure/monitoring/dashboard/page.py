@@ -1,133 +1,76 @@
-"""The live page: one HTML document that polls the server for its parts.
+"""The live page: one HTML document whose script polls the server for the newest `<main>`.
 
-Style and script are embedded, so one request shows the complete page. The page's policy allows only
-these two, and requests to its own server. All addresses are relative, so the page works behind a
-proxy that adds a path prefix, as notebooks do.
+Its style sheet and its script are embedded, so one request loads the complete page. The
+Content-Security-Policy allows only these two, and requests to the page's own server. All addresses
+are relative, so the page works behind a proxy that adds a path prefix, as notebooks do.
 """
 
 import gzip
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.css import COLOURS, RULES
-from infrastructure.monitoring.drawing.html import Markup, element, raw_markup
-from infrastructure.monitoring.drawing.html_page import (
-    allowed_by_hash,
-    chart_rules,
-    chart_script,
-)
+from infrastructure.monitoring.drawing.html import Markup, element
+from infrastructure.monitoring.drawing.html_page import chart_rules, chart_script, document
 
-COMPARED = "compared"  # filled by the script: runs shown for comparison
 SECTIONS = (
-    *(
-        "head",
-        "runs",
-        COMPARED,
-        "progress",
-        "tiles",
-        "notices",
-        "alerts",
-        "result",
-        "curves",
-        "features",
-    ),
+    *("head", "runs", "progress", "tiles", "notices", "alerts", "result", "curves", "features"),
     *("machine", "errors", "safety", "next", "configuration"),
 )
+FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Look:
-    """A snapshot of the page.
+    """A snapshot of the live page.
 
     Attributes:
-        state: one of `live_run.STATES`, or "" if there is no run.
-        sections: the ID of each part that is not empty → its HTML.
-        next_seconds: the seconds after which the next request makes sense.
-        version: changes whenever another attribute does.
+        sections: ID of a part of the page → its HTML. Empty parts are left out.
+        next_seconds: the seconds that the page should wait before its next request.
     """
 
     title: str
-    state: str
     sections: Mapping[str, Markup]
     next_seconds: float
 
     @cached_property
-    def version(self) -> str:
-        text = json.dumps([self.title, self.state, self.sections, self.next_seconds])
-        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+    def main(self) -> Markup:
+        """The `<main>` of the page, with all parts, so that one may become empty."""
+        parts = [element("div", self.sections.get(name, ""), id=name) for name in SECTIONS]
+        foot = element("footer", phrase("monitoring.dashboard_is_read_only"))
+        attributes = {"data-title": self.title, "data-next": f"{self.next_seconds:g}"}
+        return element("main", *parts, foot, **attributes)
 
     @cached_property
-    def zipped_json(self) -> bytes:
-        """The JSON for the page's script, compressed once for all viewers.
+    def zipped(self) -> bytes:
+        """The `<main>`, compressed once for all viewers."""
+        return gzip.compress(self.main.encode(errors="backslashreplace"), compresslevel=4)
 
-        Empty parts are included, so that the script removes parts that have become empty.
-        """
-        sections = {name: self.sections.get(name, "") for name in SECTIONS}
-        facts = {"title": self.title, "state": self.state, "next_seconds": self.next_seconds}
-        text = json.dumps({**facts, "sections": sections}, ensure_ascii=False)
-        return gzip.compress(text.encode(errors="backslashreplace"), compresslevel=4)
+    @cached_property
+    def version(self) -> str:
+        """A text that changes whenever the page does."""
+        return hashlib.blake2b(self.main.encode(errors="replace"), digest_size=12).hexdigest()
 
-
-def live_rules() -> str:
-    """Return the CSS of the live page; its colors are those of `css.COLOURS`."""
-    return RULES + (Path(__file__).parent / "dashboard.css").read_text(encoding="utf-8")
-
-
-class Page:
-    """The document around the snapshots. It is created once: style and script do not change."""
-
-    def __init__(self) -> None:
-        self.style = COLOURS + live_rules() + chart_rules()
-        live_script = (Path(__file__).parent / "dashboard.js").read_text(encoding="utf-8")
-        self.script = f"{chart_script()}\n{live_script}"
-
-    @property
-    def policy(self) -> str:
-        """The Content-Security-Policy.
+    def render(self) -> str:
+        """Return the whole page.
 
         The policy does not restrict which sites may embed the page, because notebooks embed it from
         unknown addresses, and the page has nothing that is harmful to click by mistake.
         """
-        return (
-            f"default-src 'none'; style-src {allowed_by_hash(self.style)};"
-            f" script-src {allowed_by_hash(self.script)}; connect-src 'self'; base-uri 'none';"
-            " form-action 'none'"
-        )
+        rules = "connect-src 'self'", "base-uri 'none'", "form-action 'none'"
+        return document(self.title, self.main, *_style_and_script(), *rules)
 
-    def render(self, look: Look, now: float) -> str:
-        """Return the document with `look` in it.
 
-        Args:
-            now: the Unix time of this machine, from which ages are computed.
-        """
-        parts = [element("div", look.sections.get(name, ""), id=name) for name in SECTIONS]
-        warning = element("div", "", id="lost", role="status")
-        foot = element("footer", phrase("monitoring.dashboard_is_read_only"))
-        attributes = {
-            "data-now": f"{now:.1f}",
-            "data-next": f"{look.next_seconds:g}",
-            "data-version": look.version,
-        }
-        body = element(
-            "body",
-            element("main", warning, *parts, foot),
-            element("script", raw_markup(self.script)),
-            **attributes,
-        )
-        page = element("html", self._head(look), body, lang="en")
-        return f"<!DOCTYPE html>\n{page}\n"
+def live_rules() -> str:
+    """Return the CSS of the live page; its colors are those of `css.COLOURS`."""
+    return RULES + (FOLDER / "dashboard.css").read_text(encoding="utf-8")
 
-    def _head(self, look: Look) -> Markup:
-        viewport = {"name": "viewport", "content": "width=device-width, initial-scale=1"}
-        return element(
-            "head",
-            element("meta", charset="utf-8"),
-            element("meta", **viewport),
-            element("title", look.title),
-            element("style", raw_markup(self.style)),
-        )
+
+@cache
+def _style_and_script() -> tuple[str, str]:
+    script = (FOLDER / "dashboard.js").read_text(encoding="utf-8")
+    return COLOURS + live_rules() + chart_rules(), f"{chart_script()}\n{script}"

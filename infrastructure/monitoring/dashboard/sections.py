@@ -1,7 +1,7 @@
-"""The parts of the live page, made from the view of a run. Some are shared with the report.
+"""The parts of the live page, rendered from the `RunView` of a run. The report shares some of them.
 
-No part depends on the time of the request, because ages are `<time>` elements that the page's
-script updates. So the text of a part changes only if the run changes.
+A part changes only if the run changes, not with the time of the request, because ages are `<time>`
+elements that the page's script updates.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,6 @@ from infrastructure.monitoring.report.report_sections import (
 MAX_RUNS = 60
 MAX_OPEN_RUNS = 5
 BAR_WIDTH = 1000
-NUM_SMALL_BUCKETS = 150  # keeps a page small that is sent every few seconds
 
 
 def sections_of(view: RunView, runs: Sequence[RunRow]) -> dict[str, Markup]:
@@ -48,9 +47,9 @@ def sections_of(view: RunView, runs: Sequence[RunRow]) -> dict[str, Markup]:
         "notices": notices(view),
         "alerts": alerts(view),
         "result": joined([before_after(view), example(view)]),
-        "curves": curve_section(view, NUM_SMALL_BUCKETS),
+        "curves": curve_section(view),
         "features": joined([make(view) for make in all_of("live")]),
-        "machine": section("Machine", meters(view), machine_figures(view, NUM_SMALL_BUCKETS)),
+        "machine": section("Machine", meters(view), machine_figures(view)),
         "errors": errors(view),
         "safety": safety(view),
         "next": next_steps(view) if view["is_over"] else NOTHING,
@@ -59,7 +58,7 @@ def sections_of(view: RunView, runs: Sequence[RunRow]) -> dict[str, Markup]:
 
 
 def no_run(folder: str) -> dict[str, Markup]:
-    """Return the page to show before there is a run."""
+    """Return the page to show while the folder contains no run."""
     title = element("h1", phrase("monitoring.no_run_yet"))
     text = phrase("monitoring.dashboard_empty", folder=folder)
     how = element("p", "Start one with ", element("code", "temper train DATA"), css_class="soft")
@@ -78,7 +77,7 @@ def _pulse(view: RunView) -> Markup:
 
 
 def progress(view: RunView) -> Markup:
-    """Return the progress as text and as a bar."""
+    """Return the progress of the run as text and as a bar."""
     share = view["share_done"]
     if view["step"] is None:
         return NOTHING
@@ -90,7 +89,7 @@ def progress(view: RunView) -> Markup:
 
 
 def bar(share: float, css_class: str) -> Markup:
-    """Return a bar as SVG, because the page's policy does not allow style attributes."""
+    """Return a progress bar as SVG, because the page's policy does not allow style attributes."""
     width = max(0.0, min(1.0, share)) * BAR_WIDTH
     return raw_markup(
         f'<svg class="bar {css_class}" viewBox="0 0 {BAR_WIDTH} 10" preserveAspectRatio="none"'

@@ -1,9 +1,9 @@
 """`temper dashboard`: a small web server that shows the runs of a folder, live.
 
 The server only reads files, and answers only GET requests. Each snapshot of a run is made once for
-all viewers. Requests to a loopback name of this machine need no token. All other requests do,
-including those of a proxy that sends another name. So a foreign web page whose name resolves to
-this machine (DNS rebinding) cannot read anything.
+all viewers. Requests to a loopback name of this machine need no token. All other requests need one,
+including those of a proxy that sends another name. So a foreign web page whose host name resolves
+to this machine (DNS rebinding) cannot read anything.
 """
 
 import errno
@@ -20,7 +20,6 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
-from infrastructure.monitoring.dashboard.page import Page
 from infrastructure.monitoring.dashboard.snapshots import Looks
 
 logger = logging.getLogger(__name__)
@@ -31,6 +30,7 @@ WHY_NOT = {
     errno.EACCES: "monitoring.port_reserved",
     errno.EADDRNOTAVAIL: "monitoring.address_unknown",
 }
+HTML = "text/html; charset=utf-8"
 IDLE_SECONDS = 60.0  # an idle connection is closed
 
 
@@ -59,7 +59,6 @@ class Dashboard:
         port: int = DEFAULT_PORT,
     ) -> None:
         self.looks = Looks(output_dir, run)
-        self.page = Page()
         self.token = secrets.token_urlsafe(24)
         try:
             self._server = _Server((host, port), _Handler)
@@ -111,7 +110,7 @@ class Dashboard:
         self.looks.close()
 
     def admits(self, host_header: str, token: str) -> bool:
-        """Return whether a request may read anything."""
+        """Return whether a request may read the runs, given its Host header and its token."""
         if hmac.compare_digest(token.encode(), self.token.encode()):
             return True
         return self.is_local and is_this_machine(_name_of(host_header))
@@ -140,7 +139,7 @@ class _Server(ThreadingHTTPServer):
     dashboard: Dashboard
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Log the error at debug level: a viewer may disconnect during an answer."""
+        """Log an error at debug level, because viewers may disconnect during a response."""
         logger.debug("a request was interrupted", exc_info=True)
 
 
@@ -169,15 +168,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_text(HTTPStatus.NOT_FOUND, str(error))
 
     def _send_page(self, run: str | None) -> None:
-        dashboard = self.server.dashboard
-        html = dashboard.page.render(dashboard.looks.look(run), time.time())
-        policy = {"Content-Security-Policy": dashboard.page.policy}
-        self._send(
-            HTTPStatus.OK,
-            "text/html; charset=utf-8",
-            html.encode(errors="backslashreplace"),
-            policy,
-        )
+        html = self.server.dashboard.looks.look(run).render()
+        self._send(HTTPStatus.OK, HTML, html.encode(errors="backslashreplace"), {})
 
     def _send_look(self, run: str | None) -> None:
         look = self.server.dashboard.looks.look(run)
@@ -187,10 +179,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.NOT_MODIFIED, None, b"", headers)
         elif "gzip" in self.headers.get("Accept-Encoding", ""):
             headers["Content-Encoding"] = "gzip"
-            self._send(HTTPStatus.OK, "application/json", look.zipped_json, headers)
+            self._send(HTTPStatus.OK, HTML, look.zipped, headers)
         else:
-            body = gzip.decompress(look.zipped_json)
-            self._send(HTTPStatus.OK, "application/json", body, headers)
+            self._send(HTTPStatus.OK, HTML, gzip.decompress(look.zipped), headers)
 
     def _send_text(self, status: HTTPStatus, text: str) -> None:
         self._send(status, "text/plain; charset=utf-8", f"{text}\n".encode(), {})

@@ -1,4 +1,4 @@
-"""Snapshots of runs, made once for all viewers, and rarely enough to cost very little."""
+"""Snapshots of runs for the live page. Each is made once for all viewers, at a limited rate."""
 
 import logging
 import math
@@ -6,6 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from infrastructure.core.errors import InputError
@@ -29,12 +30,12 @@ MAX_OPEN_RUNS = 8
 
 
 class Looks:
-    """The snapshots of the runs in a folder. Any number of threads may use them.
+    """The snapshots of the runs in a folder. It may be used from any number of threads.
 
     Args:
         output_dir: the folder of the runs; it need not exist yet.
         run: the run to show by default, or None for the newest.
-        cpu_clock: returns the processor seconds of the calling thread.
+        cpu_clock: a function that returns the CPU seconds of the calling thread.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Looks:
         self._looks: dict[Path | None, tuple[float, Look]] = {}
 
     def look(self, name: str | None = None) -> Look:
-        """Return the snapshot of a run, or of the default run, as it is now or was a moment ago.
+        """Return a recent snapshot of a run, or of the default run.
 
         Raises:
             ValueError: if there is no such run.
@@ -74,7 +75,7 @@ class Looks:
             return made[1]
 
     def close(self) -> None:
-        """Close the files of the runs; later requests raise an error."""
+        """Close the files of the runs. Later requests raise an error."""
         with self._lock:
             self._is_closed = True
             for run in self._open.values():
@@ -82,7 +83,10 @@ class Looks:
             self._open.clear()
 
     def _path_of(self, name: str | None) -> Path | None:
-        """Return the path of a run, or None. Only listed names lead to files."""
+        """Return the path of the run to show, or None if there is none.
+
+        Only known runs are accepted.
+        """
         if name is None and self.run is not None:
             return self.run
         runs = {path.name: path for path in runs_in(self._rows.folder)}
@@ -95,17 +99,16 @@ class Looks:
         return runs[name]
 
     def _make(self, path: Path | None) -> tuple[float, Look]:
-        """Return the time at which the next snapshot may be made, and a new snapshot."""
+        """Make a new snapshot. Also return the time at which the next one may be made."""
         began = self.cpu_clock()
         look = self._look_at(path)
         cost_seconds = (self.cpu_clock() - began) / MAX_CPU_SHARE
         wait = min(MAX_LONGEST_SECONDS, max(look.next_seconds, math.ceil(cost_seconds)))
-        look = Look(look.title, look.state, look.sections, wait)
-        return self.clock() + 0.9 * wait, look
+        return self.clock() + 0.9 * wait, replace(look, next_seconds=wait)
 
     def _look_at(self, path: Path | None) -> Look:
         if path is None:
-            return Look("Temper", "", no_run(str(self.output_dir)), LOOK_SECONDS)
+            return Look("Temper", no_run(str(self.output_dir)), LOOK_SECONDS)
         try:
             run = self._opened(path)
             return look_at(run, self._rows.read())
@@ -117,10 +120,13 @@ class Looks:
                 "monitoring.run_not_shown_on_page", error_type=type(error).__name__, error=error
             )
             sections = {"notices": element("section", message, css_class="notice")}
-            return Look(f"{path.name} · Temper", "", sections, ENDED_LOOK_SECONDS)
+            return Look(f"{path.name} · Temper", sections, ENDED_LOOK_SECONDS)
 
     def _opened(self, path: Path) -> LiveRun:
-        """Return the run, read up to now. Close the runs that were not requested lately."""
+        """Return a run with its newest records.
+
+        Close runs that were not requested for some time.
+        """
         run = self._open.get(path)
         if run is None:
             run = self._open[path] = LiveRun(path)
@@ -133,12 +139,11 @@ class Looks:
 
 
 def look_at(run: LiveRun, rows: list[RunRow]) -> Look:
-    """Return the page of one run."""
+    """Return a snapshot of the live page that shows one run."""
     view = view_of(run)
     title, wait = f"{view['title']} · Temper", ENDED_LOOK_SECONDS
     if not view["is_over"]:
         wait = LOOK_SECONDS
         if view["share_done"] is not None:
             title = f"{format_share(view['share_done'])} · {title}"
-    sections = {name: part for name, part in sections_of(view, rows).items() if part}
-    return Look(title, view["state"], sections, wait)
+    return Look(title, sections_of(view, rows), wait)

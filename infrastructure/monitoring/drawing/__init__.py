@@ -1,1 +1,1 @@
-"""Curves, images, tables and pieces of HTML, from plain numbers."""
+"""Curves, images, tables and pieces of HTML, drawn from plain numbers."""

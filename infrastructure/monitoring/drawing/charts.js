@@ -1,12 +1,13 @@
 "use strict";
 // Interactive charts: values under the pointer, zoom, smoothing, a logarithmic scale, other runs for
-// comparison. A figure has its numbers in data-chart, and a static image in case scripts are off.
-const temperCharts = (() => {
+// comparison. A figure has its numbers in data-chart. A notebook's panel contains this script in each
+// of its updates; the first one serves them all.
+window.temperCharts ??= (() => {
   const figures = new Map(); // figure → its chart
   let smoothing = null; // as the user has set it; null: depends on the number of points
   let others = []; // {name, charts: key → numbers}: runs that are overlaid
 
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const LOG_SCALE_FROM_RATIO = 30;
   const colourOf = (position) => `--run${(position % 6) + 1}`;
   const own = (tag, className, text) => {
     const made = document.createElement(tag);
@@ -55,7 +56,7 @@ const temperCharts = (() => {
     return forward.map((value, i) => (value === null ? null : (value + backward[i]) / 2));
   };
   const weightOf = (data) => {
-    if (!data.noisy) return 0;
+    if (!data.noisy || data.y.length < 3) return 0;
     return smoothing === null ? Math.max(0, 1 - 100 / Math.max(1, data.y.length)) : smoothing;
   };
 
@@ -77,8 +78,9 @@ const temperCharts = (() => {
     constructor(figure) {
       this.figure = figure;
       this.data = JSON.parse(figure.dataset.chart);
-      this.isLog = this.data.log;
+      this.isLog = this.data.log && this.range.high / this.range.low > LOG_SCALE_FROM_RATIO;
       this.box = own("div", "plot");
+      this.probe = own("i");
       this.box.tabIndex = 0;
       this.box.setAttribute("role", "application");
       this.box.setAttribute("aria-label", `${figure.querySelector("h3").firstChild.textContent}, a`
@@ -86,10 +88,24 @@ const temperCharts = (() => {
       this.keys = own("div", "run-keys");
       this.buttons = own("span", "chart-buttons");
       figure.querySelector("h3").append(this.buttons);
-      figure.querySelector("svg").after(this.box, this.keys);
+      figure.querySelector("h3").after(this.box, this.keys);
       this.make();
       this.listen();
       new ResizeObserver(() => this.plot.setSize(this.size())).observe(this.box);
+    }
+
+    // The finite range of the values, or {} if it does not allow a logarithmic scale.
+    get range() {
+      const values = [...this.data.y, ...this.data.marks_y].filter((value) => value !== null);
+      const low = Math.min(...values);
+      return values.length && low > 0 && !this.data.zero ? { low, high: Math.max(...values) } : {};
+    }
+
+    // A colour of the surroundings, in which it may be computed from that of the text.
+    colour(name) {
+      if (!this.probe.isConnected) this.box.append(this.probe);
+      this.probe.style.color = `var(${name})`;
+      return getComputedStyle(this.probe).color;
     }
 
     get laid() { return others.filter((run) => run.charts[this.figure.dataset.key]); }
@@ -122,6 +138,7 @@ const temperCharts = (() => {
       const zoom = this.isZoomed ? { ...this.plot.scales.x } : null;
       this.plot?.destroy();
       const { data } = this;
+      const colour = (name) => this.colour(name);
       const line = (name, width, more) => ({ stroke: () => colour(name), width, points: { show: false }, ...more });
       const marks = (name) => ({ ...line(name, 1.4), points: { show: true, size: 6, fill: () => colour(name) } });
       const series = [{}, line("--faint", 1), line("--main", 1.8, { points: { show: false } }), marks("--mark")];
@@ -147,7 +164,7 @@ const temperCharts = (() => {
           { ...axis, grid: { show: false }, space: 70, size: 30,
             values: (_, ticks) => ticks.map((tick, i) => (tick === Math.round(tick) ? tick.toLocaleString("en")
               : data.axis === "step" ? "" : String(round(tick, 10))) + (i === ticks.length - 1 ? ` ${data.axis}` : "")) },
-          { ...axis, grid: { stroke: () => colour("--grid") }, size: 62,
+          { ...axis, grid: { stroke: () => colour("--grid"), width: 1 }, size: 62,
             values: (_, ticks) => tickLabels(ticks, data) },
         ],
         hooks: {
@@ -175,7 +192,7 @@ const temperCharts = (() => {
 
     shadeGaps(plot) {
       plot.ctx.save();
-      plot.ctx.fillStyle = colour("--bad-soft");
+      plot.ctx.fillStyle = this.colour("--bad-soft");
       for (const [first, last] of this.data.gaps) {
         const left = plot.valToPos(first, "x", true) - 2;
         const right = plot.valToPos(last, "x", true) + 2;
@@ -222,7 +239,7 @@ const temperCharts = (() => {
       const log = own("button", "", "log");
       log.setAttribute("aria-pressed", String(this.isLog));
       log.title = "logarithmic scale";
-      log.hidden = !this.data.may_log;
+      log.hidden = this.range.low === undefined;
       log.onclick = () => {
         this.isLog = !this.isLog;
         this.make();
@@ -293,12 +310,14 @@ const temperCharts = (() => {
 
   // Make the figures below `root` interactive, and put new numbers into those that already are.
   const draw = (root) => {
-    for (const figure of figures.keys()) if (!figure.isConnected) figures.delete(figure);
+    for (const [figure, chart] of figures) {
+      if (figure.isConnected) continue;
+      chart.plot.destroy();
+      figures.delete(figure);
+    }
     for (const figure of root.querySelectorAll("figure[data-chart]")) {
       const chart = figures.get(figure);
       if (!chart) {
-        figure.isDrawn = true;
-        figure.classList.add("drawn");
         figures.set(figure, new Live(figure));
       } else if (chart.text !== figure.dataset.chart) {
         chart.refresh();

@@ -1,6 +1,6 @@
 """The style sheet of Temper's pages, for light and dark mode, narrow and wide screens, and print.
 
-`RULES` takes all colors from the variables that `COLOURS` sets.
+All colors in `RULES` come from the CSS variables that `COLOURS` sets.
 """
 
 COLOURS = """
@@ -105,14 +105,6 @@ figcaption { font-size: 13px; color: var(--soft); }
 .chart text { fill: var(--soft); font: 11px system-ui, sans-serif;
               font-variant-numeric: tabular-nums; }
 .chart .grid { stroke: var(--grid); } .chart .axis { stroke: var(--soft); stroke-opacity: .5; }
-.chart polyline { fill: none; stroke-linejoin: round; stroke-linecap: round; }
-.chart .main { stroke: var(--main); stroke-width: 1.8; }
-.chart .raw { stroke: var(--faint); stroke-width: 1; }
-.chart .envelope { fill: var(--faint); stroke: var(--faint); stroke-width: .6; }
-.chart .mark-line { stroke: var(--mark); stroke-width: 1.4; stroke-opacity: .75; }
-.chart .mark { fill: var(--mark); stroke: var(--card); stroke-width: 1.2; }
-.chart .alone { fill: var(--main); }
-.chart .gap { fill: var(--bad-soft); stroke: var(--bad); stroke-opacity: .5; stroke-width: .8; }
 .chart .bar { fill: var(--mark); } .chart .cell { fill: var(--main); }
 .chart .frozen { fill: var(--faint); } .chart .adapted { fill: var(--mark); }
 .chart .planned { fill-opacity: .3; }

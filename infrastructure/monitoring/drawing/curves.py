@@ -1,4 +1,4 @@
-"""The charts of a run: the quantities of `metrics.jsonl` to draw, and their titles."""
+"""The charts of a run: which quantities in `metrics.jsonl` are drawn, and their titles."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -9,13 +9,8 @@ from infrastructure.monitoring.drawing.charts import (
     Chart,
     describe_gaps,
     figure,
-    uses_log_scale,
 )
-from infrastructure.monitoring.drawing.downsampling import (
-    NUM_BUCKETS,
-    Points,
-    find_gaps,
-)
+from infrastructure.monitoring.drawing.downsampling import Points, find_gaps
 from infrastructure.monitoring.drawing.formatting import (
     format_number,
     format_share,
@@ -31,6 +26,7 @@ from infrastructure.monitoring.drawing.quantity_names import (
 
 EVALUATION = "evaluation"
 MAX_FURTHER_CHARTS = 12
+NUM_UNSMOOTHED = 100  # points of a curve that the script of the pages does not smooth
 WIDE = "loss"
 POSITION_KEYS = {"step", "epoch", "tokens", "seconds", "num_tokens", "eval_num_tokens"}
 
@@ -40,7 +36,7 @@ PointsByKey = dict[str, Points]
 
 @dataclass(frozen=True)
 class Quantity:
-    """The way to draw one key of the records."""
+    """The way in which one key of `metrics.jsonl` is drawn."""
 
     key: str
     title: str
@@ -90,20 +86,16 @@ def single_numbers(charts: Mapping[str, Chart]) -> Markup:
     return element("div", *tiles, css_class="tiles numbers") if tiles else raw_markup("")
 
 
-def charts_of(
-    points: PointsByKey, evaluated: Collection[str], num_buckets: int = NUM_BUCKETS
-) -> dict[str, Chart]:
+def charts_of(points: PointsByKey, evaluated: Collection[str]) -> dict[str, Chart]:
     """Return the chart of each key. The loss comes first.
 
     Args:
         evaluated: the keys that come from evaluations.
-        num_buckets: the maximum number of buckets of a curve, except the loss.
     """
     points = without_tied_points(points)
     charts: dict[str, Chart] = {}
     for quantity in QUANTITIES:
-        buckets = NUM_BUCKETS if quantity.key == WIDE else num_buckets
-        if (chart := chart_of(quantity, points, buckets)) is not None:
+        if (chart := _chart_of(quantity, points)) is not None:
             charts[quantity.key] = chart
     known = {key for q in QUANTITIES for key in (q.key, q.marks_key)} | POSITION_KEYS
     known |= {f"{HELD_OUT}{key}" for key in points if f"{HELD_OUT}{key}" in evaluated}
@@ -115,13 +107,13 @@ def charts_of(
         and not (name_of(key).is_detail and not any(value for _, value in pairs))
     ]
     return charts | {
-        key: _further(key, points, key in evaluated, num_buckets)
+        key: _further(key, points, key in evaluated)
         for key in in_order(further)[:MAX_FURTHER_CHARTS]
     }
 
 
 def holes(points: PointsByKey) -> list[str]:
-    """Return one sentence for each quantity that has values which are not finite."""
+    """Return a sentence for each quantity that has NaN or infinite values."""
     gaps_by_key = {key: find_gaps(pairs) for key, pairs in points.items()}
     return [
         f"{readable_key(key)}: {describe_gaps(gaps, max_named=3)}"
@@ -130,9 +122,7 @@ def holes(points: PointsByKey) -> list[str]:
     ]
 
 
-def chart_of(
-    quantity: Quantity, points_of: PointsByKey, num_buckets: int = NUM_BUCKETS
-) -> Chart | None:
+def _chart_of(quantity: Quantity, points_of: PointsByKey) -> Chart | None:
     """Return the chart of a quantity, or None if it has no points."""
     points = points_of.get(quantity.key, [])
     marks = points_of.get(quantity.marks_key, [])
@@ -148,12 +138,11 @@ def chart_of(
         from_zero=quantity.from_zero,
         may_be_log=quantity.may_be_log,
         is_noisy=quantity.is_noisy,
-        num_buckets=num_buckets,
     )
 
 
-def _further(key: str, points_of: PointsByKey, is_evaluation: bool, num_buckets: int) -> Chart:
-    """Return the chart of a quantity that an evaluation or an extension added.
+def _further(key: str, points_of: PointsByKey, is_evaluation: bool) -> Chart:
+    """Return the chart of a quantity that an evaluation or an extension added to the metrics.
 
     Values of an evaluation are drawn as dots, on top of the values from training if both exist.
     """
@@ -165,11 +154,11 @@ def _further(key: str, points_of: PointsByKey, is_evaluation: bool, num_buckets:
     if is_evaluation:
         return Chart(f"{title}, held out{better}", [], points_of[key], format_value)
     marks = points_of.get(f"{HELD_OUT}{key}", [])
-    return Chart(title + better, points_of[key], marks, format_value, num_buckets=num_buckets)
+    return Chart(title + better, points_of[key], marks, format_value)
 
 
 def _unit(key: str, points: Points) -> tuple[float, Callable[[float], str]]:
-    """Return the divisor of the values and the format of the quotients.
+    """Return the number by which to divide the values for display, and the format of the result.
 
     Bytes get the unit that fits the largest value, so that the axis has round numbers.
     """
@@ -184,12 +173,8 @@ def _caption(chart: Chart) -> Markup:
     keys: list[tuple[str, str | None]] = []
     if chart.points and chart.marks:
         keys += [("training", "key"), ("held out", "key held-out")]
-    if chart.curve.is_downsampled:
-        keys.append((phrase("monitoring.band_of_extremes"), "key band"))
-    elif chart.curve.is_smoothed:
+    if chart.is_noisy and len(chart.points) > NUM_UNSMOOTHED:
         keys.append((phrase("monitoring.band_of_records"), "key band"))
-    if uses_log_scale(chart):
-        keys.append(("logarithmic scale", "key none"))
-    if gaps := [*chart.curve.gaps, *find_gaps(chart.marks)]:
+    if gaps := [*find_gaps(chart.points), *find_gaps(chart.marks)]:
         keys.append((f"not finite: {describe_gaps(gaps, max_named=2)}", "bad"))
     return element("figcaption", *[element("span", text, css_class=key) for text, key in keys])

@@ -1,24 +1,22 @@
-"""Reduction of curves to few points without distortion: envelopes, smoothing, gaps.
+"""Curves in bounded memory, and the places where their values are not finite.
 
-Downsampling keeps the smallest and the largest value of every bucket, so no spike disappears.
-Values that are not finite are never dropped silently: `find_gaps` reports their positions.
+Thinning keeps the smallest and the largest value of every group, so no spike disappears. Values
+that are not finite are never dropped silently: `find_gaps` reports their positions.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from infrastructure.monitoring.drawing.formatting import not_finite_name
 
 Points = list[tuple[float, float]]
 
-NUM_BUCKETS = 360
 MAX_OPEN_POINTS = 64  # in a group that is not full yet, before it is thinned
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A run of neighboring records whose values are not finite."""
+    """A series of consecutive records whose values are NaN or infinite."""
 
     first_step: float
     last_step: float
@@ -26,38 +24,8 @@ class Gap:
     name: str
 
 
-@dataclass
-class Bucket:
-    """The finite values of one piece of the step axis."""
-
-    step: float
-    low: float
-    high: float
-    smooth: float
-
-
-@dataclass
-class Curve:
-    """One quantity over the steps, ready to draw.
-
-    Attributes:
-        pieces: the pieces between gaps, each a list of buckets in the order of the steps.
-        is_downsampled: whether several records fell into one bucket.
-        is_smoothed: whether `Bucket.smooth` is an average. In a short curve it is the value itself.
-    """
-
-    pieces: list[list[Bucket]] = field(default_factory=list)
-    gaps: list[Gap] = field(default_factory=list)
-    is_downsampled: bool = False
-    is_smoothed: bool = False
-
-    @property
-    def buckets(self) -> list[Bucket]:
-        return [bucket for piece in self.pieces for bucket in piece]
-
-
 class BoundedPoints:
-    """The points of a growing curve in bounded memory, however many are added.
+    """The points of a growing curve, condensed so that they need a bounded amount of memory.
 
     Neighboring points are combined into groups of equal size, which doubles when there are too many
     groups. A group keeps its lowest, its highest and its first value that is not finite. So no
@@ -97,7 +65,7 @@ class BoundedPoints:
 
     @property
     def kept(self) -> Points:
-        """The points that are kept, in order. The newest one is always among them."""
+        """The remaining points, in order. The newest one is always among them."""
         points = [point for group in self._groups for point in group]
         return points if points[-1:] == self._newest else points + self._newest
 
@@ -135,90 +103,3 @@ def find_gaps(points: Points) -> list[Gap]:
             gaps.append(Gap(step, step, 1, name))
         was_finite = False
     return gaps
-
-
-def smooth(values: Sequence[float], weight: float) -> list[float]:
-    """Return the mean of two debiased exponential moving averages, one from each end.
-
-    An average only from the start, as TensorBoard draws it, lags behind a falling curve. Values
-    that are not finite are skipped.
-
-    Args:
-        values: the values in the order of the steps.
-        weight: the weight of the average: 0 follows every value, and values closer to 1 smooth
-            more.
-    """
-    forward = _moving_average(values, weight)
-    backward = _moving_average(values[::-1], weight)[::-1]
-    return [(one + other) / 2 for one, other in zip(forward, backward, strict=True)]
-
-
-def _moving_average(values: Sequence[float], weight: float) -> list[float]:
-    averages, average, total_weight = [], 0.0, 0.0
-    for value in values:
-        if math.isfinite(value):
-            average = weight * average + (1 - weight) * value
-            total_weight = weight * total_weight + (1 - weight)
-        averages.append(average / total_weight if total_weight else math.nan)
-    return averages
-
-
-def smoothing_weight(num_values: int) -> float:
-    """Return the weight that averages over about 1/100 of the curve, or 0 for a short curve."""
-    span = num_values / 100
-    return max(0.0, 1 - 1 / span) if span > 1 else 0.0
-
-
-def make_curve(points: Points, num_buckets: int = NUM_BUCKETS, is_noisy: bool = True) -> Curve:
-    """Sort `points` (step, value) into at most `num_buckets` buckets of equal width in steps.
-
-    A noisy quantity is averaged; others, such as a learning rate, are drawn as they are. A curve
-    breaks where values are not finite. A downsampled curve breaks only at a bucket without any
-    finite value; shorter gaps are only in `gaps`.
-    """
-    points = sorted(points, key=lambda point: point[0])
-    weight = smoothing_weight(len(points)) if is_noisy else 0.0
-    values = [value for _, value in points]
-    smoothed = smooth(values, weight) if weight else values
-    curve = Curve([], find_gaps(points), len(points) > num_buckets, weight > 0)
-    width = max(points[-1][0] - points[0][0], 1e-9) / num_buckets if points else 1.0
-    last_index, is_broken = -1, True
-    for record, ((step, value), average) in enumerate(zip(points, smoothed, strict=True)):
-        index = int((step - points[0][0]) / width) if curve.is_downsampled else record
-        if not math.isfinite(value):
-            is_broken = is_broken or index > last_index + 1 or not curve.is_downsampled
-            continue
-        if is_broken:
-            curve.pieces.append([])
-        if index == last_index and not is_broken:
-            _add_to(curve.pieces[-1][-1], step, value, average)
-        else:
-            curve.pieces[-1].append(Bucket(step, value, value, average))
-        last_index, is_broken = index, False
-    return curve
-
-
-def _add_to(bucket: Bucket, step: float, value: float, average: float) -> None:
-    bucket.low, bucket.high = min(bucket.low, value), max(bucket.high, value)
-    bucket.step, bucket.smooth = step, average
-
-
-def linear_ticks(low: float, high: float, num_ticks: int = 5) -> list[float]:
-    """Return round numbers (1, 2, 2.5 or 5 times a power of ten) in [low, high]."""
-    if not high > low:
-        return [low]
-    raw = (high - low) / num_ticks
-    power = 10 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
-    return [number * step for number in range(first, last + 1)]
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Return powers of ten in [low, high], with intermediate ticks if there are few."""
-    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = (1, 2, 5) if len(exponents) <= 3 else (1, 3) if len(exponents) <= 4 else (1,)
-    ticks = [factor * 10.0**exponent for exponent in exponents for factor in factors]
-    every = math.ceil(len(ticks) / 9)
-    return [tick for tick in ticks[::every] if low <= tick <= high]

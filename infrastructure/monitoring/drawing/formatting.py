@@ -1,4 +1,4 @@
-"""The format of numbers and text, which is the same in console, progress, tables and report.
+"""Formatting of numbers and text, the same in the console, tables, pages and the report.
 
 This module does not depend on terminals or HTML. NaN and infinity are always shown as such, never
 as 0.
@@ -102,7 +102,7 @@ def format_moment(recorded: str) -> str:
 
 
 def clip(text: str, max_characters: int) -> str:
-    """Return `text`, or its beginning and the number of characters left out."""
+    """Return `text`, cut to `max_characters` with a note on the number of characters left out."""
     if len(text) <= max_characters:
         return text
     left_out = len(text) - max_characters
@@ -110,12 +110,12 @@ def clip(text: str, max_characters: int) -> str:
 
 
 def blank(answer: str) -> str:
-    """Return the text to show for an answer that is empty or only white space."""
+    """Return a note for an answer that is empty or has only white space."""
     return "(only white space)" if answer else "(nothing)"
 
 
 def printable(text: object) -> str:
-    """Return `text` on one line without control characters, which could control a terminal."""
+    """Return `text` on one line, without control characters, which could manipulate a terminal."""
     return "".join(map(_printable_character, str(text)))
 
 

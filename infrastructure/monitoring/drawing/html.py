@@ -26,13 +26,13 @@ VOID_TAGS = {"br", "input", "meta"}
 
 
 class Markup(str):
-    """Text that already is HTML."""
+    """Text that is already HTML and must not be escaped."""
 
     __slots__ = ()
 
 
 def raw_markup(html: str) -> Markup:
-    """Declare `html` to be markup. Never call this with text that comes from data."""
+    """Mark a string as HTML, so that it is not escaped. Never call this with text from data."""
     return Markup(html)
 
 
@@ -44,7 +44,7 @@ def as_markup(content: object) -> Markup:
 
 
 def escape_text(content: object) -> str:
-    """Escape text for the inside of elements and quoted attributes."""
+    """Escape text for use inside HTML elements and quoted attributes."""
     return escape(INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", str(content)))
 
 
@@ -64,7 +64,7 @@ def element(tag: str, *contents: object, **attributes: str | None) -> Markup:
 
 
 def joined(contents: Iterable[object]) -> Markup:
-    """Concatenate contents."""
+    """Concatenate pieces of HTML and text. Text is escaped."""
     return Markup("".join([as_markup(content) for content in contents]))
 
 
@@ -74,10 +74,10 @@ def table(
     css_class: str | None = None,
     row_classes: Sequence[str | None] = (),
 ) -> Markup:
-    """Return a table in a box that scrolls sideways if the page is too narrow.
+    """Return an HTML table that scrolls sideways if the page is too narrow.
 
-    Cells of a table of class `measures` have their heading as `data-name`, because on a phone the
-    rows are drawn as blocks in which the heading precedes each number.
+    If `css_class` contains `measures`, each cell has the heading of its column as `data-name`,
+    because on a phone each row is shown as a block in which the heading precedes each number.
     """
     rows = list(rows)
     names: list[str | None] = (
@@ -108,7 +108,10 @@ def _cell(content: object, name: str | None) -> Markup:
 
 
 def facts(pairs: Mapping[str, object]) -> Markup:
-    """Return a two-column list of names and values. Nested mappings are flattened with dots."""
+    """Return names and values as a table of two columns.
+
+    Nested mappings are flattened with dots.
+    """
     rows = [(readable_key(key), readable_value(key, value)) for key, value in flatten(pairs)]
     return table((), rows, css_class="facts")
 
@@ -127,7 +130,7 @@ def flatten(pairs: Mapping[Any, object], prefix: str = "") -> list[tuple[str, ob
 
 
 def readable_key(key: str) -> str:
-    """Return a key as words, without the unit, which is shown with the value.
+    """Return a key as words, without its unit. The unit is shown with the value.
 
     `memory_total_bytes` → `memory total`.
     """
@@ -192,7 +195,7 @@ class _Cleaner(HTMLParser):
 
 
 def clean_markup(html: str) -> Markup:
-    """Reduce untrusted HTML to text, harmless tags, `class` and `title`, and close every tag."""
+    """Reduce untrusted HTML to harmless tags and attributes, and close every tag."""
     cleaner = _Cleaner()
     cleaner.feed(html)
     cleaner.close()

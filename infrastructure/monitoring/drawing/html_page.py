@@ -1,8 +1,8 @@
-"""A complete page that needs neither network nor other files, which its policy forbids.
+"""A complete HTML page that needs neither network nor other files.
 
-The only script makes charts interactive and links to sections work, and is included only if the
-page has such parts. The policy allows this script and this style by their hashes, so code that
-comes from data never runs.
+The page has a script only if it has charts or links to sections, which the script makes work. The
+Content-Security-Policy forbids the network, and allows only this script and this style sheet, by
+their hashes. So code in data never runs.
 """
 
 import base64
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.css import STYLE
-from infrastructure.monitoring.drawing.html import element, joined, raw_markup
+from infrastructure.monitoring.drawing.html import Markup, element, joined, raw_markup
 
 FOLDER = Path(__file__).parent
 # In a notebook the page is a frame without an address, in which a link to a section would load the
@@ -30,14 +30,14 @@ DRAW = "temperCharts.draw(document);"
 
 @cache
 def chart_script() -> str:
-    """Return the chart library and Temper's script for it, which defines `temperCharts`."""
+    """Return the chart library, with Temper's script that defines `temperCharts`."""
     files = (FOLDER / "vendor" / "uPlot.iife.min.js", FOLDER / "charts.js")
     return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
 
 @cache
 def chart_rules() -> str:
-    """Return the style of the charts that the script draws."""
+    """Return the CSS of the charts that the script draws."""
     files = (FOLDER / "vendor" / "uPlot.min.css", FOLDER / "charts.css")
     return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
@@ -49,28 +49,32 @@ def allowed_by_hash(text: str) -> str:
 
 
 def page(title: str, *sections: object) -> str:
-    """Return a page with the sections one below the other, in the style of Temper's pages."""
+    """Return a complete page with the sections in order, in the style of Temper's pages."""
     content = joined(sections)
     has_charts = " data-chart=" in content
     script = f"{chart_script()}\n{DRAW}" if has_charts else ""
     script += GO_TO_PART if '<nav class="contents"' in content else ""
     style = STYLE + (chart_rules() if has_charts else "")
-    rules = ["default-src 'none'", f"style-src {allowed_by_hash(style)}"]
-    if script:
-        rules.append(f"script-src {allowed_by_hash(script)}")
-    policy = {"http-equiv": "Content-Security-Policy", "content": "; ".join(rules)}
-    viewport = {"name": "viewport", "content": "width=device-width, initial-scale=1"}
+    foot = element("footer", phrase("monitoring.page_is_self_contained"))
+    return document(title, element("main", content, foot), style, script)
+
+
+def document(title: str, main: Markup, style: str, script: str, *rules: str) -> str:
+    """Return a complete page around `main`, which allows only this style and this script.
+
+    Args:
+        rules: further rules of the page's policy.
+    """
+    allowed = {"style-src": style, "script-src": script}
+    by_hash = [f"{kind} {allowed_by_hash(text)}" for kind, text in allowed.items() if text]
+    policy = "; ".join(["default-src 'none'", *by_hash, *rules])
     head = element(
         "head",
         element("meta", charset="utf-8"),
-        element("meta", **policy),
-        element("meta", **viewport),
+        element("meta", **{"http-equiv": "Content-Security-Policy", "content": policy}),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("title", title),
         element("style", raw_markup(style)),
     )
-    body = [
-        element("main", content, element("footer", phrase("monitoring.page_is_self_contained")))
-    ]
-    if script:
-        body.append(element("script", raw_markup(script)))
-    return f"<!DOCTYPE html>\n{element('html', head, element('body', *body), lang='en')}\n"
+    body = element("body", main, element("script", raw_markup(script)) if script else "")
+    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one strict JSON object per line, in the order of the steps.
+"""Reading and writing of `metrics.jsonl`: strict JSON, one object per line, in order of steps.
 
 JSON has no NaN and no infinity. They are written as the strings "NaN", "Infinity" and "-Infinity"
 (the spelling of the protobuf JSON mapping) and become numbers again on reading. Text with one of

@@ -1,7 +1,7 @@
 """Display names of a run's metrics, and whether higher or lower is better.
 
-Files keep the names that the trainers give: TRL's `rewards/margins` is the key in a file, and
-"margin of chosen over rejected" is the name on a screen.
+In files, metrics have the names that trainers give them. For example, TRL's `rewards/margins` in a
+file is "margin of chosen over rejected" on the screen.
 """
 
 import re
@@ -26,7 +26,7 @@ class QuantityName:
 
     Attributes:
         title: the display name.
-        better: the better direction, in words, or "" if there is none.
+        better: the words "higher is better" or "lower is better", or "" if neither is true.
         is_share: whether the quantity is between 0 and 1 and shown in percent.
         is_detail: whether it is shown in the report but not in the table at the end of a run.
     """
@@ -99,7 +99,7 @@ KNOWN = {
 
 
 def split_direction(text: str) -> tuple[str, str]:
-    """Split a name with its direction into the two. The direction is "" if there is none."""
+    """Split `mean reward (higher is better)` into the name and the direction, which may be ""."""
     for better in (HIGHER, LOWER):
         if text.endswith(f" ({better})"):
             return text.removesuffix(f" ({better})"), better
@@ -112,9 +112,10 @@ def bare_key(key: str) -> str:
 
 
 def without_ties(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics without the share of correctly ranked pairs if all pairs are tied.
+    """Return metrics without the share of correctly ranked pairs, if all pairs are tied.
 
-    A model that is its own reference model ties each pair, which TRL counts as wrong.
+    If the model equals its reference model, as before training, both answers of each pair have the
+    same reward. TRL counts such a tie as wrong.
     """
     margins = [value for key, value in numbers.items() if bare_key(key) == MARGIN]
     is_tied = any(isinstance(m, int | float) and abs(m) <= TINY_MARGIN for m in margins)
@@ -124,7 +125,7 @@ def without_ties(numbers: Mapping[str, Any]) -> dict[str, Any]:
 def without_tied_points(
     points: Mapping[str, Sequence[tuple[float, float]]],
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return key → (step, value) without the ranking shares at steps whose pairs are tied.
+    """Return key → (step, value), without ranking shares at steps where all pairs are tied.
 
     See `without_ties`.
     """
@@ -142,7 +143,7 @@ def without_tied_points(
 
 
 def name_of(key: str) -> QuantityName:
-    """Return the display name and format of a key. For an unknown key, its words are the name."""
+    """Return the display name and format of a metric. An unknown key is turned into words."""
     key = bare_key(key)
     if key in KNOWN:
         return KNOWN[key]
@@ -154,7 +155,7 @@ def name_of(key: str) -> QuantityName:
 
 
 def name_and_value(key: str, value: float) -> tuple[str, str]:
-    """Return name and value as a line or a row shows them. Unknown keys are shown unchanged."""
+    """Return the display name and the formatted value of a metric. Unknown keys are unchanged."""
     if bare_key(key) not in KNOWN:
         return printable(key), format_number(value)
     name = name_of(key)

@@ -35,7 +35,7 @@ def held_out_loss(loss: object = None) -> str:
 
 
 def text_width(text: str) -> int:
-    """Return the terminal columns of `text`: wide characters take two, combining ones none."""
+    """Return the width of `text` in terminal columns: wide characters take two, combining none."""
     wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
     combining = sum(unicodedata.combining(character) > 0 for character in text)
     return len(text) + wide - combining
@@ -53,7 +53,7 @@ def fit(text: str, width: int) -> str:
 def render_table(
     headings: Sequence[str], rows: Sequence[Sequence[object]], max_cell_width: int = MAX_CELL_WIDTH
 ) -> str:
-    """Return a table with the first column left-aligned and the others right-aligned."""
+    """Return a text table. The first column is left-aligned, the others are right-aligned."""
     cells = [[fit(printable(cell), max_cell_width) for cell in row] for row in (headings, *rows)]
     widths = [max(map(text_width, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(map(_padded, row, widths, range(len(row)))).rstrip() for row in cells]
@@ -73,7 +73,7 @@ def before_after_rows(
     *,
     has_details: bool = True,
 ) -> list[tuple[str, str, str, str]]:
-    """Return rows (name, before, after, change): held-out loss, others, exact match by task.
+    """Return rows (name, before, after, change) of metrics. Held-out loss comes first.
 
     Args:
         before: `{"eval_loss": float, "exact_match": {task: share, …, "all": share}}`. Missing parts
@@ -145,7 +145,7 @@ def _share_row(what: str, before: float | None, after: float | None) -> tuple[st
 def before_after_table(
     before: Mapping[str, object], after: Mapping[str, object], loss: object = None
 ) -> str:
-    """Return the table at the end of a run as text, or "" if nothing was measured."""
+    """Return the table of metrics before and after training, or "" if there are none."""
     rows = before_after_rows(before, after, loss, has_details=False)
     if rows and all(row[1] == UNKNOWN for row in rows):  # as with a custom Trainer
         return render_table(["", "after"], [(name, now) for name, _, now, _ in rows])

@@ -12,11 +12,11 @@ MAX_READ_BYTES = 1 << 22
 
 
 class GrowingFile:
-    """A JSON lines file of which each read returns the new records.
+    """A JSON lines file that may grow while it is read. Each read returns only the new records.
 
-    A file that was replaced is read again from its beginning, because a run that resumes from an
-    earlier step truncates its metrics. `num_starts` counts how often the file was read from its
-    beginning.
+    If the file was replaced, it is read again from its beginning. This happens when a run resumes
+    from an earlier step and rewrites its metrics. `num_starts` counts how often the file was read
+    from its beginning.
 
     Attributes:
         num_unreadable: the number of complete lines that are not JSON objects, which are left out.
@@ -30,7 +30,7 @@ class GrowingFile:
         self._rest = b""
 
     def read_new(self) -> Iterator[Record]:
-        """Yield the records of the complete lines that were added, without an incomplete last line.
+        """Yield the records of the complete lines that were added since the last read.
 
         The lines are read lazily, so a long file needs little memory.
 
@@ -46,7 +46,7 @@ class GrowingFile:
             self._file = None
 
     def _read_on(self) -> Iterator[Record]:
-        """Yield the records of the complete lines of the open file that were not read yet."""
+        """Yield the records of the complete lines of the open file that have not been read yet."""
         while self._file is not None and (data := self._file.read(MAX_READ_BYTES)):
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
@@ -58,10 +58,9 @@ class GrowingFile:
                 yield record
 
     def _open(self) -> bool:
-        """Open the file that has the name now. Return whether a file is open.
+        """Open the file, again if it was replaced. Return whether a file is open.
 
-        The old file stays open until the new one is, so that its inode cannot be reused for another
-        file.
+        The old file stays open until the new one is open, so that its inode cannot be reused.
         """
         try:
             now = self.path.stat()
@@ -80,14 +79,14 @@ class GrowingFile:
 
 
 class GrowingLog(GrowingFile):
-    """A rotated log, which is read with its older files, so that no line is lost at a rotation."""
+    """A rotated log that may grow while it is read. Rotation loses no lines."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._is_first = True
 
     def read_new(self) -> Iterator[Record]:
-        """Yield the added records in order. The first call yields the records of all files.
+        """Yield the records that were added, in order. The first call also reads all older files.
 
         Raises:
             OSError: if a file exists but cannot be read.

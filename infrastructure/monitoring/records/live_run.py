@@ -1,8 +1,8 @@
-"""A run that is observed repeatedly: each refresh reads only new records.
+"""A run that is observed while it trains: each refresh reads only the new records.
 
-Only the run directory is read, so the observation can begin before training, outlive it, and
-continue through kills and resumes. Nothing on the disk is changed. Memory is bounded, however long
-the run is.
+Only the run directory is read, so a run can be observed before training begins, after it ends, and
+across kills and resumes. Nothing on the disk is changed. Memory is bounded, however long the run
+is.
 """
 
 import itertools
@@ -41,12 +41,12 @@ STATES = ("starting", "running", *ENDED)
 
 
 class LiveRun:
-    """The state of a run at the last `refresh`.
+    """The state of a run as of the last `refresh`.
 
     Attributes:
-        facts: the contents of the run's small files.
+        facts: the contents of run.json, summary.json and the run's other small files.
         records: the newest records of the metrics.
-        points: the curve so far of each key.
+        points: the (step, value) pairs of each key.
         evaluated: the keys that come from evaluations.
         machine: the monitor's samples; empty if the monitor is off.
         errors: the newest errors from which the run recovered, and the one that ended it.
@@ -54,8 +54,8 @@ class LiveRun:
         alerts: the newest alerts, the oldest first. Those that are over have `ended_at`.
         trainer: the process that trains the run, or did so last.
         seconds_trained: the total time of all logged steps.
-        num_rated, seconds_rated: the number of tokens in the steps whose speed was logged, and the
-            time of these steps.
+        num_rated, seconds_rated: the number of tokens, and the time, of all steps whose speed was
+            logged.
         written_at: the Unix time of the newest values, or None before there are any.
 
     Raises:
@@ -106,7 +106,7 @@ class LiveRun:
 
     @property
     def state(self) -> str:
-        """One of `STATES`."""
+        """The state of the run, one of `STATES`."""
         return state_of(self.facts, self.trainer)
 
     @property
@@ -138,7 +138,7 @@ class LiveRun:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """The seconds per step: over the last minute during training, over all steps afterwards.
+        """The time per step: in the last minute, or after training the mean of all steps.
 
         This is None before two steps are logged.
         """
@@ -155,7 +155,7 @@ class LiveRun:
 
     @property
     def seconds_left(self) -> float | None:
-        """The seconds left for the steps at the last minute's speed; None unless it is training."""
+        """The estimated seconds until the last step, or None if the run is not training."""
         if self.state != "running" or self.step is None or self.total_steps is None:
             return None
         each = self.seconds_per_step
@@ -169,7 +169,7 @@ class LiveRun:
 
     @property
     def peak_memory_bytes(self) -> float | None:
-        """The highest recorded peak: from the steps, the memory optimizer or the forecast."""
+        """The peak memory: the maximum of all records of the run."""
         summary = self.facts.summary
         optimizer, forecast = summary.get("memory"), summary.get("forecast")
         seen = [record.get("memory_bytes") for record in self.records]
@@ -182,19 +182,19 @@ class LiveRun:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The speed of the newest step during training, that of all logged steps afterwards."""
+        """The tokens per second: of the newest step, or after training the mean of all steps."""
         if not self.has_ended or not self.seconds_rated:
             return self.last("tokens_per_second")
         return self.num_rated / self.seconds_rated
 
     @property
     def curves(self) -> PointsByKey:
-        """The points of each key, thinned if there are many."""
+        """The (step, value) pairs of each key, condensed if there are many."""
         return {key: points.kept for key, points in self.points.items()}
 
     @property
     def problems(self) -> list[str]:
-        """One sentence for each file that could not be read, and for values that are not finite."""
+        """Sentences on unreadable files, damaged lines, and values that are not finite."""
         damaged = [
             phrase(
                 "monitoring.damaged_lines_skipped",
@@ -246,7 +246,7 @@ class LiveRun:
         self.errors.append(error)
 
     def _note(self, alert: Record) -> None:
-        """Add an alert, or the time of its end to the alert that has ended."""
+        """Record the begin of an alert, or the end of an earlier one."""
         kind = (alert.get("rule"), alert.get("subject"))
         if alert.get("state") != "ended":
             self.alerts.append(alert)
@@ -291,7 +291,7 @@ class LiveRun:
 
     @property
     def is_silent(self) -> bool:
-        """True if the run should be training but wrote nothing for ten minutes and ten steps."""
+        """True if a running run has written no values for at least ten minutes and ten steps."""
         if self.state != "running" or self.written_at is None:
             return False
         return time.time() - self.written_at > max(600.0, 10 * (self.seconds_per_step or 0.0))
@@ -306,7 +306,7 @@ def _signature(path: Path) -> tuple[int, int, int] | None:
 
 
 def state_of(facts: RunFacts, trainer: TrainerProcess | None) -> str:
-    """Return one of `STATES`, from run.json, summary.json and the process that trains the run."""
+    """Return the state of a run, one of `STATES`, from its files and its training process."""
     ended_at = changed_at(facts.directory / "summary.json")
     is_left = facts.status != FINISHED and ended_at is not None
     if is_left and trainer is not None and trainer.is_alive and trainer.since > (ended_at or 0):

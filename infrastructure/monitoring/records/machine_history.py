@@ -1,4 +1,4 @@
-"""The samples of the machine during a run, as curves over time in bounded memory."""
+"""The history of the machine during a run: samples as curves over time, in bounded memory."""
 
 import math
 from collections import deque
@@ -9,11 +9,7 @@ from typing import TypedDict
 
 from infrastructure.core.features import merged
 from infrastructure.monitoring.drawing.charts import Chart
-from infrastructure.monitoring.drawing.downsampling import (
-    NUM_BUCKETS,
-    BoundedPoints,
-    Points,
-)
+from infrastructure.monitoring.drawing.downsampling import BoundedPoints, Points
 from infrastructure.monitoring.drawing.formatting import (
     format_bytes,
     format_number,
@@ -38,8 +34,8 @@ class Meter(TypedDict):
 
     Attributes:
         share: the used share, from 0 to 1.
-        level: `fine`, `high` (above 85 %) or `full` (above 95 %). A busy processor is good, so its
-            level is always `fine`; full memory is not.
+        level: `fine`, `high` (above 85 %) or `full` (above 95 %). A processor is always `fine`,
+            because a high load is good.
     """
 
     name: str
@@ -79,13 +75,13 @@ UNITS = {"_celsius": " °C", "_watts": " W"}
 
 @dataclass
 class _ForwardClock:
-    """A converter of times from a clock that may be set back to monotonic times.
+    """A converter of clock times to times that never go back, even if the clock is set back.
 
-    The first time after the clock was set back follows directly on the last time before, so that no
-    chart runs backwards.
+    When the clock was set back, the next time becomes equal to the last one, so that no chart runs
+    backwards.
 
     Attributes:
-        moment: the last time, or None before the first.
+        moment: the last converted time, or None before the first one.
     """
 
     moment: float | None = None
@@ -102,7 +98,7 @@ class _ForwardClock:
 
 @dataclass
 class MachineHistory:
-    """The samples of the monitor.
+    """The samples that the monitor took of the machine during a run.
 
     Attributes:
         last: the newest sample; empty if there is none.
@@ -129,7 +125,7 @@ class MachineHistory:
             self._add(moment, _flat(sample))
 
     def add_performance(self, record: Record) -> None:
-        """Add measurements of a step, which show how well it uses the machine."""
+        """Add measurements of a training step, such as its share of the peak FLOPS."""
         values = {key: value for key, value in record.items() if is_number(value)}
         if (share := values.get("model_flops_utilization")) is not None:
             values["model_flops_percent"] = 100 * share
@@ -146,14 +142,14 @@ class MachineHistory:
 
     @property
     def curves(self) -> dict[str, Points]:
-        """The (Unix time without the pauses before it, value) pairs of each key."""
+        """The (time, value) pairs of each key. Pauses in training are cut out of the Unix times."""
         return {
             key: [(self._without_pauses(moment), value) for moment, value in points.kept]
             for key, points in self.points.items()
         }
 
     def _without_pauses(self, moment: float) -> float:
-        """Return a time minus the pauses before it."""
+        """Return a Unix time minus the duration of all pauses before it."""
         return moment - sum(
             min(moment, end) - begin for begin, end in self.pauses if begin < moment
         )
@@ -167,7 +163,7 @@ class MachineHistory:
                 self.numbers.setdefault(key, Statistics()).add(value)
 
     def meters(self) -> list[Meter]:
-        """Return the use of each resource that has a maximum."""
+        """Return the current use of each resource that has a maximum."""
         meters = [_percent_meter("processor", self.last.get("cpu_percent"))]
         used, total = (self.last.get(f"memory_{word}_bytes") for word in ("used", "total"))
         meters.append(_memory_meter("memory", used, total))
@@ -179,9 +175,7 @@ class MachineHistory:
         return [meter for meter in meters if meter is not None]
 
     def rows(self) -> list[list[str]]:
-        """Return a row of name, mean, recent 95th percentile, maximum and last for each
-        quantity.
-        """
+        """Return a row for each quantity: name, mean, recent 95th percentile, maximum, last."""
         known = {key: summed for key in self.numbers if (summed := self.numbers[key].to_dict())}
         return [
             [title, *(with_unit(key, known[key][name]) for name in ("mean", "p95", "max", "last"))]
@@ -190,12 +184,10 @@ class MachineHistory:
         ]
 
 
-def machine_charts(
-    points_of: Mapping[str, Points], num_buckets: int = NUM_BUCKETS
-) -> dict[str, Chart]:
-    """Return the chart of each quantity that was sampled and is not always zero, by key."""
+def machine_charts(points_of: Mapping[str, Points]) -> dict[str, Chart]:
+    """Return a chart, by key, for each sampled quantity that is not always zero."""
     return {
-        key: _chart(title, points_of[key], key, num_buckets)
+        key: _chart(title, points_of[key], key)
         for key, title in _titles(DRAWN, points_of)
         if any(value for _, value in points_of[key])
     }
@@ -203,12 +195,12 @@ def machine_charts(
 
 @cache
 def counted() -> dict[str, str]:
-    """Return the quantities that are summed up but not drawn, with their labels."""
+    """Return the quantities that are only in the table and not drawn: key → label."""
     return COUNTED | merged("quantities")
 
 
 def _titles(names: Mapping[str, str], known: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield key and title of each known quantity, in the order of `names`, one for each GPU."""
+    """Yield (key, title) of each known quantity, in the order of `names`, one for each GPU."""
     for kind, title in names.items():
         for key in known:
             if key.partition("#")[0] == kind:
@@ -216,7 +208,7 @@ def _titles(names: Mapping[str, str], known: Iterable[str]) -> Iterator[tuple[st
 
 
 def with_unit(key: str, value: float) -> str:
-    """Format a value of the machine, in the unit that its key names."""
+    """Format a value of the machine with the unit that is part of its key."""
     if key.endswith("_bytes_per_second"):
         return f"{format_bytes(value)}/s"
     if "_bytes" in key:
@@ -273,8 +265,8 @@ def _heat(gpu: Mapping[str, object]) -> str:
     return text
 
 
-def _chart(title: str, points: Points, key: str, num_buckets: int) -> Chart:
-    """Return a chart over the time since the first sample, in a unit that gives round numbers."""
+def _chart(title: str, points: Points, key: str) -> Chart:
+    """Return a chart over the time since the first sample, in suitable units."""
     first, last = points[0][0], points[-1][0]
     seconds, unit = next((s, u) for least, s, u in TIME_UNITS if last - first >= least)
     size, measure = _unit(key, points)
@@ -288,12 +280,11 @@ def _chart(title: str, points: Points, key: str, num_buckets: int) -> Chart:
         x_unit=seconds,
         y_unit=size,
         is_noisy="memory" not in key,
-        num_buckets=num_buckets,
     )
 
 
 def _unit(key: str, points: Points) -> tuple[float, str]:
-    """Return the divisor of the values and the unit of the quotients."""
+    """Return the number by which to divide the values for display, and the unit of the result."""
     if "_percent" in key:
         return 1.0, "%"
     if "_bytes" not in key:

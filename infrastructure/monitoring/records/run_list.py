@@ -32,11 +32,11 @@ ID = re.compile(r"(?P<second>\d{8}-\d{6})(?:-(?P<name>.+?))?(?:-(?P<part>[0-9a-f
 
 
 class NoSuchRunError(InputError):
-    """An error for a run name that is not in the folder of runs. The text lists those that are."""
+    """An error for the name of a run that does not exist. The text lists the existing runs."""
 
 
 def is_of_a_script(record: Mapping[str, object]) -> bool:
-    """Return whether run.json is that of a Trainer which was not created from a configuration.
+    """Return whether a run.json is that of a Trainer which the user's own script created.
 
     Only the script of such a run can resume it.
     """
@@ -44,7 +44,7 @@ def is_of_a_script(record: Mapping[str, object]) -> bool:
 
 
 def how_to_run_again(record: Mapping[str, object]) -> str:
-    """Return how to resume a Trainer's run, with the name of its script if run.json knows it."""
+    """Return how to resume a run of the user's own Trainer, with its script's name if known."""
     try:
         words = shlex.split(str(record.get("command", "")))
     except ValueError:
@@ -70,7 +70,7 @@ def runs_in(output_dir: Path) -> list[Path]:
 
 
 def run_folders(output_dir: Path) -> list[Path]:
-    """Return the runs of `runs_in`, and folders with checkpoints that have lost their run.json."""
+    """Return the runs in `output_dir`, even those that have checkpoints but no run.json."""
     if not output_dir.is_dir():
         return []
     require_listable(output_dir)
@@ -80,10 +80,10 @@ def run_folders(output_dir: Path) -> list[Path]:
 
 
 def began(run: Path) -> tuple[str, str, str]:
-    """Return the sort key of a run: the time when it began, from its ID, and its name.
+    """Return the key by which runs are sorted: the time in the ID, and the name.
 
-    The time consists of the second, and the fraction of it in hexadecimal. If the ID has no time,
-    because the user named the run, the time is when its run.json was written.
+    The time consists of the second, and the fraction of the second in hexadecimal. If the ID has no
+    time, the time of run.json is used.
 
     The ID of a new run always sorts after the existing ones (see `run.directory.plan_run`), so runs
     are sorted in the order in which they began, whatever the clock does.
@@ -98,7 +98,7 @@ def began(run: Path) -> tuple[str, str, str]:
 
 
 def moment_of(seconds: float) -> tuple[str, str]:
-    """Return a Unix time in the form of IDs: the second in local time, and the fraction of it."""
+    """Return a Unix time as in run IDs: the second in local time, its fraction in hex."""
     second = time.strftime("%Y%m%d-%H%M%S", time.localtime(seconds))
     return second, f"{int(seconds % 1 * 0x10000):04x}"
 
@@ -116,10 +116,12 @@ def finished_model(name: str) -> str:
 
 
 def run_named(name: str, output_dir: Path) -> Path | None:
-    """Return the newest run called `name` in `output_dir` or a path's folder (`runs/my-run`).
+    """Return the newest run called `name` in `output_dir`.
 
-    The name is the one that the user has given (`--name`), or the end of the ID after its time.
-    Return None if there is no such run.
+    A path (`runs/my-run`) names its own folder.
+
+    The name is the one that the user gave (`--name`), or the part of the ID after its time. Return
+    None if there is no such run.
     """
     if (run := _newest_named(name, output_dir)) is not None:
         return run
@@ -147,10 +149,10 @@ def _given_name(run: Path) -> object:
 
 
 def split_version(name: str) -> tuple[str, str | None]:
-    """Split a name into a run and its version, which is None if only a run is named.
+    """Split a name into a run and a checkpoint, which is None if the name has none.
 
-    A version is given as `RUN@120`, `RUN@best`, or the path of a checkpoint (`RUN/checkpoint-120`,
-    or `RUN/checkpoints/versions/NAME.json` with the version NAME). No file is read.
+    A checkpoint is given as `RUN@120`, `RUN@best`, or a path (`RUN/checkpoint-120`, or
+    `RUN/checkpoints/versions/NAME.json` with the checkpoint NAME). No file is read.
     """
     path = Path(name)
     if path.parent.name == VERSIONS and path.suffix == VERSION_SUFFIX:
@@ -162,14 +164,14 @@ def split_version(name: str) -> tuple[str, str | None]:
 
 
 def names_version(name: str) -> bool:
-    """Return whether a name is that of a version of a run, and not of a folder. No run is read."""
+    """Return whether a name has the form of a run's checkpoint and is not an existing folder."""
     return split_version(name)[1] is not None and not Path(name).expanduser().is_dir()
 
 
 def _is_model_or_run(path: Path) -> bool:
     """Return whether the path is a file, or a folder with a model or a run.
 
-    A folder of data may have the same name as a run, and is neither.
+    A folder of data is neither, even if it has the same name as a run.
     """
     if not path.is_dir():
         return path.exists()
@@ -179,10 +181,10 @@ def _is_model_or_run(path: Path) -> bool:
 
 
 def model_of_run(name: str, output_dir: Path) -> str:
-    """Resolve a run's ID or name to the path of its trained model, or of the run if it has none.
+    """Resolve a run's ID or name to the path of its trained model, or of the run without one.
 
-    Any other name is returned unchanged, because it may be that of a model on the Hub. The name of
-    a custom Trainer's run is also unchanged.
+    Any other name is returned unchanged, because it may be that of a model on the Hub. The ID of a
+    run by the user's own Trainer, which has no time, is also unchanged.
     """
     if _is_model_or_run(Path(name)):
         return name
@@ -202,8 +204,7 @@ def run_or_model(name: str, output_dir: Path) -> str:
     finished run there.
 
     Raises:
-        ValueError: if the name is that of a checkpoint, which is not a model yet, or of a
-            checkpoint of an unknown run.
+        ValueError: if the name is that of a checkpoint, which must first be exported as a model.
     """
     name = finished_model(name)
     run, version = split_version(name)
@@ -239,7 +240,10 @@ def _is_run(name: str, output_dir: Path) -> bool:
 
 @contextmanager
 def naming_runs(output_dir: Path) -> Iterator[None]:
-    """List the runs in the error of the block if a model is missing, as a run may be meant."""
+    """If the block fails because a model is missing, list the runs in the error.
+
+    The user may have meant the name of a run.
+    """
     try:
         yield
     except InputError as error:
@@ -264,7 +268,7 @@ def naming_runs(output_dir: Path) -> Iterator[None]:
 
 
 def _names(runs: Sequence[Path], wrong: str) -> list[str]:
-    """Return the names of the runs for an error about `wrong`, or their IDs if it is like one."""
+    """Return the names of the runs to list in an error. If `wrong` looks like an ID, return IDs."""
     is_id = _BEGINS_WITH_TIME.match(wrong)
     given = ((None if is_id else _given_name(run), run.name) for run in runs)
     return [*dict.fromkeys(name if isinstance(name, str) else of_id for name, of_id in given)]

@@ -1,4 +1,4 @@
-"""The process that trains a run. It records itself, and others check whether it is alive."""
+"""A record of the process that trains a run, and checks whether that process is running."""
 
 import itertools
 import os
@@ -18,12 +18,13 @@ CLOCK_SLACK_SECONDS = 2.0  # of file times against process start times
 
 @dataclass(frozen=True)
 class TrainerProcess:
-    """The process that trains a run, or did so last.
+    """The process that trains a run, or the last one that did.
 
     Attributes:
-        is_alive: whether the process still trains the run; None if unknown, because it is on
-            another machine.
-        since: the Unix time of the start of the process, or of its end if it has recorded that.
+        is_alive: whether the process still trains the run; None if unknown, because the process is
+            on another machine.
+        since: the Unix time at which the process recorded that it trains the run, or that it has
+            ended.
     """
 
     pid: int
@@ -47,7 +48,7 @@ def write_trainer(run_path: Path, pid: int | None = None) -> None:
 def announce_stop(run_path: Path, pid: int) -> None:
     """Record that the next signal to the process `pid` comes from the user's `temper stop`.
 
-    If the disk fails, the signal counts like any other.
+    If this cannot be written, the signal is treated like any other.
     """
     with suppress(OSError):
         (run_path / STOP_FILE).write_text(_line(pid))
@@ -56,8 +57,8 @@ def announce_stop(run_path: Path, pid: int) -> None:
 def was_stopped(run_path: Path, trainer: TrainerProcess) -> bool:
     """Return whether the user stopped the process that last trained a run.
 
-    This is known from an announcement that remains if the process ended before it could handle it,
-    or before there was a checkpoint.
+    This is known from the record of `announce_stop`, if the process ended before it could remove
+    the record.
     """
     try:
         text = (run_path / STOP_FILE).read_text()
@@ -67,7 +68,7 @@ def was_stopped(run_path: Path, trainer: TrainerProcess) -> bool:
 
 
 def take_announced_stop(run_path: Path) -> bool:
-    """Return whether `announce_stop` announced a signal to this process. Remove that record."""
+    """Return whether `announce_stop` recorded a stop for this process. Remove that record."""
     path = run_path / STOP_FILE
     try:
         is_of_this_process = path.read_text() == _line(os.getpid())
@@ -78,9 +79,9 @@ def take_announced_stop(run_path: Path) -> bool:
 
 
 def leave_trainer(run_path: Path) -> None:
-    """Record that this process, such as a notebook's kernel, no longer trains the run.
+    """Record that this process no longer trains the run, but may continue, as a notebook does.
 
-    If this cannot be written, the run counts as being trained until the process is gone.
+    If this cannot be written, the run counts as being trained until the process ends.
     """
     path = run_path / HOLDER_FILE
     with suppress(OSError), path.open("r+") as file:  # not created again if the run is gone
@@ -89,7 +90,7 @@ def leave_trainer(run_path: Path) -> None:
 
 
 def this_process() -> str:
-    """Return a description of this process for other processes."""
+    """Return a description of this process, such as `process 123 on host`, for other processes."""
     return _line(os.getpid()).strip()
 
 
@@ -98,9 +99,9 @@ def _line(pid: int, more: str = "") -> str:
 
 
 def read_trainer(run_path: Path) -> TrainerProcess | None:
-    """Return the process that trains the run, or did so last, or None if none was recorded.
+    """Return the process that trains the run, or the last one that did; None if none is recorded.
 
-    No lock is touched, so reading never blocks a run that begins.
+    No lock is taken, so this never blocks a run that is starting.
     """
     path = run_path / HOLDER_FILE
     try:
@@ -130,7 +131,7 @@ def started_trainings(folder: Path) -> list[psutil.Process]:
 
 
 def computes(process: psutil.Process) -> bool:
-    """Return whether a process has not ended. A zombie process has."""
+    """Return whether a process is still running. A zombie process is not."""
     with suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
@@ -145,7 +146,10 @@ def _trains(words: list[str]) -> bool:
 
 
 def _was_there(pid: int, written_at: float) -> bool:
-    """Return whether the process `pid` began before the file was written. PIDs are reused."""
+    """Return whether the process `pid` is running and is the one that wrote the file.
+
+    A later process may have the same PID, but then it began after the file was written.
+    """
     with suppress(psutil.Error):
         process = psutil.Process(pid)
         return computes(process) and process.create_time() <= written_at + CLOCK_SLACK_SECONDS

@@ -1,6 +1,6 @@
-"""A tolerant reader of the small files in a run directory, as broken runs need reports, too.
+"""A reader of the small files in a run directory, which tolerates missing and damaged files.
 
-A file that is missing or unreadable counts as empty. If it is damaged, a sentence is added to
+A file that is missing or unreadable counts as empty. For a damaged file, a sentence is added to
 `problems`. Nothing on the disk is changed.
 """
 
@@ -44,10 +44,10 @@ STATUSES = (FINISHED, "stopped", "failed", "running")
 
 @dataclass
 class RunFacts:
-    """The contents of the small files.
+    """The contents of a run's small files, such as run.json and summary.json.
 
     Attributes:
-        files: the content by name of each file that exists and is readable.
+        files: file name → contents of each readable file.
         problems: one sentence for each file that could not be read.
     """
 
@@ -56,7 +56,7 @@ class RunFacts:
     problems: list[str] = field(default_factory=list)
 
     def object_in(self, name: str) -> JsonObject:
-        """Return the JSON object in a file, or an empty one if there is none."""
+        """Return the JSON object in the file `name`, or an empty one if the file has none."""
         content = self.files.get(name)
         return dict(content) if isinstance(content, dict) else {}
 
@@ -79,15 +79,15 @@ class RunFacts:
 
     @property
     def status(self) -> str:
-        """One of finished, stopped, failed and running. A run without a summary is running."""
+        """The status: finished, stopped, failed or running. A run without a summary is running."""
         status = str(self.summary.get("status", "running"))
         return status if status in STATUSES else "running"
 
     @property
     def copies(self) -> dict[str, object]:
-        """The state of the checkpoints' backups at the end of the run, or as last recorded.
+        """The status of the run's backup, as last recorded.
 
-        Before there is any, only the destination is known, from the configuration.
+        If none has been recorded yet, only the destination from the configuration is known.
         """
         config = {key: value for key, (value, _) in config_of(self.run).items()}
         place = config.get("backup.place") if config.get("enable_backups", True) else None
@@ -97,9 +97,9 @@ class RunFacts:
 
 
 def brought_back_from(run: Mapping[str, object]) -> str | None:
-    """Return the destination from which a run was restored, according to its run.json.
+    """Return the destination from which a run was restored, or None.
 
-    Return None if the run was not restored, or has resumed since.
+    After the run has resumed, the result is None.
     """
     back = run.get("brought_back")
     return str(back["place"]) if isinstance(back, Mapping) and "place" in back else None
@@ -128,8 +128,8 @@ def config_of(run: Mapping[str, object]) -> dict[str, tuple[object, str]]:
 def title_of(run: Mapping[str, object], run_id: str) -> str:
     """Return the title of a run, from its run.json.
 
-    The title is the ID if the user has not named the run and the ID does not begin with the time,
-    as for the run of a Trainer.
+    It is the name that the user gave. Otherwise it names the model, the data and the time, or it is
+    the ID if that does not begin with a time, as for the user's own Trainer.
     """
     config = config_of(run)
     name, model = (config.get(key, (None, ""))[0] for key in ("run_name", "model.name"))
@@ -157,7 +157,7 @@ def training_words(config: Mapping[str, tuple[object, str]]) -> str:
 
 
 def model_words(model: str) -> str:
-    """Return the display name of a model. A model that a run has trained is named after the run."""
+    """Return the display name of a model. If a run trained it, that is the name of the run."""
     parts = re.split(r"[/\\]", model.rstrip("/\\"))
     if len(parts) > 1 and parts[-1] == FINAL:
         parts.pop()
@@ -166,7 +166,7 @@ def model_words(model: str) -> str:
 
 
 def data_words(data: str) -> str:
-    """Return the display name of data."""
+    """Return the display name of a data set, given its path or name."""
     return SAMPLE_TASKS if SAMPLES.match(data) else _short(data)
 
 
@@ -185,7 +185,7 @@ def format_moment(moment: str) -> str:
 
 
 def numbers_of(value: object) -> dict[str, object]:
-    """Return `{"eval_loss": …, "exact_match": {…}}` with only the values that are numbers."""
+    """Return `{"eval_loss": …, "exact_match": {…}}` with only those metrics that are numbers."""
     if not isinstance(value, Mapping):
         return {}
     numbers: dict[str, object] = {}
@@ -199,7 +199,7 @@ def numbers_of(value: object) -> dict[str, object]:
 
 
 def read_small_files(directory: Path, names: Iterable[str] = SMALL_FILES) -> RunFacts:
-    """Return the readable small files of a run. Its logs, which may be long, are not read.
+    """Return the contents of a run's small files. Its logs, which may be long, are not read.
 
     Raises:
         ValueError: if there is no such directory.
@@ -210,7 +210,7 @@ def read_small_files(directory: Path, names: Iterable[str] = SMALL_FILES) -> Run
 
 
 def read_files(directory: Path, names: Iterable[str]) -> RunFacts:
-    """Return the readable ones of these files. Missing ones are left out."""
+    """Return the contents of these files in a run directory. Missing files are left out."""
     facts = RunFacts(directory)
     for name in names:
         try:
@@ -228,7 +228,7 @@ def read_files(directory: Path, names: Iterable[str]) -> RunFacts:
 
 
 def read_rounds(run_directory: Path) -> list[JsonObject]:
-    """Return a run's rounds of checks, oldest first; empty if there are none."""
+    """Return the rounds of checks of a run, the oldest first; empty if there are none."""
     return objects_in(read_files(run_directory, [CHECKS_FILE]).files.get(CHECKS_FILE))
 
 

@@ -1,4 +1,4 @@
-"""One row for each run of a folder, read from the ends of its files."""
+"""The list of runs in a folder, a row each. Only the ends of long files are read."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ class RunRow:
     """A run in a list of runs. Unknown values are None.
 
     Attributes:
-        title: the name that the user has given, or the run's own name if nothing better is known.
+        title: the name that the user gave, or a title made from other facts about the run.
         training: the model, the method and the data; "" if they are not recorded.
         changed_after: the steps after which a setting or the data changed during the run.
     """
@@ -46,7 +46,10 @@ class RunRow:
 
 
 class RunRows:
-    """The rows of the runs in `folder`. A run whose files did not change is not read again."""
+    """A reader of the list of runs in `folder`.
+
+    A run whose files did not change is not read again.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -90,14 +93,14 @@ def _row(path: Path, trainer: TrainerProcess | None) -> RunRow:
 
 
 def _model_of_trainer(run: JsonObject) -> str:
-    """Return the model of a custom Trainer, which does not record its data."""
+    """Return the model of a run by the user's own Trainer, which does not record its data."""
     model = run.get("model")
     name = model.get("name") if isinstance(model, dict) else None
     return model_words(name) if isinstance(name, str) else ""
 
 
 def _saved_step(path: Path) -> int | None:
-    """Return the step of the newest version, from which the run resumes.
+    """Return the step of the newest checkpoint, from which the run would resume.
 
     Checkpoints may be saved more often than metrics are logged.
     """

@@ -1,8 +1,8 @@
-"""The view of a run, which report, page, notebook panel and terminal all render.
+"""The view of a run: the data that the report, live page, notebook panel and terminal display.
 
-`temper watch RUN --json` prints the view. A `LiveRun` creates it from the run directory in bounded
-memory. Renderers open no file and compute nothing about the run again. All texts are already
-formatted, so a number looks the same everywhere.
+`temper watch RUN --json` prints the view. It is built from a `LiveRun`. The code that displays it
+opens no files and computes nothing. All texts are already formatted, so a number looks the same
+everywhere.
 """
 
 import math
@@ -75,11 +75,11 @@ WHAT_LIES_WHERE = {
 
 
 class Headline(TypedDict):
-    """A number that users look for first.
+    """One of the most important numbers of a run.
 
     Attributes:
         before: the value before training.
-        more: a detail, shown smaller.
+        more: a detail, which is shown in small type.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Alert(TypedDict):
 
 
 class Backup(TypedDict):
-    """The state of the backups.
+    """The state of a run's backup.
 
     Attributes:
         place: the backup destination, or None if the checkpoints are only on this machine.
@@ -110,7 +110,8 @@ class Backup(TypedDict):
         newest_step: the step of the newest checkpoint, confirmed or not.
         published: the URL at which the trained model was published.
         problem: the reason why the run is not safe.
-        text: a sentence with all of this, and the current age of the confirmed checkpoint.
+        text: a sentence on the state of the backup, with the current age of the confirmed
+            checkpoint.
     """
 
     place: str | None
@@ -131,10 +132,11 @@ class Machine(TypedDict):
 
     Attributes:
         meters: the current load; empty if the run has ended.
-        curves: the (Unix time without the pauses before it, value) pairs of each key.
+        curves: the (time, value) pairs of each key. Pauses in training are cut out of the Unix
+            times.
         pauses: the pauses in training, as (begin, end) in Unix time.
         rows: rows of name, mean, 95th percentile of the newest values, maximum, last.
-        is_watched: whether there are samples of the machine.
+        is_watched: whether the monitor took samples of the machine.
         profile: the operations that took the most time in a few steps.
     """
 
@@ -147,14 +149,14 @@ class Machine(TypedDict):
 
 
 class RunView(TypedDict):
-    """A run as it is now. Unknown values are None or empty.
+    """Everything to display about a run, as of now. Unknown values are None or empty.
 
     Attributes:
         subject: the model, the method and the data, in one line.
         state, state_text: one of `live_run.STATES`, and a sentence that describes it.
-        is_over: whether the run no longer trains, for any reason.
+        is_over: whether the run has ended, for any reason.
         written_at: the Unix time of the newest values.
-        progress, times: texts on the progress, and on the time that it took and will take.
+        progress, times: texts on the progress, and on the time so far and the time left.
         share_done: the completed share, from 0 to 1.
         error: the error that ended the run.
         problems: sentences on files that could not be read, and on values that are not finite.
@@ -165,8 +167,8 @@ class RunView(TypedDict):
             it, and the number of all errors.
         config: the value and its source, by key.
         paths: rows of name, path, and meaning.
-        data, earlier_data: the current training data, and the last step with other data together
-            with that data.
+        data, earlier_data: the current training data, and earlier data with the last step on which
+            each was used.
         history: the changes during the run, the oldest first, including changes that affect only
             rounding.
         stages, num_sessions: the stages of the last session, and the number of resumes plus one.
@@ -230,7 +232,7 @@ def read_view(directory: Path) -> RunView:
 
 
 def view_of(run: LiveRun) -> RunView:
-    """Return a view of a run as of its last refresh."""
+    """Return the view of a run as of its last refresh."""
     facts = run.facts
     record, summary = facts.run, facts.summary
     config = config_of(record)
@@ -341,7 +343,7 @@ def _subject(facts: RunFacts) -> str:
 def _headlines(
     run: LiveRun, before: Mapping[str, object], after: Mapping[str, object], loss_name: str
 ) -> list[Headline]:
-    """Return the headlines. The result comes first, if there is one."""
+    """Return the most important numbers of a run. The result comes first, if there is one."""
     was, now = (mapping_of(of.get("exact_match")).get("all") for of in (before, after))
     held_out = run.points.get("eval_loss")
     finite = [value for _, value in held_out.kept if math.isfinite(value)] if held_out else []
@@ -370,7 +372,7 @@ def _headlines(
 
 
 def _best_known(before: Mapping[str, object], after: Mapping[str, object]) -> list[Headline | None]:
-    """Return the first metric that shows how well the run of a TRL method went, in a list."""
+    """Return the most important metric of a TRL method in a list, which is empty without one."""
     before, after = without_ties(before), without_ties(after)
     names = {key: name_of(key) for key in in_order([*after])}
     for key, name in names.items():
@@ -381,7 +383,10 @@ def _best_known(before: Mapping[str, object], after: Mapping[str, object]) -> li
 
 
 def _of_training(run: LiveRun) -> str:
-    """Return how much time the steps took, if generation and evaluation took more."""
+    """Return a note on the peak memory of the training steps alone, if that is lower than the peak.
+
+    The rest of a run, such as generation and evaluation, may need more memory.
+    """
     whole, rows = run.peak_memory_bytes, objects_in(run.facts.summary.get("forecast"))
     steps = next((row.get("was") for row in rows if row.get("what") == "peak_memory_bytes"), None)
     if whole is None or not isinstance(steps, int | float) or steps > 0.99 * whole:
@@ -444,7 +449,7 @@ def _command(command: object) -> str:
 
 
 def _paths(facts: RunFacts) -> list[tuple[str, str, str]]:
-    """Return rows of name, path and meaning, for recorded paths and others that exist."""
+    """Return rows of name, path and meaning of a run's outputs."""
     named = {str(k): str(v) for k, v in mapping_of(facts.summary.get("paths")).items()}
     there = {name: facts.directory / name for name in WHAT_LIES_WHERE}
     names = {Path(path).name for path in named.values()}
@@ -491,16 +496,16 @@ def _question_to(model: str, summary: Mapping[str, object]) -> str:
 
 
 def _advised(text: str, command: str) -> tuple[str, str]:
-    """Return advice as text and command.
+    """Return advice as a text and a command, which is "" if there is nothing to type.
 
-    Words that cannot be typed, such as "a lower --learning-rate", become part of the text.
+    A command that cannot be typed, such as "a lower --learning-rate", becomes part of the text.
     """
     is_command = command.startswith("temper ")
     return (f"{text}:", command) if is_command else (f"{text} {command}", "")
 
 
 def from_here(path: str | Path) -> str:
-    """Return a path relative to the current folder. A path outside of it stays complete."""
+    """Return a path relative to the current folder. A path outside of that folder is unchanged."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except (ValueError, OSError):

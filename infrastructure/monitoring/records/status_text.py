@@ -1,4 +1,4 @@
-"""The state of a run in one sentence, the same in the terminal and on the page."""
+"""Texts on the state of a run, the same in the terminal and on the pages."""
 
 import shlex
 from pathlib import Path
@@ -25,7 +25,7 @@ STATE_WORDS = {
 
 
 def question_command(model: str, system: object = None, *, has_context: bool = False) -> str:
-    """Return the command that asks a trained model in the format of its training data.
+    """Return the command that prompts a trained model in the format of its training data.
 
     Args:
         system: the system prompt of all rows, if they share one.
@@ -43,14 +43,14 @@ def question_command(model: str, system: object = None, *, has_context: bool = F
 
 
 def writes_text(model: Path) -> bool:
-    """Return whether the model in a folder can answer. A reward model only gives a score."""
+    """Return whether the model in a folder generates text, unlike a reward model."""
     config, lora = json_of(model / "config.json"), json_of(model / "adapter_config.json")
     is_score = "SequenceClassification" in str(config.get("architectures"))
     return not is_score and lora.get("task_type") != "SEQ_CLS"
 
 
 def state_words(run: LiveRun) -> str:
-    """Describe the state: `Finished at step 40`, with the duration and the reason of the end.
+    """Describe the state of a run: `Finished at step 40`, with its duration and why it ended.
 
     For a resumed run, this includes the time of all sessions, how often it was resumed, and why.
     """
@@ -95,7 +95,7 @@ def _duration_words(run: LiveRun, is_first: bool) -> str:
 
 
 def _went_on_words(continuations: list[JsonObject]) -> str:
-    """Describe how a run was resumed, or return "" if it never was.
+    """Describe how often a run was resumed, or return "" if it never was.
 
     Example: `; resumed 2 times, last after a kill, from the checkpoint of step 60; restored from
     /mnt/disk`.
@@ -103,13 +103,15 @@ def _went_on_words(continuations: list[JsonObject]) -> str:
     if not continuations:
         return ""
     newest, times = continuations[-1], len(continuations)
-    what = "a kill" if newest.get("was_killed") else "a stop"
-    often = "once," if times == 1 else f"{times} times, last"
+    cause = phrase("monitoring.a_kill" if newest.get("was_killed") else "monitoring.a_stop")
+    often = (
+        phrase("monitoring.once") if times == 1 else phrase("monitoring.times_last", times=times)
+    )
     places = dict.fromkeys(str(each["place"]) for each in continuations if "place" in each)
     back = phrase("monitoring.restored_from", places=", ".join(places)) if places else ""
     step = newest.get("step")
     start = phrase("monitoring.resumed_from_step", step=step) if step else "the first step"
-    return phrase("monitoring.resumed_times", times=often, cause=what, start=start, restored=back)
+    return phrase("monitoring.resumed_times", times=often, cause=cause, start=start, restored=back)
 
 
 def progress_words(run: LiveRun) -> str:

@@ -1,7 +1,7 @@
-"""The report's section on the results of checks, from their JSON; see `testing.results`.
+"""The report's section on the results of checks, which are in `checks.json`.
 
-A run stores the results in `checks.json` as a list of rounds, each with step, time, verdict and
-checks. The first round precedes training.
+The file is a list of rounds of checks, each with step, time, verdict and checks; see
+`testing.results`. The first round is before training.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ TITLES = {
 
 
 def checks(view: RunView) -> Markup:
-    """Return the newest round of checks of a run, all verdicts, and failures in earlier rounds."""
+    """Return the newest round of checks in full, the verdict of each round, and old failures."""
     rounds = view["checks"]
     if not rounds:
         return raw_markup("")

@@ -33,7 +33,7 @@ def _compared(forecast: Sequence[Mapping[str, Any]]) -> Markup | None:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """Return the compared quantity and, for a resumed run, the step from which both times count."""
+    """Return the name of a forecast quantity, with its first step if the run was resumed."""
     if row["what"] == "seconds" and row.get("first_step"):
         return phrase("monitoring.forecast_time_since_resume", step=row["first_step"])
     return NAMES[row["what"]]

@@ -3,7 +3,6 @@
 from infrastructure.core.json_text import JsonObject, as_integer, as_list, as_number, as_object
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.charts import Chart, figure
-from infrastructure.monitoring.drawing.downsampling import NUM_BUCKETS
 from infrastructure.monitoring.drawing.formatting import clip, format_duration
 from infrastructure.monitoring.drawing.html import Markup, element, table
 from infrastructure.monitoring.records.machine_history import machine_charts
@@ -14,10 +13,10 @@ MAX_OPERATIONS = 15
 COLUMNS = ("", "mean", "95th percentile of the newest", "maximum", "last")
 
 
-def machine_figures(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
-    """Return the machine's curves over training time, and a note on the pauses that they omit."""
+def machine_figures(view: RunView) -> Markup:
+    """Return the curves of the machine during training, and a note on pauses (not drawn)."""
     curves = view["machine"]["curves"]
-    charts = machine_charts(curves, num_buckets)
+    charts = machine_charts(curves)
     figures = [
         figure(key, chart, _newest(chart)) for key, chart in charts.items() if not chart.is_one_dot
     ]
@@ -29,13 +28,13 @@ def machine_figures(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
 
 
 def _newest(chart: Chart) -> str:
-    """Return the newest value, in the unit of the curve."""
+    """Return the newest value of a chart with its unit."""
     unit = chart.title.rpartition(", ")[2]
     return f"{chart.format_value(chart.points[-1][1])} {unit}"
 
 
 def _pauses(known: Machine) -> Markup:
-    """Return a note on how long the run was inactive, which the time axis omits."""
+    """Return a note on the total duration of pauses, which the time axis leaves out."""
     if not (pauses := known["pauses"]):
         return NOTHING
     how_long = format_duration(sum(end - begin for begin, end in pauses))
@@ -45,7 +44,7 @@ def _pauses(known: Machine) -> Markup:
 
 
 def machine_use(view: RunView) -> Markup:
-    """Return the section, or nothing if the run was not monitored."""
+    """Return the report's section on the machine, or nothing if the run was not monitored."""
     known = view["machine"]
     is_quiet = known["is_watched"] and not view["alerts"]
     return section(

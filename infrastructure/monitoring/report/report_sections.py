@@ -1,4 +1,4 @@
-"""The sections of a report, made from the view of a run. Unknown values are left out."""
+"""The sections of a report, rendered from the `RunView` of a run. Unknown values are left out."""
 
 import functools
 import re
@@ -9,7 +9,6 @@ from typing import Any
 from infrastructure.config.merging.precedence import EXCLUDING
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.curves import charts_of, curves, single_numbers
-from infrastructure.monitoring.drawing.downsampling import NUM_BUCKETS
 from infrastructure.monitoring.drawing.formatting import blank, clip
 from infrastructure.monitoring.drawing.html import (
     MAX_TEXT_CHARACTERS,
@@ -58,7 +57,7 @@ MIN_CONTENTS = 4
 
 
 def section(heading: str, *contents: object, css_class: str | None = None) -> Markup:
-    """Return a card with a heading to which links lead, or nothing if it would be empty."""
+    """Return a section of a page with a heading and an anchor, or nothing without contents."""
     if not any(contents):
         return NOTHING
     anchor = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
@@ -68,7 +67,7 @@ def section(heading: str, *contents: object, css_class: str | None = None) -> Ma
 
 
 def contents_of(sections: Sequence[Markup]) -> Markup:
-    """Return links to the sections that have a heading, or nothing if there are few."""
+    """Return links to the sections of the page, or nothing if there are only few."""
     known = [match.groups() for part in sections for match in HEADING.finditer(part)]
     if len(known) < MIN_CONTENTS:
         return NOTHING
@@ -77,10 +76,10 @@ def contents_of(sections: Sequence[Markup]) -> Markup:
 
 
 def header(view: RunView, kind: str = "training report", *more: object) -> Markup:
-    """Return the head of a page, with the name and the state of the run.
+    """Return the header of a page, with the name and the state of the run.
 
     Args:
-        more: content to show at the right above the head.
+        more: content to show in the top right corner.
     """
     over = element("div", element("span", f"Temper · {kind}"), *more, css_class="over")
     status = element("span", view["state"], css_class=f"status {view['state']}")
@@ -94,10 +93,10 @@ def header(view: RunView, kind: str = "training report", *more: object) -> Marku
 
 
 def tiles(view: RunView, *more: Markup) -> Markup:
-    """Return the most important numbers as large tiles.
+    """Return the most important numbers of a run as large tiles.
 
     Args:
-        more: further tiles, for only one kind of page.
+        more: additional tiles, which only some pages show.
     """
     shown = [
         make_tile(line["name"], line["text"], line.get("before", ""), line.get("more", ""))
@@ -117,14 +116,14 @@ def make_tile(name: str, text: object, before: str = "", more: object = "") -> M
 
 
 def moment(unix_seconds: float, form: str = "ago") -> Markup:
-    """Return a time that the live page's script turns into an age, with `form` `ago` or `age`."""
+    """Return a time as HTML. The live page's script shows its age, with `form` `ago` or `age`."""
     local = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_seconds))
     attributes = {"data-at": f"{unix_seconds:.0f}", "data-form": form, "title": local}
     return element("time", local, **attributes)
 
 
 def notices(view: RunView) -> Markup:
-    """Return the problems of the run, which come first on the page."""
+    """Return the section on the problems of a run: its error, and files that cannot be read."""
     parts: list[Markup] = []
     if error := view["error"]:
         parts.append(element("pre", clip(error, MAX_TEXT_CHARACTERS)))
@@ -204,7 +203,7 @@ def _quantity(name: str) -> Markup | str:
 
 
 def example(view: RunView) -> Markup:
-    """Return a held-out prompt with its answers, or nothing if there is none."""
+    """Return a held-out prompt with its answers before and after training, or nothing."""
     shown = view["example"]
     if not shown:
         return NOTHING
@@ -235,13 +234,9 @@ def _as_text(value: object) -> str:
     return clip(value if isinstance(value, str) else as_json(value), MAX_TEXT_CHARACTERS)
 
 
-def curve_section(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
-    """Return the curves of the run, or a note on why there are none yet.
-
-    Args:
-        num_buckets: the maximum number of buckets of a curve, except the loss.
-    """
-    charts = charts_of(view["curves"], view["evaluated"], num_buckets)
+def curve_section(view: RunView) -> Markup:
+    """Return the curves of the run, or a note on why there are none yet."""
+    charts = charts_of(view["curves"], view["evaluated"])
     figures, numbers = curves(charts), single_numbers(charts)
     if not figures and not numbers:
         waits = phrase("monitoring.preparing_before_first_step")
@@ -254,7 +249,7 @@ def curve_section(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
 
 
 def changed_under_way(view: RunView) -> Markup:
-    """Return the changes at resumes of the run, with their steps, or nothing if there were none."""
+    """Return the settings and data that changed when the run was resumed, or nothing."""
     rows = [
         (
             f"{entry.get('step')}",
@@ -281,7 +276,7 @@ def _before_and_now(change: Mapping[str, object]) -> Iterator[str]:
 
 
 def data(view: RunView) -> Markup:
-    """Return the current training data, and below it, folded, the data before changes."""
+    """Return the section on the training data. Data from before a change are collapsed."""
     parts = _data_parts(view["data"])
     earlier = []
     for step, report in view["earlier_data"]:
@@ -294,7 +289,7 @@ def data(view: RunView) -> Markup:
 
 
 def _data_parts(known: Mapping[str, object]) -> list[Markup]:
-    """Return the contents of the data report: sentences, counts, tables, and the token preview."""
+    """Return the contents of a data report: sentences, counts, tables, and the token preview."""
     report = dict(known)
     lines = report.pop("lines", None)
     sentences = lines if isinstance(lines, list) else []
@@ -351,7 +346,7 @@ def _preview(html: str) -> Markup:
 
 
 def configuration(view: RunView) -> Markup:
-    """Return the settings that were given for this run. All other values are folded."""
+    """Return the section on the settings. Settings that the user did not give are collapsed."""
     config = view["config"]
     shown = {key: pair for key, pair in config.items() if not _is_switched_off(key, config)}
     given = {key: pair for key, pair in shown.items() if pair[1] != "default"}
@@ -366,7 +361,7 @@ def configuration(view: RunView) -> Markup:
 
 
 def _is_switched_off(key: str, config: Mapping[str, tuple[object, str]]) -> bool:
-    """Return whether a setting has no value because a given setting replaces it."""
+    """Return whether a setting is unset because the user gave another setting that replaces it."""
     value, source = config[key]
     other_value, other_source = config.get(EXCLUDING.get(key, ""), (None, ""))
     return value is None and other_value is not None and source == other_source
@@ -379,17 +374,17 @@ def _config_table(values: Mapping[str, tuple[object, str]]) -> Markup:
 
 @functools.lru_cache(maxsize=1024)  # the names are the same on each page
 def _name(key: str) -> Markup:
-    """Return the name of a setting, with break points between its words for narrow screens."""
+    """Return the name of a setting as HTML that can be wrapped between its words."""
     return raw_markup("<wbr>".join(map(as_markup, re.split(r"(?<=[._])", key))))
 
 
 def _exact(value: object) -> str:
-    """Return a setting's value in the form in which it can be typed again."""
+    """Return the value of a setting as the user would type it."""
     return clip(value if isinstance(value, str) else as_json(value), MAX_TEXT_CHARACTERS)
 
 
 def software(view: RunView) -> Markup:
-    """Return the hardware and the versions of software."""
+    """Return the section on the hardware and the software versions."""
     parts = [
         element("div", element("h3", heading), facts(known))
         for heading, known in (("Hardware", view["hardware"]), ("Versions", view["versions"]))
@@ -406,7 +401,7 @@ def places(view: RunView) -> Markup:
 
 
 def safety(view: RunView) -> Markup:
-    """Return the state of the backup, and the work that would be lost if this machine died."""
+    """Return the section on the backup, with the work that would be lost with this machine."""
     known = view["backup"]
     if known["place"] is None:
         return section(

@@ -20,7 +20,7 @@ class _Stage:
 
     @classmethod
     def of(cls, record: JsonObject) -> "_Stage | None":
-        """Return the stage in a record, or None if the file is damaged or from a later version."""
+        """Return the stage in a record, or None if the record is damaged or not understood."""
         seconds = record.get("seconds")
         if "name" not in record or not isinstance(seconds, int | float) or seconds < 0:
             return None
@@ -29,7 +29,7 @@ class _Stage:
 
 
 def stages(view: RunView) -> Markup:
-    """Return the duration of each stage of the run's last process, or nothing if not recorded."""
+    """Return the duration of each stage of the last session, or nothing if it is not recorded."""
     whole = [one for record in view["stages"] if (one := _Stage.of(record)) is not None]
     total = sum(one.seconds for one in whole)
     if not total:

@@ -1,4 +1,4 @@
-"""Alerts to another machine, which a thread sends, so that a slow address delays nothing.
+"""A queue of alerts, which a thread sends to another machine, so that a slow server delays nothing.
 
 Alerts that are not delivered are counted, with the reason. The owner of the queue reports them.
 """
@@ -29,7 +29,7 @@ class AlertQueue:
 
     Attributes:
         num_lost: the number of alerts that were not delivered.
-        why_lost: the reason for the last of them.
+        why_lost: the reason why the last one of these was not delivered.
     """
 
     def __init__(self, name: str, post: Callable[[Alert], str]) -> None:
@@ -54,14 +54,14 @@ class AlertQueue:
             self._settle(phrase("monitoring.too_many_alerts_queued"))
 
     def pause(self, seconds: float) -> None:
-        """Wait for as long as the server has requested. `post` calls this."""
+        """Wait before the next alert, because the server requested it. `post` calls this."""
         self._pauses_until = time.monotonic() + seconds
         time.sleep(seconds)
 
     def close(self) -> None:
-        """Send waiting alerts for five seconds, or longer if the server requests it.
+        """Send waiting alerts for at most five seconds, or longer if the server requests it.
 
-        Alerts that are left then count as lost.
+        Alerts that are still waiting then count as not delivered.
         """
         thread, self._thread = self._thread, None
         if thread is None:
@@ -93,7 +93,10 @@ class AlertQueue:
             self._settle(why)
 
     def _settle(self, why: str) -> None:
-        """Remove one alert from the count, as sent or as lost for a reason. Ignore a late one."""
+        """Count one alert as delivered, or as lost if `why` is not empty.
+
+        Ignore it after `close`.
+        """
         with self._lock:
             if not self._num_left:
                 return

@@ -1,8 +1,8 @@
 """The alert rules: one for each setting in `monitor.thresholds`, and some with a fixed limit.
 
-A number that fluctuates, such as the load of a processor, raises an alert only if it is beyond its
-limit for a while. A number such as the norm of the gradients raises one at once. Training should
-use a processor or GPU fully, so these two alerts are only informational.
+A value that fluctuates, such as the CPU load, must be beyond its limit for a while before an alert
+is raised. Other values, such as the gradient norm, raise an alert at once. Alerts on a high load of
+the CPU or GPU are only informational, because training should use them fully.
 """
 
 from infrastructure.config.sections.resource_config import AlertThresholds
@@ -17,7 +17,7 @@ TIED_STEPS = 20  # in a row, in which all answers to each prompt got equal rewar
 
 
 def machine_rules(limits: AlertThresholds) -> list[AlertRule]:
-    """Return the rules for the machine, by the keys of a sample."""
+    """Return the alert rules for the machine. Their keys are those of a monitor's sample."""
     return [
         AlertRule(
             "cpu_percent",
@@ -66,7 +66,7 @@ def machine_rules(limits: AlertThresholds) -> list[AlertRule]:
 
 
 def gpu_rules(limits: AlertThresholds) -> list[AlertRule]:
-    """Return the rules for each GPU, by the keys of its reading."""
+    """Return the alert rules for each GPU. Their keys are the fields of GpuReading."""
     return [
         AlertRule(
             "gpu_utilization",
@@ -94,7 +94,7 @@ def gpu_rules(limits: AlertThresholds) -> list[AlertRule]:
 
 
 def training_rules(limits: AlertThresholds) -> list[AlertRule]:
-    """Return the rules for the run's metrics, by the fields of TrainingMetrics."""
+    """Return the alert rules for training. Their keys are the fields of TrainingMetrics."""
     return [
         AlertRule(
             "training_time_per_step",

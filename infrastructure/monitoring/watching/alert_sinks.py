@@ -1,7 +1,7 @@
 """Destinations of alerts: the console, the log, a notebook, a webhook, apprise.
 
-To add one: `register_alert_sink(name, class)`, an entry point in the group "temper.alert_sinks", or
-its address, `monitor.alert_sinks: [module:Class]`.
+To add a destination, call `register_alert_sink(name, class)`, declare an entry point in the group
+"temper.alert_sinks", or set its address: `monitor.alert_sinks: [module:Class]`.
 """
 
 import html
@@ -35,9 +35,9 @@ COLOURS: dict[Severity, str] = {"info": "#3b6ea5", "warning": "#b7791f", "critic
 class AlertSink(Protocol):
     """A destination of alerts.
 
-    A sink is called from one thread. If it raises, it is not called again. A sink that sends to
-    another machine may have an attribute `lost`: the number of alerts that were not delivered, and
-    the reason for the last one.
+    A sink is always called from the same thread. If it raises an error, it is not called again. A
+    sink that sends to another machine may have an attribute `lost`: the number of alerts that were
+    not delivered, and the reason for the last one.
     """
 
     name: str
@@ -48,7 +48,7 @@ class AlertSink(Protocol):
 
 
 class ConsoleAlerts:
-    """A sink that shows a line, by `report`, for each alert on which the user should act."""
+    """A sink that prints a line, with `report`, for each alert on which the user should act."""
 
     name = "console"
 
@@ -70,11 +70,11 @@ class ConsoleAlerts:
 
 
 class LogAlerts:
-    """A sink that writes to Python's logging: debug, warning or error.
+    """A sink that writes alerts to Python's logging, at the level debug, warning or error.
 
     Args:
-        is_shown: whether the alert is also on the screen, so that the log record goes only to
-            files.
+        is_shown: whether another sink already shows the alert on the screen. The log record then
+            goes only to files.
     """
 
     name = "log"
@@ -93,7 +93,7 @@ class LogAlerts:
 
 
 class NotebookAlerts:
-    """A sink that shows a colored box below the running cell for alerts to act on."""
+    """A sink that shows alerts on which the user should act in a box below the notebook cell."""
 
     name = "notebook"
 
@@ -110,9 +110,9 @@ ALERT_SINKS.provide({}, AlertSink)  # `make_alert_sinks` creates the built-in on
 
 
 def register_alert_sink(name: str, sink: Callable[[], AlertSink]) -> None:
-    """Register `sink`, so that `monitor.alert_sinks: [name]` sends alerts to the object it makes.
+    """Register `sink` as a destination for alerts, for use in `monitor.alert_sinks: [name]`.
 
-    The sink takes precedence over a built-in one of that name.
+    `sink` creates the destination. It takes precedence over a built-in one of that name.
 
     Raises:
         ValueError: if another custom sink has the name, or `sink` lacks a method.
@@ -121,7 +121,7 @@ def register_alert_sink(name: str, sink: Callable[[], AlertSink]) -> None:
 
 
 def box(alert: Alert) -> str:
-    """Return the box for an alert as HTML."""
+    """Return an alert as an HTML box."""
     colour = COLOURS[alert.severity]
     return (
         f'<div style="border-left:4px solid {colour};padding:.4em .8em;margin:.3em 0">'
@@ -136,9 +136,10 @@ def make_alert_sinks(
     source: str = "",
     environment: Mapping[str, str] = os.environ,
 ) -> list[AlertSink]:
-    """Return the sinks of these names.
+    """Create the destinations for alerts that have these names.
 
-    In a notebook, the box replaces the console's line. There is no box outside of notebooks.
+    In a notebook, alerts are shown in a box instead of a console line. Elsewhere, no box is
+    created.
 
     Args:
         report: a function that shows a line to the user.

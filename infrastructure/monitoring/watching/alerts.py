@@ -1,9 +1,9 @@
-"""The detection of incidents in numbers: one alert for each incident, not for each sample.
+"""Detection of incidents in values over time: one alert per incident, not per sample.
 
-An incident begins when a number has been beyond its limit for several samples in a row. It ends
-when the number is well within the limit again (hysteresis), so a number that fluctuates around the
-limit is one incident. Two alerts of one kind are at least the cooldown apart. An incident that
-begins during a cooldown is reported after it, if it still lasts.
+An incident begins when a value was beyond its limit in several samples in a row. It ends when the
+value is well within the limit again (hysteresis), so a value that fluctuates around the limit is
+one incident. Between two alerts of one kind, there is at least the cooldown time. An incident that
+begins during a cooldown is reported after the cooldown, if it is not over.
 """
 
 import math
@@ -20,17 +20,17 @@ CLEAR_SHARE = 0.05  # of the limit: how far a number must be within it to end an
 
 @dataclass(frozen=True)
 class AlertRule:
-    """A limit for one number.
+    """A limit for one value, and the alert that is raised beyond it.
 
     Attributes:
         name: the setting in `monitor.thresholds`, if its limit can be set.
-        key: the key of the number.
+        key: the key of the value.
         limit: the value beyond which an alert is raised. NaN is beyond every limit.
-        message: the code of the text for the user, which gets `subject`, `value` and `limit`, and
-            for bytes `value_mib` and `limit_mib`.
-        severity: the severity, which is info if the user need not act.
-        is_lower: whether the alert is raised below the limit.
-        num_samples: the number of values in a row beyond the limit that begin an incident.
+        message: the code of the message to the user. Its values are `subject`, `value` and `limit`,
+            and for bytes `value_mib` and `limit_mib`.
+        severity: the severity, which is info if the user need not do anything.
+        is_lower: whether the alert is raised below the limit instead of above it.
+        num_samples: how many values in a row must be beyond the limit before an incident begins.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Alert:
 
     Attributes:
         time: the time in seconds since 1970.
-        rule, subject: the name of the rule, and the subject, which is "" or a GPU.
+        rule, subject: the name of the rule, and the GPU that it concerns, or "".
     """
 
     time: float
@@ -90,7 +90,7 @@ class Alert:
     message: str
 
     def record(self) -> dict[str, object]:
-        """Return plain values for a line of alerts.jsonl."""
+        """Return the alert as plain values for alerts.jsonl."""
         return asdict(self)
 
 
@@ -103,10 +103,10 @@ class _Incident:
 
 @dataclass
 class AlertWatch:
-    """A set of rules with which values are compared, and the incidents so far.
+    """A set of alert rules that are applied to values, and the incidents so far.
 
     Attributes:
-        rules: the rules, each of which checks its key if that is among the values.
+        rules: the rules. A rule is ignored if its key is not among the values.
         cooldown_seconds: the minimum time between two alerts of one rule on one subject.
         num_raised: the number of alerts since the start, by rule.
     """

@@ -18,7 +18,7 @@ KINDS: dict[Severity, str] = {"info": "info", "warning": "warning", "critical": 
 
 
 class AppriseAlerts:
-    """A sink that sends each alert on which the user should act to all addresses.
+    """A sink that sends alerts on which the user should act to all configured addresses.
 
     Args:
         addresses: the addresses in apprise's format, separated by spaces: `ntfy://topic

@@ -1,4 +1,4 @@
-"""Statistics of a stream of numbers, in memory that does not grow."""
+"""Statistics over a stream of numbers, in a fixed amount of memory."""
 
 import math
 from collections import deque
@@ -11,7 +11,7 @@ RECENT = 256  # number of values for the percentile
 
 @dataclass
 class Statistics:
-    """Count, mean, minimum, maximum and newest of all values, and 95th percentile of recent ones.
+    """The count, mean, minimum, maximum and last of all values, and the recent 95th percentile.
 
     Values that are not finite are left out.
     """
@@ -34,7 +34,7 @@ class Statistics:
         self.recent.append(value)
 
     def to_dict(self) -> dict[str, float]:
-        """Return last, mean, min, max and p95, or an empty dictionary before the first value."""
+        """Return last, mean, min, max and p95 by name; empty before the first value."""
         if not self.count:
             return {}
         return {
@@ -52,7 +52,10 @@ def percentile_95(values: list[float]) -> float:
 
 
 class Table:
-    """Statistics by name. The names come from the code, so there are few."""
+    """Statistics for several quantities, by name.
+
+    The names come from the code, so there are few.
+    """
 
     def __init__(self) -> None:
         self._by_name: dict[str, Statistics] = {}

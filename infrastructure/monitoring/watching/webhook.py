@@ -1,6 +1,6 @@
 """Alerts to a webhook: Slack, Discord, or any address that accepts JSON.
 
-A thread sends them, so that a slow or dead address delays nothing. The address is a secret, which
+A thread sends the alerts, so that a slow or dead server delays nothing. The address is a secret and
 is never written or shown.
 """
 
@@ -48,10 +48,10 @@ def check_address(url: str) -> str:
 
 
 class _SameHostRedirects(urllib.request.HTTPRedirectHandler):
-    """A handler that posts the alert again if the same host redirects the request.
+    """A handler that posts an alert again if the server redirects the request to the same host.
 
-    urllib itself would only get the page, without the alert. Another host must not receive the
-    alert.
+    urllib itself would send a GET request without the alert. Redirects to another host are refused,
+    because it must not receive the alert.
     """
 
     def redirect_request(
@@ -111,7 +111,7 @@ class WebhookAlerts:
         return self._queue.num_lost, self._queue.why_lost
 
     def _post_patiently(self, alert: Alert) -> str:
-        """Post an alert, with retries. Return "", or the reason why it was not delivered."""
+        """Post an alert, with retries. Return "", or the reason why it could not be delivered."""
         wait_seconds = self.first_wait_seconds
         for left in reversed(range(NUM_TRIES)):
             try:
@@ -146,7 +146,10 @@ class WebhookAlerts:
 
 
 def _seconds_until(retry_after: str | None, otherwise: float) -> float:
-    """Return the wait in seconds that a server requests, as a number of seconds or as a date."""
+    """Return the seconds to wait that a server requests in its Retry-After header.
+
+    The header has a number of seconds or a date. Anything else gives `otherwise`.
+    """
     if retry_after is None:
         return otherwise
     if retry_after.strip().isdigit():
@@ -159,7 +162,7 @@ def _seconds_until(retry_after: str | None, otherwise: float) -> float:
 
 
 def payload(alert: Alert, host: str, source: str) -> dict[str, object]:
-    """Return the JSON to post: `text` for Slack, `content` for Discord, else all values."""
+    """Return the JSON to post: for Slack `text`, for Discord `content`, else all values."""
     about = f"{source}: " if source else ""
     text = f"{about}{alert.severity} at step {alert.step}: {alert.message}"
     if host.endswith("slack.com"):

@@ -1,7 +1,7 @@
-"""Conformance suites: the requirements of every part of one kind, built-in or user-defined.
+"""Conformance test suites: the requirements for all parts of one kind, built-in or user-defined.
 
-A suite is a class with `test_…` methods that pytest runs in a subclass, which defines how the part
-is created:
+A suite is a class with `test_…` methods. You subclass it, define how your part is created, and run
+pytest:
 
     from infrastructure.testing.suites.storage_backend import StorageBackendSuite
 
@@ -9,7 +9,7 @@ is created:
         def open(self, folder):
             return MyPlace(f"mine://{folder}")
 
-Temper's own parts pass the same suites. A suite itself does not need pytest: each method receives
-an empty folder and raises AssertionError with a sentence, or `unittest.SkipTest` if a part has
-nothing to test.
+Temper's own parts pass the same suites. A suite works without pytest, too: each method takes an
+empty folder, and raises AssertionError with an explanation, or `unittest.SkipTest` if it does not
+apply to the part.
 """

@@ -1,6 +1,6 @@
-"""Requirements of a model adapter.
+"""The conformance suite of model adapters.
 
-The gradient is the same however a batch is split, and masked tokens are never learned.
+An adapter must give the same gradient however a batch is split, and never train on masked tokens.
 """
 
 import json
@@ -29,18 +29,18 @@ class ModelAdapterSuite:
     """A suite for model adapters: subclass it and define `make`.
 
     Attributes:
-        learns_in_evaluation: the loss in evaluation mode is the one that is trained, so that its
-            gradient can be examined without dropout.
+        learns_in_evaluation: True if the loss in evaluation mode is the training loss without
+            dropout, so that its gradient can be tested.
     """
 
     learns_in_evaluation = True
 
     def make(self, folder: Path) -> ModelAdapter:
-        """Return a new adapter with an uninitialized model; its data may be in `folder`."""
+        """Return a new adapter without its model initialized; `folder` may hold its data."""
         raise NotImplementedError
 
     def unsupervised(self, example: object) -> Any:
-        """Return the same example without trained tokens; None if there is no such example."""
+        """Return the same example without trained tokens; None if this is not possible."""
         supervised = getattr(example, "supervised", None)
         if not is_dataclass(example) or not isinstance(supervised, np.ndarray):
             return None

@@ -1,7 +1,7 @@
-"""Requirements of a source of examples.
+"""The conformance suite of data sources, which provide training examples.
 
-A run that resumes reads from the middle of an epoch, and must get the same examples as an
-uninterrupted run.
+A resumed run reads from the middle of an epoch, and must get the same examples as an uninterrupted
+run.
 """
 
 from collections.abc import Generator, Iterable, Sequence
@@ -24,12 +24,13 @@ Batches = Generator[Sequence[object], None, None]
 
 
 class DataSourceSuite:
-    """A suite for data sources: subclass it and define `open`, with at least twelve examples.
+    """A suite for data sources: subclass it and define `open`. The source needs at least 12
+    examples.
 
     Attributes:
-        shuffles: another epoch, and another seed, has another order.
-        repeats: each epoch contains the same examples.
-        holds_out: there are examples for evaluation.
+        shuffles: True if each epoch and each seed has a different order.
+        repeats: True if each epoch contains the same examples.
+        holds_out: True if there are examples for evaluation.
     """
 
     shuffles = True
@@ -37,11 +38,11 @@ class DataSourceSuite:
     holds_out = True
 
     def open(self, folder: Path, seed: int = 0) -> DataSource:
-        """Open the source of `folder` again, as a process that resumes does."""
+        """Return a newly opened source of `folder`, as for a process that resumes a run."""
         raise NotImplementedError
 
     def key(self, example: Any) -> Any:
-        """Return a value that distinguishes an example from others; by default all its content."""
+        """Return a value that identifies an example; by default its whole content."""
         return plain(example)
 
     def test_the_order_is_that_of_seed_and_epoch_alone(self, tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ class DataSourceSuite:
 
 
 def read_by_pipeline(path: Path, data_format: str, seed: int) -> DataPipeline:
-    """Return the source of a run that reads a file of this format; a share of it is held out."""
+    """Return a data pipeline that reads a file of this format and holds out a share of its rows."""
     data = DataConfig(path=str(path), format=data_format, max_length=64, num_workers=0)
     cache = CacheConfig(directory=str(path.parent / "cache"))
     tokenizer = train_tokenizer([path.read_text()], vocab_size=300)

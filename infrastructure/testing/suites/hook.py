@@ -1,6 +1,6 @@
-"""Requirements of an extension or an observer.
+"""The conformance suite of hooks, which are extensions and observers.
 
-Every checkpoint holds the hook's state, and a run that resumes must restore the same hook.
+Every checkpoint contains the hook's state, from which a resumed run must restore an equal hook.
 """
 
 import json
@@ -29,7 +29,7 @@ class HookSuite:
         raise NotImplementedError
 
     def state(self, folder: Path) -> TrainingState:
-        """Return the state of a run at its start."""
+        """Return the training state at the start of a run."""
         torch.manual_seed(0)
         model = torch.nn.Linear(4, 2)
         state = TrainingState(model, total_steps=8)
@@ -37,7 +37,7 @@ class HookSuite:
         return state
 
     def step(self, hook: Hook, state: TrainingState) -> None:
-        """Take one optimizer step with an evaluation, and call the hook as the loop does."""
+        """Take one optimizer step with an evaluation; call the hook as the training loop does."""
         hook.step_start(state)
         model, optimizer = state.model, state.optimizer
         assert optimizer is not None
@@ -68,7 +68,7 @@ class HookSuite:
         assert again == saved, "state_dict() changes on its way through JSON: keys are texts"
 
     def test_its_state_comes_back(self, tmp_path: Path) -> None:
-        """Check that a resumed hook ends like one that was never interrupted."""
+        """Check that a hook restored from its state ends like one that was never interrupted."""
         with self._trained(tmp_path / "whole", 3) as (whole, state):
             saved = json.loads(json.dumps(whole.state_dict()))
             for _ in range(3):
@@ -166,7 +166,7 @@ def _weights_equal(one: TrainingState, other: TrainingState) -> bool:
 
 
 def _traces(state: TrainingState) -> dict[str, object]:
-    """Return everything that an observer must not change, in a form that can be compared."""
+    """Return all state that an observer must not change, in a comparable form."""
     tensors = {n: t.detach().numpy().tobytes() for n, t in state.model.state_dict().items()}
     modes = [module.training for module in state.model.modules()]
     trained = [parameter.requires_grad for parameter in state.model.parameters()]

@@ -1,4 +1,4 @@
-"""A process that writes records and kills itself at once: `killed_sink SUITE DIRECTORY COUNT`."""
+"""A test process that writes records and kills itself: `killed_sink SUITE DIRECTORY COUNT`."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from infrastructure.testing.suites.sink import suite_at, write_records
 
 
 def main() -> None:
-    """Write records and die by SIGKILL, so that Python's buffers are never written."""
+    """Write records, then die by SIGKILL, so that Python's buffers are not flushed."""
     address, directory, count = sys.argv[1:]
     write_records(suite_at(address), Path(directory), int(count))
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""A process that reads a backup destination for its suite: `… FILE MODULE CLASS FOLDER PATH`.
+"""A test process that reads a backup destination: `other_process FILE MODULE CLASS FOLDER PATH`.
 
-The suite's own class opens the destination, so its module is imported, by its name or from its
-file. A class that only keeps the content in memory fails here.
+It opens the destination with the user's suite class, which it imports by module name or from its
+file. So a destination that keeps its content only in memory fails.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Requirements of a metrics sink, above all that the last line before a kill is written."""
+"""The conformance suite of metrics sinks. Above all, records must survive a kill."""
 
 import importlib
 import math
@@ -20,18 +20,19 @@ NUM_RECORDS = 5
 class SinkSuite:
     """A suite for metrics sinks: subclass it and define `make` and, if possible, `read`.
 
-    A process that imports the subclass is really killed, so define the subclass in a module.
+    A test starts a process that imports the subclass and is killed, so the subclass must be in a
+    module.
 
     Attributes:
-        can_forget: `truncate_after` removes later records; a screen cannot.
-        survives_kill: a record is there after a kill if `write` has returned.
+        can_forget: True if `truncate_after` can remove later records, which a screen cannot.
+        survives_kill: True if a record survives a kill as soon as `write` has returned.
     """
 
     can_forget = True
     survives_kill = True
 
     def make(self, directory: Path) -> Sink:
-        """Return a new sink that writes into `directory`, as a process that resumes creates it."""
+        """Return a new sink that writes into `directory`, created as in a resumed process."""
         raise NotImplementedError
 
     def read(self, directory: Path) -> list[dict[str, Any]]:
@@ -103,19 +104,19 @@ class SinkSuite:
 
 
 def record(step: int, **further: Any) -> dict[str, Any]:
-    """Return a record as the training passes it to a sink."""
+    """Return a record like those that the training passes to a sink."""
     return {"step": step, "epoch": 0, "loss": step / 2, **further}
 
 
 def write_records(suite: SinkSuite, directory: Path, count: int) -> None:
-    """Write `count` records and close nothing, because the process is about to be killed."""
+    """Write `count` records without closing the sink, because the process will be killed."""
     sink = suite.make(directory)
     for step in range(1, count + 1):
         sink.write(record(step))
 
 
 def suite_at(address: str) -> SinkSuite:
-    """Return the suite at an address."""
+    """Return an instance of the suite class at an address, `module:name`."""
     module, _, name = address.partition(":")
     made: SinkSuite = getattr(importlib.import_module(module), name)()
     return made

@@ -1,7 +1,7 @@
-"""Requirements of a backup destination.
+"""The conformance suite of backup destinations.
 
-The backup process prunes files that it believes to be confirmed, so a destination that confirms too
-much loses work.
+A local file may be deleted as soon as the destination confirms its copy, so a destination that
+confirms too early loses work.
 """
 
 import contextlib
@@ -38,15 +38,15 @@ LARGE_BYTES = 5 * 1024**2 + 7  # more than one piece of any reader
 class StorageBackendSuite:
     """A suite for backup destinations: subclass it at the top of a module, and define `open`.
 
-    Other processes must see a written file at the latest when the destination is closed, because it
-    may collect names until then. Another process also creates an object of the subclass and opens
-    the destination: anything that `open` needs besides its folder comes from the environment.
+    Other processes must see a written file at the latest when the destination is closed. The tests
+    start another process that imports the subclass and calls `open`, so anything that `open` needs
+    besides the folder must come from the environment.
 
     Attributes:
         confirm_seconds: how long the destination may report "not yet" for a written file.
-        writes_in_place: it cannot rename, and writes a file directly under its own name, where half
-            of it may be visible for a while (FORMAT.md, "A store at another place", rule 1). Half a
-            file must then never be confirmed; no other destination may show one.
+        writes_in_place: True if the destination cannot rename files and writes each under its final
+            name, so that an incomplete file may be visible (FORMAT.md, "A store at another place",
+            rule 1). It must never confirm such a file; other destinations must never show one.
     """
 
     confirm_seconds = 10.0
@@ -55,12 +55,13 @@ class StorageBackendSuite:
     def open(self, folder: Path) -> Place:
         """Open the destination that belongs to `folder`.
 
-        Each call stands for another process that sees the same files for the first time.
+        Each call must behave like a new process: nothing may be shared with earlier calls except
+        the files.
         """
         raise NotImplementedError
 
     def look(self, folder: Path) -> Place:
-        """Open the destination; fail with a sentence on an error that no destination may raise."""
+        """Open the destination; fail with an explanation if this raises a forbidden error."""
         return held_to_contract(self.open(folder), AssertionError)
 
     def test_what_is_written_is_read(self, tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ class StorageBackendSuite:
             time.sleep(0.05)
 
     def test_another_process_sees_what_was_written(self, tmp_path: Path) -> None:
-        """Check that another process, as on another machine, reads the written files."""
+        """Check that another process can read the written files, as on another machine."""
         place = self.look(tmp_path)
         identity = place.identify()
         place.write(FILE, HELLO)
@@ -187,7 +188,10 @@ class StorageBackendSuite:
         assert back == WRITTEN_BACK, f"of what another process has written {back!r} is read"
 
     def test_another_place_confirms_nothing(self, tmp_path: Path) -> None:
-        """Check that without its marker, as below a lost mount, a destination confirms nothing."""
+        """Check that a destination without its marker file confirms nothing.
+
+        The marker is missing if a drive is no longer mounted.
+        """
         place = self.look(tmp_path)
         content = Content.of(HELLO, place.hashes)
         identity = place.identify()
@@ -207,7 +211,7 @@ class StorageBackendSuite:
         _require_refusal(place, content, "testing.suite_marker_of_another")
 
     def test_half_a_file_is_never_seen(self, tmp_path: Path) -> None:
-        """Check that an interrupted write, as by a kill, never shows half a file."""
+        """Check that a write that is interrupted, as by a kill, never shows an incomplete file."""
         for old in (None, b"a damaged copy"):
             place, folder = self.look(tmp_path), FILE.with_name(f"half-{old is None}")
             if old is not None:
@@ -321,7 +325,7 @@ class StorageBackendSuite:
 
 
 class _Pieces(Sequence[Buffer]):
-    """Buffers that call a function before each of them is returned."""
+    """An iterable of buffers that calls a function before it yields each of them."""
 
     def __init__(self, pieces: Sequence[bytes], before_each: Callable[[], None]) -> None:
         self._pieces, self._before_each = pieces, before_each
@@ -368,10 +372,11 @@ def _require_refusal(place: Place, content: Content, doubt: str) -> None:
 
 
 def _other_process(suite: type, folder: Path) -> dict[str, Any]:
-    """Return the content that the other process has read.
+    """Run another process that reads the destination, and return the content that it read.
 
     Raises:
-        AssertionError: the other process could not read; the text says why.
+        AssertionError: the other process could not read the destination; the message gives the
+            reason.
     """
     if "<" in suite.__qualname__:
         raise AssertionError(phrase("testing.suite_in_function", suite=suite.__name__))
@@ -398,7 +403,7 @@ def _names(place: Place, directory: Path) -> list[str]:
 
 
 def _tensors(step: int) -> Mapping[str, TensorBytes]:
-    """Return some tensors that stay the same and some that change."""
+    """Return tensors of a checkpoint, some of which stay the same at every step."""
     return dict(_each(step))
 
 

@@ -1,7 +1,7 @@
-"""Requirements of a training strategy.
+"""The conformance suite of training strategies.
 
-A strategy trains the parameters that its phases name and nothing else, and resumes from a
-checkpoint as if it had never stopped. Each method trains a tiny Llama for a few steps.
+A strategy must train exactly the parameters that its phases name, and resume from a checkpoint as
+if it had never stopped. Each method trains a tiny Llama for a few steps.
 """
 
 import json
@@ -39,8 +39,8 @@ class TrainingStrategySuite:
     """A suite for training strategies: subclass it and define `make`.
 
     Attributes:
-        settings: settings of the training section, if the strategy needs some.
-        trains_all_it_names: every parameter that a phase names changes in it.
+        settings: settings of the training section that the strategy needs.
+        trains_all_it_names: True if every parameter that a phase names changes during the phase.
     """
 
     settings: Mapping[str, Any] = {}
@@ -201,7 +201,7 @@ def tiny_training(**settings: Any) -> TrainingConfig:
 
 
 def tiny_data(folder: Path) -> DataConfig:
-    """Write sixteen rows into `folder`, and return the settings of this data."""
+    """Write sixteen rows into `folder`, and return the data settings for them."""
     rows = [{"prompt": f"{n}?", "completion": f"{n * 7 % 10}"} for n in range(NUM_ROWS)]
     path = folder / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -211,7 +211,7 @@ def tiny_data(folder: Path) -> DataConfig:
 def tiny_trainer(
     folder: Path, config: TrainingConfig | None = None, **options: Any
 ) -> EnhancedTrainer:
-    """Return a trainer of a tiny Llama and a few rows; `options` are EnhancedTrainer's keywords."""
+    """Return a trainer of a tiny Llama and a few rows; `options` go to EnhancedTrainer."""
     return EnhancedTrainer(
         ModelConfig(embedded=MODEL),
         config or tiny_training(),
@@ -226,7 +226,7 @@ class WhatTrains(Observer):
     """An observer that records the parameters that change in each phase.
 
     Attributes:
-        trained: names of the parameters that the optimizer holds.
+        trained: names of the parameters that the optimizer holds when training starts.
     """
 
     def __init__(self) -> None:

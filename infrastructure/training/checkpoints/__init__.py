@@ -1,4 +1,4 @@
-"""Saving and restoring the whole state of a run."""
+"""Saving and restoring the complete state of a run."""
 
 from infrastructure.core.lazy_exports import lazy_names
 

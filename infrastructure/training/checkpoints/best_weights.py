@@ -17,13 +17,13 @@ log = logging.getLogger(__name__)
 
 
 def take_best(model: torch.nn.Module, checkpoints: Path, last_step: int) -> int:
-    """Give `model` the weights of the best checkpoint, unless that is the one of its last step.
+    """Load the weights of the best checkpoint into `model`, unless the last step is the best one.
 
     Args:
         checkpoints: the run's checkpoint folder.
 
     Returns:
-        The step of the weights that the model has now.
+        The step whose weights the model has now.
     """
     best = best_of(Store(checkpoints))
     if best is None or step_of(best) == last_step:

@@ -1,7 +1,7 @@
-"""The checkpoints of a run: versions in the store of its directory. See backup/FORMAT.md.
+"""Manager of a run's checkpoints, which are versions in a store (see backup/FORMAT.md).
 
-A checkpoint is identified by the path of its manifest. Reading verifies it. A damaged checkpoint is
-skipped with a warning, and the one before it is used.
+A checkpoint is identified by the path of its manifest, and is verified when it is read. A damaged
+checkpoint is skipped with a warning, and the one before it is used.
 """
 
 import logging
@@ -38,15 +38,17 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointManager:
-    """The checkpoints of one run: saves, lists, verifies, loads and prunes them.
+    """A manager that saves, lists, verifies, loads and prunes the checkpoints of one run.
 
     Args:
         directory: the run's `checkpoints` folder.
-        retention: which checkpoints rotation keeps.
-        run_files: returns the other contents of every checkpoint; see `backup.run_files`.
+        retention: which checkpoints to keep when old ones are removed.
+        run_files: returns files of the run that every checkpoint also contains; see
+            `backup.run_files`.
 
     Attributes:
-        apart: returns where other machines store their parts of a version. None: nowhere.
+        apart: returns where other machines store their parts of a checkpoint, or None if all parts
+            are in this store.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class CheckpointManager:
         self._committed: list[str] = []
 
     def save(self, snapshot: Snapshot, **facts: Unpack[VersionFacts]) -> Path:
-        """Write a checkpoint, then remove those that rotation no longer keeps.
+        """Write a checkpoint, then remove old ones that the retention rules do not keep.
 
         Args:
             facts: kind, healthy and score, as in `Store.commit`.
@@ -86,9 +88,9 @@ class CheckpointManager:
         return self.store.manifest_path(name)
 
     def begin(self, snapshot: Snapshot, **facts: Unpack[VersionFacts]) -> None:
-        """Save like `save`, but only copy a large checkpoint now and write it in the background.
+        """Copy the state to memory now and write a large checkpoint in the background.
 
-        `collect` returns the checkpoint once it is committed.
+        A small checkpoint is written immediately. `collect` returns each one once it is committed.
 
         Raises:
             StorageError: as in `save`, or the previous checkpoint could not be written.
@@ -106,7 +108,7 @@ class CheckpointManager:
         return {**by_full_name(snapshot), **self.files()}
 
     def files(self) -> Mapping[str, TensorBytes]:
-        """Return the other contents of every checkpoint, or nothing if they cannot be read."""
+        """Return the run's files that a checkpoint contains, or nothing if they cannot be read."""
         try:
             return self.run_files()
         except OSError as error:  # resuming does not need them
@@ -114,18 +116,21 @@ class CheckpointManager:
             return {}
 
     def note_committed(self, name: str) -> None:
-        """Record a version that several ranks have written, so that `collect` returns it."""
+        """Register a checkpoint that several ranks have written, so that `collect` returns it."""
         self._committed.append(name)
 
     def write_by_parts(
         self, values: dict[str, Any], **facts: Unpack[VersionFacts]
     ) -> "PartwiseCheckpoint":
-        """Save as `save` does, for a state that arrives a few tensors at a time."""
+        """Begin a checkpoint whose tensors the caller adds a few at a time."""
         self._take_in(wait=True)
         return PartwiseCheckpoint(self, values, facts)
 
     def collect(self, wait: bool = False) -> list[Path]:
-        """Return the checkpoints that were begun and have been committed since the last call.
+        """Return the checkpoints committed since the last call of `collect`.
+
+        Args:
+            wait: wait for a checkpoint that is still being written.
 
         Raises:
             StorageError: a checkpoint could not be written. Earlier ones are untouched.
@@ -135,15 +140,15 @@ class CheckpointManager:
         return [self.store.manifest_path(name) for name in committed]
 
     def close(self) -> None:
-        """Finish the current write, and end the helper process that writes."""
+        """Finish the current write, and end the helper process that writes checkpoints."""
         if self._writer is not None:
             self._writer.close()
         self._writer = None
 
     def only_writer(self) -> AbstractContextManager[None]:
-        """Return a context in which nothing else writes.
+        """Return a context that locks the store, so that no other process writes to it.
 
-        While there is a helper process, it holds the store's lock for this process.
+        If a helper process writes the checkpoints, it already holds the lock.
         """
         return nullcontext() if self._writer is not None else only_writer(self.store.root)
 
@@ -157,7 +162,9 @@ class CheckpointManager:
         return [self.store.manifest_path(name) for name in reversed(self.store.versions())]
 
     def is_healthy(self, checkpoint: Path) -> bool:
-        """Return whether a run may resume from the checkpoint, apart from damage.
+        """Return whether the checkpoint was marked as healthy, so that a run may resume from it.
+
+        This does not check for damage to its tensors.
 
         Raises:
             CheckpointError: its manifest is damaged.
@@ -165,7 +172,7 @@ class CheckpointManager:
         return self.store.outline(checkpoint.stem).healthy
 
     def fetch_parts(self, checkpoint: Path) -> None:
-        """Fetch the parts of a checkpoint that other machines wrote to the backup destination.
+        """Download the parts of a checkpoint that other machines wrote to the backup destination.
 
         Raises:
             CheckpointError: the parts are unavailable.
@@ -181,12 +188,12 @@ class CheckpointManager:
             raise CheckpointError("run.foreign_parts_unreadable", error=error) from error
 
     def newest(self) -> Path:
-        """Return the newest healthy checkpoint that verifies; warn about damaged newer ones.
+        """Return the newest healthy, undamaged checkpoint, and warn about damaged newer ones.
 
-        Wait first until the helper process of a killed training has finished writing.
+        First wait until the helper process of a killed run has finished writing.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: there is no such checkpoint.
         """
         with self.only_writer():
             name, rejected = self.store.newest()
@@ -208,9 +215,9 @@ class CheckpointManager:
 
 
 class PartwiseCheckpoint:
-    """A checkpoint that is never in memory as a whole.
+    """A checkpoint written a few tensors at a time, so that it is never in memory as a whole.
 
-    The first error is kept until `commit`, so that the caller still adds all parts.
+    `commit` raises the first error of `add`, so that the caller can still add all tensors.
     """
 
     def __init__(
@@ -227,7 +234,7 @@ class PartwiseCheckpoint:
         self.add(manager.files())
 
     def add(self, tensors: Mapping[str, TensorBytes]) -> None:
-        """Write some of the tensors."""
+        """Write these tensors to the store."""
         if self._error is not None or not tensors:
             return
         try:
@@ -242,10 +249,10 @@ class PartwiseCheckpoint:
         }
 
     def commit(self) -> None:
-        """Commit the written parts as a version, which the manager's `collect` returns.
+        """Commit the added tensors as one checkpoint, which the manager's `collect` returns.
 
         Raises:
-            StorageError: the disk returned an error for a part. No version was made.
+            StorageError: the disk returned an error for a tensor. No checkpoint was made.
         """
         store = self.manager.store
         with self._lock:
@@ -258,7 +265,7 @@ class PartwiseCheckpoint:
 
 
 def by_full_name(snapshot: Snapshot) -> dict[str, torch.Tensor]:
-    """Return a snapshot's tensors by their full names."""
+    """Return a snapshot's tensors by their full names, "group/name"."""
     return {
         f"{group}/{name}": tensor
         for group, members in snapshot.tensors.items()
@@ -267,7 +274,7 @@ def by_full_name(snapshot: Snapshot) -> dict[str, torch.Tensor]:
 
 
 def as_bytes(state: State) -> dict[str, TensorBytes]:
-    """Return `state` as bytes, which share the memory of tensors on the CPU."""
+    """Return the tensors of `state` as bytes. Bytes of CPU tensors share their memory."""
     return {
         name: tensor if isinstance(tensor, TensorBytes) else to_bytes(tensor)
         for name, tensor in state.items()
@@ -275,7 +282,7 @@ def as_bytes(state: State) -> dict[str, TensorBytes]:
 
 
 def load_values(checkpoint: Path) -> Snapshot:
-    """Return a checkpoint without its tensors.
+    """Read the JSON values of a checkpoint, without its tensors.
 
     Raises:
         CheckpointError: its manifest is damaged.
@@ -285,7 +292,7 @@ def load_values(checkpoint: Path) -> Snapshot:
 
 
 def load_checkpoint(checkpoint: Path) -> Snapshot:
-    """Read a checkpoint and verify each part before use; tensors are on the CPU.
+    """Read and verify a checkpoint, with all tensors on the CPU.
 
     Raises:
         CheckpointError: the checkpoint is damaged.
@@ -296,5 +303,5 @@ def load_checkpoint(checkpoint: Path) -> Snapshot:
 
 
 def own_values(values: JsonObject) -> JsonObject:
-    """Return the training's own values, without those that say where a version's tensors are."""
+    """Return a manifest's values without the entries that describe where tensors are stored."""
     return {name: value for name, value in values.items() if name not in (KEY, COPIED_APART)}

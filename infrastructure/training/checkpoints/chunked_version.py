@@ -1,6 +1,6 @@
-"""Versions whose tensors several ranks wrote in chunks, read by a single process.
+"""Reading, in a single process, of checkpoints whose tensors several ranks wrote in chunks.
 
-backup/FORMAT.md describes the form of their manifest.
+backup/FORMAT.md describes the format of their manifest.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,13 +25,13 @@ TUPLE = "__tuple__"  # part of the format
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a tensor: its offset and length on each axis."""
+    """A rectangular part of a tensor: its offset and length along each axis."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this part of a tensor, sharing its memory."""
+        """Return this part of the tensor `whole`, as a view that shares its memory."""
         for axis, (start, length) in enumerate(zip(self.offsets, self.sizes, strict=True)):
             whole = whole.narrow(axis, start, length)
         return whole
@@ -48,11 +48,11 @@ class ChunkedTensor:
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor of a version, or a chunk of one.
+    """A tensor of a checkpoint, or a chunk of one.
 
     Attributes:
         group: the group in the state: "model", "optimizer", …
-        size: size of the whole tensor.
+        size: shape of the whole tensor.
         chunk: the part of the tensor that `content` holds.
     """
 
@@ -64,17 +64,17 @@ class Piece:
 
 
 def is_chunked(manifest: Manifest) -> bool:
-    """Return whether several ranks wrote the version, each its own part."""
+    """Return whether several ranks wrote the checkpoint, each its own part."""
     return KEY in manifest.values
 
 
 def pieces_of(store: Store, manifest: Manifest) -> Iterator[Piece]:
-    """Yield the tensors of a version, in chunks if it was written so, each verified.
+    """Yield the verified tensors of a checkpoint, in the chunks in which they were written.
 
     Files of the run are left out.
 
     Raises:
-        CheckpointError: the version is damaged. Nothing of the damaged part was yielded.
+        CheckpointError: the checkpoint is damaged. Damaged tensors are not yielded.
     """
     chunk_of = _chunks_by_name(manifest) if is_chunked(manifest) else {}
     missing = set(chunk_of)
@@ -96,10 +96,10 @@ def pieces_of(store: Store, manifest: Manifest) -> Iterator[Piece]:
 
 
 def tensors_of(store: Store, manifest: Manifest) -> dict[str, dict[str, torch.Tensor]]:
-    """Return all tensors of a version, assembled on the CPU, by group and name.
+    """Return all tensors of a checkpoint on the CPU, merged from their chunks, by group and name.
 
     Raises:
-        CheckpointError: the version is damaged.
+        CheckpointError: the checkpoint is damaged.
     """
     groups: dict[str, dict[str, torch.Tensor]] = {}
     for piece in pieces_of(store, manifest):
@@ -114,12 +114,12 @@ def tensors_of(store: Store, manifest: Manifest) -> dict[str, dict[str, torch.Te
 
 
 def load_whole(store: Store, manifest: Manifest) -> dict[str, object]:
-    """Return the tensors, on the CPU, and values of a chunked version.
+    """Return all tensors (on the CPU) and values of a chunked checkpoint in one dictionary.
 
-    They are keyed by their full names ("model.layer.weight").
+    Keys are full names, such as "model.layer.weight".
 
     Raises:
-        CheckpointError: the version is damaged, or was not written by several ranks.
+        CheckpointError: the checkpoint is damaged, or was not written by several ranks.
     """
     described_values(manifest)
     values: dict[str, object] = {
@@ -134,16 +134,16 @@ def load_whole(store: Store, manifest: Manifest) -> dict[str, object]:
 
 
 def chunk_name(key: str, offsets: tuple[int, ...]) -> str:
-    """Return the full name of a chunk: "model.a.b" at (0, 64) is "model/a.b@0,64"."""
+    """Return a chunk's name in the store: "model.a.b" at (0, 64) is "model/a.b@0,64"."""
     tensor_class, _, rest = key.partition(".")
     return f"{tensor_class}/{rest}@{','.join(map(str, offsets))}"
 
 
 def described_values(manifest: Manifest) -> Any:
-    """Return the description of a version that several ranks wrote.
+    """Return the manifest's description of the chunks that several ranks wrote.
 
     Raises:
-        CheckpointError: the version was not written by several ranks.
+        CheckpointError: the checkpoint was not written by several ranks.
     """
     if not is_chunked(manifest):
         raise CheckpointError("run.checkpoint_not_sharded")
@@ -151,7 +151,9 @@ def described_values(manifest: Manifest) -> Any:
 
 
 def described_tensors(manifest: Manifest) -> dict[str, ChunkedTensor]:
-    """Return the chunked tensors by their dotted names. The manifest is untrusted input.
+    """Return the chunked tensors that a manifest describes, by their dotted names.
+
+    The manifest is validated, because it is untrusted input.
 
     Raises:
         CheckpointError: the description is invalid.
@@ -166,7 +168,7 @@ def described_tensors(manifest: Manifest) -> dict[str, ChunkedTensor]:
 
 
 def decode_value(data: bytes) -> object:
-    """Decode a value that is not a tensor. The data is untrusted input.
+    """Decode the JSON of a value that is not a tensor. The data is untrusted input.
 
     Raises:
         CheckpointError: the data is not JSON.
@@ -186,7 +188,7 @@ def _chunks_by_name(manifest: Manifest) -> dict[str, tuple[str, ChunkedTensor, C
 
 
 def _refuse_oversized(tensors: Mapping[str, ChunkedTensor], manifest: Manifest) -> None:
-    """Refuse tensors larger than the objects that hold them, before anything is allocated."""
+    """Reject tensors larger than the stored objects, before memory is allocated for them."""
     claimed = sum(prod(tensor.size) * tensor.dtype.itemsize for tensor in tensors.values())
     if claimed > sum(pack.size_bytes for pack in manifest.packs):
         raise CheckpointError("run.manifest_claims_too_many_bytes", key=KEY, size=claimed)

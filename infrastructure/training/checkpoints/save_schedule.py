@@ -1,7 +1,4 @@
-"""A schedule of checkpoints besides the configured steps and epochs: by time or on request.
-
-The schedule also says how long before a deadline the training must stop.
-"""
+"""A schedule of additional checkpoints: at time intervals, on request, and before a deadline."""
 
 import math
 import time
@@ -23,15 +20,16 @@ NUM_REMEMBERED = 50
 
 
 class SaveSchedule:
-    """The times of saves, queried between two steps and inside long work between them.
+    """A schedule that decides when a checkpoint is due.
 
-    `auto` is Young's interval √(2·cost·mean time between failures), with the cost measured: J. W.
-    Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974.
+    With `auto`, the interval is Young's √(2·cost·mean time between failures), with the measured
+    cost of a save: J. W. Young, "A first order approximation to the optimum checkpoint interval",
+    CACM 17(9), 1974.
 
     Args:
         interval_seconds: time between two saves. None: no saves by time.
         deadline_seconds: time from now until the training must have ended. None: no deadline.
-        request: a file whose appearance requests a checkpoint. It is removed when one is made.
+        request: a file whose appearance requests a checkpoint. It is removed after the save.
         clock: a monotonic clock, in seconds.
     """
 
@@ -54,12 +52,12 @@ class SaveSchedule:
         self._gaps: deque[float] = deque(maxlen=NUM_REMEMBERED)
 
     def start(self, step: int) -> None:
-        """Start the clock for a run that resumes from the checkpoint of `step`."""
+        """Restart the clock when a run resumes from the checkpoint of `step`."""
         self._last_save = self._last_check = self.clock()
         self._saved_step = step
 
     def kind_due(self, step: int) -> SaveKind | None:
-        """Return the kind of the checkpoint that is due after `step`, or None."""
+        """Return the kind of checkpoint that is due after `step`, or None if none is due."""
         now = self.clock()
         self._gaps.append(now - self._last_check)
         self._last_check = now
@@ -71,7 +69,7 @@ class SaveSchedule:
 
     @property
     def current_interval_seconds(self) -> float:
-        """The time between two saves in seconds; infinite without saves by time."""
+        """The time between two saves in seconds; infinite if saves by time are off."""
         if self.interval_seconds is None:
             return math.inf
         if self.interval_seconds != "auto":
@@ -81,7 +79,7 @@ class SaveSchedule:
         return min(max(best, SHORTEST_SECONDS), LONGEST_SECONDS)
 
     def note_save(self, step: int, cost_seconds: float) -> None:
-        """Record that a checkpoint of `step` was begun and blocked training for `cost_seconds`."""
+        """Record that saving the checkpoint of `step` blocked training for `cost_seconds`."""
         self._costs.append(cost_seconds)
         self._last_save, self._saved_step = self.clock(), step
         if self.request is not None:
@@ -98,16 +96,16 @@ class SaveSchedule:
 
     @property
     def seconds_left(self) -> float:
-        """The seconds until the deadline; infinite without one."""
+        """The seconds until the deadline; infinite if there is no deadline."""
         if self.deadline_seconds is None:
             return math.inf
         return self._began + self.deadline_seconds - self.clock()
 
     def seconds_to_copy(self, reason: StopReason | None, patience_seconds: float) -> float:
-        """Return the seconds that a stopped training may wait for its backup.
+        """Return how many seconds a stopped run may wait for its backup to finish.
 
-        The sender of a signal may not wait long. Before a deadline, all of the remaining time is
-        available.
+        The result is `patience_seconds`. A run stopped by its deadline may use all the remaining
+        time.
         """
         is_deadline = reason is StopReason.DEADLINE
         return max(patience_seconds, self.seconds_left) if is_deadline else patience_seconds

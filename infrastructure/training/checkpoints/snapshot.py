@@ -1,7 +1,6 @@
-"""A snapshot of everything needed to resume a run, as named tensors and JSON values.
+"""Everything needed to resume a run, captured between two optimizer steps.
 
-There is no pickle: tensors go to safetensors, the rest to JSON. A snapshot is taken between two
-optimizer steps.
+Tensors are saved as safetensors and all other values as JSON. Nothing is pickled.
 """
 
 from collections.abc import Mapping
@@ -23,15 +22,14 @@ from infrastructure.training.core.state import Position, SkippedBatch, TrainingS
 
 @dataclass
 class Snapshot:
-    """The state of a run: `tensors` by group ("model", "optimizer", "random"), and JSON
-    `values`."""
+    """The state of a run: tensors by group ("model", "optimizer", "random"), and JSON values."""
 
     tensors: dict[str, Tensors]
     values: dict[str, Any]
 
 
 class VersionFacts(TypedDict, total=False):
-    """Facts about a version, as in `Store.commit`."""
+    """Properties of a checkpoint, as in `Store.commit`."""
 
     kind: str
     healthy: bool
@@ -39,7 +37,7 @@ class VersionFacts(TypedDict, total=False):
 
 
 class Participants(Protocol):
-    """The parts of a run that have their own state, besides the model."""
+    """The parts of a run, besides the model, whose state a checkpoint contains."""
 
     optimizer: torch.optim.Optimizer
     scheduler: LambdaLR | None
@@ -47,20 +45,20 @@ class Participants(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """The device of the training."""
+        """The device on which the model trains."""
 
     def state_dict(self) -> dict[str, object]:
-        """Return the state of the loop and its hooks that survives a restart, as JSON values."""
+        """Return the state of the loop and its hooks that a checkpoint contains, as JSON values."""
 
     def load_state_dict(self, saved: JsonObject) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
 
     def take_form(self, model: torch.nn.Module, saved: JsonObject) -> None:
-        """Give the model the form (number formats, ...) that it had when it was saved."""
+        """Convert the model's layers to the number formats that they had when it was saved."""
 
 
 def take_snapshot(state: TrainingState, parts: Participants) -> Snapshot:
-    """Return the whole state, sharing memory with the live tensors.
+    """Return the complete state. Its tensors share memory with the live ones.
 
     Write the snapshot before training continues, because training changes these tensors.
     """
@@ -119,7 +117,7 @@ def restore_snapshot(snapshot: Snapshot, state: TrainingState, parts: Participan
 
 
 def restore_progress(values: dict[str, Any], state: TrainingState) -> None:
-    """Restore the progress of a run, without weights and optimizer."""
+    """Restore a run's progress (step, position, metrics), but not its weights and optimizer."""
     state.position = Position(**values["position"])
     state.step = values["step"]
     state.step_is_ending = values["step_is_ending"]
@@ -147,7 +145,7 @@ def _restore_one(what: str, living: Any, saved: Mapping[str, object] | None) -> 
 
 
 def _rows_fixed(saved: dict[str, Any]) -> dict[str, Any]:
-    """Convert the saved list of rows to a tuple, which JSON does not have."""
+    """Convert the saved list `rows` back to a tuple, a type that JSON does not have."""
     return {**saved, "rows": tuple(saved["rows"])}
 
 

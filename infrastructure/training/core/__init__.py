@@ -1,1 +1,1 @@
-"""The basis of all parts of a run: its state, precision, metric sums and kinds of errors."""
+"""Types that all parts of training share: run state, precision, metric sums."""

@@ -1,4 +1,4 @@
-"""Sums over the steps since the last metrics record; tensors stay on the device until read."""
+"""Sums of metrics since the last record. Tensors stay on the device until they are read."""
 
 import math
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ Sum = torch.Tensor | float
 
 @dataclass
 class MetricAccumulator:
-    """Sums over the steps since the last record.
+    """Sums of metrics over the steps since the last record.
 
     Attributes:
         loss_sum: sum of the losses of all supervised items.
-        num_items: supervised items.
-        num_tokens: tokens, supervised or not.
-        num_steps: optimizer steps.
+        num_items: number of supervised items.
+        num_tokens: number of tokens, supervised or not.
+        num_steps: number of optimizer steps.
         grad_norm: gradient norm of the last step, before clipping.
-        learning_rate: used in the last step.
-        seconds: duration of the steps.
+        learning_rate: learning rate of the last step.
+        seconds: total duration of the steps.
     """
 
     loss_sum: Sum = 0.0
@@ -31,7 +31,7 @@ class MetricAccumulator:
     seconds: float = 0.0
 
     def add(self, step: "MetricAccumulator") -> None:
-        """Add one more step."""
+        """Add the metrics of one more step."""
         self.loss_sum = self.loss_sum + step.loss_sum
         self.num_items += step.num_items
         self.num_tokens += step.num_tokens
@@ -40,22 +40,18 @@ class MetricAccumulator:
 
     @property
     def loss(self) -> float:
-        """Mean loss per supervised item. Synchronizes with the device."""
+        """Mean loss per supervised item. Reading it synchronizes with the device."""
         return float(self.loss_sum) / max(1, self.num_items)
 
     def is_finite(self, has_scaler: bool) -> bool:
         """Return whether loss and gradient norm are finite. Synchronizes with the device.
 
-        With a loss scaler the gradient norm is ignored: the scaler handles overflows of the
-        gradients, and an overflow that it misses shows in the loss.
+        The gradient norm is ignored if there is a loss scaler, which handles overflows itself.
         """
         return math.isfinite(self.loss) and (has_scaler or math.isfinite(float(self.grad_norm)))
 
     def state_dict(self) -> dict[str, object]:
-        """Return the sums as JSON values, which are exact because a float32 is also a float64.
-
-        A loss that is not finite is refused before anything is saved.
-        """
+        """Return the sums as JSON values, without rounding."""
         return {
             "loss_sum": float(self.loss_sum),
             "num_items": self.num_items,
@@ -68,6 +64,5 @@ class MetricAccumulator:
 
 
 def _finite(value: float) -> float:
-    """Return `value`, or 0 if it is infinite, which JSON cannot hold (an overflow that a loss
-    scaler skipped)."""
+    """Return `value`, or 0 if it is infinite, because JSON has no infinity."""
     return value if math.isfinite(value) else 0.0

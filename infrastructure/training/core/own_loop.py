@@ -1,4 +1,7 @@
-"""The runs with a custom loop in this process, for functions that use the only one by default."""
+"""Registry of the runs in this process that use a custom training loop.
+
+Functions for custom loops use the only registered run if they are called without a context.
+"""
 
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -9,7 +12,7 @@ from infrastructure.training.core.state import TrainingState
 
 
 class OwnLoop(Protocol):
-    """The part of a `TrainingContext` that the functions for custom loops use."""
+    """The part of a `TrainingContext` that functions for custom training loops need."""
 
     @property
     def trainer(self) -> Any: ...
@@ -22,12 +25,12 @@ _OWN_LOOPS: WeakSet[OwnLoop] = WeakSet()
 
 
 def remember_own_loop(context: OwnLoop) -> None:
-    """Register a run that functions without arguments use while it is the only one."""
+    """Register a run that uses a custom training loop."""
     _OWN_LOOPS.add(context)
 
 
 def own_loop(context: OwnLoop | None, caller: str) -> OwnLoop:
-    """Return `context`, or the only run with a custom loop in this process.
+    """Return `context`, or if it is None, the only run with a custom loop in this process.
 
     Raises:
         ValueError: there is no such run, or there are several.

@@ -1,6 +1,6 @@
-"""Choice of the number format for the arithmetic, by what the device supports.
+"""Choice of the precision (fp32, bf16, fp16 or fp8) that a device supports.
 
-Weights stay in their own format; autocast chooses the format of each operation.
+Weights keep their own dtype; autocast chooses the dtype of each operation.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -15,10 +15,10 @@ from infrastructure.optimization.kernel_caches import bound_kernel_caches
 
 @dataclass(frozen=True)
 class Precision:
-    """A number format on a device: `name` is "fp32", "bf16", "fp16" or "fp8".
+    """A precision on a device: `name` is "fp32", "bf16", "fp16" or "fp8".
 
-    With fp8 the model's large layers multiply in fp8 (`train_in_fp8`), and everything else computes
-    in bf16.
+    With fp8, the model's large layers multiply in fp8 (`train_in_fp8`). Everything else computes in
+    bf16.
     """
 
     name: str
@@ -29,24 +29,25 @@ class Precision:
         return DTYPES.get(self.name, torch.bfloat16)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the context for forward passes and loss computation."""
+        """Return the autocast context for forward passes and loss computation."""
         if self.name == "fp32":
             return nullcontext()
         return torch.autocast(self.device_type, dtype=self.dtype)
 
     def create_scaler(self) -> torch.amp.GradScaler | None:
-        """Return a gradient scaler for fp16, whose small gradients would vanish; otherwise None."""
+        """Return a gradient scaler, which prevents underflow in fp16; None for other precisions."""
         return torch.amp.GradScaler(self.device_type) if self.name == "fp16" else None
 
 
 def choose_precision(mixed_precision: bool | str, device: torch.device) -> Precision:
-    """Return the format for `mixed_precision`: a format's name, False (fp32) or True (by device).
+    """Return the precision for the setting `mixed_precision`.
 
-    True means the result of `best_precision`: bf16 if the hardware supports it. In half precision
-    on a CPU, fewer kernels are cached from now on (`bound_kernel_caches`).
+    The setting is the name of a precision, False (fp32) or True (`best_precision` of the device).
+    For half precision on a CPU, this also limits the number of cached kernels
+    (`bound_kernel_caches`).
 
     Raises:
-        ValueError: fp16 was requested on a CPU, or fp8 on a device without it.
+        ValueError: fp16 was requested on a CPU, or fp8 on a device that does not support it.
     """
     precision = _chosen(mixed_precision, device)
     if device.type == "cpu" and precision.name != "fp32":
@@ -85,7 +86,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def training_device(name: str) -> torch.device:
-    """Return the device as `choose_device` does, for training in Temper's own loop.
+    """Return the device as `choose_device` does, after checking torch's global defaults.
 
     Raises:
         ValueError: as in `choose_device`, or a changed default of torch prevents training. The
@@ -98,7 +99,9 @@ def training_device(name: str) -> torch.device:
 
 
 def check_torch_defaults() -> None:
-    """Refuse torch defaults that an earlier notebook cell may have set and that break training.
+    """Raise if a global default of torch that prevents training is set.
+
+    An earlier notebook cell may have set it.
 
     Raises:
         ValueError: such a default is set. The message names it and says how to undo it.

@@ -1,6 +1,6 @@
-"""Choice between fp32 and bf16 on a CPU, by one matrix product.
+"""Choice between fp32 and bf16 on a CPU, by timing a matrix product.
 
-Some CPUs have the bf16 instructions but multiply more slowly with them.
+Some CPUs have bf16 instructions but multiply more slowly with them.
 """
 
 import time
@@ -24,12 +24,10 @@ PRECISION = "training.mixed_precision"
 
 @dataclass(frozen=True)
 class ProductChoice:
-    """The choice of fp32, because bf16 does not speed up a matrix product.
-
-    Such products are the reason to use bf16; everything else about it only costs time.
+    """The decision to use fp32, because bf16 matrix products are slower on this CPU.
 
     Attributes:
-        seconds: number format → minimum seconds of a product.
+        seconds: precision → shortest measured time of a matrix product.
     """
 
     seconds: Mapping[str, float]
@@ -55,7 +53,7 @@ class ProductChoice:
 
 
 def measured_choice() -> ProductChoice | None:
-    """Return fp32 if this CPU multiplies clearly more slowly in bf16; None: no choice is made."""
+    """Return the choice of fp32 if bf16 is clearly slower on this CPU; otherwise None."""
     seconds = product_seconds()
     if seconds[OTHER] < (1 - LEAST_GAIN) * seconds[USUAL]:
         return ProductChoice(seconds)
@@ -63,9 +61,9 @@ def measured_choice() -> ProductChoice | None:
 
 
 def product_seconds() -> dict[str, float]:
-    """Measure a matrix product with one thread, in both formats by turns.
+    """Time a single-threaded matrix product in both precisions, alternating.
 
-    Return number format → minimum seconds.
+    Return precision → shortest time in seconds.
     """
     seconds: dict[str, list[float]] = {name: [] for name in (USUAL, OTHER)}
     with threads_restored():
@@ -82,7 +80,7 @@ def product_seconds() -> dict[str, float]:
 
 @contextmanager
 def threads_restored() -> Iterator[None]:
-    """Restore torch's number of threads on exit."""
+    """Restore torch's number of threads when the context ends."""
     before = torch.get_num_threads()
     try:
         yield

@@ -1,4 +1,4 @@
-"""The state of a run at one moment: position, phase, and what hooks can read."""
+"""The current state of a run: position, phase, and everything else that hooks can read."""
 
 import math
 import signal
@@ -16,10 +16,11 @@ from infrastructure.training.core.metric_accumulator import Sum
 
 @dataclass
 class Position:
-    """The position of a run. Three integers suffice, because the order is a pure function.
+    """The position of a run in its data, always between two optimizer steps.
 
-    A position is always between two optimizer steps. `example` counts the examples of this epoch
-    that are already consumed, so training could continue from it with a different batch size.
+    Three integers suffice, because the order of the data can be computed again. `example` counts
+    the examples of this epoch that are already consumed, so a run could resume with another batch
+    size.
     """
 
     phase: int = 0
@@ -29,12 +30,12 @@ class Position:
 
 @dataclass
 class Phase:
-    """A stretch of training with one set of trainable parameters.
+    """A part of a run with one set of trainable parameters.
 
     Attributes:
         name: shown to the user.
         num_epochs: passes over the data in this phase.
-        parameters: names of the parameters that train. None: all that the optimizer knows.
+        parameters: names of the trainable parameters. None: all parameters in the optimizer.
         begins_anew: another model is trained, so its losses are not compared with earlier ones.
     """
 
@@ -79,12 +80,12 @@ class SkippedBatch:
     """A batch that is not trained on, because its loss was bad.
 
     Attributes:
-        step: the optimizer step that it would have been. It still counts as one.
+        step: the optimizer step that is skipped. It still counts as a step.
         epoch, example: where the batch begins in the data.
-        num_examples: its size.
+        num_examples: number of examples in the batch.
         kind: the reason: `RecoveryKind.NOT_FINITE` or `LOSS_SPIKE`.
-        rows: names of its rows; once `is_searched`, of those that are bad by themselves.
-        is_searched: its rows were tried one by one.
+        rows: names of the batch's rows. Once `is_searched`, only the rows that cause the bad loss.
+        is_searched: each row was tried separately.
     """
 
     step: int
@@ -97,7 +98,7 @@ class SkippedBatch:
 
 
 class StopReason(StrEnum):
-    """The reason why a run ends at a step that is not its last."""
+    """The reason why a run stops before its last step."""
 
     REQUESTED = "requested"  # a hook, such as early stopping, or the program around it
     SIGNAL = "signal"
@@ -108,13 +109,13 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class StepRewards:
-    """Results of the reward functions for the newest step.
+    """Results of the reward functions for the latest step.
 
     Attributes:
-        num_without: consecutive steps, up to this one, in which no function returned a finite
+        num_without: consecutive steps, including this one, in which no function returned a finite
             number.
-        num_tied: consecutive steps in which all answers to each prompt had the same rewards, so
-            that none of them is better than another.
+        num_tied: consecutive steps in which all answers to each prompt had the same reward, so that
+            there was nothing to learn from comparing them.
     """
 
     num_without: int = 0
@@ -123,36 +124,36 @@ class StepRewards:
 
 @dataclass
 class TrainingState:
-    """Everything that a hook may need, without the trainer itself.
+    """The state of a training run that hooks can read and extensions can change.
 
     Attributes:
         step: optimizer steps done.
         total_steps: optimizer steps of the whole training, all phases.
-        loss: mean loss per supervised item of the last finished step; NaN is shown as NaN.
+        loss: mean loss per supervised item of the last finished step; may be NaN.
         grad_norm: gradient norm of the last step; exactly 0 if all gradients are 0. None: unknown,
             or the batch was skipped.
-        learning_rate: used in the last step.
-        rewards: results of the last step. None: this training has no rewards.
-        metrics: the last step's numbers (`learning_rate`, `grad_norm`, `tokens`, `seconds`, ...).
-        evaluation: the last evaluation's numbers.
+        learning_rate: learning rate of the last step.
+        rewards: results of the reward functions in the last step. None: there are no rewards.
+        metrics: metrics of the last step (`learning_rate`, `grad_norm`, `tokens`, `seconds`, ...).
+        evaluation: metrics of the last evaluation.
         best_metric: the metric that selects the best checkpoint; best_is_greater: its direction.
         data_wait_seconds: time that the steps of this process waited for their data.
         num_processes: number of processes that share each batch.
-        batch: the examples of the newest step, as the data source returned them.
+        batch: the examples of the latest step, as the data source returned them.
         micro_batch_size: examples per forward pass; may shrink after running out of memory.
-        step_is_ending: the last step's weights are updated, but its end (events, evaluation, next
-            epoch) is still to be done. A resumed training does that first.
+        step_is_ending: the last step's weights are updated, but its events, evaluation or change of
+            epoch are still to be done. A resumed run does them first.
         evaluated_step: the step whose weights `evaluation` measured; -1 before the first.
         measured_on: the held-out rows of `evaluation` and `best_evaluation_loss`. None: unknown.
-        skipped: batches that are skipped.
-        recoveries: one JSON object for each error that the training recovered from: time, step,
-            kind, action, message, rows.
-        must_save: a hook has made a decision that depends on a clock. The training is saved at the
-            next opportunity, so that a resumed run repeats the decision.
+        skipped: batches that are not trained on.
+        recoveries: one JSON object for each error that the run recovered from: time, step, kind,
+            action, message, rows.
+        must_save: a hook has made a decision that depends on the time. The run is saved at the next
+            opportunity, so that a resumed run repeats the decision.
         stop_reason: why training is to end at the next step boundary, or None.
-        stop_message: the reason as a text for the user; nothing depends on it.
-        is_interrupted: the reason came from outside the training, and steps are left to train.
-        stop_signal: the name of the signal, if a signal was the reason.
+        stop_message: the stop reason as text for the user.
+        is_interrupted: the stop was requested while steps are left to train.
+        stop_signal: the name of the signal that stopped the run, if any.
     """
 
     model: torch.nn.Module
@@ -191,7 +192,7 @@ class TrainingState:
     stop_signal: str | None = None
 
     def stop(self, message: str, reason: StopReason = StopReason.REQUESTED) -> None:
-        """Ask the loop to end after the current step. The first reason given is kept."""
+        """Ask the loop to end after the current step. Only the first reason is recorded."""
         if self.stop_reason is None:
             self.stop_reason, self.stop_message = reason, message
 
@@ -201,7 +202,7 @@ class TrainingState:
         reason: StopReason = StopReason.REQUESTED,
         signal_number: int | None = None,
     ) -> None:
-        """Ask the loop to end although steps are left to train. A long evaluation is aborted."""
+        """Ask the loop to end before all steps are trained. A long evaluation is aborted."""
         if self.stop_reason is None and signal_number is not None:
             self.stop_signal = signal.Signals(signal_number).name
         self.stop(message, reason)
@@ -209,14 +210,11 @@ class TrainingState:
 
     @property
     def is_cut_short(self) -> bool:
-        """True if a stop from outside leaves steps to train.
-
-        A stop that comes with the last step does not.
-        """
+        """True if the run was interrupted before its last step."""
         return self.is_interrupted and self.step < self.total_steps
 
     def measure_on(self, rows: str | None) -> None:
-        """Declare which held-out rows are measured from now on, and drop numbers of other rows.
+        """Set the held-out rows for all further evaluations, and drop metrics of other rows.
 
         None means that the rows are unknown, and changes nothing.
         """
@@ -229,10 +227,9 @@ class TrainingState:
 
     @property
     def score(self) -> float | None:
-        """The best metric of exactly these weights, where lower is better: negated if greater is
-        better.
+        """The metric that selects the best checkpoint, for the current weights; lower is better.
 
-        None if it was not measured.
+        A metric for which greater is better is negated. None: not measured at these weights.
         """
         value = self.evaluation.get(self.best_metric) if self.evaluated_step == self.step else None
         if value is None or not math.isfinite(value):
@@ -240,5 +237,5 @@ class TrainingState:
         return -value if self.best_is_greater else value
 
     def every(self, num_steps: int | None) -> bool:
-        """Return whether this step is a multiple of `num_steps` (None or 0: always False)."""
+        """Return whether the current step is a multiple of `num_steps` (None or 0: False)."""
         return bool(num_steps) and self.step > 0 and self.step % int(num_steps or 1) == 0

@@ -1,15 +1,15 @@
 """Checkpoints of a sharded model: each rank writes and reads its own part.
 
 Each rank writes the objects that hold its shards. Rank 0 holds the store's lock and commits one
-manifest when all have written, so a version exists completely or not at all. The
-metadata of torch's planner (which chunk of which tensor is where) is JSON in the manifest; nothing
-is pickled to disk. A rank that sees the store's directory (one machine, or one file system)
-writes there. Other ranks copy their objects directly to the run's backup destination, where each is
-confirmed before the manifest is written. If there is no such destination, or the state is small,
-rank 0 gathers the state and writes an ordinary version.
+manifest when all ranks have written, so a checkpoint exists completely or not at all. The metadata
+of torch's planner (which chunk of which tensor is where) is JSON in the manifest. Nothing is
+pickled to disk. A rank that can access the store's directory (one machine, or one file system)
+writes there. Other ranks upload their objects directly to the run's backup destination, where each
+object is confirmed before the manifest is written. If there is no backup destination, or the state
+is small, rank 0 gathers the state and writes an ordinary checkpoint.
 
-Reading needs no shared disk, and works for both kinds of version with any number of ranks: rank 0
-reads, verifies and sends one tensor at a time, and each rank keeps its part. Planner and storage:
+Reading needs no shared disk, and works for both kinds of checkpoint with any number of ranks: rank
+0 reads, verifies and sends one tensor at a time, and each rank keeps its part. Planner and storage:
 https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
 """
 
@@ -85,24 +85,24 @@ def save_distributed(
     hash_name: str | None = None,
     **facts: Unpack[VersionFacts],
 ) -> str | None:
-    """Save a state of which every process has a part; all processes call this together.
+    """Save a sharded state as one checkpoint; all processes call this together.
 
     Args:
-        root: the store's directory, the same for all.
-        state_dict: nested; tensors, DTensors (shards are saved as they are, replicas once), and
-            JSON values.
-        values: values of the manifest, as in `Store.commit`; rank 0's are used.
-        retention: which versions rotation keeps. None: all.
-        files: files of the run, which the version also holds; rank 0's are used.
-        apart: where this process copies its part instead of `root`; never set on rank 0.
-        hash_name: the hash of all objects. None: the best that each process has.
+        root: the store's directory, the same for all processes.
+        state_dict: a nested dictionary of tensors, DTensors (shards are saved as they are, replicas
+            once) and JSON values.
+        values: values of the manifest, as in `Store.commit`; rank 0's values are used.
+        retention: which checkpoints to keep. None: all.
+        files: files of the run to include; rank 0's files are used.
+        apart: where this process uploads its part instead of `root`; never set on rank 0.
+        hash_name: the hash function for all objects. None: the best that each process has.
         facts: `kind`, `healthy`, `score` as in `Store.commit`.
 
     Returns:
-        The version's name on rank 0, None on the others.
+        The name of the new version in the store on rank 0, None on the other ranks.
 
     Raises:
-        StorageError: a rank could not write. No version was made, and earlier ones are untouched.
+        StorageError: a rank could not write. No checkpoint was made; earlier ones are untouched.
     """
     store = Store(root)
     store.hash_name = hash_name or store.hash_name
@@ -129,7 +129,7 @@ def save_together(
     """Write a checkpoint of a run with a sharded state; all ranks call this together.
 
     Args:
-        manager: rank 0's; None on the others.
+        manager: rank 0's manager; None on the others.
         snapshot: this rank's snapshot, with its parts of the tensors; rank 0's values are used.
         model: its size determines what counts as a small state, such as a LoRA.
 
@@ -186,9 +186,9 @@ def is_gathered(state_bytes: int, model: torch.nn.Module) -> bool:
 
 
 def seen_by(group: Group, root: Path) -> tuple[bool, bool]:
-    """Return whether this rank sees rank 0's directory `root`, and whether all ranks do.
+    """Return whether this rank can access rank 0's directory `root`, and whether all ranks can.
 
-    All ranks look for a file that rank 0 creates there.
+    All ranks look for a file that rank 0 creates in the directory.
     """
 
     def put() -> str:
@@ -205,7 +205,7 @@ def seen_by(group: Group, root: Path) -> tuple[bool, bool]:
 
 
 def all_ranks(group: Group, is_so: bool) -> bool:
-    """Return whether `is_so` holds on all ranks."""
+    """Return whether the condition `is_so` is True on all ranks."""
     count = torch.tensor([int(is_so)])
     group.sum([count])
     return int(count) == group.size
@@ -214,9 +214,9 @@ def all_ranks(group: Group, is_so: bool) -> bool:
 def way_apart(
     group: Group, manager: CheckpointManager | None, *, is_needed: bool
 ) -> tuple[RemoteSession | None, bool]:
-    """Return this rank's connection to the backup destination if it needs one.
+    """Return a connection to the backup destination, and whether every rank that needs one has it.
 
-    Also return whether all ranks that need a connection have one.
+    The connection is None if this rank does not need one or cannot connect.
     """
 
     def describe() -> JsonObject | None:
@@ -238,7 +238,7 @@ def _link_to(described: str) -> RemoteSession:
 def _save_gathered(
     manager: CheckpointManager | None, snapshot: Snapshot, **facts: Unpack[VersionFacts]
 ) -> None:
-    """Write an ordinary version from rank 0, which holds a few whole tensors at a time."""
+    """Write an ordinary checkpoint from rank 0, which gathers a few tensors at a time."""
     writing = None if manager is None else manager.write_by_parts(snapshot.values, **facts)
     part: dict[str, TensorBytes] = {}
     for name, tensor in by_full_name(snapshot).items():
@@ -260,12 +260,12 @@ def load_together(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
 ) -> Snapshot:
-    """Return a checkpoint for each rank: the tensors of its own parts, and all values.
+    """Load a checkpoint on all ranks: each rank's parts of the tensors, and all values.
 
     All ranks call this together.
 
     Args:
-        checkpoint: rank 0's; None on the others.
+        checkpoint: rank 0's path; None on the others.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or holds another state; raised on all ranks.
@@ -295,7 +295,7 @@ def load_together(
 
 
 def size_bytes(snapshot: Snapshot) -> int:
-    """Return the size in bytes of all tensors, each counted as a whole."""
+    """Return the total size in bytes of the whole (unsharded) tensors."""
     groups = snapshot.tensors.values()
     return sum(t.numel() * t.element_size() for members in groups for t in members.values())
 
@@ -306,7 +306,7 @@ def _of(manager: CheckpointManager | None) -> CheckpointManager:
 
 
 def _next_piece(group: Group, pieces: Iterator[Piece]) -> Piece | None:
-    """Return rank 0's next piece on every rank; None after the last."""
+    """Send rank 0's next piece to every rank and return it; None after the last piece."""
     own = next(pieces, None)
     facts = group.decide(lambda: None if own is None else _facts(own))
     if facts is None:
@@ -331,7 +331,7 @@ def _facts(piece: Piece) -> JsonObject:
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Return the parameters by their numbers in an optimizer's state."""
+    """Return an optimizer's parameters by their index in its state."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {str(number): parameter for number, parameter in enumerate(parameters)}
 
@@ -339,7 +339,7 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tens
 def _room_for(
     piece: Piece, like: torch.Tensor | None, optimizer: torch.optim.Optimizer
 ) -> torch.Tensor:
-    """Return memory for this rank's part of a tensor, sharded like the tensor it belongs to."""
+    """Allocate memory for this rank's part of a tensor, sharded like the matching weight `like`."""
     if piece.group == "optimizer":  # tensors with a weight's shape are sharded like the weight
         like = _optimizer_tensors(optimizer).get(piece.name.partition("/")[0])
     if isinstance(like, DTensor) and tuple(like.shape) == piece.size:
@@ -348,7 +348,7 @@ def _room_for(
 
 
 def _keep_own_part(target: torch.Tensor, piece: Piece) -> None:
-    """Copy the part of a piece that belongs to this rank's part of a tensor."""
+    """Copy the part of `piece` that this rank owns into `target`."""
     if not isinstance(target, DTensor):
         piece.chunk.of(target).copy_(piece.content)
         return
@@ -371,10 +371,10 @@ def _within(outer: Chunk, begins: Sequence[int], lengths: Sequence[int]) -> Chun
 
 
 def own_chunk(tensor: DTensor) -> Chunk:
-    """Return this rank's part of a tensor that is cut along its first axis as by `torch.chunk`.
+    """Return which chunk of a sharded or replicated tensor this rank holds.
 
     Raises:
-        ValueError: the tensor is cut in another way.
+        ValueError: the tensor is sharded in another way than along its first axis.
     """
     size = tuple(tensor.shape)
     [placement] = tensor.placements
@@ -388,7 +388,7 @@ def own_chunk(tensor: DTensor) -> Chunk:
 
 
 class JsonSavePlanner(DefaultSavePlanner):
-    """A variant of torch's planner that writes JSON, where torch's pickles all but tensors."""
+    """A variant of torch's planner that writes values as JSON instead of pickling them."""
 
     def transform_object(self, write_item: WriteItem, object: object) -> object:
         if write_item.type == WriteItemType.BYTE_IO:
@@ -398,12 +398,12 @@ class JsonSavePlanner(DefaultSavePlanner):
 
 
 class StoreWriter(StorageWriter):
-    """A writer of a rank's part of a state into a store or to the backup destination.
+    """A writer of one rank's part of a state, to a store or to the backup destination.
 
-    On rank 0 it also commits the version.
+    On rank 0 it also commits the checkpoint.
 
     Attributes:
-        name: the version's name, once it is committed.
+        name: the name of the new version in the store, once it is committed.
     """
 
     def __init__(
@@ -426,9 +426,9 @@ class StoreWriter(StorageWriter):
         self.name = None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None:
-        """Prepare the store, as the coordinator, which has the lock.
+        """Prepare the store on the coordinator, which holds the store's lock.
 
-        The other ranks begin to write after this, because they wait for the coordinator's plan.
+        The other ranks start writing later, because they first wait for the coordinator's plan.
         """
         if is_coordinator:
             self.store.sweep()
@@ -464,7 +464,7 @@ class StoreWriter(StorageWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Commit the version, after all ranks have written their parts and read them back."""
+        """Commit the checkpoint once all ranks have written and verified their parts."""
         written = [result.storage_data for of_rank in results for result in of_rank]
         packs: dict[Pack, int] = {}
         tensors = {
@@ -516,7 +516,7 @@ def _failures(error: CheckpointException) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def _one_process_is_enough() -> Iterator[None]:
-    """Suppress torch's warning about a missing process group, which is not needed here."""
+    """Suppress torch's warning about a missing process group, because one process needs none."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

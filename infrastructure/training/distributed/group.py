@@ -1,9 +1,9 @@
-"""Joint operations of the ranks of one training: agree, decide, sum, broadcast.
+"""Joint operations of the ranks of one run: agree, decide, sum, broadcast.
 
-With one process all of them do nothing. With several, tensors go through a process group of
-`torch.distributed`, and everything small goes through its key-value store. A rank polls the store
-in short rounds and checks on the others in the meantime, so a dead, stopped or stuck rank is found
-and named within a time limit. All ranks call the same methods in the same order.
+In a run with one process, these operations do nothing. With several processes, tensors go through a
+process group of `torch.distributed`, and small values go through its key-value store. A rank that
+waits also checks on the other ranks, so a dead, stopped or stuck rank is found and named within a
+time limit. All ranks call the same methods in the same order.
 """
 
 import json
@@ -51,7 +51,7 @@ PATIENCE_WITH_FIRST = 1.5
 
 
 class Status(IntEnum):
-    """The status of a rank; the highest status of all ranks counts."""
+    """The status of a rank. The most severe status of all ranks applies to the group."""
 
     FINE = 0
     SAVE = 1
@@ -62,13 +62,13 @@ class Status(IntEnum):
 
 
 class Group:
-    """A group of one, whose methods do nothing. `JoinedGroup` is a group of several ranks.
+    """A group of one process, whose operations do nothing. `JoinedGroup` has several ranks.
 
     Attributes:
-        rank: number of this process; 0 decides.
+        rank: number of this process; rank 0 decides.
         size: number of processes.
-        local_rank: number of this process on its machine: its GPU.
-        reason: text of the rank with the highest status in the last agreement; "": none.
+        local_rank: number of this process on its machine, which selects its GPU.
+        reason: reason given by the rank with the highest status in the last `agree`; "": none.
         moved_bytes: bytes of the tensors that were exchanged.
     """
 
@@ -87,8 +87,8 @@ class Group:
         """Return the highest status of all ranks.
 
         Args:
-            reason: an explanation of the status. Every rank's `reason` becomes the explanation of
-                the highest status.
+            reason: why this rank has its status. Afterwards the attribute `reason` of every rank's
+                group is that of the rank with the highest status.
 
         Raises:
             ProcessLostError: a rank failed, is gone, or makes no progress. The message names it.
@@ -97,7 +97,7 @@ class Group:
         return status
 
     def decide(self, make: Callable[[], Any]) -> Any:
-        """Return rank 0's value on every rank.
+        """Return on every rank the value that `make` returns on rank 0.
 
         Args:
             make: returns a JSON value; called only on rank 0.
@@ -108,31 +108,31 @@ class Group:
         return make()
 
     def sum(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Replace the tensors on every rank by their sum over all ranks, identical bit for bit.
+        """Replace the tensors by their sum over all ranks, which is bit-identical on every rank.
 
         Raises:
             ProcessLostError: as in `agree`.
         """
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Replace the tensors on every rank by rank 0's values.
+        """Replace the tensors on every rank by those of rank 0.
 
         Raises:
             ProcessLostError: as in `agree`.
         """
 
     def note_progress(self) -> None:
-        """Show progress during long work, so that no other rank considers this one stuck."""
+        """Report progress during long work, so that other ranks do not consider this rank stuck."""
 
     def busy(self) -> AbstractContextManager[None]:
-        """Return a context for work without countable steps, such as loading a model.
+        """Return a context for long work without progress reports, such as loading a model.
 
-        The other ranks wait several times as long for this rank inside the context.
+        Inside the context, the other ranks wait several times as long for this rank.
         """
         return nullcontext()
 
     def watched(self) -> AbstractContextManager[None]:
-        """Return a context in which errors of torch's own communication name the lost rank.
+        """Return a context that makes torch's communication errors name the lost rank.
 
         Raises:
             ProcessLostError: a rank is gone.
@@ -140,33 +140,33 @@ class Group:
         return nullcontext()
 
     def request_stop(self, reason: str) -> None:
-        """Raise this rank's status to at least STOP from now on; safe in a signal handler."""
+        """Set this rank's status to at least STOP from now on; safe in a signal handler."""
 
     def leave(self, reason: str | None = None) -> None:
         """Notify the other ranks that this rank leaves; a second call does nothing.
 
         Args:
-            reason: why this rank fails, which the others report. None: it has done its part.
+            reason: why this rank fails, which the other ranks report. None: its work is done.
         """
 
     def close(self, reason: str | None = None) -> None:
-        """Leave, and release all resources; a second call does nothing."""
+        """Leave the group and release all resources; a second call does nothing."""
 
 
 ALONE = Group()
 
 
 class JoinedGroup(Group):
-    """One rank of several. It joins on creation and waits for the others.
+    """A group of several ranks. Creating it joins this rank and waits for the others.
 
     Args:
-        store: read and written by all ranks; nothing else writes below its prefix.
+        store: a key-value store that all ranks use, with a prefix of its own.
         device: the device on which this rank computes.
-        limit_seconds: a rank that the others wait for is lost if it shows no progress for that
-            long. A silent rank is lost after half a minute at most.
-        watch: raises if a process is already known to be gone; called while waiting.
-        on_orphaned: called in another thread when the store is gone, together with the process that
-            started the training.
+        limit_seconds: a rank that others wait for counts as lost after this time without progress.
+            A rank without a heartbeat counts as lost after at most half a minute.
+        watch: called while waiting; raises if a process is already known to be gone.
+        on_orphaned: called in another thread when the store, and with it the process that started
+            the training, is gone.
 
     Raises:
         ProcessLostError: not all ranks joined.
@@ -303,7 +303,7 @@ class JoinedGroup(Group):
         """Exchange tensors in buckets, a few at a time.
 
         Args:
-            with_values: the bits are numbers; otherwise they are bytes.
+            with_values: treat the tensors as numbers; otherwise as raw bytes.
         """
         self._next_round()
         going: list[tuple[dist.Work, torch.Tensor, list[torch.Tensor]]] = []
@@ -329,8 +329,7 @@ class JoinedGroup(Group):
     def _wait_for(self, work: dist.Work) -> None:
         """Wait for an exchange, and check on the other ranks once it has taken a while.
 
-        The check does not come earlier, because a rank may leave as soon as it has done its part of
-        the last exchange.
+        Checking earlier could find a rank that has already left after finishing its part.
         """
         watch: _Watch | None = None
         others = [rank for rank in range(self.size) if rank != self.rank]
@@ -377,10 +376,10 @@ class JoinedGroup(Group):
         return json.loads(self._get(key))
 
     def _wait(self, keys: Sequence[str], whose: Sequence[int]) -> None:
-        """Wait until all keys are set.
+        """Wait until all keys are set in the store.
 
         Args:
-            whose: the ranks that set them, in that order; one rank for one key.
+            whose: for each key, the rank that sets it.
 
         Raises:
             ProcessLostError: one of the ranks is lost.
@@ -396,7 +395,7 @@ class JoinedGroup(Group):
             time.sleep(self._pause(now - started))
 
     def _pause(self, waited_seconds: float) -> float:
-        """Return the pause between two looks at the store: a small share of the wait so far."""
+        """Return the seconds until the next poll of the store, which grow with the wait so far."""
         longest = LONGEST_PAUSE_SECONDS if waited_seconds > LONG_SECONDS else POLL_SECONDS * 4
         return min(longest, max(POLL_SECONDS / 4, waited_seconds / 50)) * max(1.0, self.size / 8)
 
@@ -408,20 +407,20 @@ class JoinedGroup(Group):
         return self._are_set([key])
 
     def has_ended(self, rank: int) -> bool:
-        """Return whether a rank has announced its end; False if that can no longer be known."""
+        """Return whether a rank has announced its end; False if the store is gone."""
         with suppress(RuntimeError):
             return self.reason_of(rank) is not None
         return False
 
     def reason_of(self, rank: int) -> str | None:
-        """Return the reason why a rank has left, "" if it gave none; None if it has not left."""
+        """Return why a rank has left, "" if it gave no reason, or None if it has not left."""
         key = f"left/{rank}"
         if not self._store.check([key]):
             return None
         return json.loads(self._store.get(key)) or ""
 
     def pulse_of(self, rank: int) -> "Pulse":
-        """Return the last sign of life of a rank."""
+        """Return the latest heartbeat of a rank."""
         key = f"pulse/{rank}"
         if not self._store.check([key]):
             return Pulse(0, 0, is_busy=True)  # it is not there yet
@@ -429,13 +428,13 @@ class JoinedGroup(Group):
         return Pulse(beats, progress, bool(is_busy))
 
     def name_of(self, rank: int) -> str:
-        """Return the name of a rank for messages."""
+        """Return how messages refer to a rank, with the number of ranks."""
         return phrase("training.rank_of_size", rank=rank, size=self.size)
 
 
 @dataclass(frozen=True)
 class Pulse:
-    """The counts of a rank's signs of life and of its progress; `is_busy`: see `busy`."""
+    """A heartbeat of a rank: its counts of beats and progress, and whether it is in `busy`."""
 
     beats: int
     progress: int
@@ -443,7 +442,7 @@ class Pulse:
 
 
 class _NamedErrors:
-    """A context that replaces torch.distributed's errors by one that names the lost process."""
+    """A context that replaces torch.distributed's errors with one that names the lost rank."""
 
     def __init__(self, group: JoinedGroup) -> None:
         self.group = group
@@ -459,9 +458,9 @@ class _NamedErrors:
 def _who_left(group: JoinedGroup, error: Exception) -> ProcessLostError:
     """Return an error that names the rank whose end broke an exchange.
 
-    The end of one rank also breaks the exchanges of others. The error names the rank that gave a
-    reason for its end; otherwise one that sends no heartbeat while this function waits; otherwise
-    one that left without a reason.
+    The end of one rank also breaks the exchanges of others. So the error names, in this order, a
+    rank that gave a reason for its end, a rank that sends no heartbeat while this function waits,
+    or a rank that left without a reason.
     """
     others = [rank for rank in range(group.size) if rank != group.rank]
     began = time.monotonic()
@@ -493,7 +492,7 @@ def _who_left(group: JoinedGroup, error: Exception) -> ProcessLostError:
 
 @dataclass
 class _Seen:
-    """What one wait has observed of a rank: its counts, and when each last changed."""
+    """What one wait has observed of a rank: its last counts, and the time of each last change."""
 
     beats: int
     progress: int
@@ -502,7 +501,7 @@ class _Seen:
 
 
 class _Watch:
-    """A check on the ranks that one wait depends on."""
+    """A check, during one wait, of the ranks that this process waits for."""
 
     def __init__(self, group: JoinedGroup, ranks: Sequence[int]) -> None:
         self.group, self.ranks = group, list(ranks)
@@ -519,15 +518,15 @@ class _Watch:
 
     @property
     def _joins_within(self) -> float:
-        """The time limit for a rank that has not shown any sign of life yet."""
+        """The time limit in seconds for the first heartbeat of a rank."""
         return max(self.limit, LEAST_JOINING_SECONDS)
 
     def look(self, ranks: Sequence[int] | None = None) -> None:
         """Check the ranks.
 
         Raises:
-            ProcessLostError: one of `ranks` (None: of all) has left, is silent, or makes no
-                progress.
+            ProcessLostError: one of `ranks` (None: all watched ranks) has left, is silent, or makes
+                no progress.
         """
         self.group.watch()
         self._forgive_pause()
@@ -536,9 +535,9 @@ class _Watch:
                 self._look_at(rank)
 
     def _forgive_pause(self) -> None:
-        """Extend the limits if this process itself was paused, for instance with its whole machine.
+        """Extend the time limits if this process was paused, for instance with its whole machine.
 
-        The others may then have been paused, too.
+        The other ranks may have been paused, too.
         """
         now = time.monotonic()
         pause, self.looked_at = now - self.looked_at, now
@@ -611,9 +610,9 @@ def _broadcast(flat: torch.Tensor, async_op: bool) -> dist.Work | None:
 
 
 def buckets_of(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Yield tensors of one type and device together, up to a size.
+    """Yield buckets of tensors with the same dtype and device, up to a size limit.
 
-    Every rank with the same tensors gets the same buckets.
+    All ranks get the same buckets if they have the same tensors.
     """
     filling: dict[tuple[torch.dtype, str], list[torch.Tensor]] = {}
     sizes: dict[tuple[torch.dtype, str], int] = {}
@@ -631,7 +630,10 @@ def buckets_of(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 def _flat(bucket: list[torch.Tensor]) -> torch.Tensor:
-    """Return one row of all elements, which shares the memory of a single contiguous tensor."""
+    """Return all elements of a bucket as one 1-D tensor.
+
+    The result shares memory with a bucket's only tensor if that is contiguous.
+    """
     if len(bucket) == 1:
         return bucket[0].detach().contiguous().view(-1)
     return torch.cat([tensor.detach().reshape(-1) for tensor in bucket])

@@ -1,11 +1,11 @@
-"""The agent of `temper train` on several processes, which starts and restarts them.
+"""The agent that starts `temper train` on several processes and restarts them.
 
-Each process is the same command in its own Python, as torchrun would start it, and finds rank, size
-and store in its environment. torch's elastic agent starts and watches the processes, and ends the
-rest when one has ended. It restarts regardless of the reason, so it gets only one attempt each
-time, and this module decides what comes next: either rank 0 has reported how it ended
-(`core/agent.py`), or a process is lost. Signals go only to rank 0, which takes the time it needs to
-save, and the others end with it.
+Each process runs the same command in its own Python, as torchrun would start it, and reads rank,
+size and store from its environment. torch's elastic agent starts and watches the processes, and
+ends the rest when one has ended. It would restart them regardless of the reason, so it gets only
+one attempt each time, and this module decides what happens next: either rank 0 has reported how the
+run ended (`core/agent.py`), or a process is lost. Signals go only to rank 0, which takes the time
+that it needs to save. The other ranks end with it.
 """
 
 import logging
@@ -58,23 +58,23 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class _Ending:
-    """The end of an attempt: rank 0's exit code, or the loss of a process."""
+    """The result of an attempt: rank 0's exit code, and a message if a process was lost."""
 
     code: int
     loss: str | None = None
 
 
 class Agent:
-    """The agent that runs a command on several processes of this machine.
+    """An agent that runs a command on several processes of this machine.
 
     Args:
-        words: the command line that each process gets.
+        words: the command-line arguments of each process.
         size: number of processes.
         show_line: shows a line to the user.
-        stdin: standard input of each process. None: the same as of this process.
-        module: the module that they run.
-        show_end: shows a line from rank 0 about the end of the training.
-        before_line: receives the directory of the run, once it exists, before a line is shown.
+        stdin: standard input of each process. None: inherited from this process.
+        module: the Python module that each process runs.
+        show_end: shows one of rank 0's closing lines.
+        before_line: called with the run's directory, once it exists, before a line is shown.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Agent:
         """Train to the end, and return rank 0's exit code, or PROCESS_LOST after repeated losses.
 
         Raises:
-            StopSignal: a signal came while no rank existed to stop in an orderly way.
+            StopSignal: a signal came while there was no rank 0 to forward it to.
         """
         path = Path(tempfile.mkdtemp(prefix="temper-agent-"))
         try:
@@ -147,7 +147,7 @@ class Agent:
     def _attempt(
         self, folder: AgentFolder, logs: Path, attempt: int
     ) -> Mapping[int, ProcessFailure]:
-        """Run all ranks until they have ended, and return those without exit code 0."""
+        """Run all ranks until they end, and return those that failed."""
         variables = {**module_variables(), **agent_variable(folder)}
         variables[THREADS_VARIABLE] = os.environ.get(THREADS_VARIABLE) or str(
             max(1, torch.get_num_threads() // self.size)
@@ -185,7 +185,7 @@ class Agent:
     def _judged(
         self, folder: AgentFolder, failures: Mapping[int, ProcessFailure], logs: Path
     ) -> _Ending:
-        """Return the end of the attempt as rank 0 reported it, unless another rank died earlier."""
+        """Return the result that rank 0 reported, or a loss if another rank died before."""
         code, own = folder.exit_code, failures.get(0)
         if code is None and own is not None and own.exitcode > 0:
             code = own.exitcode
@@ -206,9 +206,11 @@ class Agent:
         logs: Path,
         cause: ProcessFailure | None,
     ) -> str:
-        """Return an ending that names the lost rank and the reason.
+        """Return a message that names the lost rank and the reason.
 
-        The lost rank is the one that ended by itself, or the one that the others have lost.
+        Args:
+            cause: the rank that ended by itself. None: look for a rank that others lost contact
+                with.
         """
         if cause is not None:
             return self._fate(cause, logs)
@@ -270,10 +272,9 @@ _ENDED_BY_OTHERS = (
 def _died_before(
     failures: Mapping[int, ProcessFailure], own: ProcessFailure | None
 ) -> ProcessFailure | None:
-    """Return the first rank that a signal ended, unless rank 0 had ended before.
+    """Return the first rank that a signal ended before rank 0 ended; None if there is none.
 
-    torch's agent itself ends the ranks that are left after that (SIGTERM, and half a minute later
-    SIGKILL).
+    SIGTERM does not count, because torch's agent sends it to the remaining ranks.
     """
     before = _others_before(failures, own)
     died = (one for one in before if one.exitcode < 0 and one.exitcode != -signal.SIGTERM)
@@ -283,7 +284,7 @@ def _died_before(
 def _failed_before(
     failures: Mapping[int, ProcessFailure], own: ProcessFailure | None
 ) -> ProcessFailure | None:
-    """Return the first rank that ended by its own error, unless rank 0 had ended before."""
+    """Return the first rank that ended by its own error before rank 0 ended, or None."""
     failed = (f for f in _others_before(failures, own) if f.exitcode not in _ENDED_BY_OTHERS)
     return next(failed, None)
 
@@ -297,14 +298,14 @@ def _others_before(
 
 
 def _newest_version(folder: AgentFolder) -> str:
-    """Return the newest version of rank 0's run, or ""."""
+    """Return the name of the newest checkpoint of the run, or "" if there is none."""
     if folder.run is None:
         return ""
     return next(iter(Store(folder.run / "checkpoints").versions()), "")
 
 
 def _words(logs: Path, rank: int) -> bytes:
-    """Return the end of a rank's standard error in an attempt; rank 0's is shown on the screen."""
+    """Return the end of a rank's standard error in one attempt; empty for rank 0."""
     for path in logs.glob(f"*/attempt_*/{rank}/stderr.log"):
         with suppress(OSError), path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - KEPT_BYTES))
@@ -313,7 +314,7 @@ def _words(logs: Path, rank: int) -> bytes:
 
 
 def _keep_words(folder: AgentFolder, logs: Path, size: int) -> None:
-    """Append the other ranks' standard error to the run's logs, without secrets."""
+    """Append the standard error of all ranks except rank 0 to the run's logs, without secrets."""
     if folder.run is None:
         return
     for rank in range(1, size):
@@ -327,7 +328,7 @@ def _keep_words(folder: AgentFolder, logs: Path, size: int) -> None:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set these environment variables for processes started inside."""
+    """Set environment variables for processes started inside the context."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ |= variables
     try:
@@ -354,7 +355,7 @@ def _torch_is_silent() -> Iterator[None]:
 
 @contextmanager
 def _standard_input(content: bytes) -> Iterator[None]:
-    """Start processes inside with `content` on standard input, without writing it to a disk."""
+    """Give `content` as standard input to processes started inside the context, without a file."""
     before = os.dup(0)
     try:
         with _unnamed_file() as file:

@@ -1,7 +1,7 @@
-"""The ways in which the ranks of one training find each other: by a launcher, or by rank 0 itself.
+"""The ways in which the ranks of one run find each other: by a launcher, or started by rank 0.
 
-A rank that was started by another process waits until rank 0 needs it. The ranks meet in a store of
-`torch.distributed`: the launcher's, or one that rank 0 holds for this machine only.
+A rank that another process started waits until rank 0 needs it. The ranks meet in a key-value store
+of `torch.distributed`: the launcher's, or one that rank 0 opens for this machine only.
 """
 
 import os
@@ -33,11 +33,11 @@ RANK_0_WITHIN = timedelta(minutes=30)
 
 @dataclass(frozen=True)
 class Member:
-    """This process as a member of one training.
+    """This process as one of the ranks of a run.
 
     Attributes:
-        local_rank: its number on this machine: its GPU.
-        store: read and written by all members.
+        local_rank: number of this process on its machine, which selects its GPU.
+        store: key-value store that all members use.
     """
 
     rank: int
@@ -46,14 +46,13 @@ class Member:
     store: dist.Store
 
     def call_others(self, device_type: str, limit_seconds: float) -> None:
-        """Call the other ranks, with the type of their devices and the limit of the group."""
+        """Start the waiting ranks by sending them the device type and the group's time limit."""
         self.store.set(CALL, f"{device_type} {limit_seconds}")
 
     def called(self) -> tuple[str, float] | None:
-        """Wait until rank 0 needs this process, and return the device type and the limit in
-        seconds.
+        """Wait until rank 0 needs this process; return the device type and time limit in seconds.
 
-        None if rank 0 will never need it, or is gone.
+        None if rank 0 will not need it, or is gone.
         """
         try:
             while not self.store.check([CALL]):
@@ -68,10 +67,10 @@ class Member:
 
 
 def by_launcher(launch: LaunchedProcess) -> Member:
-    """Return the member for a process that a launcher started.
+    """Return this process's `Member` if a launcher such as torchrun started it.
 
     Raises:
-        ProcessLostError: the launcher is gone, or rank 0 has not come.
+        ProcessLostError: the launcher is gone, or rank 0 did not appear.
     """
     # An agent's store exists before its ranks.
     has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -84,10 +83,10 @@ def by_launcher(launch: LaunchedProcess) -> Member:
 
 
 def _store_of_rank_0(launch: LaunchedProcess) -> dist.Store:
-    """Return the store that rank 0 opens when it needs the others.
+    """Return the key-value store that rank 0 opens when it needs the others.
 
-    The store is awaited in short rounds: torch's own wait would handle no signal, and in it rank 0
-    would also wait for the others.
+    This polls for the store, because torch's own wait would not handle signals and would make rank
+    0 wait for the others.
     """
     address, port = launch.address, int(os.environ["MASTER_PORT"])
     deadline = time.monotonic() + RANK_0_WITHIN.total_seconds()
@@ -114,15 +113,15 @@ def _listens(address: str, port: int) -> bool:
 
 
 class StartedRanks:
-    """The processes of the ranks from 1 on, which this process starts on its machine.
+    """The processes of ranks 1 and up, which this process starts on its machine.
 
     Args:
-        size: number of ranks, this process included.
+        size: number of ranks, including this process.
         num_threads: threads of each process. None: its own default.
 
     Attributes:
-        member: rank 0.
-        processes: by rank.
+        member: this process, as rank 0.
+        processes: the started processes, by rank.
     """
 
     def __init__(self, size: int, num_threads: int | None) -> None:
@@ -148,23 +147,21 @@ class StartedRanks:
         }
 
     def end(self, patience_seconds: float) -> None:
-        """Wait for the processes to end, since they have done their part; kill those that do
-        not."""
+        """Wait for the started processes to end, and kill those that do not."""
         end_all([*self.processes.values()], patience_seconds)
 
 
 def started_by_rank_0(port: int, rank: int, size: int) -> Member:
-    """Return the member for a process that rank 0 started."""
+    """Return this process's `Member` if rank 0 started it."""
     host = dist.TCPStore(LOOPBACK, port, None, False, STORE_TIMEOUT)
     return Member(rank, size, rank, dist.PrefixStore(os.environ.pop(SECRET_VARIABLE), host))
 
 
 @contextmanager
 def others_dismissed() -> Iterator[None]:
-    """Dismiss on exit the ranks that still wait for rank 0, if it has trained nothing.
+    """On exit, dismiss the ranks that still wait for rank 0 because it has not trained anything.
 
-    It has trained nothing if, for example, its run was already finished. Without a launcher, do
-    nothing.
+    That is the case if, for example, the run was already finished. Do nothing without a launcher.
     """
     yield
     launch = launched_process()

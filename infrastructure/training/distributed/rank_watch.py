@@ -1,8 +1,8 @@
-"""The agent's check for ranks that are stopped, or that remain after rank 0 has ended.
+"""Detection of ranks that are stopped (SIGSTOP), or that remain after rank 0 has ended.
 
-torch's agent would wait for such ranks forever. The ranks check on each other while they train
-(`group.py`). Before and after that, one may wait for another that a signal, a debugger or a job
-scheduler has stopped and forgotten, and a stopped process does not notice a request to end.
+torch's agent would wait for such ranks forever. While the ranks train, they check on each other
+(`group.py`). Before and after that, a rank may wait for one that a signal, a debugger or a job
+scheduler has stopped. A stopped process does not notice a request to end.
 """
 
 import signal
@@ -25,7 +25,7 @@ LONG_PAUSE_SECONDS = 5.0  # between two checks
 
 
 def living_ranks() -> dict[int, psutil.Process]:
-    """Return the processes that this process has started as ranks, by rank."""
+    """Return the rank processes that this process started and that still run, by rank."""
     ranks: dict[int, psutil.Process] = {}
     for child in psutil.Process().children():
         with suppress(psutil.Error):
@@ -43,7 +43,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 @dataclass
 class RankWatch:
-    """A check that kills ranks which the others, or torch's agent, would wait for forever.
+    """A check that kills ranks for which the other ranks or torch's agent would wait forever.
 
     Args:
         size: number of ranks.
@@ -94,7 +94,7 @@ class RankWatch:
 
 @contextmanager
 def ranks_watched(size: int) -> Iterator[RankWatch]:
-    """Check on the ranks that this process has started, from a thread."""
+    """Check on the ranks that this process started, in a thread, while the context lasts."""
     watch, is_over = RankWatch(size), threading.Event()
 
     def look() -> None:

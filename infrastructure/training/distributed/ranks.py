@@ -1,4 +1,4 @@
-"""Rank 0's side of a group: the start, joining and end of the other ranks."""
+"""Start, joining and end of the other ranks, from rank 0's side."""
 
 from collections.abc import Callable
 
@@ -16,18 +16,18 @@ PATIENCE_SECONDS = 5.0
 
 
 class Ranks:
-    """The ranks of one training. They exist from `join` until `close`.
+    """The ranks of one run. They exist from `join` until `close`.
 
     Args:
-        config: configuration of the whole run; the others build their model and data from it.
-        size: number of ranks, this process included.
+        config: configuration of the whole run, from which each rank builds its model and data.
+        size: number of ranks, including this process.
         device: the device on which rank 0 computes.
-        launched_as: facts from the launcher that has started the others. None: they are started
-            here.
+        launched_as: information from the launcher that started the other ranks. None: this process
+            starts them.
         limit_seconds: see `JoinedGroup`.
 
     Attributes:
-        welcome: called with the group when all ranks have joined; sends them what they train.
+        welcome: called with the group when all ranks have joined, to send them what to train.
         group: the group of the current training.
         moved_bytes: bytes of the tensors that rank 0 has exchanged in finished runs.
     """
@@ -51,11 +51,11 @@ class Ranks:
 
     @property
     def pids(self) -> list[int]:
-        """Process IDs of the ranks that were started here."""
+        """Process IDs of the ranks that this process started."""
         return [p.pid for p in self._started.processes.values()] if self._started else []
 
     def launch(self) -> None:
-        """Start the other ranks, which takes a while; they then wait for `join`."""
+        """Start the other ranks, which takes a while. Each then waits until `join`."""
         if self._member is not None:
             return
         if self.launched_as is not None:
@@ -66,10 +66,10 @@ class Ranks:
         self._member = self._started.member
 
     def join(self) -> Group:
-        """Return the group, with all ranks in it.
+        """Wait for all ranks, and return their group.
 
         Raises:
-            ProcessLostError: a rank is unavailable. The message says which, and why.
+            ProcessLostError: a rank is unavailable. The message says which one, and why.
         """
         if self.group is not None:
             return self.group
@@ -99,7 +99,7 @@ class Ranks:
         """Release the other ranks; a second call does nothing.
 
         Args:
-            reason: the failure here, which is sent to them. None: all is done.
+            reason: the error of this rank, which is sent to the others. None: no error.
         """
         if self.group is not None:
             self.group.leave(reason)
@@ -115,7 +115,7 @@ class Ranks:
 
     @property
     def _shares_cores(self) -> bool:
-        """True if all ranks share this machine's cores; a launcher already divides them."""
+        """True if the ranks must divide this machine's cores; a launcher does that itself."""
         return self.device.type == "cpu" and self.launched_as is None
 
     @property
@@ -123,7 +123,7 @@ class Ranks:
         return max(1, self._num_threads // self.size)
 
     def _refuse_dead(self) -> None:
-        """Check the processes that were started here.
+        """Raise if a rank that this process started has ended.
 
         Raises:
             ProcessLostError: one of them has ended.

@@ -1,7 +1,8 @@
-"""The mode *replicate*: every rank holds the whole model and computes the gradients of its share.
+"""Data-parallel training (*replicate*): every rank has the whole model and a share of the batch.
 
 Frozen weights are on each rank from the start. The gradients of trained weights are summed in flat
-buckets once all ranks have theirs, so that a batch can be repeated if one rank lacks memory for it.
+buckets after all ranks have computed theirs, so that a batch can be repeated if one rank runs out
+of memory.
 """
 
 import hashlib
@@ -30,13 +31,13 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class GroupOutOfMemoryError(torch.OutOfMemoryError):
-    """An error on all ranks because one of them ran out of memory."""
+    """An error raised on all ranks because one of them ran out of memory."""
 
 
 def shares_of(examples: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    """Return consecutive shares for `size` ranks, whose lengths differ by at most one example.
+    """Split `examples` into consecutive shares for `size` ranks.
 
-    The first shares are the longer ones, and the last may be empty.
+    The lengths differ by at most one; the first shares are the longer ones. The last may be empty.
     """
     length, longer = divmod(len(examples), size)
     ends = [length * (rank + 1) + min(rank + 1, longer) for rank in range(size)]
@@ -44,19 +45,20 @@ def shares_of(examples: Sequence[Any], size: int) -> list[Sequence[Any]]:
 
 
 def share_seed(seed: int, step: int, rank: int) -> int:
-    """Return the seed of a rank's random numbers in one step.
+    """Return the random seed for a rank other than 0 in one step.
 
-    A run on the same number of ranks therefore draws the same numbers again. Rank 0 has no such
-    seed: it continues with the training's own random state.
+    It makes a run on the same number of ranks reproducible. Rank 0 has no such seed, because it
+    continues with the run's own random state.
     """
     digest = hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()
     return int.from_bytes(digest[:4], "big")
 
 
 def sum_gradients(group: Group, model: torch.nn.Module, window: MetricAccumulator) -> None:
-    """Give each rank the sum of all gradients, and of the losses and items in `window`.
+    """Replace gradients, and the losses and items in `window`, by their sums over all ranks.
 
-    A parameter without a gradient on any rank has none afterwards, so that the optimizer skips it.
+    A parameter that has no gradient on any rank still has none afterwards, so the optimizer skips
+    it.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     has_gradient = [float(parameter.grad is not None) for parameter in trained]
@@ -74,7 +76,7 @@ def sum_gradients(group: Group, model: torch.nn.Module, window: MetricAccumulato
 
 
 def mirror(group: Group, state: TrainingState, parts: Participants) -> None:
-    """Give every rank the state of rank 0; do nothing in a group of one."""
+    """Copy rank 0's training state to every rank; do nothing in a group of one."""
     if group.size == 1:
         return
     if is_sharded(state.model):
@@ -106,7 +108,7 @@ def mirror(group: Group, state: TrainingState, parts: Participants) -> None:
 
 
 def _mirror_values(group: Group, state: TrainingState, parts: Participants) -> None:
-    """Give every rank rank 0's values except tensors, of which each rank has its own parts."""
+    """Copy rank 0's state to every rank, except for tensors, which are sharded."""
     own = take_snapshot(state, parts)
     values = group.decide(lambda: own.values)
     if not group.is_first:
@@ -124,7 +126,7 @@ def _room_for(shapes: dict[str, Any], parts: Participants) -> dict[str, torch.Te
 
 
 def checksum(model: torch.nn.Module) -> str:
-    """Return a checksum of all trained bits, for comparing ranks; computed on the device."""
+    """Return a checksum of the trained weights, for comparing ranks; computed on the device."""
     totals = []
     for index, tensor in enumerate(trainable_state(model).values()):
         flat = tensor.contiguous().view(-1)
@@ -135,7 +137,7 @@ def checksum(model: torch.nn.Module) -> str:
 
 
 def fingerprint(model: torch.nn.Module) -> str:
-    """Return a hash of the frozen weights, and of the shape and type of all others."""
+    """Return a hash of the frozen weights, and of the shape and dtype of all other weights."""
     digest = new_digest(available_hash())
     changing = trainable_state(model)
     for name, tensor in changing.items():

@@ -1,12 +1,12 @@
-"""A model whose weights, gradients and optimizer state are sharded over all ranks, by FSDP2.
+"""Sharding of a model's weights, gradients and optimizer state over all ranks, with FSDP2.
 
-Each block of layers is gathered just before it computes, and freed again after it. The parts around
-the blocks (embeddings, last norm, and an output head that shares their weights) belong to the whole
-model and are gathered once a step. A separate output head is gathered for the loss, and freed when
-its gradient is known.
+Each block of layers is gathered just before it computes, and freed again afterwards. The parts
+outside the blocks (embeddings, last norm, and an output head with tied weights) are gathered once a
+step. A separate output head is gathered for the loss, and freed when its gradient is known.
 
-Losses are already sums over the whole batch's items, so gradients are summed, not averaged, in
-fp32. Method: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+The loss is already divided by the number of items in the whole batch, so gradients are summed over
+the ranks in fp32, not averaged. Method:
+https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
 import math
@@ -57,7 +57,7 @@ SMALL_MODEL_BYTES = 64 * MIB
 
 
 class Sharding(StrEnum):
-    """The ways of sharding a model over the ranks, with the values of `training.shard`."""
+    """The ways of sharding a model over the ranks, as values of the setting `training.shard`."""
 
     SHARD = "yes"
     OFFLOAD = "offload"  # waiting parts are in main memory
@@ -66,11 +66,11 @@ class Sharding(StrEnum):
 def shard_model(model: torch.nn.Module, mesh: DeviceMesh, *, offload: bool = False) -> None:
     """Shard `model` over the ranks of `mesh`, in place; all ranks call this together.
 
-    Each rank keeps its part of each weight, by the first dimension. The part comes from the rank's
-    whole model, or from disk if the weights are there (`weights_on_disk`).
+    Each weight is split along its first dimension. A rank takes its part from its whole model, or
+    reads it from disk if the weights are still there (`weights_on_disk`).
 
     Args:
-        offload: the parts wait in main memory, where the optimizer also computes.
+        offload: keep shards in main memory, where the optimizer also computes.
 
     Raises:
         ValueError: blocks share a weight with another part of the model.
@@ -108,7 +108,7 @@ def shard_model(model: torch.nn.Module, mesh: DeviceMesh, *, offload: bool = Fal
 def has_blocks_to_give_back(
     model: torch.nn.Module, device_type: str, *, offload: bool = False
 ) -> bool:
-    """Return whether large blocks are allocated and freed in main memory.
+    """Return whether a large model's blocks are repeatedly allocated and freed in main memory.
 
     The allocator must then return freed memory to the system instead of keeping it.
     """
@@ -117,7 +117,7 @@ def has_blocks_to_give_back(
 
 
 def _hold_no_other_block(module: FSDPModule) -> None:
-    """Turn off FSDP's prefetching, which without concurrent communication only costs memory.
+    """Turn off FSDP's prefetching, to save memory where communication does not overlap computation.
 
     Otherwise FSDP fetches a block ahead in the backward pass, and keeps the last one it received.
     """
@@ -128,7 +128,7 @@ def _hold_no_other_block(module: FSDPModule) -> None:
 def _read_own_parts(
     model: torch.nn.Module, weights: Mapping[str, WeightOnDisk | torch.Tensor], device_type: str
 ) -> None:
-    """Give each rank its rows of each weight, one weight after the other."""
+    """Load this rank's rows of each weight, one weight after the other."""
     buffers = [(m, name, b) for m in model.modules() for name, b in m._buffers.items()]
     model.to_empty(device=device_type)
     for module, name, buffer in buffers:  # which is not sharded
@@ -145,10 +145,9 @@ def _read_own_parts(
 
 
 def mesh_of(group: JoinedGroup) -> DeviceMesh:
-    """Return a mesh of all ranks in a row.
+    """Return a one-dimensional device mesh of all ranks.
 
-    A collective in a forward pass that a rank does not join is aborted after the group's time
-    limit.
+    Its collectives are aborted after the group's time limit if a rank does not join.
     """
     limit = group.limit_seconds
     ranks = dist.new_group(timeout=None if math.isinf(limit) else timedelta(seconds=limit))
@@ -168,10 +167,11 @@ def accumulate_together(
     total_items: int,
     after_loss: Callable[[StepOutput], None] = do_nothing,
 ) -> MetricAccumulator:
-    """Accumulate gradients of this rank's share of a batch, all ranks together.
+    """Accumulate gradients of a batch of which each rank computes a share.
 
-    The result is the same as from `accumulate_gradients`, and each rank computes the same number of
-    micro-batches: a rank with fewer of its own computes an example of another share without effect.
+    All ranks call this together and run the same number of micro-batches. A rank with fewer of its
+    own also computes an example of another share, with gradients of zero. The result is the same as
+    from `accumulate_gradients`.
 
     Returns:
         Loss and items of all shares.
@@ -220,15 +220,15 @@ def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def sharded_modules(model: torch.nn.Module) -> Iterator[FSDPModule]:
-    """Return the parts that are gathered and freed separately, the whole model first."""
+    """Return the modules that FSDP gathers and frees separately, the whole model first."""
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
 def sum_after_backward(model: torch.nn.Module, is_last: bool) -> None:
     """Set whether gradients are summed over all ranks after the next micro-batch.
 
-    After the last micro-batch of a step they always are. After an earlier one, they are summed only
-    if many parameters are trained. Otherwise they are accumulated on each rank until the last one.
+    They always are after the last micro-batch of a step. After an earlier one, they are summed only
+    if many parameters are trained; otherwise each rank accumulates them until the last one.
     """
     assert isinstance(model, FSDPModule)
     parameters = list(model.parameters())
@@ -238,7 +238,7 @@ def sum_after_backward(model: torch.nn.Module, is_last: bool) -> None:
 
 
 def _compute_inside(module: torch.nn.Module) -> None:
-    """Give the module a method that computes with its weights outside of its own forward."""
+    """Add a method to `module` that runs a function while the module's weights are gathered."""
 
     def compute_here(compute: Callable[..., object], *arguments: object) -> object:
         return compute(*arguments)
@@ -248,9 +248,9 @@ def _compute_inside(module: torch.nn.Module) -> None:
 
 
 def _take_apart_behind(model: torch.nn.Module) -> None:
-    """Free all gathered parts after a forward pass without gradients.
+    """Make the model free all gathered weights after a forward pass without gradients.
 
-    With gradients, the backward pass frees the parts that the forward pass leaves gathered.
+    With gradients, the backward pass frees them.
     """
 
     def take_apart(*_: object) -> None:
@@ -270,13 +270,13 @@ def _take_apart_behind(model: torch.nn.Module) -> None:
 
 
 def _is_shared(model: torch.nn.Module, part: torch.nn.Module) -> bool:
-    """Return whether another part also has a weight of this part."""
+    """Return whether a weight of `part` is also used elsewhere in the model."""
     everywhere = _uses(model)
     return any(everywhere[weight] > count for weight, count in _uses(part).items())
 
 
 def _uses(module: torch.nn.Module) -> Counter[torch.nn.Parameter]:
-    """Return how often each weight occurs in a module."""
+    """Return how often each parameter occurs in a module."""
     return Counter(weight for _, weight in module.named_parameters(remove_duplicate=False))
 
 

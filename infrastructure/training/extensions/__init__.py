@@ -1,4 +1,4 @@
-"""Hooks that may change the training state, and the events that call them."""
+"""Extensions (hooks that may change the training state) and the events that call hooks."""
 
 from infrastructure.core.lazy_exports import lazy_names
 

@@ -1,8 +1,8 @@
 """The thirteen events of a run and the hooks that they call.
 
-A hook has one method for each event that it handles, named like the event. Extensions run first, in
-their order, and may change the state. Observers run after all extensions and must not. A misspelled
-event fails when the class is defined.
+A hook has one method for each event that it handles, named like the event. Extensions are called
+first, in their order, and may change the training state. Observers are called after all extensions
+and must not change it. Defining a hook class with a misspelled event name raises TypeError.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -112,16 +112,16 @@ class Hook:
 class Extension(Hook):
     """A hook that may change the training state and add weights to the model.
 
-    It is created with its trainer. `attach` is called once the model is loaded, before there is an
-    optimizer. The events of the training follow. `detach` removes from the model what `attach` has
-    added.
+    An extension is created with its trainer. `attach` is called once the model is loaded, before
+    the optimizer exists, and then the events of the training. `detach` removes the weights that
+    `attach` has added.
 
     Attributes:
-        requires: names of extensions that must be enabled with it, and are called before it.
-        after: names of extensions that are called before it if they are enabled.
+        requires: names of extensions that must also be enabled, and are called before this one.
+        after: names of extensions that are called before this one if they are enabled.
         adds_weights: True if `attach` adds weights. See `models.added_modules`.
-        is_of_first_rank: with several processes, only rank 0 has it, and its changes (the size of
-            micro-batches, compiling) are sent to the others.
+        is_of_first_rank: with several processes, only rank 0 has this extension, and its changes
+            (the micro-batch size, compiling) are sent to the other ranks.
     """
 
     requires: ClassVar[tuple[str, ...]] = ()
@@ -130,14 +130,14 @@ class Extension(Hook):
     is_of_first_rank: ClassVar[bool] = False
 
     def attach(self, model: torch.nn.Module) -> None:
-        """Add weights to `model`, or adopt those that it was loaded with.
+        """Add weights to `model`, or use added weights that were loaded with the model.
 
         Raises:
             ValueError: the model cannot have these weights. The message says why.
         """
 
     def detach(self, model: torch.nn.Module) -> None:
-        """Remove from `model` what `attach` has added."""
+        """Remove the weights that `attach` has added to `model`."""
 
     def inspect(self, data: Any, model: torch.nn.Module) -> None:
         """Inspect the data and the model before the training's length is computed.
@@ -155,43 +155,42 @@ class Extension(Hook):
         return []
 
     def probes(self) -> dict[str, Callable[[], float | None]]:
-        """Return functions whose values the monitor samples, by name."""
+        """Return functions, by name, whose values the monitor records regularly."""
         return {}
 
     def forecast_known(self, step_seconds: float) -> None:
-        """Handle the predicted duration of an optimizer step."""
+        """Receive the predicted duration of an optimizer step."""
 
     def epoch_lengths(self) -> list[Indices] | None:
-        """Return the numbers of tokens of the examples of one epoch of each phase, in their order.
+        """Return, for each phase, the token counts of the examples of one epoch, in order.
 
-        None if it does not select examples by phase, or their selection is not known yet.
+        None if the extension does not select examples by phase, or has not selected them yet.
         """
         return None
 
     def seconds_beside_steps(self) -> float:
-        """Return an estimate of the time that it takes in addition to the optimizer steps."""
+        """Return the estimated seconds that the extension needs besides the optimizer steps."""
         return 0.0
 
     def carry_out(self, state: TrainingState) -> None:
-        """Carry out decisions that were made between two steps of a custom loop."""
+        """Apply decisions that were made between two steps of a custom training loop."""
 
     def gradients_forgotten(self) -> None:
-        """Handle a lack of memory in the middle of a step, before the step is repeated in
-        pieces."""
+        """Handle running out of memory in a step, before the step is repeated in smaller parts."""
 
     def weights_updated(self) -> None:
-        """Apply changes other than by gradients, right after the optimizer has stepped.
+        """Change weights in other ways than by gradients, right after the optimizer step.
 
-        A checkpoint therefore always holds both, the step and these changes.
+        A checkpoint therefore always contains both the step and these changes.
         """
 
 
 class Observer(Hook):
-    """A hook that must not change the training state (it may ask to stop)."""
+    """A hook that must not change the training state, except to request a stop."""
 
 
 class HookRunner:
-    """A caller of hooks in order: extensions first, then observers."""
+    """A list of hooks that is called in order: extensions first, then observers."""
 
     def __init__(self, hooks: Iterable[Hook]) -> None:
         hooks = list(hooks)
@@ -208,23 +207,23 @@ class HookRunner:
             getattr(hook, event.value)(state)
 
     def gradients_forgotten(self) -> None:
-        """Notify extensions that a step starts again; see `Extension.gradients_forgotten`."""
+        """Call `gradients_forgotten` of all extensions before a step is repeated."""
         for hook in self.hooks:
             if isinstance(hook, Extension):
                 hook.gradients_forgotten()
 
     def weights_updated(self) -> None:
-        """Notify extensions that the optimizer has stepped; see `Extension.weights_updated`."""
+        """Call `weights_updated` of all extensions after an optimizer step."""
         for hook in self.hooks:
             if isinstance(hook, Extension):
                 hook.weights_updated()
 
     def fire_to_all(self, event: Event, state: TrainingState) -> None:
-        """Fire an event that every hook must get, even if one of them fails.
+        """Call every hook for an event, even if one of them raises.
 
         Raises:
-            Exception: the first that a hook raised, after all were called. If an error is already
-                on its way out, the hook's exception becomes a note on that error instead.
+            Exception: the first exception of a hook, after all hooks were called. If the event is
+                fired because of another error, the exception becomes a note on that error instead.
         """
         failures: list[Exception] = []
         for hook in self.hooks:

@@ -1,7 +1,7 @@
-"""Extensions and observers by name: the configuration lists them; this module creates them.
+"""Extensions and observers that the configuration lists by name, and their creation.
 
-To add one: `register_extension(name, factory)`, an entry point in the group "temper.extensions", or
-its address, `training.enabled_extensions: [module:Class]`.
+There are three ways to add one: `register_extension(name, factory)`, an entry point in the group
+"temper.extensions", or its address in `training.enabled_extensions: [module:Class]`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -26,10 +26,10 @@ EXTENSIONS.provide({}, Hook)
 
 
 def register_extension(name: str, factory: ExtensionFactory) -> None:
-    """Make `training.enabled_extensions: [name]` use the result of `factory(trainer)`.
+    """Register a name for `training.enabled_extensions` that creates `factory(trainer)`.
 
-    The result is an extension or an observer. It takes precedence over a built-in one of that name,
-    including those of future versions.
+    The factory returns an extension or an observer. It takes precedence over a built-in one of that
+    name, including those of future releases.
 
     Raises:
         ValueError: another user-defined extension has the name, or `factory` lacks a method.
@@ -40,7 +40,7 @@ def register_extension(name: str, factory: ExtensionFactory) -> None:
 def create_extensions(
     names: Iterable[str], trainer: object, own: Mapping[str, ExtensionFactory]
 ) -> list[Hook]:
-    """Return a new extension for each name, in the given order unless they require another.
+    """Create an extension for each name, in the given order, but after those that it requires.
 
     Args:
         trainer: the trainer that they extend.
@@ -60,10 +60,10 @@ def create_extensions(
 
 
 def _before(name: str, made: Mapping[str, Hook]) -> list[str]:
-    """Return the extensions that are called before the extension `name`.
+    """Return the names of the extensions that must be called before the extension `name`.
 
     Raises:
-        ValueError: a required one is not enabled.
+        ValueError: a required extension is not enabled.
     """
     hook = made[name]
     if not isinstance(hook, Extension):
@@ -75,10 +75,12 @@ def _before(name: str, made: Mapping[str, Hook]) -> list[str]:
 
 
 def ordered(before: Mapping[str, Collection[str]]) -> list[str]:
-    """Return the names so that each comes after those in `before`, otherwise in the given order.
+    """Sort names so that each comes after the names that `before` lists for it.
+
+    Otherwise the given order is kept.
 
     Args:
-        before: for each name, the names that come before it.
+        before: for each name, the names that must come before it.
 
     Raises:
         ValueError: the order is circular. The message names the cycle.
@@ -98,7 +100,7 @@ def ordered(before: Mapping[str, Collection[str]]) -> list[str]:
 
 
 def own_extensions(names: Iterable[str], own: Collection[str]) -> list[ExtensionFactory]:
-    """Return the factories of the extensions that the trainer does not provide itself.
+    """Return the factories of those `names` that the trainer does not provide itself.
 
     Raises:
         ValueError: as in `create_extensions`.
@@ -108,16 +110,16 @@ def own_extensions(names: Iterable[str], own: Collection[str]) -> list[Extension
 
 
 class ExtensionManager(HookRunner):
-    """The extensions and observers of one training: `trainer.hooks`.
+    """The extensions and observers of one trainer, available as `trainer.hooks`.
 
-    The loop fires events through it, extensions first. Checkpoints hold their state.
+    The loop fires events through this object, extensions first. Checkpoints contain their state.
     """
 
     register = staticmethod(register_extension)
 
     @property
     def extensions(self) -> list[Extension]:
-        """The hooks that may change the training, in the order in which they are called."""
+        """The extensions, in the order in which they are called."""
         return [hook for hook in self.hooks if isinstance(hook, Extension)]
 
     @property
@@ -126,10 +128,10 @@ class ExtensionManager(HookRunner):
         return [extension.name for extension in self.extensions if extension.adds_weights]
 
     def attach(self, model: torch.nn.Module, config: TrainingConfig) -> None:
-        """Let each extension add its weights; torch's random state does not change.
+        """Let each extension add its weights, without changing torch's random state.
 
         Raises:
-            ValueError: the model or the training cannot have them.
+            ValueError: the model or the training cannot have these weights.
         """
         for extension in self.extensions:
             with own_random_state(config.seed, next(model.parameters()).device):
@@ -138,6 +140,6 @@ class ExtensionManager(HookRunner):
             train_added_alone(model)
 
     def detach(self, model: torch.nn.Module) -> None:
-        """Remove from the model what the extensions have added, the last one first."""
+        """Remove the weights that the extensions have added to `model`, in reverse order."""
         for extension in reversed(self.extensions):
             extension.detach(model)

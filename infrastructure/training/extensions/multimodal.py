@@ -1,14 +1,13 @@
-"""The extension `multimodal`: training of a text model with an added vision encoder.
+"""The extension `multimodal`, which trains a text model with an added vision encoder.
 
-Method: Liu et al. 2023, arXiv 2304.08485. The model itself is assembled when it is loaded
-(`models.vision_language`): an ordinary Llava of transformers, which the adapter for vision-language
-models feeds and saves. So a checkpoint, the final folder and code that loads it do not need this
-file, and this extension keeps no state of its own in them.
+Method: Liu et al. 2023, arXiv 2304.08485. The model is assembled when it is loaded
+(`models.vision_language`). It is an ordinary Llava model of transformers, so checkpoints, the final
+folder and code that loads them do not depend on this file.
 
-This extension defines the order: first only the new projector, at its own rate, because its random
-output would spoil what the text model has learned; then what the configuration trains (LoRA
-adapters or the whole text model) together with the projector. Each of the two has its own warm-up
-and schedule.
+This extension defines two parts of the training. First only the new projector is trained, at its
+own learning rate, because its random output would otherwise damage what the text model has learned.
+Then the projector is trained together with what the configuration trains (LoRA adapters or the
+whole text model). Each part has its own warm-up and schedule.
 """
 
 from collections.abc import Callable
@@ -29,16 +28,16 @@ RateFactor = Callable[[int], float]
 
 
 class MultimodalExtension(Extension):
-    """The phase of the projector.
+    """An extension that trains only the projector first.
 
     Args:
         trainer: provides the configuration.
 
     Attributes:
-        num_steps: optimizer steps of the phase; 0 until the length of the training is known.
+        num_steps: optimizer steps of the projector phase; 0 until the length of the run is known.
 
     Raises:
-        ConfigurationError: the rows hold no images.
+        ConfigurationError: the rows contain no images.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -49,14 +48,14 @@ class MultimodalExtension(Extension):
             raise ConfigurationError(no_pictures(str(data.path)))
 
     def first_phases(self, model: torch.nn.Module) -> list[Phase]:
-        """Return the phases before those of the strategy."""
+        """Return the phases to train before those of the strategy."""
         trains = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         names = frozenset(name for name in trains if PROJECTOR in name.split("."))
         num_epochs = self.config.projector_epochs
         return [Phase(PHASE, num_epochs, names)] if num_epochs else []
 
     def check_length(self, total_steps: int) -> None:
-        """Refuse a run that ends before anything but the projector is trained.
+        """Reject a run that ends during the projector phase.
 
         Raises:
             ValueError: the run is too short.
@@ -72,12 +71,12 @@ class MultimodalExtension(Extension):
     def scheduler(
         self, optimizer: torch.optim.Optimizer, peak: float, first: RateFactor, later: LambdaLR
     ) -> LambdaLR:
-        """Return the learning-rate scheduler of both stretches.
+        """Return one learning-rate scheduler for the projector phase and the later phases.
 
         Args:
-            peak: the peak learning rate of the first stretch.
-            first: the factor at each step of the first stretch.
-            later: the schedule of the second stretch, as if nothing came before it.
+            peak: the peak learning rate of the projector phase.
+            first: the learning-rate factor at each step of the projector phase.
+            later: the schedule of the later phases, counted from their own first step.
         """
 
         def of_group(rate: float, factor: RateFactor) -> RateFactor:

@@ -1,1 +1,1 @@
-"""Forward passes: gradients of a batch in pieces, and the loss on held-out examples."""
+"""Forward and backward passes over micro-batches, and the loss on held-out examples."""

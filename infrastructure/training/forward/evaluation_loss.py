@@ -23,12 +23,12 @@ Sums = dict[str, tuple[float, int]]  # name to sum and count
 
 @dataclass
 class EvaluationLoss:
-    """Sums over held-out examples.
+    """A measurement of the loss and other metrics on held-out examples.
 
     Attributes:
-        may_halve: use smaller pieces after running out of memory.
-        on_smaller: called with the size of the pieces, and the reason, when they get smaller.
-        most: number of examples that are measured together. None: as the data source yields them.
+        may_halve: use smaller batches after running out of memory.
+        on_smaller: called with the batch size, and the reason, when batches get smaller.
+        most: maximum number of examples per batch. None: as the data source yields them.
         further: sums and counts of the results of the adapter's `compute_metrics` (over examples)
             and `sum_metrics` (over items).
     """
@@ -45,7 +45,10 @@ class EvaluationLoss:
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Sequence[object]]) -> dict[str, float]:
-        """Return `eval_loss` per supervised item and the adapter's means; empty without items."""
+        """Return `eval_loss` per supervised item and the means of the adapter's metrics.
+
+        The result is empty if there are no supervised items.
+        """
         with preserve(self.model, random=self.adapter.device, modes=True):
             self.model.eval()
             for examples in batches:
@@ -56,7 +59,7 @@ class EvaluationLoss:
         return {"eval_loss": self.loss_sum / self.num_items, **means}
 
     def _add(self, examples: Sequence[object]) -> None:
-        """Add examples, in smaller pieces once memory has run out."""
+        """Measure examples and add the results, in smaller batches once memory has run out."""
         start = 0
         while start < len(examples):
             piece = examples[start : start + (self.most or len(examples))]
@@ -66,8 +69,10 @@ class EvaluationLoss:
                 free_memory(self.adapter.device)
 
     def _add_piece(self, examples: Sequence[object]) -> bool:
-        """Add a piece and return True; if it does not fit into memory, halve later ones; return
-        False."""
+        """Measure one batch, and return whether it fit into memory.
+
+        If it did not fit, halve the size of later batches.
+        """
         try:
             loss_sum, num_items, metrics = self._measure_one(examples)
         except Exception as error:
@@ -95,7 +100,7 @@ class EvaluationLoss:
 
 
 def perplexity(loss: float) -> float:
-    """Return the perplexity of a loss per token in nats."""
+    """Return the perplexity for a mean loss per token in nats."""
     try:
         return math.exp(loss)
     except OverflowError:
@@ -103,7 +108,7 @@ def perplexity(loss: float) -> float:
 
 
 def with_polling(batches: Iterator[object], poll: Callable[[], None]) -> Iterator[Any]:
-    """Yield the batches, with a call of `poll` before each."""
+    """Yield the batches, and call `poll` before each of them."""
     with closing(batches):  # type: ignore[type-var]
         for batch in batches:
             poll()
@@ -111,6 +116,6 @@ def with_polling(batches: Iterator[object], poll: Callable[[], None]) -> Iterato
 
 
 def holds_out(data: DataSource) -> bool:
-    """Return whether the data source has examples to evaluate on."""
+    """Return whether the data source has held-out examples."""
     with closing(data.evaluation_batches(1)) as batches:
         return next(batches, None) is not None

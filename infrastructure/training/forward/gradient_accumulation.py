@@ -1,4 +1,4 @@
-"""Forward and backward passes over examples in pieces: the part of a batch of one process."""
+"""Gradient accumulation over the micro-batches of one process."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -13,7 +13,7 @@ from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 
 def split(examples: Sequence[object], size: int) -> Iterator[Sequence[object]]:
-    """Yield consecutive pieces of at most `size` examples."""
+    """Yield consecutive slices of at most `size` examples."""
     for start in range(0, len(examples), size):
         yield examples[start : start + size]
 
@@ -30,7 +30,7 @@ def accumulate_gradients(
     total_items: int,
     after_loss: Callable[[StepOutput], None] = do_nothing,
 ) -> MetricAccumulator:
-    """Add the gradients of `examples` to the existing ones, and return their loss and items.
+    """Add the gradients of `examples` to the existing gradients, and return their loss and items.
 
     Args:
         total_items: supervised items of the whole optimizer batch, by which the loss is divided.

@@ -1,4 +1,4 @@
-"""Forward and backward pass of one micro-batch, for the loop and for measurements and checks."""
+"""Forward and backward pass of one micro-batch, used by the loop, measurements and checks."""
 
 from collections.abc import Sequence
 
@@ -21,14 +21,13 @@ def one_step(
     total_items: float | None = None,
     update_gradients: bool = False,
 ) -> StepOutput:
-    """Run forward and backward of `examples` by the training's strategy; gradients accumulate.
+    """Run the strategy's forward and backward pass on `examples`, accumulating gradients.
 
     Args:
-        scaler: scales the loss, so that the gradients are scaled. None: no scaling.
+        scaler: scales the loss, and so the gradients. None: no scaling.
         total_items: supervised items of the whole optimizer batch, by which the loss is divided.
-            None: the items of `examples`, which are then the whole batch. If it is infinite, the
-            gradients are zero.
-        update_gradients: also step the optimizer, but no schedule.
+            None: `examples` are the whole batch. If it is infinite, the gradients are zero.
+        update_gradients: also perform the optimizer step, without advancing the schedule.
     """
     if total_items is None:
         total_items = max(1, adapter.count_items(examples))
@@ -48,9 +47,9 @@ def one_step(
 def backward_of_sum(
     model: torch.nn.Module, adapter: ModelAdapter, precision: Precision, batch: Batch
 ) -> LossOutput:
-    """Run forward, and backward of the summed loss, without a strategy; gradients accumulate.
+    """Run a forward pass, and a backward pass of the summed loss, without a strategy.
 
-    There is no backward pass if nothing in the batch is supervised.
+    Gradients accumulate. There is no backward pass if nothing in the batch is supervised.
     """
     with precision.autocast():
         output = adapter.compute_loss(model, batch)

@@ -1,3 +1,3 @@
-"""Temper in a trainer of transformers, TRL or Unsloth: a single callback."""
+"""Temper's checkpoints, backup and monitoring for trainers of transformers, TRL or Unsloth."""
 
 from infrastructure.training.hf_bridge.callback import TemperCallback as TemperCallback

@@ -1,6 +1,6 @@
-"""The best model of a training run, which `load_best_model_at_end` loads.
+"""The files of the best model so far, which `load_best_model_at_end` loads.
 
-Each version contains its files, so that they are also available on another machine.
+Each checkpoint contains these files, so that they are also available on another machine.
 """
 
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def best_files(folder: str | None) -> Tensors:
-    """Return the bytes of the weights in the Trainer's folder of its best model, by relative path.
+    """Return the weight files in the Trainer's best-model folder as bytes, by relative path.
 
     Args:
         folder: `TrainerState.best_model_checkpoint`; None: there is no best model yet.

@@ -1,4 +1,4 @@
-"""One call of `Trainer.train` as a training run of Temper, from its beginning to its end."""
+"""One call of `Trainer.train` as a run of Temper, from its beginning to its end."""
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sized
@@ -76,11 +76,12 @@ class ResumeRequest:
     """The state from which a call of `Trainer.train` resumes.
 
     Attributes:
-        checkpoint: the version that the Trainer received. None: the training begins.
-        accepted: names of things that may differ although they change the result.
-        is_another_try: the same call tries again, with the optimizer state of the first try.
-        before: the user's optimizer and schedule before the Trainer loaded a checkpoint into them.
-            None: unknown.
+        checkpoint: the checkpoint passed to the Trainer. None: the run starts from the beginning.
+        accepted: names of settings and inputs that may differ although they change the result.
+        is_another_try: the same call of `Trainer.train` tries again, as with
+            `auto_find_batch_size`.
+        before: settings of the user's optimizer and schedule before the Trainer loaded a checkpoint
+            into them. None: unknown.
     """
 
     checkpoint: Path | None
@@ -90,13 +91,13 @@ class ResumeRequest:
 
 
 class BridgedTraining:
-    """A Trainer's training between its beginning and its end.
+    """A Temper run around one call of `Trainer.train`.
 
     Args:
-        parts: the objects that the Trainer passes.
-        state: the training as its hooks see it.
-        saves: its versions.
-        events: converts the Trainer's events to those of this training.
+        parts: the objects that the Trainer passes to its callbacks.
+        state: the training state that hooks see.
+        saves: saves the run's checkpoints.
+        events: converts the Trainer's events to Temper's.
         stack: holds the run's lock; closed at the end.
     """
 
@@ -115,7 +116,7 @@ class BridgedTraining:
 
     @property
     def first(self) -> Path | None:
-        """The version that this call of `Trainer.train` began with."""
+        """The checkpoint with which this call of `Trainer.train` began."""
         return self.saves.first
 
     def begin(self) -> None:
@@ -125,23 +126,23 @@ class BridgedTraining:
 
     @property
     def may_break_off(self) -> bool:
-        """True if an exception now loses no finished step, because all of them are in a version.
+        """True if raising an exception now would not lose a finished step.
 
-        A Trainer's part of a step cannot be undone, so no other moment is safe for saving.
+        That is so if all finished steps are saved and no weights are being updated.
         """
         return not self.events.is_updating and self.parts.state.global_step <= self.saves.kept_step
 
     def end(self, on_saved: Callable[[], None]) -> bool:
-        """End the training: wait for versions and backups, and write model and report.
+        """End the run: wait for checkpoints and backup, and write model and report.
 
         Args:
-            on_saved: called when nothing can be lost any more.
+            on_saved: called when everything is saved.
 
         Returns:
-            Whether the training was stopped, so that steps are left to train.
+            True if the training was stopped before its last step.
 
         Raises:
-            StorageError, OSError: this machine's disk returns an error. Committed versions are
+            StorageError, OSError: this machine's disk returns an error. Committed checkpoints are
                 safe.
             CopyNotConfirmedError: the run is finished here, but its backup is not confirmed.
             NothingLearnedError: steps no longer change any weight; the last of them is saved.
@@ -190,7 +191,7 @@ class BridgedTraining:
             run.report(run.copies_line())
 
     def break_off(self, error: BaseException) -> None:
-        """Record that an exception has ended the training. Versions committed before are safe."""
+        """Record that an exception has ended the training. Committed checkpoints are safe."""
         self.state.error = error
         self.hooks.fire_to_all(Event.ERROR, self.state)
         try:
@@ -202,7 +203,7 @@ class BridgedTraining:
             self._release()
 
     def _close(self, *, is_finished: bool = False, error: BaseException | None = None) -> str:
-        """Record the outcome of the training, end the hooks, and return the status."""
+        """Write summary and report, fire TRAIN_END, and return the run's status."""
         state, files = self.state, self.run.files
         seconds = self.events.carried.seconds
         summary: Summary = {
@@ -223,7 +224,10 @@ class BridgedTraining:
         return summary["status"]
 
     def _measured(self) -> Summary:
-        """Return the held-out loss of the model in `final/`, and its step if not the last one."""
+        """Return the held-out loss of the model in `final/`, for the summary.
+
+        If the model is not that of the last step, the result also contains its step.
+        """
         progress, last = self.parts.state, self.state.step
         takes_best = self.parts.args.load_best_model_at_end and progress.best_model_checkpoint
         step = (progress.best_global_step if takes_best else None) or last
@@ -251,18 +255,19 @@ def begin_training(
     others: Iterable[Hook],
     resumed: ResumeRequest,
 ) -> BridgedTraining | FinishedTraining:
-    """Begin a training run, resume it, or recognize that it is already finished.
+    """Begin a run, resume it, or detect that it is already finished.
 
     Args:
         trainer: the Trainer. None: unknown.
         loader: the Trainer's data loader.
-        processing_class: the Trainer's tokenizer, kept with the run; or None.
+        processing_class: the Trainer's tokenizer, which is saved with the run; or None.
         others: hooks of the user.
 
     Raises:
-        ValueError: training is not possible like this. The message says what to do. Nothing was
+        ValueError: Temper does not support this training. The message says what to do. Nothing was
             trained.
-        CheckpointError: something that decides the result has changed, or the version is damaged.
+        CheckpointError: something that determines the result has changed, or the checkpoint is
+            damaged.
     """
     _refuse_several_processes(parts.args)
     with ExitStack() as stack:
@@ -318,10 +323,10 @@ def begin_training(
 def _restore_carried(
     run: TrainerRun, trainer: Any, carried: CarriedState, snapshot: Snapshot
 ) -> None:
-    """Restore the state of the Trainer and its callbacks.
+    """Restore further state of the Trainer and its callbacks from a checkpoint.
 
     Raises:
-        CheckpointError: some of that state is in no version, or cannot be restored.
+        CheckpointError: checkpoints do not contain some of that state, or it cannot be restored.
     """
     if snapshot.values["step"] and (lost := lost_state(trainer)):
         raise CheckpointError("trainer.cannot_resume_lost_state", run=run.name, lost=lost)
@@ -332,9 +337,9 @@ def _restore_carried(
 
 
 def _beginning(run: TrainerRun) -> str | None:
-    """Return a line about the backup destination, and about the run directory of a user's Trainer.
+    """Return a line that names the backup destination, and for a user's Trainer the run directory.
 
-    A whole training of Temper reports its run directory itself.
+    None if Temper created the Trainer and there is no backup destination.
     """
     place, copies = run.shown_place, ""
     if place is not None:
@@ -347,7 +352,7 @@ def _beginning(run: TrainerRun) -> str | None:
 
 
 def _has_closing_lines(run: TrainerRun, state: TrainingState) -> bool:
-    """Return whether the last lines of a whole training report the state of its backup."""
+    """Return whether the closing lines of the command report the state of the backup."""
     return run.is_whole and not state.is_cut_short
 
 
@@ -359,12 +364,13 @@ def _restored(
     resumed: ResumeRequest,
     snapshot: Snapshot | None,
 ) -> tuple[Mapping[str, Any], History]:
-    """Restore the state in a version that the Trainer has not loaded from its folder.
+    """Restore the parts of a checkpoint that the Trainer has not loaded itself.
 
-    The weights are restored too, since a Trainer loads only those that it knows.
+    The model's weights are restored too, because a Trainer loads only those that it knows.
 
     Returns:
-        The values of the version, empty if the training begins; and its history of changes.
+        The values in the checkpoint (empty if the run starts from the beginning), and the changes
+        made during the run.
 
     Raises:
         CheckpointError: a difference, now or earlier in the run, is not accepted.
@@ -398,13 +404,12 @@ def _restored(
 
 
 def _refuse_changed(run: TrainerRun, history: History, accepted: Collection[str]) -> None:
-    """Refuse a run that was changed midway, unless the changes are accepted.
+    """Raise if a setting was changed midway through the run and the change is not accepted now.
 
-    A script without these changes trains something else, even if the last settings are the same.
+    The current script alone would not reproduce the result of such a run.
 
     Raises:
-        CheckpointError: there are such changes. The message lists them and says how to accept the
-            run as it is.
+        CheckpointError: there are such changes. The message lists them and says how to accept them.
     """
     if changes := not_accepted(history, accepted):
         names = [*dict.fromkeys([*accepted, *(change["name"] for _, change in changes)])]
@@ -415,7 +420,7 @@ def _refuse_changed(run: TrainerRun, history: History, accepted: Collection[str]
 
 
 def _named_as_accepted(difference: Difference, run: TrainerRun) -> Difference:
-    """Return a difference under the name that accepts it; the original name stays in the text."""
+    """Rename a difference to the name that accepts it; its text keeps the original name."""
     name = run.name_to_accept(difference.name)
     return (
         difference

@@ -1,8 +1,7 @@
-"""Detection of the end of a call of `Trainer.train`, and signals while it runs.
+"""Detection of the end of a call of `Trainer.train`, and handling of signals during the call.
 
-A callback is not notified when an exception ends the training. So a thread checks whether the frame
-that called the callback is still on the stack of its thread, where it stays as long as the training
-runs.
+A Trainer does not notify its callbacks when an exception ends the training. So a thread checks
+whether the frame of the call is still on the stack.
 """
 
 import signal
@@ -22,7 +21,7 @@ Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 class TrainCall:
-    """The call of `Trainer.train` in which this object is created."""
+    """The call of `Trainer.train` within which this object is created."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
@@ -33,18 +32,18 @@ class TrainCall:
         self._around = None if frame is None else frame.f_back
 
     def is_tried_again(self) -> bool:
-        """Return whether the current call is the same call of `Trainer.train`, in a later try.
+        """Return whether the same call of `Trainer.train` is trying again.
 
-        With `auto_find_batch_size` a Trainer begins again in smaller batches.
+        With `auto_find_batch_size`, a Trainer starts again with smaller batches.
         """
         return self._is_under(sys._getframe(), self._around)
 
     def is_running(self) -> bool:
-        """Return whether the call is still running, neither returned nor ended by an exception."""
+        """Return whether the call has neither returned nor raised."""
         return self.is_around(sys._current_frames().get(self.thread))
 
     def is_around(self, frame: FrameType | None) -> bool:
-        """Return whether `frame` belongs to a call made inside this one."""
+        """Return whether `frame` runs inside this call."""
         return self._is_under(frame, self._frame)
 
     @staticmethod
@@ -55,12 +54,12 @@ class TrainCall:
 
     @property
     def trainer(self) -> object:
-        """The Trainer; None if the call is not one of its methods."""
+        """The Trainer whose method is called; None if the call is not a method."""
         return None if self._frame is None else self._frame.f_locals.get("self")
 
 
 class CallWatchdog(threading.Thread):
-    """A thread that calls `on_gone` if a call ends without a call of `end`."""
+    """A thread that calls `on_gone` if the watched call ends before `end` was called."""
 
     def __init__(self, call: TrainCall, on_gone: Callable[[], None]) -> None:
         super().__init__(name="call-watchdog", daemon=True)
@@ -68,25 +67,25 @@ class CallWatchdog(threading.Thread):
         self._is_over = threading.Event()
 
     def run(self) -> None:
-        """Watch the call until `end`."""
+        """Watch the call until it ends or `end` is called."""
         while not self._is_over.wait(LOOK_SECONDS):
             if not self.call.is_running():
                 self.on_gone()
                 return
 
     def end(self) -> None:
-        """Stop watching; the end of the call is known."""
+        """Stop watching."""
         self._is_over.set()
 
 
 class StopSignals:
-    """Handlers of Ctrl-C, a notebook's Stop, SIGTERM and SIGHUP that pass them to a `Stopper`.
+    """Signal handlers that pass Ctrl-C, a notebook's Stop, SIGTERM and SIGHUP to a `Stopper`.
 
-    While the call runs, signals go to the `Stopper`; otherwise they go to the earlier handlers. The
-    handlers work only in the main thread, where signals are handled.
+    While the call runs, signals go to the `Stopper`; otherwise they go to the earlier handlers.
+    Handlers can be installed only in the main thread.
 
     Args:
-        raised: returns the exception to raise in place of a `StopSignal`.
+        raised: converts a `StopSignal` to the exception to raise.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class StopSignals:
     def remove(self) -> None:
         """Restore the earlier handlers, if this is the main thread.
 
-        In another thread nothing is restored; the first signal after the training restores them.
+        From another thread, the earlier handlers are restored when the next signal arrives.
         """
         self.stopper.close()
         if threading.current_thread() is not threading.main_thread():

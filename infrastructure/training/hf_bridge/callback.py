@@ -1,10 +1,10 @@
-"""TemperCallback: one line in a training run of transformers, TRL or Unsloth.
+"""TemperCallback adds Temper's checkpoints and backup to transformers, TRL or Unsloth training.
 
     callback = TemperCallback("my-training")
     trainer.add_callback(callback)
     trainer.train(resume_from_checkpoint=callback.resume_from())
 
-The same three lines start the training, resume it after any interruption, and do nothing once it is
+The same three lines start the run, resume it after any interruption, and do nothing once it is
 finished.
 """
 
@@ -65,27 +65,28 @@ FOLDER = "resume"  # in the run directory: the newest version in a Trainer's for
 
 
 class TemperCallback:
-    """Checkpoints, backups, metrics, monitor, alerts and report of a Temper run, for a Trainer.
+    """A Trainer callback with Temper's checkpoints, backup, metrics, monitor, alerts and report.
 
-    Checkpoints replace the folders that the Trainer would write. They follow its `save_strategy`
-    and are also written by time (`training.checkpoint_seconds`). If the Trainer needs its own
-    folders (`load_best_model_at_end`, `push_to_hub`, `restore_callback_states_from_checkpoint`), it
-    also writes them. Ctrl-C, SIGTERM and SIGHUP save and stop after the step; `Trainer.train` then
-    ends with an exception (see `exception_of_stop`). A resumed training reaches the weights of an
-    uninterrupted one, provided that the data draws no random numbers when a row is read. Only
-    single-process training is supported.
+    Temper's checkpoints replace the folders that the Trainer would write. They follow its
+    `save_strategy` and are also written by time (`training.checkpoint_seconds`). If the Trainer
+    needs its own folders (`load_best_model_at_end`, `push_to_hub`,
+    `restore_callback_states_from_checkpoint`), it also writes them. Ctrl-C, SIGTERM and SIGHUP save
+    and stop after the current step; `Trainer.train` then raises an exception (see
+    `exception_of_stop`). A resumed run reaches the same weights as an uninterrupted one, provided
+    that the dataset draws no random numbers when a row is read. Only single-process training is
+    supported.
 
     Args:
-        name: the training's name, by which it is found again: its folder in `output_dir` and at
-            `backup.place`.
-        config: locations and intervals. None: the configuration file and the environment. It does
-            not affect the model, the data or the arithmetic.
-        accept: names of things that may differ when the training resumes although they change the
-            result, such as `["max_steps", "data"]`.
+        name: the run's name, which identifies it in `output_dir` and at `backup.place` when it
+            resumes.
+        config: locations and intervals. None: read from the configuration file and the environment.
+            This does not affect the model, the data or the computation.
+        accept: names of settings and inputs that may differ when the run resumes although they
+            change the result, such as `["max_steps", "data"]`.
         hooks: observers and extensions in addition to `training.enabled_extensions`.
         say: shows a line to the user.
-        is_whole: the Trainer was made from `config`, which is recorded completely. Its caller
-            handles a stop itself, so `Trainer.train` returns after a stop.
+        is_whole: Temper created the Trainer from `config`. The whole configuration is recorded, and
+            `Trainer.train` returns after a stop instead of raising an exception.
 
     Raises:
         ValueError: a name cannot be used, or the configuration is invalid. The message says what to
@@ -120,14 +121,14 @@ class TemperCallback:
     def resume_from(self) -> str | None:
         """Return the argument for `trainer.train(resume_from_checkpoint=...)`.
 
-        The argument is a folder with the newest version that verifies, from this machine or from
-        `backup.place`. None: the training begins.
+        The argument is a folder with the newest undamaged checkpoint, from this machine or from
+        `backup.place`. None: there is no checkpoint, so the run starts from the beginning.
 
         Raises:
-            ValueError: a live process trains this run, or a changed default of torch prevents
+            ValueError: another process is training this run, or a changed default of torch prevents
                 training.
-            CheckpointError: there are versions but all are damaged, or the Trainer with this
-                callback has a LoRA of another shape.
+            CheckpointError: all checkpoints are damaged, or the Trainer with this callback has a
+                LoRA of another shape.
             StorageError: the backup destination does not respond, or this machine's disk returns an
                 error.
         """
@@ -148,8 +149,7 @@ class TemperCallback:
             return str(folder)
 
     def look_before_loading(self, trainer: Any) -> None:
-        """Compare the Trainer's LoRA with the version's, and keep a record of what loading
-        overwrites.
+        """Check the Trainer's LoRA against the checkpoint, and record what loading will overwrite.
 
         `resume_from` calls this if the callback was already added to the Trainer.
 
@@ -166,7 +166,7 @@ class TemperCallback:
     def on_train_begin(
         self, args: "TrainingArguments", state: "TrainerState", control: object, **parts: Any
     ) -> None:
-        """Begin the training. All of its parts exist, and a version to resume from is loaded."""
+        """Begin or resume the run. The Trainer has already loaded the checkpoint, if any."""
         self._break_off(RuntimeError(phrase("trainer.begun_again")))
         call = TrainCall()
         its_trainer = call.trainer if hasattr(call.trainer, "callback_handler") else None
@@ -195,10 +195,10 @@ class TemperCallback:
             training.begin()
 
     def _is_replaced(self, trainer: Any) -> bool:
-        """Return whether the Trainer has another callback of this run that was added later.
+        """Return whether a callback of the same run was added to the Trainer later.
 
-        That happens if a notebook cell that creates and adds one runs again. If this very callback
-        was added again, its duplicates are removed.
+        That happens if a notebook cell that creates and adds a callback runs again. If this
+        callback itself was added again, its duplicates are removed.
         """
         if trainer is None:
             return False
@@ -216,8 +216,7 @@ class TemperCallback:
         return callback.run.directory == self.run.directory
 
     def _guard(self, call: TrainCall, training: BridgedTraining | FinishedTraining) -> None:
-        """Watch how the call ends until `_guards` closes; handle signals until `_signals`
-        closes."""
+        """Watch how the call of `Trainer.train` ends, and handle signals during the call."""
         watchdog = CallWatchdog(call, self._is_gone)
         watchdog.start()
         self._guards.callback(watchdog.end)
@@ -229,9 +228,10 @@ class TemperCallback:
             self._signals.callback(signals.remove)
 
     def _begun_with(self) -> Path | None:
-        """Return the version that the previous try began with.
+        """Return the checkpoint with which the previous try of the same call began.
 
-        The current try begins with weights that are already trained, and at that version's step.
+        The current try begins at the step of that checkpoint, but with weights that are already
+        trained further.
         """
         if self._first is not None and not self._first.is_file():
             raise InputError("trainer.start_checkpoint_rotated")
@@ -252,7 +252,7 @@ class TemperCallback:
         return Stopper(request, lambda: training.may_break_off)
 
     def _breaking_off(self, stop: StopSignal) -> BaseException:
-        """Return the exception that breaks off a long operation after a signal."""
+        """Return the exception that interrupts a long operation after a stop signal."""
         return stop if self.run.is_whole else exception_of_stop(stop.name, str(stop))
 
     def _is_gone(self) -> None:
@@ -265,7 +265,7 @@ class TemperCallback:
     def ended_by(self, error: BaseException) -> None:
         """Record that `error` has ended the training, for callers of `Trainer.train` that catch it.
 
-        Versions committed before are safe. Nothing happens if the end is already known.
+        Committed checkpoints are safe. Nothing happens if the end is already recorded.
         """
         self._break_off(error)
 
@@ -282,14 +282,14 @@ class TemperCallback:
     def on_epoch_begin(
         self, args: object, state: object, control: "TrainerControl", **parts: object
     ) -> None:
-        """Begin an epoch (see `TrainerEvents.epoch_begins`); stop if nothing is left to train."""
+        """Begin an epoch (see `TrainerEvents.epoch_begins`), or stop an already finished run."""
         if (events := self._events()) is not None:
             events.epoch_begins()
         elif self._training is not None:
             control.should_training_stop = True
 
     def on_step_begin(self, args: object, state: object, control: object, **parts: object) -> None:
-        """Begin a step, and write a version if one is due; see `TrainerEvents.step_begins`."""
+        """Begin a step, and write a checkpoint if one is due; see `TrainerEvents.step_begins`."""
         if (events := self._events()) is not None:
             events.step_begins()
 
@@ -338,7 +338,7 @@ class TemperCallback:
             events.evaluated(metrics or {}, control, getattr(loader, "dataset", None))
 
     def on_save(self, args: object, state: object, control: object, **parts: object) -> None:
-        """Request a version, as the Trainer saves; see `TrainerEvents.own_checkpoint_saved`."""
+        """Request a Temper checkpoint when the Trainer saves its own."""
         if (events := self._events()) is not None:
             events.own_checkpoint_saved()
 
@@ -350,11 +350,12 @@ class TemperCallback:
             events.epoch_ends(control)
 
     def on_train_end(self, args: object, state: object, control: object, **parts: object) -> None:
-        """End the training, unless that has happened already; see `BridgedTraining.end`.
+        """End the run, unless it has already ended; see `BridgedTraining.end`.
 
         Raises:
-            KeyboardInterrupt, SystemExit, RunStoppedError: the training was stopped and is saved,
-                so that the script must not use the model as a result; see `exception_of_stop`.
+            KeyboardInterrupt, SystemExit, RunStoppedError: the training was stopped and saved. The
+                exception keeps the script from using a partly trained model; see
+                `exception_of_stop`.
         """
         with self._ending:
             training, self._training = self._training, None
@@ -374,30 +375,30 @@ class TemperCallback:
             raise exception_of_stop(training.state.stop_signal, text)
 
     def _events(self) -> TrainerEvents | None:
-        """Return the handler of the Trainer's events; None if there is nothing left to train."""
+        """Return the handler of the Trainer's events; None if the run is already finished."""
         training = self._training
         return training.events if isinstance(training, BridgedTraining) else None
 
     def on_init_end(self, args: object, state: object, control: object, **parts: object) -> None:
-        """Do nothing; training has not begun."""
+        """Do nothing, because training has not begun."""
 
     def on_optimizer_step(
         self, args: object, state: object, control: object, **parts: object
     ) -> None:
-        """Do nothing; the end of the step follows."""
+        """Do nothing, because `on_step_end` follows."""
 
     def on_predict(self, args: object, state: object, control: object, **parts: object) -> None:
-        """Do nothing; prediction is not part of training."""
+        """Do nothing, because prediction is not part of training."""
 
     def on_prediction_step(
         self, args: object, state: object, control: object, **parts: object
     ) -> None:
-        """Do nothing; the end of the evaluation has all numbers."""
+        """Do nothing, because `on_evaluate` receives all metrics."""
 
     def on_push_begin(self, args: object, state: object, control: object, **parts: object) -> None:
-        """Do nothing; the Trainer pushes by itself."""
+        """Do nothing, because the Trainer pushes by itself."""
 
 
 def _last_error() -> BaseException | None:
-    """Return the last error that an interactive session has shown."""
+    """Return the last uncaught exception of an interactive session, or None."""
     return getattr(sys, "last_value", None)

@@ -1,8 +1,8 @@
 """State of a Trainer and its callbacks besides model, optimizer and schedule.
 
-A new Trainer would begin without the sum of its losses, TRL's counts since its last log, generated
-answers that later steps learn from, and the patience of early stopping. A version holds all such
-state that has changed since the Trainer was made, and resuming restores it.
+A Trainer's own checkpoints lack the sum of its losses, TRL's counts since its last log, generated
+answers that later steps train on, and the patience of early stopping. Temper's checkpoints contain
+all such state that has changed since the Trainer was created.
 """
 
 import json
@@ -52,10 +52,10 @@ _made: "WeakKeyDictionary[object, dict[str, _Plain]]" = WeakKeyDictionary()
 
 
 class _Plain:
-    """A plain value as JSON and tensors: numbers, texts, tensors, generators, containers.
+    """A value converted to JSON and tensors: numbers, strings, tensors, generators, containers.
 
     Raises:
-        ValueError: the value is not plain.
+        ValueError: the value contains another type.
     """
 
     def __init__(self, value: object, *, keeps_copies: bool = False) -> None:
@@ -96,11 +96,11 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class CarriedState:
-    """The state of one Trainer in its versions, besides what every Trainer saves.
+    """The state of one Trainer that Temper saves in addition to what every Trainer saves.
 
     Args:
-        trainer: the Trainer. None: unknown; then only what its events show is carried.
-        loader: the loader of its training rows.
+        trainer: the Trainer. None: unknown; then its attributes are not saved.
+        loader: the data loader of its training rows.
         device: the device on which it trains.
 
     Attributes:
@@ -120,11 +120,11 @@ class CarriedState:
 
     @property
     def seconds(self) -> float:
-        """The seconds of training, over all processes of the run."""
+        """The training time in seconds, including earlier processes of the run."""
         return self.seconds_before + time.monotonic() - self._began
 
     def epoch_begins(self) -> None:
-        """Remember the random state that determines the order of an epoch."""
+        """Record the random state that determines an epoch's order, or restore it on resume."""
         if self._epoch_to_restore:
             restore_random(self._epoch_to_restore, self.device)
             for name, generator in _generators(self.loader):
@@ -135,12 +135,12 @@ class CarriedState:
         self._epoch = {**capture_random(self.device), **states}
 
     def steps_end(self, awaits_evaluation: bool) -> None:
-        """Record the loss sum once the steps are done, before the Trainer changes it at its end."""
+        """Record the loss sum after the last step, before the Trainer changes it."""
         self._loss_sum = getattr(self.trainer, LOSS_SUM, None)
         self.awaits_evaluation = awaits_evaluation
 
     def take(self) -> tuple[dict[str, Tensors], JsonObject]:
-        """Return the state as tensors by group, and as JSON values."""
+        """Return the current state as tensors by group, and as JSON values."""
         tensors: Tensors = {}
         values: dict[str, JsonValue] = {}
         made = {} if self.trainer is None else _made[self.trainer]
@@ -159,10 +159,12 @@ class CarriedState:
         }
 
     def restore(self, tensors: Mapping[str, Tensors], values: Mapping[str, Any]) -> None:
-        """Restore what `take` returned; reset everything else to its state at the Trainer's start.
+        """Restore the state that `take` returned.
+
+        Other attributes are reset to their values when the Trainer was created.
 
         Raises:
-            CheckpointError: the version has state of a part that the Trainer lacks.
+            CheckpointError: the checkpoint has state of a part that the Trainer lacks.
         """
         self.seconds_before = values["seconds"]
         self._epoch_to_restore = tensors.get("epoch", {})
@@ -210,7 +212,10 @@ def _generator_of(state: Any) -> torch.Generator | np.random.Generator:
 
 
 def _plain_attributes(trainer: Any, *, keeps_copies: bool = False) -> Iterator[tuple[str, _Plain]]:
-    """Yield the plain attributes of the Trainer and of what it calls, by their paths."""
+    """Yield attributes of the Trainer, its losses, collators etc. that can be saved, by path.
+
+    Only values that consist of JSON values, tensors and random generators can be saved.
+    """
     for path, owner in _owners(trainer).items():
         for name, value in vars(owner).items():
             if name in NEVER or callable(value):
@@ -223,7 +228,10 @@ def _plain_attributes(trainer: Any, *, keeps_copies: bool = False) -> Iterator[t
 
 
 def _owners(trainer: Any) -> dict[str, Any]:
-    """Return the Trainer, and the losses, rewards, collators and metrics that may count."""
+    """Return the Trainer and its callable attributes (rewards, collators, ...), by path.
+
+    Such objects may have state of their own.
+    """
     owners = {"": trainer}
     for name, value in vars(trainer).items():
         if name in NEVER:
@@ -239,7 +247,10 @@ def _owners(trainer: Any) -> dict[str, Any]:
 
 
 def _filled(container: Any, value: Any) -> Any:
-    """Return `value` in the existing container, which may know the type of its missing items."""
+    """Put `value` into the existing container, or return it if there is no container.
+
+    The existing container may know how to create missing items, as a defaultdict does.
+    """
     if isinstance(container, dict) and isinstance(value, dict):
         before = dict(container)
         container.clear()
@@ -255,7 +266,7 @@ def _filled(container: Any, value: Any) -> Any:
 
 
 def _generators(loader: object) -> Iterator[tuple[str, torch.Generator]]:
-    """Yield the generators that the samplers of a loader draw from, each with its path."""
+    """Yield the random generators of a data loader's samplers, each with its path."""
     parts: list[tuple[str, object]] = [(GENERATORS, loader)]
     seen: set[int] = set()
     for path, part in parts:
@@ -293,7 +304,7 @@ def callback_states(trainer: Any) -> dict[str, JsonValue] | None:
 
 
 def restore_callbacks(trainer: Any, states: Mapping[str, Any]) -> None:
-    """Restore the states of a version in the Trainer's callbacks, in their order.
+    """Restore the states in a checkpoint to the Trainer's callbacks, in their order.
 
     Raises:
         CheckpointError: a callback does not accept its state.
@@ -331,7 +342,7 @@ def _stateful(trainer: Any) -> list[Any]:
 
 
 def lost_state(trainer: Any) -> str:
-    """Return a description of the callbacks' state that no version holds; "" if there is none."""
+    """Describe the state of callbacks that checkpoints do not contain; "" if there is none."""
     callbacks = [] if trainer is None else trainer.callback_handler.callbacks
     lost = {type(one).__name__ for one in callbacks} & LOST.keys()
     return " and ".join(f"{phrase(LOST[name])} ({name})" for name in sorted(lost))

@@ -1,4 +1,4 @@
-"""A checkpoint folder for `Trainer.train(resume_from_checkpoint=...)`, made from a version.
+"""Conversion of a Temper checkpoint to a folder for `resume_from_checkpoint` of a Trainer.
 
 The Trainer reads the folder with `weights_only`. Temper never unpickles anything in it.
 """
@@ -24,7 +24,7 @@ DEFAULT_ADAPTER = "default"  # its files are in the folder itself, others' in on
 
 
 def write_checkpoint_folder(snapshot: Snapshot, folder: Path, tokenizer: Path) -> Path:
-    """Write a version as `folder`, completely or not at all.
+    """Write a snapshot as a Trainer's checkpoint folder, completely or not at all.
 
     Args:
         tokenizer: folder with the run's tokenizer, which is copied if it exists.

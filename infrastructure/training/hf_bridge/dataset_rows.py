@@ -1,8 +1,8 @@
-"""A keyed hash of all rows, in order, that a Trainer trains on or evaluates on.
+"""A keyed hash of the rows, in order, on which a Trainer trains or evaluates.
 
-Tables of `datasets` are read by columns, other datasets row by row for at most `MOST_SECONDS`. The
-number of rows that were read is kept, and as many are compared. A stream, and a dataset that
-returns a row differently each time, cannot be compared.
+Tables of `datasets` are read by column, other datasets row by row for at most `MOST_SECONDS`. On
+resume, as many rows are compared as were hashed when the run began. A stream, and a dataset that
+returns a different row each time, cannot be compared.
 """
 
 import re
@@ -28,9 +28,9 @@ Feed = Callable[[bytes | memoryview], object]
 
 
 class RowsFacts(TypedDict):
-    """The number of rows, how many of them the hash covers, and the hash; None if unknown.
+    """The number of rows, the number of hashed rows, and their hash; None if unknown.
 
-    `blocks` has a short hash of each block of `identity.block_size` rows.
+    `blocks` contains a short hash of each block of `identity.block_size` rows.
     """
 
     num_examples: int | None
@@ -46,7 +46,7 @@ class UnseenValueError(InputError):
 def rows_facts(
     dataset: Any, key: str, device: torch.device, num_hashed: int | None = None
 ) -> RowsFacts:
-    """Return the number of rows of a dataset and a hash of them, as far as they can be known.
+    """Count and hash the rows of a dataset, as far as possible.
 
     Args:
         key: the run's key for hashes.
@@ -119,7 +119,7 @@ def _blocks_of_rows(dataset: Any, key: str, num_hashed: int | None) -> tuple[int
 
 
 def _feed(update: Feed, value: Any) -> None:
-    """Feed a value's content to a digest, so that different values are fed differently."""
+    """Add a value's content to a hash, so that different values give different hashes."""
     if isinstance(value, torch.Tensor):
         update(f"tensor {value.dtype} {tuple(value.shape)}\n".encode())
         plain = value.detach().cpu().contiguous().view(-1)
@@ -166,7 +166,7 @@ def _as_numbers(values: Any) -> bytes | None:
 
 
 def _blocks_of_table(dataset: Any, key: str) -> list[str]:
-    """Return a hash of each block of rows. The order of the columns does not matter."""
+    """Return a hash of each block of rows, independent of the order of columns."""
     names = dataset.column_names
     if (shown := dataset.format["columns"]) is not None:
         names = [name for name in names if name in shown]
@@ -182,7 +182,7 @@ def _blocks_of_table(dataset: Any, key: str) -> list[str]:
 
 
 def _feed_column(update: Feed, column: Any) -> None:
-    """Feed the values of an Arrow column to a digest, whatever its buffers hold between them."""
+    """Add the values of an Arrow column to a hash, ignoring unused bytes in its buffers."""
     pa, pc = require("pyarrow", "data"), require("pyarrow.compute", "data")
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)

@@ -1,4 +1,4 @@
-"""The rows that a Trainer evaluates on, as far as they can be determined."""
+"""Identification of the rows on which a Trainer evaluates."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ FIRST_ROWS = 16
 
 
 class EvaluatedRows:
-    """Identities of the datasets that a Trainer evaluates on, from their rows; each is read once.
+    """A reader of hashes of evaluation datasets, which keeps the hash of the last one.
 
     Args:
         device: the device of the training, whose random state is preserved.
@@ -28,8 +28,8 @@ class EvaluatedRows:
     def identity_of(self, dataset: Any) -> str | None:
         """Return a hash of all rows in order.
 
-        None if it cannot be known, as for a stream, or a dataset that returns a row differently
-        each time.
+        None if that is impossible: for a stream, or for a dataset that returns a different row each
+        time.
         """
         if dataset is not None and dataset is not self._dataset:
             with preserve(random=self.device):
@@ -53,7 +53,7 @@ def _identity_of(dataset: Any) -> str | None:
 
 
 def _texts(dataset: Any, num_rows: int) -> Iterator[str]:
-    """Yield all rows as text; those of a table many at once."""
+    """Yield all rows as text; a `datasets` table in batches."""
     if hasattr(dataset, "iter"):
         yield from map(_spelt, dataset.iter(BATCH_ROWS))
     else:
@@ -61,7 +61,7 @@ def _texts(dataset: Any, num_rows: int) -> Iterator[str]:
 
 
 def _spelt(value: object) -> str:
-    """Return a row, or a part of one, as a text that changes with any of its contents."""
+    """Return a row or a value as text that differs whenever its content differs."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return f"{value.dtype}{value.tolist()}"
     if isinstance(value, Mapping):

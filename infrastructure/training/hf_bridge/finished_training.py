@@ -1,4 +1,4 @@
-"""A Trainer's training that is already finished: only missing outputs are written."""
+"""Completion of a finished run of a Trainer whose outputs may be incomplete."""
 
 import math
 from collections.abc import Mapping
@@ -21,12 +21,10 @@ from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 
 
 class FinishedTraining:
-    """A finished training run whose process may have been killed after its last version.
-
-    Its report or the rest of its backup may be missing.
+    """A run whose steps are all trained, but whose report or backup may be incomplete.
 
     Args:
-        first: the version that this call of `Trainer.train` began with.
+        first: the checkpoint with which this call of `Trainer.train` began.
         stack: holds the run's lock; closed at the end.
     """
 
@@ -42,7 +40,7 @@ class FinishedTraining:
         return {name: value for name, value in last.items() if name != "step"}
 
     def end(self) -> None:
-        """Write missing outputs, and have the backup destination confirm everything.
+        """Write missing outputs, and wait until the backup destination confirms everything.
 
         Raises:
             OSError: this machine's disk returns an error.
@@ -69,7 +67,7 @@ class FinishedTraining:
             self._release()
 
     def break_off(self, error: BaseException) -> None:
-        """Handle an exception that ended the call; the training was and stays finished."""
+        """Release the run after an exception. The run stays finished."""
         self._release()
 
     def _release(self) -> None:
@@ -78,13 +76,13 @@ class FinishedTraining:
 
 
 class NothingToTrain:
-    """A patch that lets a call of `Trainer.train` end without a step, an evaluation or a log.
+    """A patch that makes a call of `Trainer.train` return without a step, an evaluation or a log.
 
-    A Trainer that resumes from its last step would otherwise do one step too many, and report the
-    numbers of that step.
+    Without the patch, a Trainer that resumes from its last step would do one step too many and
+    report the metrics of that step.
 
     Args:
-        metrics: the final metrics of the training, which the call returns again.
+        metrics: the run's final metrics, which the call returns again.
     """
 
     def __init__(self, trainer: Any, metrics: Mapping[str, float]) -> None:
@@ -98,13 +96,13 @@ class NothingToTrain:
         trainer._total_loss_scalar = self.metrics.get("train_loss", math.nan) * steps
 
     def end(self) -> None:
-        """Restore the Trainer's methods."""
+        """Restore the Trainer's original methods."""
         for name, method in self._instead.items():
             if self.trainer.__dict__.get(name) == method:
                 delattr(self.trainer, name)
 
     def _log(self, metrics: dict[str, float], *_: object, **__: object) -> None:
-        """Replace the numbers that the Trainer logs for this call, because it trained nothing."""
+        """Replace the metrics that the Trainer logs for this call with the run's final metrics."""
         metrics.clear()
         metrics.update(self.metrics)
 

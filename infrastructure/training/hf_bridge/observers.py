@@ -1,4 +1,4 @@
-"""The observers of a Trainer's training: all observers of a Temper run that apply to it."""
+"""The observers of a run that trains with a Trainer of transformers."""
 
 import shlex
 from collections.abc import Iterable

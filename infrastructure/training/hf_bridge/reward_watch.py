@@ -1,7 +1,7 @@
-"""The results of a Trainer's reward functions, step by step.
+"""Detection of reward functions that return no usable rewards.
 
-The functions are called as before, and their results are passed on unchanged. A reward model is not
-watched, since it always returns numbers.
+The reward functions' results are passed on unchanged. Reward models are not watched, because they
+always return numbers.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from infrastructure.training.core.state import StepRewards
 
 
 class RewardWatch:
-    """A count of the steps without any reward, and of steps in which all groups are tied.
+    """A counter of consecutive steps without finite rewards or without differences between them.
 
     Args:
         trainer: has `reward_funcs`, and `args.num_generations` answers to each prompt.
@@ -31,7 +31,7 @@ class RewardWatch:
         self._newest = StepRewards()
 
     def watch(self, stack: ExitStack) -> None:
-        """Watch the results of the functions until `stack` closes."""
+        """Record the results of the reward functions until `stack` closes."""
         functions = self.trainer.reward_funcs
         before = list(functions)
 
@@ -42,13 +42,13 @@ class RewardWatch:
         stack.callback(restore)
 
     def begin_step(self) -> None:
-        """Attribute the following results to the next step."""
+        """Forget the rewards of the previous step."""
         self._given = {}
 
     def end_step(self) -> StepRewards:
-        """Return the rewards known after this step.
+        """Return the counts after this step.
 
-        If the step reuses earlier answers, their rewards are returned again.
+        If the step reuses earlier answers, the counts are unchanged.
         """
         if not self._given or self.has_model:
             return self._newest
@@ -100,7 +100,7 @@ class RewardWatch:
 
 
 def reward_watch(trainer: Any, stack: ExitStack) -> RewardWatch | None:
-    """Return a started watch of a Trainer with reward functions; None if it has none."""
+    """Start a `RewardWatch` for a Trainer; return None if it has no reward functions."""
     if not getattr(trainer, "reward_funcs", None):
         return None
     watch = RewardWatch(trainer)

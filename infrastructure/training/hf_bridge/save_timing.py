@@ -1,4 +1,4 @@
-"""Timing of the saves of a Trainer's training, and the tolerance of failing disks."""
+"""The decision when to save checkpoints of a Trainer, and tolerance of failing disks."""
 
 import time
 from collections.abc import Callable
@@ -17,20 +17,20 @@ from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 
 
 class SaveTiming:
-    """The versions of one training, in order.
+    """A writer of checkpoints that are due, for one call of `Trainer.train`.
 
-    A due version is written at the next moment at which a step is completely done, including its
-    evaluation; see `TrainerEvents`.
+    A due checkpoint is written as soon as its step is completely done, including the evaluation;
+    see `TrainerEvents`.
 
     Args:
-        take: returns the state of the training, sharing memory with it; its argument is whether the
+        take: returns a snapshot that shares memory with the training; its argument is whether the
             training is finished.
-        announce: called with each version that is committed.
-        first: the version from which the training resumes.
+        announce: called with each committed checkpoint.
+        first: the checkpoint from which the run resumes.
 
     Attributes:
-        first: the version that the training began with, or its first one.
-        is_ending: the due version is the last one.
+        first: the checkpoint with which the run began, or its first own one.
+        is_ending: the checkpoint that is due is the last one.
     """
 
     def __init__(
@@ -50,28 +50,28 @@ class SaveTiming:
 
     @property
     def kept_step(self) -> int:
-        """The step of the newest committed version; 0 if there is none, -1 if it cannot be read."""
+        """The step of the newest committed checkpoint; 0 if there is none, -1 if unreadable."""
         try:
             return 0 if self._newest is None else step_of(self._newest)
         except (CheckpointError, OSError):
             return -1
 
     def request(self, kind: SaveKind) -> None:
-        """Mark a version as due; an earlier requested kind stays."""
+        """Mark a checkpoint as due. If one is already due, its kind is unchanged."""
         self.due = self.due or kind
 
     def request_by_clock(self, step: int) -> None:
-        """Mark a version as due if the time, a request or a failed save requires it."""
+        """Mark a checkpoint as due if the schedule says so or a failed save must be repeated."""
         kind = self.schedule.kind_due(step)
         if kind is not None or self.failures.is_retry_due:
             self.request(kind or SaveKind.SCHEDULED)
 
     def save(self, state: TrainingState) -> None:
-        """Write the version that is due, if any; a large one in the background.
+        """Write the checkpoint that is due, if any; a large one in the background.
 
         Raises:
-            TrainingDivergedError: the weights are no longer finite. The version is kept as
-                evidence, and no resume chooses it.
+            TrainingDivergedError: the weights are no longer finite. They are saved for inspection,
+                but never resumed from.
             StorageError: the disk has failed too often.
         """
         kind, self.due = self.due, None
@@ -94,9 +94,9 @@ class SaveTiming:
         )
 
     def collect(self, state: TrainingState, wait: bool = False) -> None:
-        """Announce versions that were committed since the last call.
+        """Announce checkpoints that were committed since the last call.
 
-        A version is not announced when its write begins, because the write may still fail.
+        A checkpoint is not announced before it is committed, because writing it may fail.
         """
         committed: list[Path] = []
         with self.failures.tolerated(state):
@@ -108,7 +108,7 @@ class SaveTiming:
             self.announce(checkpoint)
 
     def finish(self, state: TrainingState) -> None:
-        """Wait for the current write. If a version failed, try once more."""
+        """Wait for the current write. If saving a checkpoint failed, try once more."""
         self.collect(state, wait=True)
         if self.failures.count:
             self.request(SaveKind.SCHEDULED)

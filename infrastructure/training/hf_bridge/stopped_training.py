@@ -1,7 +1,6 @@
-"""The end of a call of `Trainer.train` after a stop.
+"""The exception that ends a call of `Trainer.train` after a stop.
 
-It is an exception. Otherwise the script would continue after `trainer.train()` and save a model
-that is only partly trained.
+Without it, the script would continue after `trainer.train()` and save a partly trained model.
 """
 
 from typing import Any
@@ -31,7 +30,7 @@ def exception_of_stop(signal_name: str | None, text: str) -> BaseException:
 
 
 def leave_training(trainer: Any) -> None:
-    """Undo what a Trainer undoes only if its call returns, so that a notebook can train again."""
+    """Undo changes that a Trainer leaves behind after an exception, so that it can train again."""
     if hasattr(trainer, "is_in_train"):
         trainer.is_in_train = False
     handle = getattr(trainer, "neftune_hook_handle", None)

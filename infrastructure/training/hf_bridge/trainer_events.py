@@ -1,10 +1,10 @@
-"""The conversion of a Trainer's events to Temper's, and the moments at which versions are written.
+"""Conversion of a Trainer's events to Temper's, and the choice of when to save.
 
 A Trainer notifies its callbacks of the end of a step before it logs, evaluates and saves. So a due
-version is saved at the next event after that: when the next step begins and its data is there (a
-resuming Trainer sets the random state at exactly this moment), when an epoch begins, or when the
-training is about to end. A version therefore holds the evaluation of its step, and a run resumed
-from it continues as it would have.
+checkpoint is saved at the next event after that: when the next step begins and its batch is loaded
+(a resuming Trainer sets the random state at exactly this moment), when an epoch begins, or when the
+training is about to end. A checkpoint therefore includes the evaluation of its step, and a run
+resumed from it continues as if it had not been interrupted.
 """
 
 import math
@@ -40,19 +40,19 @@ HELD_OUT = f"{EVALUATED}loss"
 
 
 class TrainerEvents:
-    """The effects of a Trainer's events on the training, from the first epoch to the last version.
+    """A handler of a Trainer's events that updates the training state and calls hooks.
 
     Args:
-        parts: the objects that the Trainer passes.
+        parts: the objects that the Trainer passes to its callbacks.
         loader: its data loader, which has no length if the data is a stream.
-        state: the training as its hooks see it; kept up to date here.
-        saves: its versions.
-        carried: further state of the Trainer.
-        rewards: results of its reward functions. None: it has none.
+        state: the training state that hooks see.
+        saves: saves the run's checkpoints.
+        carried: further state of the Trainer that checkpoints contain.
+        rewards: watches the reward functions. None: there are none.
 
     Attributes:
         has_logged: at least one step was logged.
-        is_updating: the weights of a step are changing, and the step does not count yet.
+        is_updating: the weights of a step are changing, and the step is not counted yet.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class TrainerEvents:
         self._evaluated_rows = EvaluatedRows(parts.device)
 
     def epoch_begins(self) -> None:
-        """Begin an epoch, before its order is drawn."""
+        """Handle the beginning of an epoch, before the order of its rows is drawn."""
         self.carried.epoch_begins()
         self._save()
         state, steps = self.state, self._steps_per_epoch()
@@ -90,7 +90,10 @@ class TrainerEvents:
         self._fire(Event.EPOCH_START)
 
     def step_begins(self) -> None:
-        """Begin a step: its data is there, and the previous step is completely done."""
+        """Handle the beginning of a step, and save if a checkpoint is due.
+
+        The batch is loaded, and the previous step is completely done.
+        """
         self._close_step()
         self._save()
         self.state.batch = range(self.parts.global_batch_size)  # all that a Trainer shows
@@ -100,12 +103,11 @@ class TrainerEvents:
         self._fire(Event.STEP_START)
 
     def micro_batch_done(self) -> None:
-        """Handle a finished micro-batch, with loss and gradients."""
+        """Handle a finished micro-batch, whose loss and gradients are computed."""
         self._fire(Event.AFTER_LOSS)
 
     def gradients_are_final(self) -> None:
-        """Handle the final gradients of a step, after its last micro-batch; they are already
-        clipped."""
+        """Handle the final, clipped gradients of a step, before the optimizer step."""
         self.is_updating = True
         self.state.learning_rate = float(self.parts.optimizer.param_groups[0]["lr"])
         self.state.grad_norm = _largest_gradient(self.parts.optimizer)
@@ -113,7 +115,7 @@ class TrainerEvents:
         self._fire(Event.AFTER_BACKWARD)
 
     def step_ends(self, control: "TrainerControl") -> None:
-        """Count a step with updated weights; its log, evaluation and save are still to come."""
+        """Count a step whose weights are updated. Its log, evaluation and save follow later."""
         state, progress = self.state, self.parts.state
         self.is_updating, self._has_stepped = False, True  # the Trainer has counted it
         self.clock.end(goes_on_at_once=not (control.should_evaluate or control.should_save))
@@ -133,7 +135,7 @@ class TrainerEvents:
         self._take_over_saving(control)
 
     def _take_over_saving(self, control: "TrainerControl") -> None:
-        """Request a version in place of a folder that the Trainer would write."""
+        """Request a Temper checkpoint instead of the folder that the Trainer would write."""
         if control.should_save:
             self.saves.request(SaveKind.SCHEDULED)
             control.should_save = self.parts.needs_own_checkpoints
@@ -144,7 +146,7 @@ class TrainerEvents:
             control.should_training_stop = True
 
     def logged(self, logs: MutableMapping[str, float], control: "TrainerControl") -> None:
-        """Handle the Trainer's log; the numbers of a step include a loss."""
+        """Handle a log of the Trainer; only a log with a loss contains the metrics of a step."""
         if "train_runtime" in logs:
             self._training_is_over(logs)
         if any(name.startswith(EVALUATED) for name in logs):
@@ -169,10 +171,10 @@ class TrainerEvents:
         self._pass_on_stop(control)
 
     def _training_is_over(self, logs: MutableMapping[str, float]) -> None:
-        """Save the last version at the end of the training.
+        """Correct the final metrics for earlier processes, and save the last checkpoint.
 
-        At this moment the last step is completely done, including its evaluation and the choice of
-        the best model, which is not loaded yet.
+        At this moment the last step is completely done, including its evaluation, and the best
+        model is chosen but not loaded yet.
         """
         of_the_run = over_all_processes(logs, self.carried.seconds_before)
         logs.update(of_the_run)
@@ -181,7 +183,7 @@ class TrainerEvents:
         self._save_last()
 
     def _count_tokens(self, counted: float | None) -> None:
-        """Take over the token count of TRL."""
+        """Set the token count to that of TRL, if it has one."""
         if counted is not None:
             self.state.num_tokens = int(counted)
 
@@ -196,7 +198,7 @@ class TrainerEvents:
         control: "TrainerControl",
         dataset: object = None,
     ) -> None:
-        """Handle the Trainer's evaluation of one of its datasets."""
+        """Handle an evaluation of the Trainer on one of its datasets."""
         self._close_step()
         # The Trainer logs it just before. TRL before 1.0 has its own metrics only in the log.
         logged, self._logged_evaluation = self._logged_evaluation, {}
@@ -213,11 +215,11 @@ class TrainerEvents:
         self._pass_on_stop(control)
 
     def own_checkpoint_saved(self) -> None:
-        """Request a version next to a folder that the Trainer has written."""
+        """Request a Temper checkpoint after the Trainer has written its own folder."""
         self.saves.request(SaveKind.SCHEDULED)
 
     def epoch_ends(self, control: "TrainerControl") -> None:
-        """Handle the end of an epoch, or of the training in the middle of one."""
+        """Handle the end of an epoch, or a stop within an epoch."""
         if self.state.is_cut_short and not self._has_stepped:
             # Before a first step that the Trainer has begun to draw: the state at the start of this
             # epoch is in a version, or is the start of the training.
@@ -241,12 +243,12 @@ class TrainerEvents:
             self._save()
 
     def end(self) -> None:
-        """End the training, and save its last version unless it was saved before."""
+        """Handle the end of the training, and save the last checkpoint unless already saved."""
         self._close_step()
         self._save_last()
 
     def _save_last(self) -> None:
-        """Save the last state if no version holds it, before the best model replaces it."""
+        """Save the last state if it is not saved yet, before the best model replaces it."""
         if self._is_over:
             return
         self._is_over = self.saves.is_ending = True
@@ -263,7 +265,7 @@ class TrainerEvents:
         return steps is None or self.state.step % steps == 0
 
     def _steps_per_epoch(self) -> int | None:
-        """Return the steps per epoch; None for a stream of unknown length."""
+        """Return the optimizer steps per epoch; None for a stream of unknown length."""
         if self.loader is None:
             return None
         try:
@@ -281,7 +283,7 @@ class TrainerEvents:
 
 
 def _largest_gradient(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
-    """Return the largest component of all gradients, which clipping leaves 0 if it is 0.
+    """Return the largest absolute gradient of all parameters, which is 0 only if all are 0.
 
     None if there are no gradients, because the optimizer consumed them during the backward pass.
     """

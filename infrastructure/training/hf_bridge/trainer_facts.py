@@ -1,7 +1,7 @@
-"""The settings and parts of a Trainer's training, as JSON values in versions, compared on resume.
+"""Everything in a Trainer that determines its result, as JSON values to compare on resume.
 
-An argument decides the result unless it is listed here as harmless or as one that only affects
-rounding. The same holds for every model, function or collator that the Trainer has.
+An argument counts as determining the result unless it is listed here as harmless or as affecting
+only rounding. The same holds for every model, function or collator of the Trainer.
 """
 
 import dataclasses
@@ -169,14 +169,14 @@ WATCHING_CLASSES = ("DefaultFlowCallback", "ProgressCallback", "PrinterCallback"
 
 
 class TrainerFacts(MachineFacts):
-    """The facts that decide the result of a Trainer's training.
+    """Everything that determines the result of a Trainer's training.
 
     Attributes:
-        key: the key of the hashes of rows.
-        arguments: by name, without the harmless ones.
+        key: the run's key for hashing rows.
+        arguments: the Trainer's arguments by name, without the harmless ones.
         given: names of the arguments that are not at their default.
         parts: see `identity.PART_NAMES`.
-        unseen: names of what cannot be compared.
+        unseen: descriptions of what cannot be compared.
     """
 
     key: str
@@ -189,14 +189,14 @@ class TrainerFacts(MachineFacts):
 
 
 class BeforeLoading(TypedDict):
-    """The user's optimizer and schedule before the Trainer has loaded a checkpoint into them."""
+    """Settings of the user's optimizer and schedule before the Trainer loads a checkpoint."""
 
     optimizer: list[JsonValue] | None
     scheduler: JsonValue
 
 
 def trainer_of(callback: object) -> Any:
-    """Return the Trainer that a callback was added to, or None."""
+    """Return the Trainer to which a callback was added, or None."""
     trainer_class = require("transformers", "TemperCallback").Trainer
     for one in gc.get_objects():
         if issubclass(type(one), trainer_class):
@@ -207,7 +207,7 @@ def trainer_of(callback: object) -> Any:
 
 
 def before_loading(trainer: Any) -> BeforeLoading:
-    """Return the settings of the user's optimizer and schedule that loading will overwrite."""
+    """Return settings of the user's optimizer and schedule that loading a checkpoint overwrites."""
     optimizer, scheduler = vars(trainer).get("optimizer"), vars(trainer).get("lr_scheduler")
     return {
         "optimizer": None if optimizer is None else _groups(optimizer),
@@ -216,24 +216,29 @@ def before_loading(trainer: Any) -> BeforeLoading:
 
 
 def lora_of(facts: Facts) -> Facts:
-    """Return the facts that must be compared before PEFT loads a LoRA, since its shape may
-    differ."""
+    """Reduce facts to those of the LoRA, which must be compared before PEFT loads it.
+
+    Loading would fail if the LoRA's shape differs.
+    """
     lora = facts["parts"].get(LORA)
     return {**facts, "arguments": {}, "parts": {} if lora is None else {LORA: lora}}
 
 
 def facts_before_loading(trainer: Any, was: Facts) -> Facts:
-    """Return the LoRA facts of a Trainer now, and all other facts as they were."""
+    """Return the facts `was` with the LoRA replaced by that of the Trainer now.
+
+    Library versions and all parts besides the LoRA are left out.
+    """
     return lora_of({**was, "versions": {}, "parts": {LORA: _lora(trainer.model)}})
 
 
 class FactsReader:
-    """A reader of the facts that decide the result of one Trainer's training.
+    """A reader of everything that determines the result of a Trainer's training.
 
     Args:
-        trainer: None: only what it passes to its callbacks is known.
-        was: the facts of the version from which it resumes; empty: it begins.
-        before: the state before the Trainer has loaded. None: unknown.
+        trainer: the Trainer. None: only the objects that it passes to callbacks are known.
+        was: the facts in the checkpoint from which the run resumes; empty if it does not resume.
+        before: settings before the Trainer loaded a checkpoint. None: unknown.
     """
 
     def __init__(
@@ -252,10 +257,10 @@ class FactsReader:
     def read(
         self, dataset: object, processing_class: object, others: Iterable[Hook]
     ) -> TrainerFacts:
-        """Return the facts that decide the result of the training.
+        """Return everything that determines the result of the training.
 
         Args:
-            dataset: the training dataset, as the Trainer's data loader has it.
+            dataset: the training dataset of the Trainer's data loader.
             others: hooks of the user.
         """
         args, device = self.parts.args, self.parts.device
@@ -303,7 +308,7 @@ class FactsReader:
         return arguments, given
 
     def _known(self, value: Any) -> JsonValue:
-        """Return a comparable value for objects other than plain values and code."""
+        """Return a comparable value for a model, tensor, dtype, device or tokenizer, else None."""
         if value is self.trainer and value is not None:
             return "the Trainer"
         if isinstance(value, torch.nn.Module):
@@ -364,7 +369,7 @@ class FactsReader:
         return parts
 
     def _of_trainer(self) -> dict[str, JsonValue]:
-        """Return every model, function and collator that the Trainer has, as comparable values."""
+        """Return every model, function, collator and callback of the Trainer in comparable form."""
         trainer = self.trainer
         if trainer is None:
             self.reader.unseen.append(phrase("trainer.trainer_parts"))
@@ -386,8 +391,7 @@ class FactsReader:
         return parts
 
     def _callback(self, callback: object) -> JsonValue:
-        """Return the code and settings of a callback, without the values that it counts in
-        training."""
+        """Return the code and settings of a callback, without counters that change in training."""
         code = self.reader.code_of(type(callback), "callbacks")
         settings = {
             name: value
@@ -440,7 +444,7 @@ def _inner(model: Any) -> Any:
 
 
 def _lora(model: Any) -> JsonValue:
-    """Return the settings of PEFT's adapters."""
+    """Return the settings of all PEFT adapters of the model, or None if it has none."""
     configs = getattr(model, "peft_config", None)
     if not isinstance(configs, Mapping):
         return None
@@ -462,14 +466,14 @@ def _is_metric(value: Any) -> bool:
 
 
 def _watches(callback: object) -> bool:
-    """Return whether a callback is known to only observe."""
+    """Return whether a callback is known not to affect the training."""
     kind = type(callback)
     is_known = kind.__module__.startswith(WATCHING) or kind.__name__ in WATCHING_CLASSES
     return is_known or is_ours(kind)
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> list[JsonValue]:
-    """Return the settings of each group, with its learning rate before the schedule."""
+    """Return the settings of each parameter group, with its initial learning rate."""
     reader = ObjectReader(lambda v: str(v) if isinstance(v, torch.Tensor) else None)
     groups: list[JsonValue] = []
     for group in optimizer.param_groups:
@@ -501,22 +505,22 @@ def _versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def known_names() -> list[str]:
-    """Return the names of everything that is compared.
+    """Return the names of everything that is compared on resume.
 
-    The arguments among them are those of the argument classes that are loaded.
+    They include the arguments of all imported subclasses of TrainingArguments.
     """
     return [*PART_NAMES, *MACHINE_NAMES, *PACKAGE_NAMES, *argument_names()]
 
 
 def checked_names(accept: Collection[str], is_whole: bool = False) -> frozenset[str]:
-    """Return `accept` as a set of names that may differ although they change the result.
+    """Check the names in `accept`, and return them as a set.
 
     Args:
-        is_whole: the Trainer was made from a configuration; the advice names its setting.
+        is_whole: Temper created the Trainer from its configuration; error messages then refer to
+            settings.
 
     Raises:
-        ValueError: a name belongs to nothing that is compared and may differ. The message suggests
-            the nearest name.
+        ValueError: a name is unknown (the message suggests the nearest one) or cannot be accepted.
     """
     known = known_names() if accept else []
     for name in accept:
@@ -531,7 +535,7 @@ def checked_names(accept: Collection[str], is_whole: bool = False) -> frozenset[
 
 
 def argument_names() -> list[str]:
-    """Return the compared arguments of every loaded class of arguments."""
+    """Return the compared arguments of TrainingArguments and all its imported subclasses."""
     classes = [require("transformers", "TemperCallback").TrainingArguments]
     names: dict[str, None] = {}
     while classes:
@@ -550,18 +554,21 @@ def _how_to_start_new_run(is_whole: bool) -> str:
 
 
 class TrainerJudge:
-    """A judge of the differences in a Trainer's training; see `compatibility.Judge`.
+    """A judge of the differences between a Trainer's run and its checkpoint.
+
+    It implements `compatibility.Judge`.
 
     Args:
-        is_whole: the Trainer was made from a configuration, so a flag accepts differences.
-        name_to_accept: returns the flag's name for an argument.
+        is_whole: Temper created the Trainer from its configuration, so differences are accepted by
+            a setting.
+        name_to_accept: converts an argument's name to the name that accepts a difference in it.
     """
 
     def __init__(self, is_whole: bool = False, name_to_accept: Callable[[str], str] = str) -> None:
         self.is_whole, self.name_to_accept = is_whole, name_to_accept
 
     def differences(self, was: Facts, now: Facts) -> Iterator[Difference]:
-        """Yield arguments, parts, machine facts and versions that differ."""
+        """Yield differences in arguments, parts, machine and library versions."""
         same_libraries = was["versions"] == now["versions"]
         explained = False
         for difference in self._arguments(was, now, same_libraries):
@@ -580,7 +587,7 @@ class TrainerJudge:
     def part_differences(
         self, was: Facts, now: Facts, *, same_libraries: bool
     ) -> Iterator[Difference]:
-        """Yield parts that differ."""
+        """Yield differences in parts, such as data or model."""
         never = Verdict.NEEDS_A_NEW_RUN
         verdicts = {OPTIMIZER: never, SCHEDULER: never, OWN_CALLBACKS: Verdict.ROUNDS_OTHERWISE}
         if _has_other_shape(was.get(LORA), now.get(LORA)):
@@ -605,20 +612,20 @@ class TrainerJudge:
             yield Difference(name, before.get(name), current.get(name), verdict)
 
     def how_to_accept(self, names: Sequence[str]) -> str:
-        """Return the argument that accepts the differences."""
+        """Return the setting or argument that accepts differences in `names`."""
         if self.is_whole:
             accepted = dict.fromkeys(map(self.name_to_accept, names))
             return format(Setting("accept", ",".join(accepted)))
         return f"TemperCallback(..., accept={list(names)!r})"
 
     def why_never(self, names: Sequence[str]) -> str:
-        """Return the reason why the differences cannot be accepted."""
+        """Return the reason why differences in `names` cannot be accepted."""
         fixed = [name for name in names if name in FIXED]
         other = [phrase("trainer.shape_is_fixed", name=name) for name in names if name not in FIXED]
         return "; ".join([*map(_why_not, fixed), *other])
 
     def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
-        """Return the remedy: to start another run next to this one."""
+        """Return the remedy of starting a new run under another name."""
         return [_how_to_start_new_run(self.is_whole)]
 
 

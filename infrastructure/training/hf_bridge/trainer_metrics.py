@@ -1,4 +1,4 @@
-"""The numbers of a step from a Trainer's log, and the time of steps."""
+"""Conversion of a Trainer's logs to metrics, and a clock for its steps."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -9,8 +9,7 @@ NOT_NUMBERS_OF_A_STEP = ("epoch", "step", "total_flos")
 
 
 class StepClock:
-    """A clock for the seconds of steps and of the wait for their data, without evaluating and
-    saving.
+    """A clock of the time for steps and for loading their data, without evaluating and saving.
 
     Args:
         clock: a monotonic clock, in seconds.
@@ -24,7 +23,7 @@ class StepClock:
         self._ended: float | None = None
 
     def begin(self) -> None:
-        """Record the start of a step, once its data is there."""
+        """Record the start of a step, after its batch was loaded."""
         self._began = self.clock()
         if self._ended is not None:
             self.waited_seconds += self._began - self._ended
@@ -35,7 +34,7 @@ class StepClock:
 
         Args:
             goes_on_at_once: the next step follows immediately, so the time in between is spent
-                waiting for data.
+                loading its batch.
         """
         now = self.clock()
         if self._began is not None:
@@ -43,13 +42,13 @@ class StepClock:
         self._ended = now if goes_on_at_once else None
 
     def read(self) -> float:
-        """Return the seconds since the last call."""
+        """Return the seconds of the steps since the last call of `read`."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 
 
 def numbers_of(logs: Mapping[str, JsonValue]) -> dict[str, float]:
-    """Return the numbers that a Trainer logged for its steps."""
+    """Return all numeric entries of a Trainer's log except epoch, step and FLOPs."""
     return {
         name: float(value)
         for name, value in logs.items()
@@ -58,17 +57,17 @@ def numbers_of(logs: Mapping[str, JsonValue]) -> dict[str, float]:
 
 
 def evaluation_of(metrics: Mapping[str, JsonValue]) -> dict[str, float]:
-    """Return the numbers of an evaluation that describe the model, not its speed."""
+    """Return an evaluation's metrics of the model, without runtime and speed."""
     speed = ("_runtime", "_per_second")
     numbers = numbers_of(metrics)
     return {name: value for name, value in numbers.items() if not name.endswith(speed)}
 
 
 def over_all_processes(logs: Mapping[str, float], seconds_before: float) -> dict[str, float]:
-    """Return the speed that a Trainer logs at the end, corrected to include earlier processes.
+    """Return the runtime and speeds of a Trainer's final log, corrected for earlier processes.
 
     Args:
-        seconds_before: training time of the earlier processes.
+        seconds_before: training time of the run's earlier processes.
     """
     seconds = logs["train_runtime"]
     speeds = {n: logs[n] for n in logs if n.startswith("train_") and n.endswith("_per_second")}

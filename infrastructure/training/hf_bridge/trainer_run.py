@@ -1,4 +1,4 @@
-"""The run of a Trainer's training: directory, versions and backup, found again by its name.
+"""The directory, checkpoints and backup of a run that trains with a Trainer of transformers.
 
 runs/<name>/run.json · metrics.jsonl · logs/ · checkpoints/ · tokenizer/ · resume/
            /final/ · report.html · summary.json
@@ -71,27 +71,28 @@ TAKES_EFFECT = (
 
 
 class TrainerRun:
-    """The directory, versions and backup of one training.
+    """The directory, checkpoints and backup of one run with a Trainer.
 
     Args:
-        name: identifies the run on resume, here and at `backup.place`.
+        name: identifies the run on resume, on this machine and at `backup.place`.
         config: only the settings in `TAKES_EFFECT` have an effect.
         report: shows a line to the user.
-        is_whole: the configuration decides the whole training, whose Trainer was made from it. It
-            is recorded, and the same command resumes.
+        is_whole: Temper created the Trainer from `config`, which is recorded, and the same command
+            resumes the run.
 
     Attributes:
         files: the paths of the run.
         versions: its checkpoints on this machine.
-        copies: their backup, at `backup.place`.
+        copies: its backup at `backup.place`.
         describe_model: returns the model's entry in run.json.
         more_of_summary: returns further entries of summary.json, when the training has ended.
-        before_saving: receives the trained model before it is written.
-        check_saved: receives the trained model and where it was saved, and raises if they differ.
-        how_to_begin_anew: text after the message about the step from which the run resumes, which
-            says how to start a new run.
-        name_to_accept: returns the flag's name for an argument of the Trainer that may differ.
-        decided: settings that were measured and chosen before the training, by key.
+        before_saving: called with the trained model before it is saved.
+        check_saved: called with the trained model and its saved folder; raises if they differ.
+        how_to_begin_anew: a hint, shown when the run resumes, that says how to start a new run
+            instead.
+        name_to_accept: converts a Trainer argument's name to the name that accepts a difference in
+            it.
+        decided: settings that were chosen by measurement before the training, by key.
 
     Raises:
         ValueError: the name is not valid for a folder, or `backup.place` is not a valid
@@ -136,7 +137,7 @@ class TrainerRun:
         return self.files.final
 
     def notes(self) -> list[str]:
-        """Return a sentence for each setting that was given for this run but has no effect."""
+        """Return a warning for each setting that the user gave and that has no effect here."""
         if self.is_whole:
             return []
         return [
@@ -146,13 +147,13 @@ class TrainerRun:
         ]
 
     def enter(self, stack: ExitStack) -> None:
-        """Lock the run until `stack` closes, so that nothing else trains it.
+        """Lock the run until `stack` closes, so that no other process trains it.
 
-        If an exception has just ended this run in the same process, wait until that is noticed,
-        which takes less than a second.
+        If an exception has just ended this run in the same process, wait up to a few seconds until
+        its lock is released.
 
         Raises:
-            ValueError: a live process trains the run. The message says which.
+            ValueError: another process is training the run. The message says which.
         """
         make_directory(self.directory)
         deadline = time.monotonic() + 4 * LOOK_SECONDS
@@ -188,12 +189,12 @@ class TrainerRun:
         self.copies.backup.remember_place(self.copies.backup.place_id)
 
     def newest(self) -> Path | None:
-        """Return the newest healthy version that verifies; None if nothing was saved yet.
+        """Return the newest healthy, undamaged checkpoint; None if nothing was saved yet.
 
         If this machine has none, the run is restored from the backup destination.
 
         Raises:
-            CheckpointError: there are versions, and all are damaged.
+            CheckpointError: all checkpoints are damaged.
             StorageError: the backup destination does not respond.
         """
         self.check_place()
@@ -213,7 +214,7 @@ class TrainerRun:
         return checkpoint
 
     def none_found(self) -> str:
-        """Return a line that the run begins, as it also does if its folders are not mounted."""
+        """Return a line that says that no earlier run was found, and where it was looked for."""
         backup = self.copies.backup
         there = ""
         if (place := self.shown_place) is not None and not backup.is_missing:
@@ -227,32 +228,30 @@ class TrainerRun:
 
     @property
     def shown_place(self) -> str | None:
-        """The backup destination, a folder with its full path; None if there is none."""
+        """The backup destination as shown to the user; None if there is none."""
         place = self.copies.backup.options.place
         return None if place is None else redact_urls(open_place(place).url)
 
     def how_to_resume(self) -> str:
-        """Return how the user resumes this run after a stop."""
+        """Return an instruction for resuming this run after a stop."""
         if self.is_whole:
             return phrase("trainer.run_command_again")
         return how_to_run_again(read_run_record(self.files))
 
     def copies_line(self) -> str:
-        """Return a line on the state of the backup; for a user's Trainer it names the Python
-        setting."""
+        """Return a line on the state of the backup, or on how to set up a backup."""
         if not self.is_whole and not self.copies.has_place:
             return phrase("monitoring.trainer_not_backed_up")
         return self.copies.line()
 
     def _lies_at_place(self) -> bool:
-        """Return whether the backup destination has a version of this run; False if there is no
-        destination."""
+        """Return whether the backup destination, if there is one, contains this run."""
         if not self.copies.has_place or self.copies.backup.is_missing:
             return False
         return self.name in runs_at_place(place_options(self.config))
 
     def record(self, parts: TrainerParts, num_examples: int | None) -> None:
-        """Write run.json before the first step; it does not change when the training resumes."""
+        """Write run.json before the first step, unless it already exists."""
         if self.files.has_record():
             return
         args = parts.args
@@ -271,9 +270,9 @@ class TrainerRun:
         write_record(self.files.run_file, record)
 
     def _settings(self) -> dict[str, tuple[object, str]]:
-        """Return the settings that have an effect, each with where it was set.
+        """Return the settings that have an effect, each with its value and source.
 
-        For a whole training all settings are returned.
+        If Temper created the Trainer, these are all settings.
         """
         return {
             key: (self.config.value(key), source.place)
@@ -282,9 +281,7 @@ class TrainerRun:
         }
 
     def save_model(self, model: torch.nn.Module) -> None:
-        """Write `final/`, the trained model in the ordinary layout with its tokenizer.
-
-        An intact `final/` is kept.
+        """Save the trained model and its tokenizer in `final/`, unless an intact one exists.
 
         Raises:
             OSError: the disk returns an error.
@@ -320,7 +317,7 @@ class TrainerRun:
         return not damaged
 
     def save_tokenizer(self, processing_class: "PreTrainedTokenizerBase") -> None:
-        """Write the tokenizer that a resumed training uses, completely or not at all."""
+        """Save the tokenizer for when the run resumes, completely or not at all."""
         with whole_directory(self.files.tokenizer) as part:
             processing_class.save_pretrained(part)
 
@@ -329,41 +326,45 @@ class TrainerRun:
         return bool(read_summary(self.files).get("status") == RunStatus.FINISHED)
 
     def complete(self) -> None:
-        """Have the backup destination confirm the whole finished run.
+        """Wait until the backup destination confirms the whole finished run.
 
         Raises:
-            CopyNotConfirmedError: the destination does not. Everything on this machine is in order.
+            CopyNotConfirmedError: the destination does not confirm it. All files are intact on this
+                machine.
         """
         complete_finished(self.files, self.copies, self.config.backup.finish_seconds)
         if (problem := self.copies.problem()) is not None:
             raise self._not_confirmed(problem)
 
     def _not_confirmed(self, problem: str) -> CopyNotConfirmedError:
-        """Report a problem with the backup, since Python shows nothing of a SystemExit."""
+        """Show a problem with the backup, and return it as an exception.
+
+        The exception is a SystemExit, whose text Python would not show.
+        """
         self.report(problem)
         return CopyNotConfirmedError(problem)
 
 
 def nothing_before(_model: torch.nn.Module) -> None:
-    """Do nothing; the model is saved as it is."""
+    """Do nothing. This is the default of `TrainerRun.before_saving`."""
 
 
 def no_check(_model: torch.nn.Module, _folder: Path) -> None:
-    """Check nothing; there is nothing to compare the saved model with."""
+    """Do nothing. This is the default of `TrainerRun.check_saved`."""
 
 
 def no_more() -> Summary:
-    """Add nothing to a summary."""
+    """Return no entries. This is the default of `TrainerRun.more_of_summary`."""
     return {}
 
 
 def without_reference(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the weights of a version without TRL's reference LoRA."""
+    """Return a checkpoint's weights without TRL's reference LoRA."""
     return {name: tensor for name, tensor in tensors.items() if REFERENCE not in name.split(".")}
 
 
 def _adapters_but_reference(model: torch.nn.Module) -> dict[str, list[str]]:
-    """Return the arguments that keep TRL's reference LoRA out of the trained model."""
+    """Return arguments for `save_pretrained` that leave out TRL's reference LoRA."""
     names = list(getattr(model, "peft_config", {}))
     if REFERENCE not in names:
         return {}
@@ -371,12 +372,12 @@ def _adapters_but_reference(model: torch.nn.Module) -> dict[str, list[str]]:
 
 
 def precision_name(args: "TrainingArguments") -> str:
-    """Return the number format of the arithmetic: bf16, fp16 or fp32."""
+    """Return the precision of the training: bf16, fp16 or fp32."""
     return "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
 
 
 def name_and_size(model: torch.nn.Module) -> JsonObject:
-    """Return the name and size of a user's model, as far as they are known."""
+    """Return the name and parameter counts of a user's model."""
     path = getattr(getattr(model, "config", None), "_name_or_path", None)
     counts = count_parameters(model)
     return {

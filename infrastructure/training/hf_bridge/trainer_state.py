@@ -1,4 +1,4 @@
-"""The state of a Trainer's training between two steps as a snapshot, and its restoration."""
+"""Snapshots of a Trainer's state between two steps, and restoring them."""
 
 import dataclasses
 import json
@@ -63,20 +63,23 @@ class TrainerParts:
 
     @property
     def needs_own_checkpoints(self) -> bool:
-        """True if the Trainer itself uses the folders that it saves."""
+        """True if the Trainer needs the checkpoint folders that it writes itself."""
         args = self.args
         best = args.load_best_model_at_end or str(args.save_strategy) == "SaveStrategy.BEST"
         return bool(best or args.push_to_hub)
 
     @property
     def global_batch_size(self) -> int:
-        """The number of examples of one optimizer step."""
+        """The number of examples per optimizer step."""
         size = self.state.train_batch_size or self.args.train_batch_size
         return int(size * self.args.gradient_accumulation_steps)
 
 
 class AdapterFiles(TypedDict):
-    """The contents of a PEFT adapter apart from its weights."""
+    """The configuration of a PEFT adapter, and the names of its weights.
+
+    Each name in the adapter's file is mapped to the name in the model.
+    """
 
     config: JsonObject
     names: dict[str, str]
@@ -84,13 +87,13 @@ class AdapterFiles(TypedDict):
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The contents of an ordinary checkpoint folder apart from a model's weights.
+    """The contents of a model's checkpoint folder apart from its weights.
 
     Attributes:
         config: text of config.json. None: the model has none.
-        adapters: for each PEFT adapter its configuration, and the names of its weights in its file,
-            each with the name in the model. None: it is not a PEFT model.
-        tied: further names of weights, each with the name that a version uses.
+        adapters: the PEFT adapters by name. None: it is not a PEFT model.
+        tied: additional names of tied weights, each mapped to the name under which the weight is
+            saved.
     """
 
     config: str | None
@@ -99,8 +102,7 @@ class ModelFiles:
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> "ModelFiles":
-        """Return the files of a model before the first step; its structure does not change
-        later."""
+        """Return the files of a model, whose structure must not change during training."""
         config: object = getattr(model, "config", None)
         text = config.to_json_string() if hasattr(config, "to_json_string") else None
         adapters = adapters_of(model) if is_peft(model) else None
@@ -113,8 +115,7 @@ def is_peft(model: torch.nn.Module) -> "TypeGuard[PeftModel]":
 
 
 def adapters_of(model: "PeftModel") -> dict[str, AdapterFiles]:
-    """Return the configuration and the names of weights of each adapter, as
-    `ModelFiles.adapters`."""
+    """Return the configuration and the weight names of each PEFT adapter."""
     peft = require("peft", "the adapter")
     names = {_identity(tensor): name for name, tensor in trainable_state(model).items()}
     adapters: dict[str, AdapterFiles] = {}
@@ -131,7 +132,7 @@ def adapters_of(model: "PeftModel") -> dict[str, AdapterFiles]:
 
 
 def tied_names(model: torch.nn.Module) -> dict[str, str]:
-    """Return further names of tied weights, as `ModelFiles.tied`.
+    """Return additional names of tied weights, each mapped to the name under which it is saved.
 
     A Trainer looks for all names and warns about missing ones.
     """
@@ -150,7 +151,7 @@ def _identity(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
 
 
 def _adapter_config(config: "PeftConfig") -> JsonObject:
-    """Return the configuration as PEFT writes it, since sets and enumerations are not JSON."""
+    """Return a PEFT configuration as JSON, in the form in which PEFT saves it."""
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
         return as_object(parse_json((Path(folder) / "adapter_config.json").read_text()))
@@ -159,7 +160,7 @@ def _adapter_config(config: "PeftConfig") -> JsonObject:
 def take_snapshot(
     parts: TrainerParts, files: ModelFiles, carried: CarriedState, values: Mapping[str, object]
 ) -> Snapshot:
-    """Return the whole state of a Trainer's training, sharing memory with it.
+    """Return the complete state of a Trainer. Its tensors share memory with the training.
 
     Args:
         values: further JSON values to include.
@@ -200,15 +201,15 @@ def take_snapshot(
 
 @dataclass(frozen=True)
 class TrainerSnapshots:
-    """The contents of a training run's versions, besides what its Trainer would save.
+    """A maker of snapshots of a Trainer for the run's checkpoints.
 
     Attributes:
-        facts: the facts that decide its result; see `trainer_facts`.
+        facts: everything that determines the result; see `trainer_facts`.
         carried: further state of the Trainer.
         hooks: the hooks whose states are included.
-        settings: by which the same command finds the run, also at its backup destination. None: it
-            is found by name.
-        history: changes during the run.
+        settings: settings by which the same command finds the run again. None: the run is found by
+            its name.
+        history: changes made during the run.
     """
 
     parts: TrainerParts
@@ -221,7 +222,7 @@ class TrainerSnapshots:
     history: History = ()
 
     def take(self, is_finished: bool) -> Snapshot:
-        """Return the current state, sharing memory with the training."""
+        """Return a snapshot of the current state. Its tensors share memory with the training."""
         state, best = self.state, self.state.best_evaluation_loss
         values = {
             "facts": self.facts,
@@ -241,7 +242,7 @@ class TrainerSnapshots:
 
 
 def restore_counts(state: TrainingState, values: Mapping[str, Any]) -> None:
-    """Restore the counters of a version in `state`."""
+    """Restore the counters in `state` from a checkpoint's values."""
     state.num_examples, state.num_tokens = values["num_examples"], values["num_tokens"]
     state.recoveries = list(values["recoveries"])
     best = values["best_evaluation_loss"]
@@ -252,21 +253,21 @@ def restore_counts(state: TrainingState, values: Mapping[str, Any]) -> None:
 def _as_tensor(text: str) -> torch.Tensor:
     """Return a text as a tensor of its bytes.
 
-    The text may be long, and may contain NaN, which a manifest must not.
+    A manifest cannot hold this text, which may be long and may contain NaN.
     """
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
 def text_of(tensor: torch.Tensor) -> str:
-    """Return the text in a tensor of bytes."""
+    """Decode the text in a tensor of bytes."""
     return tensor.numpy().tobytes().decode()
 
 
 def read_version(checkpoint: Path) -> Snapshot:
-    """Return a version that `TemperCallback` wrote, verified.
+    """Read and verify a checkpoint that `TemperCallback` wrote.
 
     Raises:
-        CheckpointError: the version is damaged, or was not written by `TemperCallback`.
+        CheckpointError: the checkpoint is damaged, or was not written by `TemperCallback`.
     """
     snapshot = load_checkpoint(checkpoint)
     if snapshot.values.get("writer") != WRITER:
@@ -275,7 +276,7 @@ def read_version(checkpoint: Path) -> Snapshot:
 
 
 def restore_model(model: torch.nn.Module, snapshot: Snapshot) -> None:
-    """Restore the weights of a version in the model, all or none.
+    """Load a snapshot's weights into the model, all or none.
 
     Raises:
         CheckpointError: the weights belong to another model.
@@ -284,19 +285,19 @@ def restore_model(model: torch.nn.Module, snapshot: Snapshot) -> None:
 
 
 def restore_optimizer(parts: TrainerParts, snapshot: Snapshot) -> None:
-    """Restore optimizer and random state of a version, if the Trainer does not restore them."""
+    """Restore optimizer and random state from a snapshot, when the Trainer does not do so."""
     values, tensors = snapshot.values, snapshot.tensors.get("optimizer", {})
     parts.optimizer.load_state_dict(merge_optimizer(tensors, from_json(values["optimizer"])))
     restore_random(snapshot.tensors["random"], parts.device)
 
 
 def trainer_state_of(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the `TrainerState` of a version."""
+    """Return the contents of `trainer_state.json` in a snapshot."""
     state: dict[str, Any] = json.loads(text_of(snapshot.tensors["trainer"][TRAINER_STATE]))
     return state
 
 
 def has_finite_weights(snapshot: Snapshot) -> bool:
-    """Return whether all trained weights are finite."""
+    """Return whether all trained weights in a snapshot are finite."""
     tensors = snapshot.tensors["model"].values()
     return all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point())

@@ -1,1 +1,1 @@
-"""The training loop, its optimizer step, and its recovery from errors."""
+"""The training loop, its optimizer step, its checkpoints, and its recovery from errors."""

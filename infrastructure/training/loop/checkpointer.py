@@ -1,4 +1,4 @@
-"""The saving of a run while it trains, the announcement of committed checkpoints, and rollback."""
+"""Saving checkpoints during training, announcing committed ones, and rolling back."""
 
 import logging
 import time
@@ -40,20 +40,19 @@ log = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """The part of the loop that saves and restores.
+    """The part of the training loop that saves and restores checkpoints.
 
     Args:
-        manager: keeps the checkpoints. None: the training saves none.
-        optimizer_step: has the parts whose state a checkpoint holds.
-        identity: returns the settings and data that decide the result; every checkpoint holds them.
+        manager: stores the checkpoints. None: none are saved.
+        optimizer_step: has the parts whose state a checkpoint contains.
+        identity: returns everything that determines the result, which every checkpoint contains.
         schedule: decides when a save is due by time, by request, or because the deadline is near.
-        failures: how many failed saves are tolerated.
+        failures: decides how many failed saves are tolerated.
 
     Attributes:
-        start_is_saved: the state at the start is already the newest checkpoint.
+        start_is_saved: the newest checkpoint already contains the state at the start.
         is_saving: a checkpoint is being taken right now.
-        others_wait: the other ranks have also done the step, and wait for rank 0's decision at its
-            end.
+        others_wait: the other ranks have finished the step and wait for rank 0's decision.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Checkpointer:
         return snapshot
 
     def begin(self, state: TrainingState, kind: SaveKind) -> None:
-        """Begin to write a checkpoint. It counts once `collect` returns it.
+        """Begin to write a checkpoint. It is committed when `collect` returns it.
 
         Raises:
             StorageError: the disk returned an error for this checkpoint, or for the one before it.
@@ -98,9 +97,10 @@ class Checkpointer:
             )
 
     def rescue(self, state: TrainingState, kind: SaveKind) -> None:
-        """Write a last checkpoint from rank 0, which is failing.
+        """Write a last checkpoint from rank 0 when an error ends the run.
 
-        If the model is sharded, the other ranks take part, provided that they wait for rank 0.
+        If the model is sharded, the other ranks take part if they currently wait for rank 0;
+        otherwise nothing is written.
 
         Raises:
             StorageError, ProcessLostError: the checkpoint cannot be written.
@@ -114,10 +114,9 @@ class Checkpointer:
         self.announce(state, wait=True)
 
     def rescue_with_first(self, state: TrainingState, decided: JsonObject) -> None:
-        """Write this rank's part of the last checkpoint if rank 0 is failing, and wait for its
-        error.
+        """Write this rank's part of a last checkpoint, if rank 0 is ending with an error.
 
-        Called on ranks other than 0.
+        Called on ranks other than 0, while they wait for rank 0's decision.
 
         Raises:
             ProcessLostError: rank 0 has failed. The message says why.
@@ -136,9 +135,9 @@ class Checkpointer:
         return [] if self.manager is None else self.manager.collect(wait)
 
     def save(self, state: TrainingState, kind: SaveKind) -> None:
-        """Begin to write a checkpoint, after checking that its losses are finite.
+        """Begin to write a checkpoint, after checking that the latest losses are finite.
 
-        A few failures of the store are tolerated.
+        A few consecutive storage errors are tolerated.
 
         Raises:
             BadLossError: the losses are not finite.
@@ -161,7 +160,7 @@ class Checkpointer:
         """Write a checkpoint on request, and return its path.
 
         Raises:
-            ValueError: there is no folder for it.
+            ValueError: there is no folder for checkpoints.
             OSError: the disk returns an error. Earlier checkpoints are untouched.
         """
         if self.manager is None:
@@ -169,14 +168,14 @@ class Checkpointer:
         return self.manager.save(self.snapshot(state), kind=SaveKind.MANUAL, score=state.score)
 
     def save_decision(self, state: TrainingState) -> None:
-        """Save a decision at once, because a run resumed after a kill must decide the same."""
+        """Save a decision at once, so that a run resumed after a kill makes the same decision."""
         self.optimizer_step.mark_safe(state)
         self.save(state, SaveKind.SCHEDULED)
 
     def keep_evidence(self, state: TrainingState) -> Path | None:
-        """Write a bad state for inspection, and return its path.
+        """Save a bad state for inspection, and return its path.
 
-        None if there is no folder for it, or if the model is sharded.
+        None if no checkpoints are saved, or if the model is sharded.
 
         Raises:
             StorageError: the disk returns an error.
@@ -186,7 +185,7 @@ class Checkpointer:
         return self.manager.save(self.snapshot(state), kind=SaveKind.EMERGENCY, healthy=False)
 
     def announce(self, state: TrainingState, wait: bool = False) -> None:
-        """Fire CHECKPOINT_SAVED for each committed checkpoint.
+        """Fire CHECKPOINT_SAVED for each checkpoint that was committed since the last call.
 
         The event is not fired when a save begins, because that save may still fail.
         """
@@ -199,7 +198,7 @@ class Checkpointer:
             self.optimizer_step.hooks.fire(Event.CHECKPOINT_SAVED, state)
 
     def finish(self, state: TrainingState) -> None:
-        """Wait for the last checkpoint. If it failed, try once more."""
+        """Wait for the last checkpoint. If saving it failed, try once more."""
         self.announce(state, wait=True)
         must_retry = bool(self.failures.count)
         if is_sharded(state.model):
@@ -209,9 +208,9 @@ class Checkpointer:
             self.announce(state, wait=True)
 
     def roll_back(self, state: TrainingState) -> Path:
-        """Restore the newest healthy checkpoint that verifies and holds finite parameters.
+        """Restore the newest healthy, undamaged checkpoint with finite parameters.
 
-        Checkpoints of later steps belong to another course of this run and are skipped.
+        Checkpoints of later steps are skipped, because they were saved before an earlier rollback.
 
         Raises:
             CheckpointError: there is no such checkpoint. The state is unchanged.
@@ -263,7 +262,7 @@ class Checkpointer:
         return self._load_part(checkpoint, state)
 
     def _load_part(self, checkpoint: Path | None, state: TrainingState) -> Snapshot:
-        """Return this rank's parts of a checkpoint; an error of one rank is an error of all."""
+        """Load this rank's parts of a checkpoint; if one rank fails, all ranks raise."""
         group, reason = self.optimizer_step.group, ""
         snapshot = load_together(group, checkpoint, state.model, self.optimizer_step.optimizer)
         try:
@@ -280,10 +279,10 @@ class Checkpointer:
 
 
 def _refuse_not_finite(snapshot: Snapshot, model: torch.nn.Module) -> None:
-    """Refuse a checkpoint with parameters that are not finite.
+    """Raise if a checkpoint contains parameters that are not finite.
 
     A step can overflow the weights while its loss and gradient are still finite; only the next loss
-    shows it. Buffers may be infinite, such as an attention mask.
+    shows it. Buffers, such as an attention mask, may be infinite.
     """
     buffers = {name.replace("_orig_mod.", "") for name, _ in model.named_buffers()}
     for name, tensor in snapshot.tensors["model"].items():

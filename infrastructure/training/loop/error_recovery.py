@@ -1,7 +1,7 @@
-"""Recovery from errors: bad losses, torn steps, and the rescue at the end.
+"""Recovery from bad losses and half-finished steps, and a last checkpoint after an error.
 
-A rollback is a resume in the same process: the newest good checkpoint is restored. Decisions made
-since then (which batch to skip, how small micro-batches must be) are kept and saved at once, so
+A rollback restores the newest good checkpoint in the same process. Decisions made since that
+checkpoint (which batch to skip, how small micro-batches must be) are kept and saved at once, so
 that a run resumed after a kill decides the same.
 """
 
@@ -38,7 +38,7 @@ from infrastructure.training.recovery.safe_point import forget_unscaling
 
 
 class ErrorRecovery:
-    """The recovery of a run from its errors, with the help of its checkpoints.
+    """Recovery of a run from errors, by means of its checkpoints.
 
     Args:
         optimizer_step: the step that failed and is repeated.
@@ -54,10 +54,13 @@ class ErrorRecovery:
         self.policy = policy
 
     def after_bad_loss(self, state: TrainingState, bad: BadStep) -> None:
-        """Go back to the newest good checkpoint, to skip the bad batch, or to find it first.
+        """Roll back to the newest good checkpoint and skip the bad batch.
+
+        If it is not known which batch is bad, the losses after the rollback are checked step by
+        step to find it.
 
         Raises:
-            TrainingDivergedError: going back is not allowed, or no longer possible.
+            TrainingDivergedError: rolling back is not allowed, or no longer possible.
         """
         # From here on this state is never saved as a good one.
         self.optimizer_step.safe_point = None
@@ -79,8 +82,7 @@ class ErrorRecovery:
         self._give_to_others(state)
 
     def _evidence(self, state: TrainingState, bad: BadStep, reason: str) -> str:
-        """Return a description of a bad loss. The state is kept for inspection, never resumed
-        from."""
+        """Save a bad state for inspection, and return a description of the bad loss."""
         kept = ""
         self.optimizer_step.losses.forget_sums()
         try:
@@ -93,11 +95,12 @@ class ErrorRecovery:
         return f"{bad}{rows}; {reason}{describe_attempts(state)}.{kept} {advice}"
 
     def after_torn_step(self, state: TrainingState, error: Exception) -> None:
-        """Recover from running out of memory in the optimizer's step, which mixes old and new
-        weights.
+        """Roll back after running out of memory in the middle of the optimizer's update.
+
+        Such an update leaves a mixture of old and new weights.
 
         Raises:
-            Exception: `error`, if it has another cause or there is no checkpoint to go back to.
+            Exception: `error`, if it has another cause or there is no checkpoint to roll back to.
         """
         step = self.optimizer_step
         size = step.micro_batch_size(state)
@@ -130,10 +133,10 @@ class ErrorRecovery:
         mirror(self.optimizer_step.group, state, self.optimizer_step)
 
     def _go_back_with_first(self, state: TrainingState) -> None:
-        """Go back to the state that rank 0 has gone back to. Called on ranks other than 0.
+        """Restore the state to which rank 0 has rolled back. Called on ranks other than 0.
 
         Raises:
-            ProcessLostError: rank 0 could not go back.
+            ProcessLostError: rank 0 could not roll back.
         """
         step = self.optimizer_step
         step.optimizer.zero_grad()
@@ -146,10 +149,10 @@ class ErrorRecovery:
         mirror(step.group, state, step)
 
     def roll_back(self, state: TrainingState) -> int:
-        """Restore the newest good checkpoint, keep the decisions made since, and return its step.
+        """Restore the newest good checkpoint, but keep later decisions; return its step.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: there is no good checkpoint.
         """
         step = self.optimizer_step
         if self.checkpointer.manager is not None:
@@ -166,7 +169,7 @@ class ErrorRecovery:
         return state.step
 
     def readable(self, state: TrainingState, error: BaseException) -> BaseException:
-        """Return `error`, or a clearer one in its place."""
+        """Return `error`, or a clearer error if the GPU has failed."""
         if not is_device_fault(error):
             return error
         try:
@@ -177,10 +180,10 @@ class ErrorRecovery:
         return device_failed(error, state)
 
     def rescue(self, state: TrainingState, error: BaseException) -> None:
-        """Go back to the last safe point and save it, if the weights are still the same as there.
+        """Return to the last state that is safe to save, and save it before the run ends.
 
-        Do nothing after a failure of the GPU, which can no longer be read, and save nothing after
-        divergence.
+        Nothing is saved after a GPU failure, after divergence, or if the weights were partly
+        updated.
         """
         step = self.optimizer_step
         if step.safe_point is None or isinstance(error, DeviceFailedError):

@@ -1,4 +1,4 @@
-"""The trainable parameters of a phase and the gradients of the last batch, for custom loops."""
+"""Trainable parameters and the last batch's gradients, for custom training loops."""
 
 from collections.abc import Mapping
 
@@ -13,9 +13,9 @@ from infrastructure.training.loop.loop import TrainingLoop, select_trainable
 
 
 class TrainerGradients(dict[str, torch.Tensor]):
-    """Gradients by parameter, with the sections of features of the trainer that they come from.
+    """Gradients by parameter name, with the feature settings of the trainer that computed them.
 
-    A function that gets no configuration of its own uses these sections.
+    Functions that receive these gradients without a configuration use these settings.
     """
 
     def __init__(
@@ -26,9 +26,9 @@ class TrainerGradients(dict[str, torch.Tensor]):
 
 
 def trainable_parameters(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.nn.Parameter]:
-    """Return all parameters that can train in this phase, by name.
+    """Return all parameters that can be trained in this phase, by name.
 
-    Blocks that the last choice froze are included, because each choice is made among all blocks.
+    They include blocks that are currently frozen by a strategy that chooses blocks.
     """
     with preserve(state.model, requires_grad=True):
         select_trainable(state.model, state.phase, loop.optimizer_step.optimizer)
@@ -36,9 +36,12 @@ def trainable_parameters(loop: TrainingLoop, state: TrainingState) -> dict[str, 
 
 
 def last_gradients(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.Tensor]:
-    """Return gradients of the last batch's mean loss at the current weights, by parameter.
+    """Recompute the gradients of the last batch's mean loss at the current weights.
 
-    They are computed again, because a step drops its own gradients. Nothing else changes.
+    A training step drops its own gradients. Nothing else changes.
+
+    Returns:
+        Gradients by parameter name.
 
     Raises:
         ValueError: no batch was trained on yet.

@@ -1,12 +1,11 @@
-"""The training loop: the only loop.
+"""The training loop.
 
 The loop walks phases, epochs and batches from any position, and evaluates and saves when due. It
-knows neither files nor models; everything that it needs is passed to it. Everything that can be
-saved is saved between two optimizer steps. A step that fails halfway is repeated from its recorded
-random state. With several processes each rank runs the loop over the same data, and rank 0 makes
-all decisions that depend on a clock, a signal, a file or an observer. The step itself is in
-`optimizer_step`, recovery from errors is in `error_recovery`, and saving and restoring are in
-`checkpointer`.
+knows neither files nor models; everything that it needs is passed to it. Everything is saved
+between two optimizer steps. A step that fails halfway is repeated from its recorded random state.
+With several processes, each rank runs the loop over the same data, and rank 0 makes all decisions
+that depend on a clock, a signal, a file or an observer. The step itself is in `optimizer_step`,
+recovery from errors is in `error_recovery`, and saving and restoring are in `checkpointer`.
 """
 
 import math
@@ -42,17 +41,17 @@ from infrastructure.training.recovery.safe_point import FirstStates, at_safe_poi
 
 @dataclass
 class TrainingLoop:
-    """The loop over phases, epochs and batches, which leaves the work to its three parts.
+    """The loop over phases, epochs and batches.
 
     Attributes:
         config: has the intervals of logging, evaluating and saving.
         phases: the phases of the training, in order.
-        global_batch_size: examples of one optimizer step, over all processes.
+        global_batch_size: examples per optimizer step, over all processes.
         total_steps: optimizer steps of the whole training.
-        evaluate: returns the held-out numbers, at least `eval_loss`. None: nothing is held out.
-        join: returns the group of ranks that train, once all of them are there.
+        evaluate: returns the held-out metrics, at least `eval_loss`. None: nothing is held out.
+        join: waits for all ranks and returns their group.
         leave: leaves the group. Its argument is why the training fails, or None.
-        is_ending: the last step is done, and pending writes are waited for.
+        is_ending: the last step is done, and the loop waits for pending writes.
     """
 
     optimizer_step: OptimizerStep
@@ -73,7 +72,7 @@ class TrainingLoop:
         """Train from `state.position` to the end, or until a stop is requested.
 
         Raises:
-            TrainingDivergedError: the loss is bad, and going back did not help.
+            TrainingDivergedError: the loss is bad, and rolling back did not help.
             DeviceFailedError: the GPU failed.
             NothingLearnedError: steps no longer change any weight; the last of them is saved.
             BaseException: any other error, after the ERROR and TRAIN_END events.
@@ -126,7 +125,7 @@ class TrainingLoop:
             self._is_joining = False
 
     def _take_state_of_first(self, state: TrainingState) -> None:
-        """Take over rank 0's state, and compile the model if and only if rank 0 has compiled it."""
+        """Copy rank 0's state, and compile the model if and only if rank 0 has compiled it."""
         step = self.optimizer_step
         mirror(step.group, state, step)
         is_on = step.group.decide(lambda: is_compiled(state.model))
@@ -134,7 +133,7 @@ class TrainingLoop:
             step.adapter.set_compiled(is_on)
 
     def single_step(self, state: TrainingState, examples: Sequence[object]) -> float:
-        """Perform one optimizer step outside `run`, for a custom loop, and return the mean loss.
+        """Perform one optimizer step for a custom training loop, and return the mean loss.
 
         The position advances within its epoch. The caller evaluates, saves and ends epochs.
         """
@@ -146,7 +145,7 @@ class TrainingLoop:
         return state.loss
 
     def save_is_due(self, state: TrainingState) -> bool:
-        """Return whether a checkpoint is due after the step that `single_step` has done.
+        """Return whether a custom training loop should save a checkpoint after this step.
 
         A checkpoint is due by steps, epochs or time, at the end, or after a decision that depends
         on a clock.
@@ -157,15 +156,15 @@ class TrainingLoop:
 
     @property
     def may_break_off(self) -> bool:
-        """True if an exception now costs no more than the current step."""
+        """True if raising an exception now would lose no more than the current step."""
         is_safe = self._is_joining or self.optimizer_step.safe_point is not None
         return is_safe and not (self.checkpointer.is_saving or self.is_ending)
 
     def poll(self, state: TrainingState) -> None:
-        """Save if a save is due, and end if that was requested, during long work between two steps.
+        """Save if due, and stop if requested; called regularly during long work between two steps.
 
         Raises:
-            KeyboardInterrupt: the training is to end. The caller's work is repeated on resume.
+            KeyboardInterrupt: the training is to stop. The caller's work is repeated on resume.
         """
         self.optimizer_step.group.note_progress()
         if is_sharded(state.model):  # the ranks work together, and save afterwards
@@ -181,16 +180,16 @@ class TrainingLoop:
 
     @property
     def hooks(self) -> HookRunner:
-        """The observers and extensions; only this loop and its parts call `fire`."""
+        """The observers and extensions; only the loop and its parts call `fire`."""
         return self.optimizer_step.hooks
 
     @property
     def data(self) -> DataSource:
-        """The data source that is trained on."""
+        """The source of training data."""
         return self.optimizer_step.data
 
     def _has_trained(self, state: TrainingState) -> bool:
-        """Train to the end and return True; return False after a rollback, to continue."""
+        """Train to the end and return True, or return False after a rollback."""
         try:
             if state.step_is_ending:  # a checkpoint from the middle of a step's end
                 self._finish_step(state)
@@ -211,7 +210,7 @@ class TrainingLoop:
         return is_stopped or state.step >= self.total_steps
 
     def _run_phase(self, state: TrainingState) -> None:
-        """Run one phase, from its middle if resumed; PHASE_START fires in either case."""
+        """Run one phase, or the rest of it after a resume; PHASE_START fires in either case."""
         index, step = state.position.phase, self.optimizer_step
         state.phase = self.phases[index]
         if state.phase.begins_anew and step.strategy.entered < index:
@@ -249,7 +248,7 @@ class TrainingLoop:
         self.optimizer_step.losses.sums.seconds += time.perf_counter() - started
 
     def _refuse_short_epoch(self, state: TrainingState) -> None:
-        """Refuse a source that ends before its own `num_examples`; the loop would never end."""
+        """Raise if the data source ended before `num_examples`; the loop would never end."""
         if not self._is_over(state):
             raise RuntimeError(
                 f"the data source ended at example {state.position.example} of epoch"
@@ -257,9 +256,9 @@ class TrainingLoop:
             )
 
     def _finish_step(self, state: TrainingState) -> None:
-        """Do everything between two steps, in an order that a resumed training repeats.
+        """Log, evaluate, fire events and save after a step, in an order that a resumed run repeats.
 
-        The comments give the reason for the order.
+        Comments give the reasons for the order.
         """
         self.checkpointer.others_wait = True
         # Before anything that takes time: a step that ends at the deadline is saved, and no other
@@ -323,11 +322,11 @@ class TrainingLoop:
         return decided
 
     def _agreed_kind(self, state: TrainingState, will_save: bool) -> SaveKind | None:
-        """Return the kind to save now, if any, and share rank 0's decisions with every rank.
+        """Share rank 0's decisions with every rank, and return the kind of checkpoint to save now.
 
         Raises:
-            BadLossError: rank 0 refuses to save because of a bad loss, and so does this rank.
-            ProcessLostError: a rank has other weights than rank 0.
+            BadLossError: a bad loss keeps rank 0 from saving, and therefore also this rank.
+            ProcessLostError: the weights of a rank differ from rank 0's.
         """
         step = self.optimizer_step
         group = step.group
@@ -364,10 +363,7 @@ class TrainingLoop:
         return kind
 
     def _compare(self, state: TrainingState, weights: str) -> None:
-        """Compare the weights of the ranks before anything is saved.
-
-        The results of one rank are useless for the weights of another.
-        """
+        """Raise if the weights of the ranks differ."""
         group = self.optimizer_step.group
         differs = checksum(state.model) != weights
         reason = f"rank {group.rank}" if differs else ""
@@ -396,7 +392,7 @@ class TrainingLoop:
     def _log_is_due(self, state: TrainingState, epoch_ended: bool) -> bool:
         """Return whether to log this step.
 
-        A save does not cause a record, so that records do not depend on when saves are due.
+        This does not depend on when checkpoints are saved.
         """
         by_step = state.every(self.config.log_frequency)
         return epoch_ended or by_step or state.step in (1, self.total_steps)
@@ -416,7 +412,7 @@ class TrainingLoop:
 
 
 def phase_ends(phases: Sequence[Phase]) -> set[int]:
-    """Return the numbers of epochs after which a phase is over."""
+    """Return, for each phase, the number of epochs done when it ends."""
     ends: set[int] = set()
     done = 0
     for phase in phases:
@@ -428,7 +424,7 @@ def phase_ends(phases: Sequence[Phase]) -> set[int]:
 def select_trainable(
     model: torch.nn.Module, phase: Phase, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Let only the phase's parameters collect gradients, among those that the optimizer knows."""
+    """Set `requires_grad` of the optimizer's parameters to whether the phase trains them."""
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in model.named_parameters():
         if id(parameter) in known:

@@ -1,7 +1,7 @@
-"""The losses of the steps since the last record.
+"""Detection of bad losses in the steps since the last metrics record.
 
-They are summed on the device, read when a record is due, and refused if they are bad. A bad loss is
-raised, never averaged away.
+Losses are summed on the device and read when a record is due. A bad loss raises an error instead of
+being averaged away.
 """
 
 from dataclasses import replace
@@ -21,19 +21,19 @@ from infrastructure.training.recovery.recovery_log import record_recovery
 
 
 class LossJudge:
-    """The losses of the steps, and the decision whether a run may continue from them.
+    """A judge of training losses, which decides whether a run may continue.
 
     Args:
-        recovery: the settings about a loss that rises suddenly.
+        recovery: settings about loss spikes.
         data: names the rows of a bad batch.
         device: where the sums are stored.
-        has_scaler: fp16: the scaler handles overflows of the gradients.
+        has_scaler: fp16 is used with a loss scaler, which handles gradient overflows.
 
     Attributes:
-        sums: the sums of the steps since the last record.
-        watch: judges the losses that were read.
+        sums: sums over the steps since the last record.
+        watch: detects spikes in the losses.
         batch_at: where the last batch of this process began; None before the first.
-        last_step: the sums of the last step; None if it was skipped.
+        last_step: loss and metrics of the last step; None if it was skipped.
     """
 
     def __init__(
@@ -49,39 +49,39 @@ class LossJudge:
         self.last_step: MetricAccumulator | None = None
 
     def state_dict(self) -> dict[str, object]:
-        """Return the state that a checkpoint holds, as JSON values."""
+        """Return the state to save in a checkpoint, as JSON values."""
         return {"log": self.sums.state_dict(), "watch": self.watch.state_dict()}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self.sums = MetricAccumulator(**saved["log"])
         if "watch" in saved:
             self.watch.load_state_dict(saved["watch"])
         self.batch_at = self.last_step = None
 
     def begin_step(self, position: Position) -> None:
-        """Attribute the next losses to the batch that begins at `position`."""
+        """Record that the next step's batch begins at `position`."""
         self.batch_at = replace(position)
 
     def add(self, step: MetricAccumulator) -> None:
-        """Add the sums of one step."""
+        """Add the loss and metrics of one step."""
         self.sums.add(step)
         self.last_step = replace(step, num_steps=1)
 
     def pass_over(self) -> None:
-        """Record that the step's batch is skipped and has no loss to judge."""
+        """Record that the batch is skipped, so this step has no loss."""
         self.last_step = None
 
     def forget_sums(self) -> None:
-        """Drop the sums, which may not be finite and are no longer read."""
+        """Reset the sums, which may not be finite."""
         self.sums = MetricAccumulator()
 
     def read(self, state: TrainingState) -> None:
-        """Read the sums from the device into `state.metrics` and start new ones; NaN stays NaN.
+        """Move the sums from the device to `state.metrics`, and check their mean loss.
 
         Raises:
-            BadLossError: the loss is not finite, or is a spike (the scaler handles fp16 overflows,
-                which show in the gradient norm, not in the loss).
+            BadLossError: the loss is not finite, or is a spike. Gradient overflows in fp16 do not
+                count.
         """
         sums, self.sums = self.sums, MetricAccumulator()
         state.metrics = {}
@@ -100,7 +100,7 @@ class LossJudge:
         self._judge(state, sums)
 
     def _judge(self, state: TrainingState, sums: MetricAccumulator) -> None:
-        """Refuse a loss that is bad, or record it."""
+        """Raise if the loss is bad; otherwise record it."""
         if not sums.is_finite(self.has_scaler):
             raise self._error(RecoveryKind.NOT_FINITE, state, sums)
         if self.watch.observe(sums.loss, sums.num_items):
@@ -111,9 +111,9 @@ class LossJudge:
             record_recovery(state, RecoveryKind.LOSS_SPIKE, action, spike.bad.numbers)
 
     def check_last_step(self, state: TrainingState) -> None:
-        """Check the loss of the last step; used while a bad batch is searched for.
+        """Check the loss of the last step, while searching for a bad batch step by step.
 
-        The log does not change.
+        This does not affect metrics records.
 
         Raises:
             BadLossError: the loss of the last step is bad.
@@ -127,7 +127,7 @@ class LossJudge:
             raise self._error(kind, state, step)
 
     def check_sums(self, state: TrainingState) -> None:
-        """Check the sums before evaluating or saving; good sums stay unread until the next record.
+        """Check that the losses since the last record are finite, before evaluating or saving.
 
         Raises:
             BadLossError: the steps since the last record have a bad loss.
@@ -147,8 +147,7 @@ class LossJudge:
 
 
 def memory_in_use_bytes(device: torch.device) -> int:
-    """Return the bytes that this process uses: the GPU's peak since the start, or the resident
-    set."""
+    """Return the GPU's peak memory since the start, or on a CPU, the process's resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resident_bytes()

@@ -1,6 +1,7 @@
 """One optimizer step on one batch.
 
-A batch is split among the ranks, and then into micro-batches, which get smaller if memory runs out.
+The batch is split among the ranks, and then into micro-batches, which get smaller if memory runs
+out.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -58,18 +59,17 @@ Result = TypeVar("Result")
 
 @dataclass
 class OptimizerStep:
-    """The parts that change the weights, and one step of them.
+    """An optimizer step, with all parts that it needs to change the weights.
 
-    A checkpoint holds their state besides the model: see `checkpoints.snapshot`.
+    A checkpoint contains the state of these parts; see `checkpoints.snapshot`.
 
     Attributes:
         losses: sums and judges the losses.
-        recovery: the settings about running out of memory.
+        recovery: settings about running out of memory.
         remember_limit: called with the micro-batch size that is tried after running out of memory.
-        seed: seed of the training; ranks other than 0 draw their random numbers from it.
-        group: all ranks of this training.
-        safe_point: the training can be saved as it is now. None while the weights belong to neither
-            step.
+        seed: seed of the run, for the random numbers of ranks other than 0.
+        group: all ranks of this run.
+        safe_point: the latest state that can be saved. None while the weights are being updated.
         first_states: the hooks' states when this process began.
     """
 
@@ -92,7 +92,7 @@ class OptimizerStep:
 
     @property
     def device(self) -> torch.device:
-        """The device of the training."""
+        """The device on which the model trains."""
         return self.adapter.device
 
     @property
@@ -101,7 +101,7 @@ class OptimizerStep:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def state_dict(self) -> dict[str, object]:
-        """Return the state of the loop and its hooks for a checkpoint, as JSON values."""
+        """Return the state of losses, hooks and phase for a checkpoint, as JSON values."""
         return {
             "hooks": self.safe_point.hooks if self.safe_point else self.hooks.state_dict(),
             **self.losses.state_dict(),
@@ -109,20 +109,20 @@ class OptimizerStep:
         }
 
     def take_form(self, model: torch.nn.Module, saved: dict[str, Any]) -> None:
-        """Give the model the form that it had when `saved` was taken, before values are loaded."""
+        """Convert the model's layers to the number formats of a saved state, before loading it."""
         self.strategy.take_form(model, self.optimizer, saved.get("entered", NOT_ENTERED))
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self.hooks.load_state_dict(self.first_states.completed(saved["hooks"], self.hooks))
         self.losses.load_state_dict(saved)
 
     def mark_safe(self, state: TrainingState) -> None:
-        """Mark the training as safe to save in its current state until the weights change."""
+        """Mark the current state as safe to save until the weights change."""
         self.safe_point = SafePoint.of(state, self.hooks, self.losses, self.device)
 
     def run(self, state: TrainingState, examples: Sequence[object]) -> None:
-        """Perform one optimizer step on one batch, in smaller pieces if memory runs out."""
+        """Perform one optimizer step on one batch, in smaller micro-batches if memory runs out."""
         state.batch = examples
         self.losses.begin_step(state.position)
         self.optimizer.zero_grad(set_to_none=True)  # drop gradients of an aborted step
@@ -147,9 +147,9 @@ class OptimizerStep:
     def _gradients(
         self, state: TrainingState, examples: Sequence[object], total_items: int
     ) -> MetricAccumulator | None:
-        """Run forward and backward of the whole batch, and return its sums.
+        """Run forward and backward passes of the whole batch, and return loss and item counts.
 
-        None means that memory ran out: repeat the batch in smaller pieces.
+        None means that memory ran out, and the batch must be repeated with smaller micro-batches.
         """
         try:
             window = self._accumulate(state, examples, total_items)
@@ -169,11 +169,11 @@ class OptimizerStep:
         return None
 
     def micro_batch_size(self, state: TrainingState) -> int:
-        """Return the maximum number of examples in one forward pass of the state's batch."""
+        """Return the maximum number of examples in one forward pass of the current batch."""
         return min(state.micro_batch_size, ceil_div(len(state.batch), self.group.size))
 
     def shrink(self, state: TrainingState, micro_batch_size: int) -> None:
-        """Continue with smaller micro-batches, since larger ones do not fit into memory."""
+        """Use smaller micro-batches from now on, because larger ones do not fit into memory."""
         state.micro_batch_size = micro_batch_size
         self.remember_limit(micro_batch_size)
 
@@ -220,7 +220,7 @@ class OptimizerStep:
         return window
 
     def _agreed(self, state: TrainingState, compute: Callable[[], Result]) -> Result:
-        """Return what this rank computes, after all ranks had enough memory; raises as `_agree`."""
+        """Call `compute`, and return its result if no rank ran out of memory; raise as `_agree`."""
         status, reason = Status.FINE, ""
         try:
             result = compute()
@@ -234,10 +234,10 @@ class OptimizerStep:
 
     @contextmanager
     def _ended_by_errors(self, state: TrainingState) -> Iterator[None]:
-        """End the training on any error inside, where all ranks compute together.
+        """End the run on any error during work that all ranks do together.
 
-        A rank that fails cannot notify the others, which wait for it. So the training ends and
-        resumes from its last checkpoint, with smaller micro-batches if memory ran out.
+        A rank that fails in such work cannot notify the others, which wait for it. So the run ends,
+        and resumes from its last checkpoint, with smaller micro-batches if memory ran out.
         """
         with self.group.watched():
             try:
@@ -252,7 +252,7 @@ class OptimizerStep:
                 ) from error
 
     def _agree(self, state: TrainingState, status: Status, reason: str) -> None:
-        """Wait until all ranks agree to continue.
+        """Wait for the status of all ranks, and raise if one cannot continue.
 
         Raises:
             GroupOutOfMemoryError: a rank ran out of memory.
@@ -281,8 +281,8 @@ class OptimizerStep:
         """Update the parameters and return the gradient norm.
 
         Raises:
-            GroupOutOfMemoryError: a rank's update failed halfway, so the ranks no longer agree on
-                this step.
+            GroupOutOfMemoryError: a rank ran out of memory during the update, so the weights of the
+                ranks differ.
         """
         parts = state.model, self.optimizer, self.scaler, self.scheduler
         if self.group.size == 1:
@@ -293,7 +293,7 @@ class OptimizerStep:
         return self._agreed(state, lambda: self.strategy.update_parameters(*parts))
 
     def _pass_over(self, state: TrainingState) -> None:
-        """Count a step without an update; the schedule and all intervals proceed as usual."""
+        """Count a skipped step without an update; schedule and intervals advance as usual."""
         self.losses.pass_over()
         state.grad_norm = None
         if self.group.is_first and not is_sharded(state.model):

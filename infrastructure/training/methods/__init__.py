@@ -1,1 +1,1 @@
-"""TRL's training methods: its own trainers, built from one configuration and run by the bridge."""
+"""TRL's training methods: TRL trainers built from Temper's configuration."""

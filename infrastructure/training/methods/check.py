@@ -1,6 +1,6 @@
-"""Checks that a method, its data, model and settings fit together, before anything is loaded.
+"""Early checks that a TRL method, its data, model and settings fit together.
 
-Does not import torch, so a wrong combination is reported within a second.
+This does not import torch, so an invalid combination is reported within a second.
 """
 
 from collections.abc import Iterator, Mapping
@@ -68,10 +68,12 @@ NEEDED: dict[tuple[str, str], tuple[str, tuple[object, ...]]] = {
 
 
 def check_method(config: DeploymentConfig) -> None:
-    """Refuse a configuration that TRL cannot train. Do nothing if Temper's own loop trains.
+    """Raise if TRL cannot train with this configuration.
+
+    Nothing is checked if Temper's own loop trains (supervised fine-tuning).
 
     Raises:
-        ValueError: parts do not fit together; the text says which, and what to do.
+        ValueError: settings do not fit together; the message says which, and what to do.
         MissingPackageError: TRL, datasets or PEFT is needed and not installed.
     """
     method = config.training.method
@@ -100,7 +102,7 @@ def _refuse_launcher(method: str) -> None:
 
 
 def problems_of(config: DeploymentConfig, installed: TrlMethod) -> list[str]:
-    """Return a sentence for each setting that TRL cannot apply, or that conflicts with another."""
+    """Return a message for each setting that TRL cannot apply, or that conflicts with another."""
     return [
         *refused_settings(config),
         *_contradictions(config),
@@ -109,10 +111,10 @@ def problems_of(config: DeploymentConfig, installed: TrlMethod) -> list[str]:
 
 
 def check_shape(config: DeploymentConfig, shape: MethodShape) -> None:
-    """Refuse rewards that compare with answers if the rows have none.
+    """Raise if a reward compares completions with answers but the rows have no answers.
 
     Raises:
-        ValueError: the rows have no answers; the text names the reward.
+        ValueError: the rows have no answers; the message names the reward.
     """
     is_without = shape.kind is RowKind.PROMPTS and not shape.has_answers
     if is_without and needs_answers(config.training.rewards):
@@ -125,7 +127,7 @@ def _is_here(config: DeploymentConfig) -> bool:
 
 
 def _contradictions(config: DeploymentConfig) -> Iterator[str]:
-    """Yield a sentence for each setting that TRL would fail on or learn nothing from."""
+    """Yield a message for each setting with which TRL would fail or learn nothing."""
     training, method = config.training, config.training.method
     yield from _without_effect(method, training.method_settings)
     size = training.batch_size
@@ -173,7 +175,7 @@ def _contradictions(config: DeploymentConfig) -> Iterator[str]:
 
 
 def _method_settings(config: DeploymentConfig, known: frozenset[str]) -> Iterator[str]:
-    """Yield a sentence for each argument that TRL does not have or that is a setting of Temper."""
+    """Yield a message for each TRL argument that does not exist or has a setting in Temper."""
     ours = {t.words: key for key, t in SETTINGS.items() if t.use is Use.ARGUMENT}
     ours |= {"max_length": "data.max_length"}
     for name in config.training.method_settings:
@@ -189,7 +191,7 @@ def _method_settings(config: DeploymentConfig, known: frozenset[str]) -> Iterato
 
 
 def _without_effect(method: str, given: Mapping[str, object]) -> Iterator[str]:
-    """Yield a sentence for each TRL argument that has no effect without another one."""
+    """Yield a message for each TRL argument that has no effect without another one."""
     for name in given:
         needed = NEEDED.get((method, name)) or NEEDED.get(("", name))
         if needed is None:
@@ -213,7 +215,7 @@ def _without_effect(method: str, given: Mapping[str, object]) -> Iterator[str]:
 
 
 def _check_model(name: str, key: str, *, takes_lora: bool = False) -> None:
-    """Refuse a model that is not a text language model. Hub models are checked later."""
+    """Raise if a local model is not a text language model. Hub models are checked later."""
     key = Setting(key)
     if name == "embedded":
         raise InputError("methods.embedded_model_untrained")

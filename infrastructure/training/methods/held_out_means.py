@@ -1,16 +1,16 @@
-"""Evaluation metrics of held-out pairs as means over the pairs."""
+"""Correct averaging of evaluation metrics over held-out pairs."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def weigh_pairs(trainer: Any) -> None:
-    """Make evaluations of `trainer`, a TRL trainer for pairs, report means over the pairs.
+    """Make a TRL trainer for pairs report evaluation metrics as means over all pairs.
 
     TRL collects one number per batch and logs the mean of these numbers. With 14 pairs in batches
     of 8 and 6, a pair in the second batch weighs more, and the accuracy may be 75 %, which is not a
-    whole number of pairs. This function weights each number by the pairs of its batch before TRL
-    logs it. Numbers that TRL does not collect once per batch stay unchanged.
+    whole number of pairs. This function weights each number by the number of pairs in its batch.
+    Numbers that TRL does not collect once per batch stay unchanged.
     """
     name = "_metrics" if hasattr(trainer, "_metrics") else "_stored_metrics"  # the latter in ORPO
     collected = getattr(trainer, name)

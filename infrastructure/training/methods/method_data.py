@@ -1,7 +1,7 @@
-"""Preparation of the rows of a TRL run.
+"""Preparation of the rows of a run that a TRL trainer trains.
 
 Rows are read, interpreted, skipped if unusable, held out, and written in the form that TRL's
-trainers read. Does not import torch.
+trainers read. This does not import torch.
 """
 
 import json
@@ -63,12 +63,12 @@ TrlRow = dict[str, Any]
 
 @dataclass(frozen=True)
 class WrittenRow:
-    """A row as a TRL trainer reads it.
+    """A row in the form that a TRL trainer reads.
 
     Attributes:
-        content: number of its prompt with a good answer, as `temper train` numbers its rows. None
-            if it has no good answer.
-        is_plain: the row's texts contain their prompt.
+        content: hash that identifies the prompt with its good answer, the same as in supervised
+            fine-tuning. None if there is no good answer.
+        is_plain: prompt and answers come from texts that contain both.
     """
 
     columns: TrlRow
@@ -78,11 +78,11 @@ class WrittenRow:
 
 @dataclass
 class MethodData:
-    """The data of a TRL trainer.
+    """The training and held-out rows for a TRL trainer.
 
     Attributes:
         train, held_out: the rows.
-        num_cut: rows whose ends TRL will cut off.
+        num_cut: number of rows that TRL will truncate.
         system_prompt: the system prompt of every row. None if there is none, or if there are
             several.
         unused: columns that are not read.
@@ -100,8 +100,10 @@ class MethodData:
     unused: list[str] = field(default_factory=list)
 
     def contents(self) -> npt.NDArray[np.uint64]:
-        """Return the numbers of trained prompts with good answers, as `temper train` numbers
-        rows."""
+        """Return the hashes that identify the trained prompts with good answers.
+
+        They are the same as in supervised fine-tuning.
+        """
         return np.array(self.numbers, dtype=np.uint64)
 
     @property
@@ -135,7 +137,7 @@ class MethodData:
 
 
 def sample(files: Sequence[DataFile]) -> list[Row]:
-    """Return the first rows that can be read.
+    """Return the first readable rows of the files, for recognizing their columns.
 
     Raises:
         ValueError: no row can be read.
@@ -148,10 +150,10 @@ def sample(files: Sequence[DataFile]) -> list[Row]:
 
 
 def understand(files: Sequence[DataFile], config: DataConfig, method: str) -> MethodShape:
-    """Return the meaning of the columns in the first rows of some files to a method.
+    """Recognize from the first rows how a method uses the columns of some files.
 
     Raises:
-        ValueError: the method cannot learn from them. The text begins with the file.
+        ValueError: the method cannot learn from these rows. The message begins with the file.
     """
     rows = sample(files)
     try:
@@ -163,7 +165,7 @@ def understand(files: Sequence[DataFile], config: DataConfig, method: str) -> Me
 def read_data(
     config: DeploymentConfig, tokenizer: "PreTrainedTokenizerBase", listed: Path
 ) -> MethodData:
-    """Read all rows in the form that TRL reads.
+    """Read all rows in the form that TRL's trainers read.
 
     Args:
         listed: file for the list of skipped rows.
@@ -238,7 +240,10 @@ def read_data(
 def _written(
     files: Iterable[DataFile], shape: MethodShape, writer: "RowWriter", quarantine: Quarantine
 ) -> tuple[list[WrittenRow], int]:
-    """Return the rows for TRL, and the number of rows that were read."""
+    """Convert files to rows for TRL; also return the number of rows that were read.
+
+    Unusable rows are added to `quarantine`.
+    """
     rows: list[WrittenRow] = []
     count = 0
     for row in (row for file in files for row in file.rows()):
@@ -258,14 +263,14 @@ def _written(
 
 
 def _of_one_label(data: MethodData) -> Iterator[str]:
-    """Yield a note if all labels are the same, so that KTO has nothing to compare."""
+    """Yield a warning if all labels are the same, because KTO then has nothing to compare."""
     if data.shape.kind is RowKind.JUDGED and data.num_good in (0, len(data.train)):
         kind, lacking = ("good", "bad") if data.num_good else ("bad", "good")
         yield (phrase("methods.labels_all_same", kind=kind, lacking=lacking))
 
 
 def _split(rows: list[WrittenRow], share: float) -> tuple[list[WrittenRow], list[WrittenRow]]:
-    """Hold out rows by their prompt, so that all answers to a prompt are on the same side."""
+    """Split rows into training and held-out rows, with all answers to a prompt on one side."""
     numbers = [content_number([["prompt", _spelt(row.columns["prompt"])]]) for row in rows]
     if not share or len(set(numbers)) < 2:
         return rows, []
@@ -282,9 +287,9 @@ def _spelt(prompt: str | list[JsonObject]) -> str:
 
 
 def _fill_inputs(rows: list[TrlRow]) -> None:
-    """Give every row the chat template columns that any row has.
+    """Add the chat template's columns (tools, options) to all rows if any row has them.
 
-    A table has a column in all rows or in none. TRL treats the added values as absent.
+    A table has the same columns in all rows. TRL ignores the added values.
     """
     for name, nothing in ((TOOLS, None), (OPTIONS, {})):
         for row in rows if any(name in row for row in rows) else []:
@@ -292,7 +297,7 @@ def _fill_inputs(rows: list[TrlRow]) -> None:
 
 
 def _fill_columns(rows: list[TrlRow]) -> None:
-    """Give every row the columns that any row has, with None if it has no value."""
+    """Add every column that some row has to all rows, with None as the missing value."""
     names = dict.fromkeys(name for row in rows for name in row)
     for row in rows:
         for name in names:
@@ -300,20 +305,20 @@ def _fill_columns(rows: list[TrlRow]) -> None:
 
 
 class RowWriter:
-    """A writer of rows for TRL.
+    """A converter of rows to the form that TRL's trainers read.
 
-    It refuses rows that TRL would drop or learn nothing from, and rows whose answer would be
+    It rejects rows that TRL would drop or learn nothing from, and rows whose answer would be
     trained at a position where the model never generates one.
 
-    With a chat template every row becomes messages. Without one every row becomes text in the plain
-    format. `temper train` writes both in the same way.
+    With a chat template, every row becomes messages. Without one, every row becomes text in the
+    plain format. Supervised fine-tuning uses the same forms.
 
     Attributes:
-        num_cut: rows that are longer than allowed.
+        num_cut: number of rows that are longer than allowed.
         system_prompts: the system prompts of the rows.
         left_out: texts of usable rows that the chat template leaves out.
-        survivals: changes that the tokenizer makes to their answers.
-        unused: columns that rows have and that are not read, in order.
+        survivals: changes that the tokenizer makes to the answers.
+        unused: columns of the rows that are not read, in order.
     """
 
     def __init__(self, config: DeploymentConfig, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -334,7 +339,7 @@ class RowWriter:
         self.unused: dict[str, None] = {}
 
     def write(self, row: MethodRow, place: Row) -> WrittenRow | BadRow:
-        """Return one row for TRL, or a `BadRow` with the reason why it cannot be used."""
+        """Convert one row for TRL, or return a `BadRow` with the reason why it cannot be used."""
         try:
             inputs = self._inputs(row)
             row, accounts = self._accounted(row, inputs)
@@ -396,12 +401,11 @@ class RowWriter:
         return WrittenRow(columns, _content(row), row.is_plain)
 
     def num_template_tokens(self) -> int:
-        """Return the number of tokens that the chat template adds around a question and its
-        answer."""
+        """Return how many tokens the chat template adds around a question and its answer."""
         return self.encoder.num_template_tokens()
 
     def _inputs(self, row: MethodRow) -> str:
-        """Return the inputs of the chat template besides the messages, which TRL passes too.
+        """Return the chat template's inputs besides the messages (tools, options) as JSON.
 
         Raises:
             FormatError: TRL does not pass one of the inputs for this method, or there is no chat
@@ -429,10 +433,10 @@ class RowWriter:
         return json.dumps(given, ensure_ascii=False) if given else ""
 
     def _texts(self, row: MethodRow, inputs: str) -> tuple[str, dict[str, str]]:
-        """Return the prompt as it is at generation, and the text of each answer after it.
+        """Return the text of the prompt as used for generation, and the text of each answer.
 
         Raises:
-            FormatError: the template writes the prompt differently before an answer, or an answer
+            FormatError: the template renders the prompt differently before an answer, or an answer
                 needs a chat template that is missing.
         """
         names = [name for name in row.answers if name in TRAINED]
@@ -457,11 +461,10 @@ class RowWriter:
         return prompt, answers
 
     def _accounted(self, row: MethodRow, inputs: str) -> tuple[MethodRow, dict[str, Account]]:
-        """Return the row, and the texts that the template leaves out of each answer, or of the
-        prompt.
+        """Find the texts that the chat template leaves out of each answer, or of the prompt.
 
-        If the template would leave out reasoning that is to be trained, the reasoning is written in
-        another form that the template keeps, if there is one, as in `ConversationEncoder`.
+        If the template would leave out reasoning that is to be trained, the returned row contains
+        the reasoning in another form that the template keeps, if there is one.
         """
         if self.plain is not None or row.is_plain:
             return row, {}
@@ -489,21 +492,20 @@ class RowWriter:
         return self._template(conversation.inputs).text_of(conversation)
 
     def _template(self, inputs: str) -> TemplateFormat:
-        """Return the tokenizer's own template, which TRL writes with."""
+        """Return the tokenizer's own chat template, which TRL uses."""
         template = self.encoder.own_template_for(inputs)
         assert template is not None
         return template
 
     def _ids(self, texts: list[str], is_text: bool = False) -> list[list[int]]:
-        """Return the tokens that TRL makes of texts. A chat template writes the special tokens
-        itself."""
+        """Tokenize texts as TRL does; a chat template adds the special tokens itself."""
         ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=is_text, verbose=False)[
             "input_ids"
         ]
         return ids
 
     def _messages(self, row: MethodRow, inputs: str) -> TrlRow:
-        """Return the columns that TRL passes to the chat template."""
+        """Return the columns of a row that TRL passes to the chat template."""
         template = self._template(inputs)
         columns: TrlRow = {"prompt": [template.message(turn) for turn in row.prompt]}
         for name, turns in row.answers.items():
@@ -530,7 +532,7 @@ def _plain_answers(row: MethodRow, names: Sequence[str]) -> dict[str, str]:
 
 
 def _where_unlike(prompt: str, whole: str) -> str:
-    """Describe the first difference between a prompt and the beginning of a text."""
+    """Describe the first difference between a prompt and the beginning of the whole text."""
     both = zip(prompt, whole, strict=False)
     start = next((n for n, (a, b) in enumerate(both) if a != b), len(whole))
     at_inference, in_training = excerpt(prompt[start:], 40), excerpt(whole[start:], 40)
@@ -538,7 +540,7 @@ def _where_unlike(prompt: str, whole: str) -> str:
 
 
 def _content(row: MethodRow) -> int | None:
-    """Return the number of the row's prompt with a good answer. None if it has no good answer."""
+    """Return a hash of the row's prompt with its good answer; None if it has no good answer."""
     name = next((name for name in GOOD_ANSWERS if name in row.answers), None)
     if name is None or row.values.get("label") is False:
         return None

@@ -1,13 +1,12 @@
 """Interpretation of rows for TRL's methods: pairs, judged answers, prompts.
 
-| rows | columns of the data | answers |
-| --- | --- | --- |
-| pairs | chosen, rejected; a prompt next to them or inside both | chosen, rejected |
-| judged | pairs; or prompt, answer and a truth value | chosen, rejected; or completion |
-| prompts | prompt and answer, or only prompts | answer, or none |
+| rows | columns of the data | answers | | --- | --- | --- | | pairs | chosen, rejected; a prompt
+next to them or inside both | chosen, rejected | | judged | pairs; or prompt, answer and a label
+(good or bad) | chosen, rejected; or completion | | prompts | prompt and answer, or only prompts |
+answer, or none |
 
-`RowSchema.prompt_turns` builds the prompt of a row, as everywhere else, so that a model gets
-prompts in the form that it was trained on before. Rows that do not fit become `BadRow`s. Does not
+Prompts are built by `RowSchema.prompt_turns`, as in supervised fine-tuning, so that a model gets
+prompts in the form on which it was trained before. Unusable rows become `BadRow`s. This does not
 import torch.
 """
 
@@ -69,12 +68,12 @@ NUM_VALUES_SHOWN = 3
 
 @dataclass(frozen=True)
 class MethodRow:
-    """A row after interpretation.
+    """A row after its columns were interpreted.
 
     Attributes:
-        prompt: the messages of the prompt. A single message with the role "text" if the texts
-            contain their prompt.
-        answers: messages, under the name that TRL or a reward uses for them.
+        prompt: the messages of the prompt. A single message with the role "text" if the prompt was
+            split from plain texts.
+        answers: messages of each answer, under the name that TRL or a reward uses for it.
         inputs: further inputs of the chat template, as in `Conversation.inputs`.
         values: further columns that TRL or a reward reads.
     """
@@ -88,23 +87,23 @@ class MethodRow:
 
     @property
     def is_plain(self) -> bool:
-        """True if the row's texts are trained on as they are."""
+        """True if the row consists of plain texts, to which no chat template is applied."""
         return self.prompt[0].role == TEXT_ROLE
 
     def conversation(self, name: str) -> Conversation:
-        """Return the prompt with one of its answers. Only the answer is trained on."""
+        """Return the prompt with the answer called `name`. Only the answer is trained on."""
         turns, place = (*self.prompt, *self.answers[name]), (self.source, self.line)
         return Conversation(turns, "", "", *place, self.inputs, len(self.prompt))
 
 
 @dataclass(frozen=True)
 class MethodShape:
-    """A recognized shape of rows.
+    """The recognized meaning of the columns of a data file.
 
     Attributes:
-        kind: the kind of rows that TRL gets. JUDGED data that comes as pairs is PAIRS.
-        reason: which column is used for what.
-        used: the columns that are used.
+        kind: the kind of rows for TRL. Data for KTO that contains pairs is of the kind PAIRS.
+        reason: text about which column is used for what.
+        used: names of the columns that are used.
         convert: interprets one row; raises `ShapeError`.
         has_answers: a column contains answers.
     """
@@ -131,10 +130,11 @@ class MethodShape:
 
 
 def recognise(rows: Sequence[Row], config: DataConfig, method: str) -> MethodShape:
-    """Return the meaning of the columns in the first rows to a method.
+    """Recognize from the first rows how a method uses the columns.
 
     Raises:
-        ValueError: the method cannot learn from them. The text says what they are, and what to do.
+        ValueError: the method cannot learn from these rows. The message says what they are, and
+            what to do.
     """
     columns = common_columns(rows)
     for key in ("prompt_column", "answer_column"):
@@ -226,7 +226,7 @@ def _prompt_of(
 ) -> tuple[Turn, ...]:
     """Return the messages of the prompt.
 
-    If the prompt's column holds a whole conversation, its last answer is left out.
+    If the prompt column contains a whole conversation, its last answer is left out.
     """
     turns = schema.prompt_turns(values, messages)
     while not messages and turns and turns[-1].role == "assistant":
@@ -244,7 +244,7 @@ def _has_content(answer: Turn) -> bool:
 def _split_texts(better: str, worse: str) -> MethodRow:
     """Split two texts into a common prompt and two answers.
 
-    The prompt is the beginning that both texts share, up to the end of a word.
+    The prompt is the beginning that both texts share, up to a word boundary.
     """
     end = next((n for n, (a, b) in enumerate(zip(better, worse, strict=False)) if a != b), None)
     end = min(len(better), len(worse)) if end is None else end
@@ -261,7 +261,7 @@ def _split_texts(better: str, worse: str) -> MethodRow:
 
 
 def _labels(rows: Sequence[Row], columns: list[str]) -> list[str]:
-    """Return columns that are named like a label and true or false (or 1 and 0) in most rows."""
+    """Return columns named like a label whose values are boolean (or 1 and 0) in most rows."""
     names = matching(LABEL_COLUMNS, columns)
     return [n for n in names if 2 * sum(_is_label(row, n) for row in rows) >= len(rows)]
 
@@ -275,7 +275,7 @@ def _truth(value: object) -> bool | None:
 
 
 def _no_label(rows: Sequence[Row], columns: list[str]) -> ValueError:
-    """Return the error for rows without a column that says which answers are good."""
+    """Return the error for data without a column that labels answers as good or bad."""
     for name in matching(LABEL_COLUMNS, columns):
         held = Counter(repr(row.values.get(name)) for row in rows)
         some = ", ".join(excerpt(value, 24) for value, _ in held.most_common(NUM_VALUES_SHOWN))
@@ -326,7 +326,7 @@ def _used(schema: RowSchema) -> frozenset[str]:
 def _of_conversation(
     schema: RowSchema, what: str
 ) -> Callable[[RowValues, str, dict[str, Any]], MethodRow]:
-    """Return a converter of rows of any shape of `temper train` to a prompt and a named answer."""
+    """Return a function that converts a row of supervised data to a prompt and a named answer."""
     if schema.name == TEXT:
         raise InputError("methods.answer_columns_unknown", method=what, reason=schema.reason)
 
@@ -365,7 +365,7 @@ def _prompts(
 
 
 def _with_answers(rows: Sequence[Row], config: DataConfig) -> RowSchema | None:
-    """Return the shape of prompts with answers. None if the rows have no such shape."""
+    """Recognize rows of prompts with answers; return None if they are something else."""
     try:
         schema = recognise_shape(rows, _request(config))
     except ValueError:
@@ -391,8 +391,7 @@ def _prompts_alone(
 
 
 def _for_rewards(values: Mapping[str, object]) -> dict[str, Any]:
-    """Return the further columns that a reward function may read, which are those with JSON
-    values."""
+    """Return the columns that a reward function may read: all with JSON values except images."""
     kinds = (str, int, float, bool, list, dict)
     return {
         name: value

@@ -1,13 +1,10 @@
-"""A table of the methods, their TRL trainers, and the modules that contain them.
+"""Table of TRL's training methods, with the modules that contain their trainers.
 
-| method | TRL 1.14.2 | TRL 0.29.1 (Colab) |
-| --- | --- | --- |
-| dpo, grpo, rloo, reward | trl | trl |
-| kto | trl | trl.experimental.kto |
-| orpo | trl.experimental.orpo | trl.experimental.orpo |
+| method | TRL 1.14.2 | TRL 0.29.1 (Colab) | | --- | --- | --- | | dpo, grpo, rloo, reward | trl |
+trl | | kto | trl | trl.experimental.kto | | orpo | trl.experimental.orpo | trl.experimental.orpo |
 | distillation | trl | not available |
 
-Does not import TRL.
+This does not import TRL.
 """
 
 import ast
@@ -26,7 +23,7 @@ from infrastructure.core.optional import refuse_missing
 
 
 class RowKind(Enum):
-    """The kinds of rows that a method learns from: the code of the words for each."""
+    """The kinds of rows that a method trains on. The values are message codes of their names."""
 
     PAIRS = "methods.pairs"
     JUDGED = "methods.judged_answers"
@@ -35,14 +32,14 @@ class RowKind(Enum):
 
 @dataclass(frozen=True)
 class Method:
-    """A method of TRL.
+    """A TRL method, such as DPO or GRPO.
 
     Attributes:
         title: the name shown to users.
-        class_name: the beginning of the names of its trainer and its configuration.
+        class_name: the common prefix of the class names of its trainer and its configuration.
         modules: where its trainer may be, as (module, name of its files). The first that exists is
             used.
-        rows: the kind of rows that it learns from.
+        rows: the kind of rows that it trains on.
         head: the transformers auto class of its model.
         reads: the inputs of the chat template besides messages that a row may have.
     """
@@ -90,25 +87,25 @@ METHODS = {
 
 @dataclass(frozen=True)
 class TrlMethod:
-    """A method with its trainer and configuration in the installed TRL."""
+    """A method, with the location of its trainer and configuration in the installed TRL."""
 
     method: Method
     module: str
     config_file: Path
 
     def classes(self) -> tuple[Any, Any]:
-        """Import and return the method's trainer and its configuration. This imports torch too."""
+        """Import and return the classes of the trainer and its configuration."""
         module, name = importlib.import_module(self.module), self.method.class_name
         return getattr(module, f"{name}Trainer"), getattr(module, f"{name}Config")
 
     def own_arguments(self) -> frozenset[str]:
-        """Return the arguments that the configuration has in addition to those of every Trainer."""
+        """Return the configuration's arguments that TrainingArguments does not have."""
         return _fields_in(self.config_file)
 
 
 @cache
 def _fields_in(file: Path) -> frozenset[str]:
-    """Return the fields of the classes in a file, by parsing it without running it."""
+    """Return the names of class fields in a Python file, without importing it."""
     classes = [n for n in ast.parse(file.read_text()).body if isinstance(n, ast.ClassDef)]
     nodes = (node for one in classes for node in one.body if isinstance(node, ast.AnnAssign))
     return frozenset(n.target.id for n in nodes if isinstance(n.target, ast.Name))

@@ -1,8 +1,8 @@
-"""Rewards for GRPO and RLOO: built-in and user-defined functions.
+"""Built-in and user-defined reward functions for GRPO and RLOO.
 
-A reward function follows TRL. It takes `prompts`, `completions` and each column of the rows by
-name, with one value per completion, and returns one number per completion (None: no score for this
-one). Does not import torch.
+A reward function has TRL's interface. It takes `prompts`, `completions` and each column of the rows
+by name, with one value per completion, and returns one number per completion (None: no score). This
+does not import torch.
 """
 
 import math
@@ -28,10 +28,10 @@ Reward = Callable[..., Sequence[float | None]]
 
 
 def reward_functions(names: Sequence[str]) -> list[Reward]:
-    """Return the functions that `training.rewards` names.
+    """Return the functions that the setting `training.rewards` names.
 
     Raises:
-        ValueError: a reward does not exist or cannot be loaded. The text says what to do.
+        ValueError: a reward does not exist or cannot be loaded. The message says what to do.
     """
     if not names:
         raise InputError("methods.no_rewards", built_in=", ".join(BUILT_IN))
@@ -39,7 +39,7 @@ def reward_functions(names: Sequence[str]) -> list[Reward]:
 
 
 def reward_function(name: str) -> Reward:
-    """Return the function that a name stands for. For errors see `reward_functions`."""
+    """Return the reward function with this name. For errors see `reward_functions`."""
     kind, has_value, value = name.partition("=")
     if kind == EXACT and not has_value:
         return exact_answer
@@ -59,16 +59,16 @@ def reward_function(name: str) -> Reward:
 
 
 def text_of(completion: Any) -> str:
-    """Return the text of a completion, which is a string or a list of messages."""
+    """Return the text of a completion, which may be a string or a list of messages."""
     if isinstance(completion, str):
         return completion
     return "".join(str(message.get("content") or "") for message in completion)
 
 
 def exact_answer(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
-    """Return 1 for each completion that equals its row's answer apart from white space, else 0.
+    """Return 1 for each completion that equals its row's answer apart from whitespace, else 0.
 
-    If either text contains ####, only what follows its last #### counts.
+    If a text contains ####, only the part after its last #### is compared.
     """
     pairs = zip(completions, answer, strict=True)
     return [float(_bare(text_of(given)) == _bare(wanted)) for given, wanted in pairs]
@@ -79,9 +79,9 @@ def _bare(text: str) -> str:
 
 
 def matches(pattern: str) -> Reward:
-    """Return a reward of 1 if a regular expression matches the whole completion, else 0.
+    """Return a reward function: 1 if a regular expression matches the whole completion, else 0.
 
-    A dot matches any character. White space around the completion does not count.
+    A dot matches any character. Whitespace around the completion is ignored.
 
     Raises:
         ValueError: the pattern is not a valid regular expression.
@@ -103,7 +103,10 @@ def matches(pattern: str) -> Reward:
 
 
 def fits_schema(file: Path) -> Reward:
-    """Return a reward of 1 if a completion is JSON that fits the schema in a file, else 0.
+    """Return a reward function: 1 if a completion is JSON that fits a schema, else 0.
+
+    Args:
+        file: contains the JSON schema.
 
     Raises:
         ValueError: the file is missing, or does not contain a JSON schema.
@@ -135,12 +138,12 @@ def _fits(text: str, validator: Any) -> bool:
 
 
 def needs_answers(names: Sequence[str]) -> bool:
-    """Return whether a reward compares completions with the answers of the rows."""
+    """Return whether one of these rewards compares completions with the rows' answers."""
     return EXACT in names
 
 
 def given_values(function: Reward, carried: frozenset[str]) -> Reward:
-    """Wrap a function so that it gets parsed values for the columns that come as JSON text."""
+    """Wrap a reward function so that columns carried as JSON text are parsed before the call."""
     if not carried:
         return function
 
@@ -153,13 +156,13 @@ def given_values(function: Reward, carried: frozenset[str]) -> Reward:
 
 
 def try_rewards(names: Sequence[str], functions: Sequence[Reward], rows: list[Any]) -> None:
-    """Call each function with the answers of some rows, in the way TRL does.
+    """Call each reward function with the answers of some rows, in the way TRL does.
 
-    Each is called with all of the rows, and again with the first few only.
+    Each function is called with all rows, and again with only the first few.
 
     Raises:
         ValueError: a function fails or does not return one number per completion, or no function
-            scores any answer. The text says which function, and what it returned.
+            scores any answer. The message says which function, and what it returned.
     """
     for tried in (rows, rows[:NUM_ALONE]):
         _try(names, functions, tried)

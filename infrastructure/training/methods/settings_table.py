@@ -1,7 +1,8 @@
-"""A table of the use that TRL makes of each setting of Temper. No setting is silently ignored.
+"""Table of how each setting of Temper is applied when TRL trains.
 
 A setting becomes an argument of TRL's configuration, or Temper applies it itself, or it has no
-effect with TRL, which is reported. Any other value is refused by name.
+effect with TRL, which is reported. All other values are rejected, so no setting is silently
+ignored.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,11 +42,11 @@ class Use(Enum):
 
 @dataclass(frozen=True)
 class Treatment:
-    """The treatment of one setting.
+    """How one setting is applied when TRL trains.
 
     Attributes:
         words: the argument's name, or the code of the message that says why the setting has no
-            effect or is refused.
+            effect or is rejected.
         values: the values that can be applied. None: all.
     """
 
@@ -54,7 +55,7 @@ class Treatment:
     values: tuple[object, ...] | None = None
 
     def reason(self) -> str:
-        """Return the reason why TRL's trainers do not take the setting."""
+        """Return the reason why TRL's trainers cannot apply the setting."""
         if self.use is Use.ARGUMENT:
             values = [as_typed(value) for value in self.values or ()]
             return phrase("methods.argument_takes_only", argument=self.words, values=values)
@@ -66,7 +67,7 @@ def _argument(name: str, *values: object) -> Treatment:
 
 
 def _refused(why: str, *values: object) -> Treatment:
-    """Return the treatment that refuses everything except the default and these values."""
+    """Return a treatment that rejects everything except the default and these values."""
     return Treatment(Use.REFUSED, why, values)
 
 
@@ -197,7 +198,7 @@ SETTINGS: dict[str, Treatment] = {
 
 
 def treatment_of(key: str) -> Treatment | None:
-    """Return the treatment of a canonical key, or None if the table does not have it."""
+    """Return the treatment of a setting, or None if the table does not contain it."""
     parts = key.split(".")
     names = [key, *[".".join(parts[:n]) + "." for n in range(len(parts) - 1, 0, -1)]]
     of_feature = _refused(_OWN_LOOP) if parts[0] in fields_of_features("") else None
@@ -205,7 +206,7 @@ def treatment_of(key: str) -> Treatment | None:
 
 
 def setting_names() -> dict[str, str]:
-    """Return the name that `--accept` uses for each Trainer argument that a setting becomes."""
+    """Map each Trainer argument that comes from a setting to the setting's name for `--accept`."""
     known = accepted_names()
     return {
         treatment.words: known[key]
@@ -217,7 +218,7 @@ def setting_names() -> dict[str, str]:
 def refused_settings(
     config: DeploymentConfig, source_of: Callable[[str], Source] | None = None
 ) -> Iterator[str]:
-    """Yield a sentence, with a remedy, for each setting that TRL's trainers cannot apply."""
+    """Yield a message, with a remedy, for each setting that TRL's trainers cannot apply."""
     fields = schema_of(DeploymentConfig).fields
     for key in config.present_keys():
         treatment, spec = treatment_of(key), fields[key]
@@ -236,5 +237,5 @@ def refused_settings(
 
 
 def _is_one_of(value: Any, values: tuple[object, ...]) -> bool:
-    """Return whether the value is one of `values`. 1 does not equal True here."""
+    """Return whether `value` is one of `values`, of the same type (1 is not True)."""
     return any(value == one and type(value) is type(one) for one in values)

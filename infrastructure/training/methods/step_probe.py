@@ -1,9 +1,9 @@
-"""A measurement of the cost of a TRL trainer's steps, by running a few of them before the first.
+"""Measurement of the time and memory of a TRL trainer's steps, before the first step.
 
-The measured steps are TRL's own on the run's own rows: forward, backward, and the answers that are
-generated and scored. Only the optimizer is a different one, at a learning rate of 0, so that the
-run has exactly the same numbers as without the measurement (see `untouched`). User-defined reward
-functions are really called.
+A few of TRL's own steps run on the run's own rows: forward, backward, and the answers that are
+generated and scored. Only the optimizer is a separate one, with a learning rate of 0, so the
+measurement does not change the run's result (see `untouched`). User-defined reward functions are
+really called.
 """
 
 import time
@@ -41,7 +41,7 @@ class ProbedCosts:
     Attributes:
         step_seconds: duration of an optimizer step.
         evaluation_seconds: duration of one pass over all held-out rows.
-        peak_bytes: memory of the heaviest step to come, or of an evaluation if that is more.
+        peak_bytes: peak memory of the largest expected step or of an evaluation, whichever is more.
         limit_bytes: the memory that this process may use.
         writes: answers are generated in each step, and may become longer during the run.
     """
@@ -55,7 +55,7 @@ class ProbedCosts:
 
 @dataclass
 class StepProbe:
-    """A probe of a Trainer whose run is about to start or resume.
+    """A measurement of a Trainer's steps, made just before the run starts or resumes.
 
     Args:
         trainer: a TRL trainer whose model, optimizer and accelerator are ready.
@@ -74,7 +74,7 @@ class StepProbe:
         self.update_seconds = 0.0
 
     def costs(self, steps_left: int) -> ProbedCosts:
-        """Run a few steps and one or two batches of held-out rows.
+        """Measure a few steps and one or two batches of held-out rows.
 
         Raises:
             DoesNotFitError: a step of this run needs more memory than is available.
@@ -110,8 +110,7 @@ class StepProbe:
         )
 
     def _whole_steps(self, loader: Any, steps_left: int) -> float:
-        """Return the mean seconds of a step that generates answers, which several steps may
-        share."""
+        """Return the mean seconds of a step, including its share of generating answers."""
         micro_batches = _reused_over(self.trainer, self.accumulation)
         batches = _again_and_again(loader)
         times, began = [], time.perf_counter()
@@ -127,9 +126,9 @@ class StepProbe:
     def _micro_batches(
         self, loader: Any, steps_left: int, idle_bytes: int
     ) -> tuple[float, list[MemoryPoint]]:
-        """Return the seconds of a step, and the memory of micro-batches by their size.
+        """Measure micro-batches; return the seconds of a step, and memory by micro-batch size.
 
-        Half a micro-batch comes first, so that a whole one is only run if it fits.
+        Half a micro-batch comes first, so that a whole one is only run if it is predicted to fit.
         """
         batches = _again_and_again(loader)
         size = int(self.trainer.args.per_device_train_batch_size)
@@ -151,24 +150,21 @@ class StepProbe:
     def _is_enough(
         self, times: list[float], estimated: float, steps_left: int, began: float
     ) -> bool:
-        """Return whether another measurement is not worth its time.
-
-        If a step is slow, the extra time of the first measurement is a small part of it.
-        """
+        """Return whether to stop measuring, because another measurement is not worth its time."""
         if steps_left < STEPS_WORTH_MORE or times[-1] > MOST_SECONDS:
             return True
         allowed = min(SHARE_OF_TRAINING * estimated, MOST_SECONDS)
         return len(times) > 1 and time.perf_counter() - began > allowed
 
     def _group(self, batches: Iterator[Any]) -> float:
-        """Return the seconds that the micro-batches of one step take together."""
+        """Return the total seconds of the micro-batches of one step."""
         samples, count = self.trainer.get_batch_samples(batches, self.accumulation, self.device)
         return sum(self._micro_batch(inputs, count) for inputs in samples)
 
     def _micro_batch(
         self, inputs: Any, count: Any, points: list[MemoryPoint] | None = None
     ) -> float:
-        """Return the seconds of a forward and a backward pass."""
+        """Run a forward and a backward pass, record the peak memory, and return the seconds."""
         trainer = self.trainer
         units = _units(inputs)
         with peak_memory(self.device) as peak:
@@ -181,7 +177,10 @@ class StepProbe:
         return seconds
 
     def _update(self) -> None:
-        """Clip and step with a separate optimizer, whose state stays in memory meanwhile."""
+        """Measure clipping and an optimizer step, with a separate optimizer.
+
+        Nothing is done if the run's own optimizer already has its state.
+        """
         trainer = self.trainer
         if trainer.optimizer.state:
             return  # a resumed run already has its optimizer state
@@ -201,7 +200,7 @@ class StepProbe:
         trainer.model.zero_grad()
 
     def _evaluation(self) -> float:
-        """Return the seconds of all held-out rows, estimated from one or two batches of them."""
+        """Return the seconds of evaluating all held-out rows, estimated from one or two batches."""
         trainer = self.trainer
         if trainer.eval_dataset is None:
             return 0.0
@@ -223,7 +222,7 @@ class StepProbe:
     def _heaviest(
         self, loader: Any, steps_left: int, points: list[MemoryPoint], idle_bytes: int
     ) -> int:
-        """Return the peak memory for the longest rows that are expected in one micro-batch."""
+        """Predict the peak memory of the micro-batch with the longest rows."""
         size = min(int(self.trainer.args.per_device_train_batch_size), len(loader.dataset))
         lengths = _lengths(loader.dataset)
         if lengths is None:
@@ -237,9 +236,9 @@ class StepProbe:
         return max(line.peak_bytes(units), *(point.peak_bytes for point in points))
 
     def _refuse_beyond(self, peak_bytes: int) -> None:
-        """Refuse a micro-batch that is too large for a CPU.
+        """Raise if a micro-batch is predicted to exceed the memory limit on a CPU.
 
-        The system would kill the process, and no error could be reported.
+        Otherwise the system would kill the process without an error message.
         """
         if self.device.type == "cpu" and peak_bytes > self.limit_bytes:
             needed, there = peak_bytes / 2**30, self.limit_bytes / 2**30
@@ -258,7 +257,7 @@ class StepProbe:
 
 
 def create_optimizer_of(trainer: Any) -> CreateOptimizer:
-    """Return a function that creates an optimizer like the Trainer's own for a module."""
+    """Return a function that creates an optimizer of the Trainer's kind for a module."""
     optimizer_class, arguments = trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
 
     def create(module: torch.nn.Module) -> torch.optim.Optimizer:
@@ -280,7 +279,7 @@ def _again_and_again(loader: Any) -> Iterator[Any]:
 
 
 def _reused_over(trainer: Any, accumulation: int) -> int:
-    """Return the number of micro-batches that learn from one generation, in whole steps."""
+    """Return the number of micro-batches trained on one generation, rounded up to whole steps."""
     args = trainer.args
     shared = int(getattr(args, "steps_per_generation", None) or 1)
     shared *= int(getattr(args, "num_iterations", None) or 1)
@@ -292,7 +291,7 @@ def _collated(loader: Any, rows: Sequence[int] | range) -> Any:
 
 
 def _units(inputs: Any) -> int:
-    """Return the tokens of a micro-batch with its padding, or its rows if it is not yet tensors."""
+    """Return the tokens of a micro-batch with padding, or its rows if they are not tokenized."""
     if not isinstance(inputs, dict) and not hasattr(inputs, "items"):
         return len(inputs)
     tokens = [
@@ -304,7 +303,7 @@ def _units(inputs: Any) -> int:
 
 
 def _lengths(dataset: Any) -> np.ndarray | None:
-    """Return the tokens of each row, (N,). None if they are not known before generation."""
+    """Return the number of tokens of each row, (N,). None if the rows are not tokenized."""
     first = dataset[0]
     columns = [name for name, value in first.items() if _is_tokens(value)]
     if not columns:
@@ -317,6 +316,9 @@ def _is_tokens(value: object) -> bool:
 
 
 def _later_mean(times: list[float]) -> float:
-    """Return the mean without the first value, which is the slowest, if there are others."""
+    """Return the mean without the first value, unless it is the only one.
+
+    The first measurement is the slowest.
+    """
     later = times[1:] or times
     return sum(later) / max(1, len(later))

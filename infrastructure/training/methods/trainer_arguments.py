@@ -1,6 +1,6 @@
-"""Translation of a configuration to TRL's arguments: exactly these names and values.
+"""Translation of Temper's configuration to TRL's arguments.
 
-`settings_table.SETTINGS` says which settings become arguments. A test checks that both agree.
+`settings_table.SETTINGS` lists the settings that become arguments. A test checks that both agree.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ WITH_LENGTH = ("dpo", "kto", "orpo", "reward")
 
 @dataclass(frozen=True)
 class Defaults:
-    """The defaults of TRL's configuration, which `auto` stands for.
+    """The default values of TRL's configuration, which `auto` settings use.
 
     Attributes:
         learning_rate: for full fine-tuning.
@@ -51,13 +51,13 @@ def defaults_of(config_class: type) -> Defaults:
 def arguments_of(
     config: DeploymentConfig, device: torch.device, defaults: Defaults, folder: Path
 ) -> dict[str, object]:
-    """Return the name and value of each argument of TRL's configuration.
+    """Return all arguments of TRL's configuration, by name.
 
     Args:
         folder: the run directory.
 
     Raises:
-        ValueError: the device does not support the precision that is set.
+        ValueError: the device does not support the configured precision.
     """
     training, name = config.training, config.training.method
     precision = choose_precision(training.mixed_precision, device).name
@@ -107,7 +107,7 @@ def arguments_of(
 
 
 def learning_rate(config: DeploymentConfig, defaults: Defaults) -> float:
-    """Return the peak learning rate. auto: TRL's default, or ten times that for LoRA."""
+    """Return the peak learning rate: as configured, or TRL's default (ten times that for LoRA)."""
     if config.training.learning_rate != "auto":
         return config.training.learning_rate
     factor = LORA_FACTOR if trains_lora(config.model) else 1
@@ -115,13 +115,16 @@ def learning_rate(config: DeploymentConfig, defaults: Defaults) -> float:
 
 
 def num_epochs(config: DeploymentConfig, defaults: Defaults) -> float:
-    """Return the passes over the data. auto: TRL's default."""
+    """Return the number of epochs: as configured, or TRL's default."""
     given = config.training.num_epochs
     return defaults.num_epochs if given == "auto" else float(given)
 
 
 def num_generations(config: DeploymentConfig, defaults: Defaults) -> int | None:
-    """Return the answers per prompt. auto: TRL's default. None: the method generates one."""
+    """Return the number of answers per prompt: as configured, or TRL's default.
+
+    None if the method has no such argument.
+    """
     given = config.training.num_generations
     return defaults.num_generations if given == "auto" else given
 

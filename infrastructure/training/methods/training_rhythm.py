@@ -1,6 +1,6 @@
-"""A callback that tells a Trainer when to evaluate and save, beyond its own arguments.
+"""A callback that requests evaluations and saves at Temper's intervals, which a Trainer lacks.
 
-It is created and added before `TemperCallback`, which carries out the requests.
+It must be added before `TemperCallback`, which saves the requested checkpoints.
 """
 
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def training_rhythm(training: TrainingConfig, *, holds_out: bool) -> "TrainerCallback":
-    """Create the callback of a run.
+    """Create the callback that requests evaluations and saves.
 
     Args:
         holds_out: there are rows to evaluate on.
@@ -20,7 +20,7 @@ def training_rhythm(training: TrainingConfig, *, holds_out: bool) -> "TrainerCal
     from transformers import TrainerCallback
 
     class TrainingRhythm(TrainerCallback):
-        """A callback that requests evaluations and saves; see the module."""
+        """A callback that requests evaluations and saves at Temper's intervals."""
 
         def on_step_end(
             self,
@@ -29,8 +29,7 @@ def training_rhythm(training: TrainingConfig, *, holds_out: bool) -> "TrainerCal
             control: "TrainerControl",
             **parts: object,
         ) -> None:
-            """Request evaluations and saves that are due by steps, and an evaluation at the very
-            end."""
+            """Request evaluations and saves that are due by steps, and an evaluation at the end."""
             step, is_last = state.global_step, state.global_step >= state.max_steps
             if holds_out and (is_last or _is_due(step, training.validation_frequency)):
                 control.should_evaluate = True

@@ -1,4 +1,4 @@
-"""Construction of a TRL trainer from a configuration and its rows. Nothing is trained here."""
+"""Construction of a TRL trainer from a configuration and its rows."""
 
 import json
 import sys
@@ -95,7 +95,7 @@ READ_BY_TRL = frozenset({"prompt", "chosen", "rejected", "completion", TOOLS, OP
 
 @dataclass
 class TrlTraining:
-    """A TRL run without its model, after all checks: its rows, its tokenizer and its arguments.
+    """A checked TRL run whose model is not loaded yet: its rows, tokenizer and arguments.
 
     Args:
         folder: the run directory.
@@ -146,7 +146,7 @@ class TrlTraining:
 
     @property
     def _goes_on_with_lora(self) -> bool:
-        """True if the model is a LoRA that is trained further, with its start as the reference."""
+        """True if the model is an existing LoRA that is trained further."""
         return self.source.kind is SourceKind.LORA_FOLDER
 
     @property
@@ -176,7 +176,7 @@ class TrlTraining:
         return tokenizer
 
     def _check_model(self) -> None:
-        """Check the model by its configuration: its length, LoRA's targets, the teacher's tokens.
+        """Check the model's maximum length, vocabulary and LoRA, and the teacher's tokenizer.
 
         Raises:
             ValueError: the settings do not fit the model, or the teacher model does not.
@@ -215,8 +215,7 @@ class TrlTraining:
         return data
 
     def _rows_of_a_step(self) -> int:
-        """Return the number of rows that one step needs. TRL's sampler drops the rest of an
-        epoch."""
+        """Return the minimum number of rows for one step; TRL drops an incomplete step."""
         training = self.config.training
         answers = num_generations(self.config, self.defaults)
         if self.installed.method.rows is not RowKind.PROMPTS:
@@ -224,11 +223,11 @@ class TrlTraining:
         return max(1, int(training.batch_size) * training.gradient_accumulation // (answers or 1))
 
     def _checked_arguments(self) -> dict[str, object]:
-        """Return TRL's arguments.
+        """Return the arguments of TRL's configuration after checking them.
 
         Raises:
-            ValueError: the installed TRL does not have one of them, or a step does not hold whole
-                groups of answers.
+            ValueError: the installed TRL lacks one of them, or the batch size is not a multiple of
+                the answers per prompt.
         """
         arguments = arguments_of(self.config, self.device, self.defaults, self.folder)
         known = self.config_class.__dataclass_fields__
@@ -254,7 +253,7 @@ class TrlTraining:
             say: shows a note. Some notes come only when the number of steps is known.
 
         Raises:
-            ValueError: TRL refuses the model, the rows or the arguments.
+            ValueError: TRL rejects the model, the rows or the arguments.
         """
         transformers, datasets = require("transformers", "TRL"), require("datasets", "TRL")
         torch.manual_seed(self.config.training.seed)
@@ -299,7 +298,7 @@ class TrlTraining:
 
     @property
     def precision(self) -> Precision:
-        """The number format that the trainer computes in."""
+        """The precision in which the trainer computes."""
         name = "bf16" if self.arguments["bf16"] else "fp16" if self.arguments["fp16"] else "fp32"
         return Precision(name, self.device.type)
 
@@ -309,7 +308,7 @@ class TrlTraining:
         return answer_end_ids(self.tokenizer, self.config.data.max_length)
 
     def questions(self, most: int) -> list[GenerationPrompt]:
-        """Return prompts of held-out rows, or of training rows if none are held out, as in TRL."""
+        """Return up to `most` prompts of held-out rows, or of training rows if there are none."""
         rows = (self.data.held_out or self.data.train)[:most]
         settings: dict[str, Any] = self.config.training.method_settings
         given = settings.get(OPTIONS) or {}  # apply to all rows
@@ -325,10 +324,10 @@ class TrlTraining:
         return GenerationPrompt(text, [*ids], "", self.config.training.max_completion_length)
 
     def choose_by_product(self) -> ProductChoice | None:
-        """Switch to fp32 from the first step on if this CPU multiplies more slowly in bf16.
+        """Switch the run to fp32 if this CPU multiplies more slowly in bf16.
 
         Returns:
-            The measurement. None if bf16 is not slower, or the format does not depend on it.
+            The measurement. None if bf16 is not slower, or the precision is not open.
         """
         has_fp32 = self.options.dtype is torch.float32 and self.options.quantization is None
         choice = measured_choice() if self._precision_is_open and has_fp32 else None
@@ -337,29 +336,28 @@ class TrlTraining:
         return choice
 
     def keep_precision(self, name: object) -> None:
-        """Keep the number format that a run began with, unless the user sets one.
+        """Use the precision with which the resumed run began, unless the user sets one.
 
-        The run measured it at its start. A format that the user sets is refused if it differs, when
-        all settings are compared.
+        A different precision that the user sets is rejected later, when all settings are compared.
         """
         if self._precision_is_open and name == "fp32":
             self.arguments["bf16"] = False
 
     @property
     def _precision_is_open(self) -> bool:
-        """True if this is a CPU with bf16 instructions and the user sets no format."""
+        """True if this is a CPU with bf16 instructions and the user sets no precision."""
         is_given = "bf16" in self.config.training.method_settings
         is_measured = self.config.training.mixed_precision is True and not is_given
         return is_measured and self.device.type == "cpu" and self.arguments["bf16"] is True
 
     def describe_model(self, model: torch.nn.Module) -> JsonObject:
-        """Describe the model for run.json, in the form that every run has."""
+        """Return the model's entry in run.json."""
         hashed = self._hashed or hash_while_loading(self.source)
         begun_with = weights_begun_with(self.source, model, hashed)
         return {"kind": str(self.source.kind), **describe(model, self.config.model), **begun_with}
 
     def described(self, trainer: Any) -> str:
-        """Return one line of text about the run that is about to start."""
+        """Return a line for the user that describes the run about to start."""
         total, trained = count_parameters(trainer.model)
         args, title = trainer.args, self.installed.method.title
         return phrase(
@@ -374,10 +372,10 @@ class TrlTraining:
         )
 
     def _dataset(self, datasets: Any, rows: list[TrlRow]) -> Any:
-        """Return the rows as a table that returns each of them unchanged.
+        """Convert rows to a `datasets` table that returns each of them unchanged.
 
-        A table with one structure adds empty keys to messages, tool calls and options, and a chat
-        template would read them. Columns that only rewards read are carried as text.
+        A table with a fixed structure would add empty keys to messages, tool calls and options,
+        which a chat template would render. Columns that only rewards read are stored as JSON text.
 
         Raises:
             ValueError: the installed datasets package has no such table.
@@ -422,7 +420,7 @@ class TrlTraining:
         }
 
     def _with_lora(self) -> torch.nn.Module:
-        """Load the base model with the LoRA that is trained further, for TRL."""
+        """Load the base model with the existing LoRA that is trained further."""
         with offline_where_unreachable():
             base = load_causal_lm(self._base, self.options)
         model = load_lora(self.source.folder, base)
@@ -441,9 +439,10 @@ class TrlTraining:
 
 
 def _cut_by_own_length(trainer_class: Any) -> Any:
-    """Return the trainer class, with each answer of a pair cut to `max_length` by its own length.
+    """Return a subclass of the trainer that truncates each answer of a pair separately.
 
-    TRL's ORPO cuts both answers by the excess of the longer one, which may leave nothing of them.
+    TRL's ORPO trainer shortens both answers by the excess of the longer one, which may leave
+    nothing of the shorter one.
     """
     if not hasattr(trainer_class, "tokenize_row") or "build_tokenized_answer" not in vars(
         trainer_class
@@ -463,9 +462,9 @@ def _cut_by_own_length(trainer_class: Any) -> Any:
 
 
 def carried_columns(rows: list[TrlRow]) -> frozenset[str]:
-    """Return the columns that only rewards read and that a table would not return unchanged.
+    """Return the columns that must be stored as JSON text, because a table would change them.
 
-    These are lists, objects, and values of several types or of none.
+    Only rewards read these columns. They contain lists, objects, or values of several types.
     """
     names = {name for row in rows for name in row} - READ_BY_TRL
     kinds = {name: {type(row[name]) for row in rows} for name in names}
@@ -478,7 +477,7 @@ def _spelt(row: TrlRow) -> str:
 
 
 def _draw_nothing(trainer: Any) -> None:
-    """Remove the Trainer's own progress output, because Temper shows the progress."""
+    """Remove the Trainer's own progress output, because Temper shows its own."""
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
     for callback in (PrinterCallback, ProgressCallback):
@@ -490,8 +489,8 @@ def _warm_up_half_at_most(
 ) -> None:
     """Limit warmup to half of the steps, as in Temper's own loop.
 
-    Without the limit a short run would end before its learning rate has risen. The limit is set
-    when the schedule is created, because the number of steps is known then.
+    Otherwise a short run would end before its learning rate has risen. The limit is set when the
+    schedule is created, because the number of steps is known only then.
     """
     create = trainer.create_scheduler
 
@@ -505,8 +504,7 @@ def _warm_up_half_at_most(
 
 
 def _table(datasets: Any, rows: list[TrlRow]) -> Any:
-    """Return the rows as a table that returns them unchanged. None if `datasets` has no such
-    table."""
+    """Return rows as a `datasets` table that returns them unchanged, or None if impossible."""
     spelt = [_spelt(row) for row in rows]
     for more in ({}, {"on_mixed_types": "use_json"}):
         try:
@@ -520,7 +518,7 @@ def _table(datasets: Any, rows: list[TrlRow]) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide tokenization progress bars and warnings about future changes inside the block."""
+    """Hide progress bars of `datasets` and FutureWarnings while the context lasts."""
     datasets = require("datasets", "TRL")
     was_on = datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()

@@ -1,4 +1,4 @@
-"""A context to try out a Trainer, which afterwards restores its counters, random state and buffers.
+"""A context in which a Trainer's steps can be tried without changing its state.
 
 Weights are not restored, because the caller does not step the run's own optimizer.
 """
@@ -21,9 +21,9 @@ COUNTING = ("transformers.trainer", "accelerate.state", "accelerate.accelerator"
 
 @contextmanager
 def untouched(trainer: Any) -> Iterator[None]:
-    """Let the caller try steps inside the block, and undo their effects afterwards.
+    """Restore the Trainer's state at the end of the context, except for its weights.
 
-    After the block, random numbers, gradients, buffers and everything that the Trainer has counted,
+    Afterwards random numbers, gradients, buffers and everything that the Trainer has counted,
     buffered or logged are as before, bit for bit.
 
     Args:
@@ -40,8 +40,7 @@ def untouched(trainer: Any) -> Iterator[None]:
 
 
 def _attributes(trainer: Any) -> Restore:
-    """Return a function that restores the attributes of the Trainer and of its counters'
-    objects."""
+    """Return a function that restores the current attributes of the Trainer and its objects."""
     seen: set[int] = {id(trainer)}
     restores = [_contents(vars(trainer), seen)]
     for value in [*vars(trainer).values(), trainer.accelerator.gradient_state]:
@@ -58,9 +57,9 @@ def _attributes(trainer: Any) -> Restore:
 
 
 def _contents(container: Any, seen: set[int]) -> Restore:
-    """Return a function that restores a container and those nested in it.
+    """Return a function that restores the current contents of a container and nested ones.
 
-    They stay the same objects, because others hold references to them.
+    The containers stay the same objects, because others hold references to them.
     """
     seen.add(id(container))
     values = list(container.values()) if isinstance(container, dict) else list(container)

@@ -1,6 +1,6 @@
-"""Logging of a run's metrics to every sink. A sink that fails never stops the run.
+"""Logging of a run's metrics to all sinks. A failing sink never stops the run.
 
-The logger knows nothing about training. `observers.run_observers` passes the records to it.
+The logger does not depend on training code. `observers.run_observers` passes records to it.
 """
 
 import logging
@@ -18,13 +18,13 @@ logger = logging.getLogger(__name__)
 
 
 class MetricsLogger:
-    """A logger that passes each record to each sink, in order.
+    """A logger that passes each metrics record to each sink, in order.
 
     If a sink raises (disk full, closed stream), its first failure is logged as a warning. The sink
     still gets every later record, and the number of records that it missed is reported at the end.
 
     Attributes:
-        problems: one sentence for each sink that failed, for the end of the run.
+        problems: one sentence for each sink that failed, to show at the end of the run.
     """
 
     def __init__(self, sinks: Iterable[Sink]) -> None:
@@ -44,13 +44,13 @@ class MetricsLogger:
             self._best_effort.attempt(sink.name, partial(sink.write, plain))
 
     def expect(self, total_steps: int) -> None:
-        """Announce that a run of this many steps starts or resumes."""
+        """Announce to the sinks that a run of this many steps starts or resumes."""
         for sink in self.sinks:
             if isinstance(sink, ConsoleSink):
                 sink.expect(total_steps)
 
     def truncate_after(self, step: int) -> None:
-        """Drop the records of later steps, because the run resumes at `step` and repeats them."""
+        """Drop the records after `step`, because the run resumes there and repeats later steps."""
         for sink in self.sinks:
             self._best_effort.attempt(sink.name, partial(sink.truncate_after, step))
 

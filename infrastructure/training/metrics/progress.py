@@ -42,12 +42,12 @@ def display_kind(stream: TextIO) -> str:
 
 
 class ProgressDisplay(Protocol):
-    """A display of a run's progress. After an OSError or a ValueError it is no longer used."""
+    """The interface of a progress display. It is switched off after an OSError or a ValueError."""
 
     def update(
         self, step: int, loss: float | None = None, tokens_per_second: float | None = None
     ) -> None:
-        """Show the numbers of a step. Called in the thread that trains."""
+        """Show the metrics of a step. Called in the thread that trains."""
 
     def close(self) -> None:
         """End the display, because the run has ended."""
@@ -61,7 +61,7 @@ def place_of_step(step: float, total_steps: int) -> str:
 
 
 class RecentRate:
-    """A meter of steps per second over the last minute, so that the time left follows the speed."""
+    """A meter of steps per second over the last minute, for estimating the remaining time."""
 
     def __init__(self, step: int, clock: Clock) -> None:
         self.clock = clock
@@ -86,7 +86,7 @@ class Progress:
 
     Args:
         total_steps: steps of the whole run. 0 if unknown.
-        step: steps done before, if the run resumes.
+        step: steps already done when the run resumes.
         stream: where to show the progress. Standard error by default.
         kind: `bar`, `lines` or `notebook`. By default the best that the stream supports.
         clock: returns seconds, counted from any start.
@@ -117,7 +117,7 @@ class Progress:
     def update(
         self, step: int, loss: float | None = None, tokens_per_second: float | None = None
     ) -> None:
-        """Show that `step` steps are done. A number that is not given keeps its last shown value.
+        """Show that `step` steps are done. A value that is None keeps its last shown value.
 
         Raises:
             OSError, ValueError: the stream is closed.
@@ -143,7 +143,7 @@ MakeProgress = Callable[[int, int, Note], ProgressDisplay]
 
 
 def make_progress(total_steps: int, step: int, note: Note) -> ProgressDisplay:
-    """Create the progress display that standard error can show."""
+    """Create the best progress display that standard error supports."""
     return Progress(total_steps, step, note=note)
 
 

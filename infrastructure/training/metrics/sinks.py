@@ -3,19 +3,15 @@
 To add a sink, use `register_sink(name, class)`, an entry point in the group "temper.sinks", or its
 address, `training.metrics_sinks: [module:Class]`.
 
-A sink opens its file at the first record and raises its errors. The logger decides how to handle
-them. A record covers the optimizer steps since the record before it:
+A sink opens its file at the first record and raises its errors, which the logger handles. A record
+covers the optimizer steps since the previous record:
 
-| key | meaning |
-| --- | --- |
-| step, epoch | optimizer steps done; the epoch, counted from 0, that the step belongs to |
-| loss | mean loss per supervised token of these steps |
-| learning_rate, grad_norm | of the last of these steps; the norm is measured before clipping |
-| tokens | tokens trained on since the start of the run |
-| seconds, tokens_per_second | of these steps |
-| memory_bytes | peak memory of the process or the device |
-| kind | "evaluation" in records of an evaluation, otherwise absent |
-| eval_loss, eval_… | the numbers of an evaluation |
+| key | meaning | | --- | --- | | step, epoch | optimizer steps done; the epoch of the last step,
+counted from 0 | | loss | mean loss per supervised token of these steps | | learning_rate, grad_norm
+| values of the last of these steps; the norm is before clipping | | tokens | tokens trained on
+since the start of the run | | seconds, tokens_per_second | duration and speed of these steps | |
+memory_bytes | peak memory of the process or the device | | kind | "evaluation" in records of an
+evaluation, otherwise absent | | eval_loss, eval_… | metrics of an evaluation |
 """
 
 import csv
@@ -64,11 +60,11 @@ EVALUATION = "evaluation"
 
 
 class Sink(ABC):
-    """One destination of metrics. It is called from one thread, in the order of the steps."""
+    """The interface of a destination for metrics. All calls come from one thread, in step order."""
 
     @property
     def name(self) -> str:
-        """The name used in warnings, by default that of the class."""
+        """The name used in warnings, by default the name of the class."""
         return type(self).__name__
 
     @abstractmethod
@@ -76,17 +72,17 @@ class Sink(ABC):
         """Write one record. If this raises, the sink still gets the next record."""
 
     def truncate_after(self, step: int) -> None:  # noqa: B027 - most screens cannot unsay
-        """Drop the records of later steps, because the run resumes from `step`."""
+        """Drop the records after `step`, because the run resumes from there."""
 
     def close(self) -> None:  # noqa: B027 - nothing is open in some sinks
         """Close the sink. A later record opens it again."""
 
 
 class ConsoleSink(Sink):
-    """A sink that prints what the progress does not show.
+    """A sink that prints what the progress display does not show.
 
-    It always prints records with values that are NaN or infinite, and prints evaluations every few
-    percent of the run and at its end.
+    It prints records that contain NaN or infinity. It also prints evaluations, every few percent of
+    the run and at its end.
     """
 
     name = "console"
@@ -100,7 +96,7 @@ class ConsoleSink(Sink):
         self._total_steps, self._next_evaluated = 0, 0.0
 
     def expect(self, total_steps: int) -> None:
-        """Announce that a run of this many steps starts or resumes. 0 if unknown."""
+        """Record that a run of `total_steps` (0 if unknown) starts or resumes."""
         self._total_steps, self._next_evaluated = total_steps, 0.0
 
     def write(self, record: Record) -> None:
@@ -136,7 +132,7 @@ CONSOLE_SILENT = {"step", "epoch", "kind", "tokens", "seconds"}
 
 
 def console_line(record: Record, loss: str | None = None, total_steps: int = 0) -> str:
-    """Return `[ 12%] step 120/999 epoch 2 loss 2.345 …`, with epochs counted from 1.
+    """Return a record as `[ 12%] step 120/999 epoch 2 loss 2.345 …`, with epochs counted from 1.
 
     Unknown keys come last, under their own names.
 
@@ -197,7 +193,7 @@ def _step_of(line: bytes) -> float:
 def _as_step(value: Any) -> float:
     """Convert a step to a number.
 
-    A step that is not readable is minus infinity, so its line is kept for the user to see.
+    An unreadable step becomes minus infinity, so that its line is kept for the user to see.
     """
     try:
         return float(value)
@@ -208,8 +204,8 @@ def _as_step(value: Any) -> float:
 class CsvSink(Sink):
     """A sink for `metrics.csv`, with one column per key.
 
-    A new key adds a last column, which is empty in earlier rows. Absent values are empty, NaN is
-    `NaN`.
+    A new key adds a column at the end, which is empty in earlier rows. Absent values are empty, and
+    NaN is written as `NaN`.
     """
 
     name = "csv"
@@ -261,17 +257,17 @@ def _csv_line(values: Iterable[object]) -> bytes:
 
 
 class TensorBoardSink(Sink):
-    """A sink for TensorBoard event files in one folder. It writes numbers only.
+    """A sink for TensorBoard event files in one folder. It writes only numbers.
 
-    When a run resumes, the events up to that step are merged into one file that TensorBoard reads
-    before all others. TensorBoard orders files by the time in their names, which is wrong if a
-    clock was set back.
+    When a run resumes, its earlier events are merged into one file that TensorBoard reads before
+    all others. TensorBoard orders files by the time in their names, which is wrong if a clock was
+    set back.
 
-    A thread writes the events at least every ten seconds. A kill may lose the newest ones, but
-    `metrics.jsonl` has them.
+    A thread writes the events at least every ten seconds. A kill may lose the latest events, which
+    `metrics.jsonl` still contains.
 
     Raises:
-        MissingPackageError: tensorboard is not installed. The text contains the pip command.
+        MissingPackageError: tensorboard is not installed. The message contains the pip command.
     """
 
     name = "tensorboard"
@@ -317,8 +313,10 @@ class TensorBoardSink(Sink):
 
 
 def _keep_events(files: Iterable[Path], merged: Path, last_step: int) -> None:
-    """Merge the events up to a step into one file, without duplicates, and remove the other
-    files."""
+    """Merge the events up to `last_step` into one file without duplicates.
+
+    The original files are removed.
+    """
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -345,8 +343,7 @@ def _keep_events(files: Iterable[Path], merged: Path, last_step: int) -> None:
 def _show_no_tracebacks_of_its_thread() -> None:
     """Hide the traceback of TensorBoard's writer thread after an OSError, such as a full disk.
 
-    The next `add_scalar` raises the same error, which is then reported. Python's traceback would
-    repeat it.
+    The next `add_scalar` raises the same error, so it is reported anyway.
     """
     from tensorboard.summary.writer import event_file_writer
 
@@ -364,10 +361,10 @@ def _show_no_tracebacks_of_its_thread() -> None:
 
 
 def tensorboard_tag(key: str, record: Record) -> str:
-    """Return the TensorBoard tag of a key.
+    """Return the TensorBoard tag of a key in a record.
 
-    Tags are train/loss, train/grad_norm, …; evaluation/loss, … for the numbers of an evaluation;
-    and machine/… for a sample of the machine.
+    Tags are train/loss, train/grad_norm, …; evaluation/loss, … for metrics of an evaluation; and
+    machine/… for measurements of the machine.
     """
     if record.get("kind") == EVALUATION:
         return f"evaluation/{key.removeprefix('eval_')}"
@@ -382,7 +379,7 @@ PROJECT = "temper"
 
 
 def tracked_numbers(record: Record) -> dict[str, float]:
-    """Return the numbers of a record under their TensorBoard tags: train/loss, evaluation/loss."""
+    """Return the numeric values of a record under their TensorBoard tags, such as train/loss."""
     return {
         tensorboard_tag(key, record): value
         for key, value in record.items()
@@ -432,10 +429,10 @@ class TrackioSink(Sink):
 
 
 class WandbSink(Sink):
-    """A sink for a run of Weights & Biases. Its variables (WANDB_PROJECT, WANDB_MODE, …) apply.
+    """A sink for Weights & Biases. Its environment variables (WANDB_PROJECT, …) take effect.
 
     Raises:
-        MissingPackageError: wandb is not installed. The text contains the pip command.
+        MissingPackageError: wandb is not installed. The message contains the pip command.
     """
 
     name = "wandb"
@@ -481,7 +478,7 @@ SINKS.provide(
 
 
 def register_sink(name: str, sink: Callable[[Path], Sink]) -> None:
-    """Make `training.metrics_sinks: [name]` write to the sink that `sink(run_directory)` returns.
+    """Register a name for `training.metrics_sinks` that writes to `sink(run_directory)`.
 
     The registered sink takes precedence over a built-in one of that name.
 
@@ -495,10 +492,10 @@ OF_A_PACKAGE = ("tensorboard", "trackio", "wandb")  # the package has the same n
 
 
 def check_sinks(names: Iterable[str]) -> None:
-    """Refuse sinks that cannot be used, before there is a run.
+    """Raise if a configured sink cannot be used, before the run starts.
 
     Raises:
-        ValueError: a sink of such a name does not exist.
+        ValueError: there is no sink with such a name.
         MissingPackageError: a sink needs a package that is not installed.
     """
     for name in names:
@@ -514,8 +511,8 @@ def make_sinks(names: Iterable[str], run_directory: Path, loss: str | None = Non
         loss: see `held_out_loss`.
 
     Raises:
-        ValueError: a name is unknown (the text suggests the nearest one) or given twice, or the
-            sink it names cannot be used.
+        ValueError: a name is unknown (the message suggests the nearest one) or given twice, or its
+            sink cannot be used.
         MissingPackageError: a sink needs a package that is not installed.
     """
     names = list(names)
@@ -530,7 +527,7 @@ def make_sinks(names: Iterable[str], run_directory: Path, loss: str | None = Non
 
 
 def sinks_of_run(names: Iterable[str], run_directory: Path, loss: str | None = None) -> list[Sink]:
-    """Return the sinks of a run. One of them is always metrics.jsonl.
+    """Return the sinks of a run, which always include metrics.jsonl.
 
     The report, the live views and the advice read metrics.jsonl. For arguments and errors see
     `make_sinks`.

@@ -1,4 +1,4 @@
-"""Model adapters, which connect a model to the loop: they feed it and read its loss.
+"""Model adapters, which prepare a model's inputs and compute its loss for the training loop.
 
 To add a kind of model, use `register_adapter(name, class)` with a subclass of `ModelAdapter`, an
 entry point in the group "temper.adapters", or its address, `model.adapter: module:Class`.
@@ -49,12 +49,12 @@ TEXT_ADAPTERS = ("standard", "dialogue")
 def adapter_name(model_config: ModelConfig, data_config: DataConfig | None = None) -> str:
     """Return the name of the adapter for a model.
 
-    A registered model names its own adapter. Any other model has the configured one. With "auto",
-    the first rows of the data decide.
+    A registered model names its own adapter. Otherwise it is the configured one; with "auto", the
+    first rows of the data decide.
 
     Raises:
-        ValueError: the rows contain images and the adapter is one for text, or a registered model
-            needs a different adapter.
+        ValueError: the rows contain images but the adapter is for text, or a registered model needs
+            a different adapter.
     """
     registered, wanted = registered_name(model_config.name), model_config.adapter
     name = MODELS[registered].adapter if registered in MODELS else wanted
@@ -76,9 +76,10 @@ def adapter_name(model_config: ModelConfig, data_config: DataConfig | None = Non
 
 
 def register_adapter(name: str, adapter: Callable[..., ModelAdapter]) -> None:
-    """Make `model.adapter: name` use what `adapter(model_config, training_config, device)` returns.
+    """Register a name for `model.adapter` that creates an adapter by calling `adapter`.
 
-    The registered adapter takes precedence over a built-in one of that name.
+    The arguments of the call are `(model_config, training_config, device)`. The registered adapter
+    takes precedence over a built-in one of that name.
 
     Raises:
         ValueError: the name belongs to another registered adapter, or `adapter` lacks a method.
@@ -95,7 +96,7 @@ def get_model_adapter(
     """Create the adapter called `name`.
 
     Raises:
-        ValueError: there is no such adapter (the text suggests the nearest one), or it cannot be
+        ValueError: there is no such adapter (the message suggests the nearest one), or it cannot be
             used.
     """
     name = adapter_name(model_config) if name == "auto" else name
@@ -104,7 +105,7 @@ def get_model_adapter(
 
 
 def check_token_functions(adapter: ModelAdapter, training_config: TrainingConfig) -> None:
-    """Refuse a loss and metrics that the adapter would ignore.
+    """Raise if a loss or metrics are configured that the adapter would ignore.
 
     Raises:
         ConfigurationError: the adapter ignores a setting. The message names it.

@@ -1,7 +1,7 @@
-"""The contract between the loop and a model: the model's inputs and its loss.
+"""The interface between the training loop and a model: its inputs and its loss.
 
-An adapter handles one kind of model. It returns losses as sums over supervised items, so that the
-strategy can divide by the items of the whole optimizer batch, however the batch was split.
+An adapter handles one kind of model. It returns losses as sums over supervised items. The strategy
+divides them by the items of the whole optimizer batch, however the batch was split.
 """
 
 from abc import ABC, abstractmethod
@@ -29,18 +29,18 @@ Batch = dict[str, Any]
 
 @dataclass
 class LossOutput:
-    """A differentiable sum of losses (scalar tensor) over `num_items` supervised items."""
+    """The sum of the losses over `num_items` supervised items, a differentiable scalar tensor."""
 
     loss_sum: torch.Tensor
     num_items: int
 
 
 class DataSource(Protocol):
-    """A source of examples, whose order is a pure function of (seed, epoch).
+    """The interface of a source of examples, whose order depends only on seed and epoch.
 
-    A source that knows the rows behind its examples names them with the further method
-    `places(epoch, start_example, num_examples)`. Without it, examples are named by their positions.
-    A source that can identify its held-out rows does so with the attribute `held_out_identity`.
+    Two further members are optional. `places(epoch, start_example, num_examples)` returns the names
+    of the rows behind examples, which are otherwise named by their positions. The attribute
+    `held_out_identity` is a hash of the held-out rows.
     """
 
     @property
@@ -49,36 +49,35 @@ class DataSource(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything that determines the set of examples."""
+        """A hash of everything that determines the examples."""
 
     def train_batches(
         self, epoch: int, start_example: int, batch_size: int
     ) -> Generator[Sequence[object], None, None]:
-        """Yield the batches of one epoch from `start_example` on. The last one may be short."""
+        """Yield the batches of one epoch from `start_example` on. The last batch may be smaller."""
 
     def evaluation_batches(self, batch_size: int) -> Generator[Sequence[object], None, None]:
-        """Yield the batches of the held-out examples, always the same ones."""
+        """Yield batches of the held-out examples, which are the same in every evaluation."""
 
 
 class ModelAdapter(ABC):
-    """The connection between the loop and one kind of model.
+    """Base class for the connection between the training loop and one kind of model.
 
-    An adapter is constructed with its configuration. The loop calls `initialize_model()` once, and
-    then `prepare_batch` and `compute_loss` for every micro-batch. Implementing the abstract methods
-    is enough.
+    The loop calls `initialize_model()` once, and then `prepare_batch` and `compute_loss` for every
+    micro-batch. Only the abstract methods must be implemented.
 
     Attributes:
         model: the model, once initialized.
-        precision: the number format that it will train in, set by its trainer. Otherwise fp32.
-        tokenizer: its tokenizer, or None for models that read no text.
-        data_config: the data section of its configuration.
-        saved_tokenizer: folder of the tokenizer that this run began with, if the run is resumed.
-        memory_config: memory limits for the preparation of its data.
-        size_grid: how the lengths of its batches are rounded, if they vary.
+        precision: the precision of the training, set by the trainer; fp32 before that.
+        tokenizer: the model's tokenizer, or None for models that read no text.
+        data_config: the data section of the configuration.
+        saved_tokenizer: folder of the tokenizer that the run began with, if it is resumed.
+        memory_config: memory limits for the preparation of data.
+        size_grid: how the lengths of batches are rounded up.
         takes_token_functions: True if `compute_loss` computes `training.loss`, and `sum_metrics`
-            computes `training.metrics`. If False, both settings are refused.
-        on_disk: the model is created with its weights on disk, for a run that is spread over
-            several processes, none of which holds the whole model.
+            computes `training.metrics`. If False, both settings are rejected.
+        on_disk: leave the model's weights on disk, because the model will be sharded and no process
+            holds it as a whole.
         lora_within: the part of the model whose layers get LoRA. None: the whole model.
     """
 
@@ -115,12 +114,12 @@ class ModelAdapter(ABC):
         """Build or load the model, move it to the device, and store it as `self.model`."""
 
     def initialize_tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """Load only the tokenizer, as `self.tokenizer`.
+        """Load the tokenizer without the model, store it as `self.tokenizer` and return it.
 
-        The data can then be prepared before there is a model.
+        The data can then be prepared before the model is loaded.
 
         Returns:
-            The tokenizer. None if the model reads no text, or if the adapter cannot tell.
+            The tokenizer. None if the model reads no text, or if the adapter does not support this.
 
         Raises:
             ValueError: the tokenizer cannot be loaded.
@@ -128,9 +127,9 @@ class ModelAdapter(ABC):
         return None
 
     def weight_bytes(self) -> int | None:
-        """Return the size of the model's weights in bytes, before they are loaded.
+        """Return the size of the model's weights in bytes, without loading them.
 
-        None if the weights cannot stay on disk (`on_disk`).
+        None if this adapter cannot leave the weights on disk (`on_disk`).
         """
         return None
 
@@ -144,40 +143,40 @@ class ModelAdapter(ABC):
 
     @abstractmethod
     def count_items(self, examples: Sequence[Any]) -> int:
-        """Return the number of supervised items in `examples`, known before any forward pass."""
+        """Return the number of supervised items in `examples`, without a forward pass."""
 
     @abstractmethod
     def count_tokens(self, examples: Sequence[Any]) -> int:
-        """Return the number of tokens (never padding) or other units of work in `examples`.
+        """Return the number of tokens (without padding) or other units of work in `examples`.
 
-        The count is used for throughput.
+        It is used for throughput.
         """
 
     def count_computed(self, examples: Sequence[Any]) -> int:
-        """Return `count_tokens`, but with the padding of a batch of `examples`.
+        """Return the number of tokens in a batch of `examples`, including padding.
 
-        The memory of a step depends on this count.
+        The memory of a step depends on this number.
         """
         return self.count_tokens(examples)
 
     def compute_metrics(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
-        """Return further held-out metrics of one batch, each a mean over its examples."""
+        """Return further held-out metrics of one batch, each as a mean over its examples."""
         return {}
 
     def sum_metrics(self, model: torch.nn.Module, batch: Batch) -> dict[str, tuple[float, int]]:
-        """Return further held-out metrics of one batch, each as a sum over items and a count."""
+        """Return further held-out metrics of one batch, as pairs (sum over items, items)."""
         return {}
 
     @abstractmethod
     def create_data_source(self, cache_config: CacheConfig, seed: int) -> DataSource:
-        """Return the source of this model's examples, ready to be read.
+        """Create the data source of this model's examples.
 
         Raises:
             ValueError, DataError: the data cannot be used.
         """
 
     def set_compiled(self, is_on: bool, mode: str = "default") -> None:
-        """Compile the expensive part of the model in place, or undo that."""
+        """Compile the expensive part of the model in place, or undo it."""
         assert self.model is not None
         set_compiled(self.model, is_on, mode)
 
@@ -186,16 +185,16 @@ class ModelAdapter(ABC):
         return {"name": self.model_config.name}
 
     def note_added_weights(self) -> None:  # noqa: B027 (an adapter may have nothing to note)
-        """Update what `describe` returns after extensions have attached weights to the model."""
+        """Update the model's description after extensions have added weights to the model."""
 
     def notes(self) -> list[str]:
-        """Return sentences that the user should read before training starts."""
+        """Return notes to show to the user before training starts."""
         return []
 
     def save(self, directory: Path) -> None:
-        """Write the trained model in the layout that its library reads.
+        """Save the trained model in the format that its library reads.
 
         Raises:
-            NotImplementedError: this kind of model cannot be saved on its own.
+            NotImplementedError: this kind of model cannot be saved.
         """
         raise NotImplementedError(f"{type(self).__name__} has no file layout of its own")

@@ -1,9 +1,9 @@
-"""Adapter for conversations: a language model that answers in a chat, with metrics per turn.
+"""Adapter for training chat models on conversations, with separate metrics for later turns.
 
-In addition to `StandardModelAdapter`, it refuses rows that are not conversations, and a tokenizer
-without a chat template, before the model is loaded. The same template renders messages for training
-and for use, and messages can be passed directly as examples. Held-out losses are reported for first
-and for later answers, as well as how often the end of an answer is predicted.
+In addition to what `StandardModelAdapter` does, it rejects rows that are not conversations, and a
+tokenizer without a chat template, before the model is loaded. Examples may also be lists of
+messages. Held-out metrics distinguish first and later answers, and include how often the end of an
+answer is predicted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,11 +50,11 @@ class DialogueModelAdapter(StandardModelAdapter):
     """An adapter for any causal language model with a chat template, trained on conversations."""
 
     def initialize_model(self) -> torch.nn.Module:
-        """Load the model after a check of the first rows and the tokenizer's chat template.
+        """Load the model after checking the first rows and the tokenizer's chat template.
 
         Raises:
-            ValueError: the rows are plain text, none of the first ones can be rendered, or there is
-                no chat template.
+            ValueError: the rows are plain text, the chat template can render none of the first
+                rows, or there is no chat template.
         """
         self.initialize_tokenizer()
         model = super().initialize_model()
@@ -62,7 +62,7 @@ class DialogueModelAdapter(StandardModelAdapter):
         return model
 
     def initialize_tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """Load the tokenizer after a check of the rows. For errors see `initialize_model`."""
+        """Load the tokenizer after checking the rows. For errors see `initialize_model`."""
         rows = self._first_conversations()
         tokenizer = super().initialize_tokenizer()
         if tokenizer is not None:
@@ -73,7 +73,7 @@ class DialogueModelAdapter(StandardModelAdapter):
     def encode(
         self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
     ) -> TokenizedExample:
-        """Return a conversation as the tokenized example that is trained on.
+        """Tokenize a conversation as a training example.
 
         Args:
             messages: role and content of each message, optionally tool_calls and reasoning_content.
@@ -96,7 +96,7 @@ class DialogueModelAdapter(StandardModelAdapter):
     def prompt_ids(
         self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
     ) -> list[int]:
-        """Return the tokens of a prompt to which the model answers with the next message.
+        """Return the token IDs of a prompt for generating the next message.
 
         For arguments and errors see `encode`.
         """
@@ -111,14 +111,14 @@ class DialogueModelAdapter(StandardModelAdapter):
 
     @cached_property
     def encoder(self) -> ConversationEncoder:
-        """The encoder that renders and tokenizes, once the model is loaded."""
+        """The encoder that renders and tokenizes conversations, once the model is loaded."""
         return self._encoder_of(self.tokenizer)
 
     def prepare_batch(self, examples: Sequence[TokenizedExample | Messages]) -> Batch:
-        """Prepare a batch as in `StandardModelAdapter`. An example may also be a list of messages.
+        """Prepare a batch as `StandardModelAdapter` does; an example may be a list of messages.
 
-        The batch includes, for each target, the number of its answer and whether it ends that
-        answer.
+        For each target token, the batch also contains the index of its answer, and whether the
+        token ends that answer.
         """
         tokenized = self._tokenized(examples)
         batch = super().prepare_batch(tokenized)
@@ -137,10 +137,10 @@ class DialogueModelAdapter(StandardModelAdapter):
         return super().count_computed(self._tokenized(examples))
 
     def sum_metrics(self, model: torch.nn.Module, batch: Batch) -> dict[str, tuple[float, int]]:
-        """Return the sums of `training.metrics` and of three metrics of conversations.
+        """Return sums of `training.metrics` and of three metrics for conversations.
 
-        These are the cross-entropy of first and of later answers, and the share of ends
-        (end-of-turn tokens) that are the most probable token at their position.
+        These are the cross-entropy of first and of later answers, and the share of end-of-turn
+        tokens that the model predicts correctly.
         """
         if TURNS not in batch:
             return super().sum_metrics(model, batch)
@@ -159,9 +159,9 @@ class DialogueModelAdapter(StandardModelAdapter):
         return [one if isinstance(one, TokenizedExample) else self.encode(one) for one in examples]
 
     def _answers_of(self, example: TokenizedExample) -> tuple[np.ndarray, np.ndarray]:
-        """Return two values for each target, in order: int64 and bool, (number of targets,).
+        """Return two arrays with a value for each target token, int64 and bool, (targets,).
 
-        The first is the number of the target's answer in the example. The second is True if the
+        The first is the index of the target's answer in the example. The second is True if the
         target is the special token that ends that answer.
         """
         mask = example.supervised.copy()
@@ -181,13 +181,13 @@ class DialogueModelAdapter(StandardModelAdapter):
 
     @cached_property
     def _spaces(self) -> np.ndarray:
-        """The tokens that are only white space, which may follow an end."""
+        """IDs of tokens that are only whitespace, which may follow the end of an answer."""
         texts = ((n, str(self.tokenizer.decode([n]))) for n in self.tokenizer.get_vocab().values())
         spaces = [n for n, text in texts if text and not text.strip()]
         return np.array(sorted(spaces), dtype=np.int64)
 
     def _first_conversations(self) -> list[Conversation]:
-        """Return the conversations of the first rows, or nothing if there is no data yet.
+        """Return the conversations of the first rows, or an empty list without data.
 
         Raises:
             ValueError: the rows are plain text, or none is a conversation.
@@ -211,10 +211,10 @@ class DialogueModelAdapter(StandardModelAdapter):
     def _check_rendering(
         self, encoder: ConversationEncoder, conversations: Sequence[Conversation]
     ) -> None:
-        """Refuse a chat template that renders none of the first conversations.
+        """Raise if the chat template can render none of the first conversations.
 
         Raises:
-            ValueError: it renders none. The text says why.
+            ValueError: it can render none. The message says why.
         """
         first_error = None
         for conversation in conversations:
@@ -239,7 +239,7 @@ class DialogueModelAdapter(StandardModelAdapter):
 
 
 def _none_of(rows: Sequence[object], first: Row | Conversation, reason: str) -> str:
-    """Return the message for rows none of which is a conversation that can be rendered."""
+    """Return the message for data in which no row is a conversation that can be rendered."""
     return phrase(
         "models.no_row_is_a_conversation",
         count=len(rows),
@@ -266,7 +266,7 @@ def _conversation(
 
 
 class _Kept:
-    """A metric that stores its value for each token, in the order of the targets."""
+    """A wrapper of a metric that stores its value for each target token, in order."""
 
     def __init__(self, metric: Any) -> None:
         self.metric = metric
@@ -278,7 +278,7 @@ class _Kept:
         return values
 
     def sum_of(self, chosen: np.ndarray) -> tuple[float, int]:
-        """Return the sum over the tokens chosen by `chosen`, bool (N,), and their number."""
+        """Return the sum of the values that the mask `chosen` (N,) selects, and their number."""
         whole = torch.cat(self.values) if self.values else torch.zeros(0)
         return float(whole[torch.from_numpy(chosen)].sum()), int(chosen.sum())
 

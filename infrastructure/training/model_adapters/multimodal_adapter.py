@@ -1,8 +1,8 @@
 """Adapter for vision-language models (Llava, Qwen-VL, SmolVLM and others) on rows with images.
 
-In addition to `StandardModelAdapter`, it loads the model's processor, which converts images to
-tokens when the data is prepared, and to pixels for each micro-batch. Rows are packed if a
-measurement shows that rows with images are isolated, too.
+In addition to what `StandardModelAdapter` does, it loads the model's processor, which converts
+images to tokens when the data is prepared, and to pixels for each micro-batch. Rows are packed if a
+measurement shows that packed rows do not attend to each other's images.
 """
 
 from collections.abc import Sequence
@@ -98,7 +98,7 @@ class MultimodalModelAdapter(StandardModelAdapter):
             self.packs = chosen
 
     def _rows(self, examples: Sequence[TokenizedExample]) -> Batch:
-        """Return rows and the pixels of their images."""
+        """Return a packed row or padded rows, and the pixels of their images."""
         batch = super()._rows(examples)
         shown = [picture for example in examples for picture in example.pictures]
         given = batch[PICTURES] = self.pictures.inputs(batch["input_ids"], shown)

@@ -1,4 +1,4 @@
-"""An objective that hides tokens of an example, which the model learns, attending to both sides."""
+"""Interface of training objectives that hide tokens, which the model predicts from both sides."""
 
 from typing import Any, Protocol
 
@@ -9,10 +9,10 @@ from infrastructure.data.store.examples import TokenizedExample
 
 
 class HiddenTokens(Protocol):
-    """An example as the model sees it, and its targets.
+    """An example with some tokens hidden, and the hidden tokens as targets.
 
     Attributes:
-        input_ids: with the hidden tokens replaced, int32 (n,).
+        input_ids: token IDs with the hidden ones replaced, int32 (n,).
         positions: positions of the hidden tokens, ascending, int64 (k,).
         targets: the original tokens at these positions, int64 (k,).
         weight: weight of the loss of each hidden token.
@@ -32,11 +32,11 @@ class HiddenTokens(Protocol):
 
 
 class Objective(Protocol):
-    """An objective that hides tokens, as an adapter uses it; `Feature.objective` makes one.
+    """An objective that hides tokens for the model to predict; `Feature.objective` creates it.
 
     Attributes:
         corruption: the name of what replaces hidden tokens.
-        weighting: "none" if all hidden tokens count the same.
+        weighting: "none" if all hidden tokens have the same weight.
         vocabulary: its `ordinary` are the tokens that may be hidden.
         time_step, draw: set by the strategy.
     """
@@ -48,7 +48,7 @@ class Objective(Protocol):
     draw: int
 
     def mask(self, example: TokenizedExample, *, held_out: bool = False) -> HiddenTokens:
-        """Hide tokens of an example; a held-out one always has the same hidden."""
+        """Hide tokens of an example; in a held-out example, always the same tokens."""
 
     def count_items(self, example: TokenizedExample, *, held_out: bool = False) -> int:
-        """Return the example's contribution to the divisor of a sum of losses."""
+        """Return the example's number of items, by whose sum the loss is divided."""

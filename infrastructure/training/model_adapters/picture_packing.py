@@ -1,7 +1,7 @@
-"""Packing of rows with images: the positions of their tokens, and a measurement of their isolation.
+"""Packing of rows with images: their position IDs, and a check that packed rows stay isolated.
 
-Text alone cannot show whether packed rows see each other's images. Therefore rows with images are
-compared too, packed and each on its own.
+Text alone cannot show whether packed rows attend to each other's images. So rows with images are
+compared too, packed and unpacked.
 """
 
 import inspect
@@ -49,12 +49,11 @@ def picture_differences(
     make_batch: MakeBatch,
     mark_id: int,
 ) -> tuple[float, float]:
-    """Measure how far packed rows with images differ from single rows, and how far they leak.
+    """Measure how packing changes the logits of rows with images, and how much rows leak.
 
-    The leak is the relative change of the second row's logits with the image of the first row.
-
-    Only the logits of text tokens are compared. An image may have a thousand tokens, and their
-    gradients might not fit into memory next to a model that can be trained.
+    The leak is the relative change of the second row's logits when the first row's image changes.
+    Only the logits of text tokens are compared. An image may have a thousand tokens, whose
+    gradients might not fit into memory.
 
     Args:
         rows: as `probe_examples` returns them.
@@ -84,10 +83,10 @@ def picture_differences(
 def probe_examples(
     tokenizer: "PreTrainedTokenizerBase", pictures: PictureTokens
 ) -> list[TokenizedExample]:
-    """Return two rows of text, image and text, and the first row again with another image.
+    """Return two rows with text and an image, and the first row again with another image.
 
     Raises:
-        ValueError: the processor refuses the images.
+        ValueError: the processor rejects the images.
     """
     before, after = (
         tokenizer(text, add_special_tokens=False)["input_ids"] for text in (QUESTION, ANSWER)
@@ -122,10 +121,10 @@ def positions_of(
     given: dict[str, Any],
     pictures: PictureTokens,
 ) -> torch.Tensor:
-    """Return the positions of the tokens of a packed row, as this model counts them.
+    """Return the position IDs of the tokens of a packed row, as this model expects them.
 
-    Most models count tokens one by one. Some (Qwen-VL) place an image by time, height and width,
-    with a function of their own. That function is called here for each example on its own.
+    Most models count tokens one by one. Some (Qwen-VL) position an image by time, height and width,
+    with a function of their own, which is called here for each example separately.
 
     Args:
         positions: (1, T), starting at 0 in each example.

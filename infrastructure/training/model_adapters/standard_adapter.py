@@ -1,6 +1,6 @@
-"""Adapter for causal language models: token batches, packed or padded, and loss per token.
+"""Adapter for causal language models, with packed or padded batches and a loss per token.
 
-With an `Objective` the same models are trained on hidden tokens, in both directions.
+With an `Objective`, the model is trained to predict hidden tokens instead of the next token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -56,8 +56,8 @@ class StandardModelAdapter(ModelAdapter):
     """An adapter for any causal language model that `ModelManager` loads.
 
     Attributes:
-        packs: True if batches are packed rows. False if padding was requested, or if a measurement
-            shows that packed examples see each other in this model.
+        packs: True if batches are packed rows. False if padding was requested, or if a check shows
+            that packed examples attend to each other in this model.
         objective: hides the tokens that the model is to predict. None: the model predicts the next
             token. Set by `set_objective`.
     """
@@ -125,12 +125,15 @@ class StandardModelAdapter(ModelAdapter):
         return loaded.model
 
     def set_compiled(self, is_on: bool, mode: str = "default") -> None:
-        """Compile the layers except the output layer, whose loss is computed in pieces."""
+        """Compile the model without its output layer, or undo it.
+
+        The output layer's loss is computed in chunks.
+        """
         assert self.model is not None
         set_compiled(backbone(self.model) or self.model, is_on, mode)
 
     def _probe(self, model: torch.nn.Module) -> None:
-        """Measure what this model supports, in the number format that it will train in."""
+        """Test which optimizations (loss in chunks, packing, ...) the model supports."""
         self.token_loss.prepare(model)
         if self.training_config.compile_mode is not None:  # compiled code runs no hooks
             self.token_loss.narrows_last_mlp = False
@@ -144,7 +147,7 @@ class StandardModelAdapter(ModelAdapter):
             self._prepare_packing(model)
 
     def _probe_few_blocks(self, model: torch.nn.Module) -> None:
-        """Measure what the model supports on a small model of the same kind."""
+        """Test which optimizations the model supports, on a model with fewer layers."""
         few = self._manager().load_few_blocks()
         self._probe(few)
         if attention_implementation(few) != attention_implementation(model):
@@ -166,7 +169,7 @@ class StandardModelAdapter(ModelAdapter):
         return next(filter(None, made), None)
 
     def set_objective(self, objective: Objective) -> None:
-        """Train on hidden tokens from now on, in padded rows.
+        """Train on hidden tokens instead of next tokens from now on, in padded rows.
 
         Raises:
             ValueError: the model cannot attend in both directions.
@@ -180,7 +183,7 @@ class StandardModelAdapter(ModelAdapter):
             self._notes.append(phrase("models.windowed_layers_see_whole_row", window=window))
 
     def prepare_batch(self, examples: Sequence[TokenizedExample]) -> Batch:
-        """Return one packed row or padded rows on the device. Targets are determined on the CPU."""
+        """Return one packed row or padded rows on the device, with their target tokens."""
         if self.objective is not None:
             batch = self._masked_rows(examples, self.objective)
         else:
@@ -199,11 +202,11 @@ class StandardModelAdapter(ModelAdapter):
 
     @property
     def pad_token_id(self) -> int:
-        """The token that pads rows. It is never trained on, and no token attends to it."""
+        """The ID of the padding token, which is never trained on or attended to."""
         return int(self.tokenizer.pad_token_id)
 
     def _masked_rows(self, examples: Sequence[TokenizedExample], objective: Objective) -> Batch:
-        """Return padded rows with hidden tokens, which are the targets at their own positions."""
+        """Return padded rows with hidden tokens, which are the targets at the same positions."""
         masked = [objective.mask(example, held_out=self._is_held_out) for example in examples]
         pairs = zip(examples, masked, strict=True)
         batch = self._rows([replace(example, input_ids=m.input_ids) for example, m in pairs])
@@ -219,7 +222,7 @@ class StandardModelAdapter(ModelAdapter):
 
     @property
     def _is_held_out(self) -> bool:
-        """True if the model only measures losses, for which the masks are always the same."""
+        """True if the model is in evaluation mode, in which the same tokens are always hidden."""
         return self.model is not None and not self.model.training
 
     def _to_device(self, value: object) -> object:
@@ -255,14 +258,15 @@ class StandardModelAdapter(ModelAdapter):
 
     @property
     def pictures(self) -> PictureTokens | None:
-        """The converter from images to tokens and pixels. None if the model reads no images."""
+        """The converter of images to tokens and pixels; None if the model reads no images."""
         return None
 
     def create_data_source(self, cache_config: CacheConfig, seed: int) -> DataSource:
-        """Read and tokenize the data files of the configuration.
+        """Read and tokenize the configured data files.
 
         Raises:
-            ValueError, DataError: the files cannot be used. The text names file, line and remedy.
+            ValueError, DataError: the files cannot be used. The message names file, line and
+                remedy.
         """
         pipeline = DataPipeline(
             self.data_config,

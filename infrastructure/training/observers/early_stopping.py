@@ -13,11 +13,11 @@ from infrastructure.training.extensions.extension_hooks import Hook, Observer
 
 
 class EarlyStopping(Observer):
-    """An observer that asks to stop after `patience` evaluations in a row without improvement.
+    """An observer that stops a run after `patience` evaluations in a row without improvement.
 
     Args:
-        patience: evaluations without improvement that are tolerated.
-        metric: the key in the evaluation's numbers.
+        patience: number of evaluations without improvement after which the run stops.
+        metric: the key of the metric in the evaluation.
         greater_is_better: True if a higher value is better, False if a lower one is.
 
     Raises:
@@ -40,9 +40,9 @@ class EarlyStopping(Observer):
         self.measured_on: str | None = None
 
     def train_start(self, state: TrainingState) -> None:
-        """Stop again if the run was killed between the decision to stop and its end.
+        """Request the stop again if the run was killed between the decision and its end.
 
-        The decision no longer holds if the evaluation has used other rows since.
+        The decision no longer holds if the held-out rows have changed.
         """
         self._measure_on(state)
         if self.num_without_improvement >= self.patience:
@@ -106,9 +106,9 @@ class EarlyStopping(Observer):
 
 
 class BestSaved(Observer):
-    """An observer that asks for a checkpoint of each step that is better than all before it.
+    """An observer that requests a checkpoint of each step that is better than all earlier ones.
 
-    The final model is one of these checkpoints.
+    The final model is the last of these checkpoints.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ def _shown(value: float | None) -> str:
 
 
 def early_stopping(config: TrainingConfig) -> list[Hook]:
-    """Return the observers that stop a run and save its best step, as configured."""
+    """Return the observers for early stopping and for saving the best step, as configured."""
     best: list[Hook] = [BestSaved()] if config.ends_with_best else []
     if config.early_stopping_patience is None:
         return best

@@ -1,8 +1,7 @@
-"""Data for the monitor and the log of a run: speed, waiting, latency, age of its saves.
+"""Observers that pass a run's speed, data wait, latency and age of checkpoints to the monitor.
 
-Numbers are passed on when the loop has read them from the device (`log_frequency`). Between two
-records this costs a few additions per step. A part that fails here is reported once and switched
-off.
+Metrics are passed on when the loop has read them from the device (`log_frequency`). If the monitor
+fails, a warning is logged once and it is switched off.
 """
 
 import logging
@@ -39,7 +38,7 @@ LATENCY_INTERVAL_SECONDS = 60.0
 
 @dataclass
 class _Window:
-    """Sums over the steps since the last record."""
+    """Sums of time and counts over the steps since the last record."""
 
     num_steps: int = 0
     seconds: float = 0.0
@@ -49,14 +48,14 @@ class _Window:
 
 
 class MonitorObserver(Observer):
-    """An observer that reports each logged step to `monitor`, and starts and stops it.
+    """An observer that starts and stops a monitor, and passes each logged step to it.
 
     Args:
-        monitor: gets the additional probes `checkpoint_age_seconds` and `inference_latency_seconds`
-            (of one forward pass over one example).
-        adapter: the training's adapter, to measure one forward pass. None: that is not measured.
-        precision: the training's number format, to measure the device.
-        start, stop: further actions at the start and end of the monitor, in this order.
+        monitor: also gets the probes `checkpoint_age_seconds` and `inference_latency_seconds` (of
+            one forward pass over one example).
+        adapter: the run's adapter, for measuring the latency. None: it is not measured.
+        precision: the run's precision, for measuring the device's speed.
+        start, stop: called at the start and end of the run.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class MonitorObserver(Observer):
         self._best_effort.attempt(MONITOR, lambda: self._measure_devices(state))
 
     def phase_start(self, state: TrainingState) -> None:
-        """Count the operations per token again, since phases may train different parameters."""
+        """Update the FLOPs per token, because phases may train different parameters."""
 
         def count() -> None:
             self._arithmetic = arithmetic_of(state.model)
@@ -133,7 +132,7 @@ class MonitorObserver(Observer):
         self._saved_at = time.monotonic()
 
     def error(self, state: TrainingState) -> None:
-        """Report the numbers of the step that ended the training, unless they were reported."""
+        """Report the metrics of the step that ended the run with an error, if not yet reported."""
         if state.metrics and state.step != self.monitor.step:
             self._best_effort.attempt(MONITOR, lambda: self._log(state))
 
@@ -168,7 +167,7 @@ class MonitorObserver(Observer):
         )
 
     def _gradient_norm(self, state: TrainingState) -> float | None:
-        """Return the gradient norm, or None for an overflow that the loss scaler handles."""
+        """Return the gradient norm, or None if it overflowed in fp16."""
         norm = state.metrics.get("grad_norm")
         is_overflow = norm is not None and not math.isfinite(norm)
         return None if is_overflow and self.precision.name == "fp16" else norm
@@ -189,13 +188,13 @@ class MonitorObserver(Observer):
         return reached / self._most_per_second
 
     def _measure_devices(self, state: TrainingState) -> None:
-        """Measure this device and assume that the devices of all processes are equal."""
+        """Measure this device's speed, and assume that all processes have equal devices."""
         of_one = measure_operations_per_second(self._device, self.precision.dtype)
         self._most_per_second = state.num_processes * of_one
 
     @torch.no_grad()
     def _measure_latency(self, adapter: ModelAdapter, state: TrainingState) -> None:
-        """Time a forward pass over the first example of the last batch, after one warm-up."""
+        """Time a forward pass over the first example of the last batch, after one warm-up pass."""
         if is_sharded(state.model):  # the other ranks do not take part
             return
         device = adapter.device
@@ -218,7 +217,7 @@ class RunLogObserver(Observer):
     """An observer that logs each start, evaluation, checkpoint and end of a run.
 
     Args:
-        write: receives a record of plain values, and masks secrets in it.
+        write: writes a record to the log, with secrets masked.
     """
 
     def __init__(self, write: Callable[[Mapping[str, object]], None]) -> None:

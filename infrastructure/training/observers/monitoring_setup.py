@@ -1,4 +1,4 @@
-"""Monitoring of a run: the monitor with its sinks, the run's log, Prometheus, the profiler."""
+"""Setup of a run's monitoring: monitor, alert sinks, run log, Prometheus and profiler."""
 
 import logging
 import time
@@ -33,7 +33,7 @@ CACHE_SECONDS = 60.0  # computing the cache's size reads many files, and it rare
 
 
 def check_watching(config: DeploymentConfig) -> None:
-    """Raise ValueError early if the alert sinks are invalid."""
+    """Raise ValueError if the configured alert sinks are invalid."""
     if config.enable_monitoring:
         check_alert_sinks(config.monitor.alert_sinks)
 
@@ -49,9 +49,9 @@ def monitoring_hooks(
     """Return the observers that monitor a run; none if monitoring is off.
 
     Args:
-        adapter: the adapter of the training's model. None: another library runs the model.
+        adapter: the adapter of the run's model. None: another library runs the model.
         report: shows a line to the user.
-        probes: further numbers for each sample of the machine, by key.
+        probes: functions, by key, whose values are added to each sample of the machine.
     """
     if not config.enable_monitoring:
         return []
@@ -67,13 +67,13 @@ def monitoring_hooks(
 
 
 def _limits(limits: AlertThresholds, device_type: str) -> AlertThresholds:
-    """Return the limits; the default limit of CPU use is 100 % if the training runs on the CPU."""
+    """Return the alert thresholds, but raise a default CPU threshold to 100 % for CPU training."""
     is_default = limits.cpu_percent == AlertThresholds().cpu_percent
     return limits.copy_with(cpu_percent=100.0) if device_type == "cpu" and is_default else limits
 
 
 class RunMonitoring:
-    """The monitor of one run and everything that starts and ends with it."""
+    """The monitor of one run, with its log, Prometheus endpoint and TensorBoard output."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class RunMonitoring:
         )
 
     def start(self) -> None:
-        """Open the run's log and serve Prometheus; an address in use only causes a warning."""
+        """Open the run's log and serve Prometheus; if the address is in use, only warn."""
         self.log.start()
         address = self.config.monitor.prometheus
         if address is not None:
@@ -129,7 +129,7 @@ class RunMonitoring:
         return TensorBoardSink(self.run_directory / "tensorboard" / "machine")
 
     def _draw(self, sample: Record) -> None:
-        """Write a sample into a separate TensorBoard run, `machine`."""
+        """Write a sample of the machine into the separate TensorBoard run `machine`."""
         assert self._tensorboard is not None
         gpus = {f"gpu{g['index']}_{k}": v for g in sample["gpus"] for k, v in g.items()}
         numbers: JsonObject = {**sample, **gpus, "kind": "machine"}
@@ -138,7 +138,10 @@ class RunMonitoring:
 
 
 def seldom(probe: Probe, seconds: float, clock: Callable[[], float] = time.monotonic) -> Probe:
-    """Wrap `probe` so that it is called at most once in `seconds`, and its last value returned."""
+    """Wrap `probe` so that it is called at most once in `seconds`.
+
+    In between, the wrapper returns the last value.
+    """
     newest: list[tuple[float, float | None]] = []
 
     def call() -> float | None:

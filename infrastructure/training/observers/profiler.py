@@ -1,7 +1,7 @@
-"""Recording of some steps with the PyTorch profiler: a trace to view, and a table for the report.
+"""Recording of some steps with the PyTorch profiler, as a trace and a table for the report.
 
-The trace opens in https://ui.perfetto.dev or chrome://tracing. Recording slows the recorded steps
-and does not change their numbers.
+The trace opens in https://ui.perfetto.dev or chrome://tracing. Recording slows the steps down, but
+does not change their results.
 """
 
 import logging
@@ -24,11 +24,10 @@ MAX_ROWS = 30
 
 
 class ProfilerObserver(Observer):
-    """A profiler of `num_steps` steps after two warm-up steps, once per process.
+    """An observer that profiles `num_steps` steps after two warm-up steps, once per process.
 
-    It writes `logs/performance/trace.json` and `profile.json`. The table in the latter has the
-    operations that take the most time themselves: name, calls, seconds on the processor and on the
-    GPU.
+    It writes `logs/performance/trace.json` and `profile.json`. The latter is a table of the
+    operations with the most self time: name, calls, and seconds on the CPU and on the GPU.
     """
 
     def __init__(self, run_directory: Path, num_steps: int) -> None:
@@ -83,7 +82,7 @@ class ProfilerObserver(Observer):
 
 
 def table_of(profiler: torch.profiler.profile) -> list[dict[str, object]]:
-    """Return the operations that take the most time themselves, on the GPU if there was one."""
+    """Return the operations with the most self time, on the GPU if there is one."""
     rows = [
         {
             "name": event.key,

@@ -1,8 +1,7 @@
-"""Observers of a run: its numbers, progress, errors, backups and report.
+"""Observers of a run that write its metrics, progress, errors and report, and start backups.
 
-They turn events into calls of parts that know nothing about training. None of them changes the
-state. A display that fails (a closed terminal, a full disk) is switched off with a message, and
-never ends the training.
+None of them changes the training state. A display that fails (a closed terminal, a full disk) is
+switched off with a message, and never ends the run.
 """
 
 import logging
@@ -41,11 +40,10 @@ LOOK_SECONDS = 2.0  # between two looks at what is backed up
 
 
 class MetricsObserver(Observer):
-    """An observer that sends every logged step and every evaluation to the logger.
+    """An observer that sends the metrics of every logged step and evaluation to the logger.
 
-    A step is logged if the loop left numbers in `state.metrics`. Records of later steps that a
-    killed process left are dropped at the start. So are records of steps that are repeated after a
-    rollback.
+    A step is logged if `state.metrics` is not empty. Records of later steps are dropped when the
+    run resumes after a kill, and after a rollback.
     """
 
     def __init__(self, metrics_logger: MetricsLogger) -> None:
@@ -68,13 +66,15 @@ class MetricsObserver(Observer):
             self._log_step(state)
 
     def eval_end(self, state: TrainingState) -> None:
-        """Log the evaluation with the last step's epoch, since the position may be in the next
-        one."""
+        """Log the evaluation with the epoch of the last step.
+
+        The position may already be in the next epoch.
+        """
         position = {"step": state.step, "epoch": self._epoch}
         self.metrics_logger.log({**position, "kind": EVALUATION, **state.evaluation})
 
     def error(self, state: TrainingState) -> None:
-        """Log the step that diverged, which has no STEP_END but numbers that the user needs."""
+        """Log the metrics of a step that diverged, because STEP_END is not fired for it."""
         if state.metrics and state.metrics is not self._logged:
             self._log_step(state)
 
@@ -94,7 +94,10 @@ class MetricsObserver(Observer):
 
 
 class ProgressObserver(Observer):
-    """An observer that updates a progress display, made by `make_progress(total_steps, step)`."""
+    """An observer that updates a progress display.
+
+    The display is created by `make_progress(total_steps, step)`.
+    """
 
     def __init__(self, make_progress: Callable[[int, int], ProgressDisplay] = Progress) -> None:
         self.make_progress = make_progress
@@ -122,15 +125,16 @@ class ProgressObserver(Observer):
 
 
 class CheckpointLines(Observer):
-    """An observer that shows when a checkpoint is saved and, with a backup destination, backed up.
+    """An observer that shows a line when a checkpoint is saved, and when it is backed up.
 
-    It shows one save a minute, and says so at the first save that it does not show.
+    At most one save per minute is shown. The first save that is not shown causes a line about that.
 
     Args:
         show: shows a line.
-        confirmed_step: returns the newest step at the destination; None without a destination.
-        clock: seconds from any start.
-        run: the name of the run for `temper checkpoints list`.
+        confirmed_step: returns the newest step at the backup destination. None: there is no backup
+            destination.
+        clock: returns seconds, counted from any start.
+        run: the name of the run, for the hint to `temper checkpoints list`.
     """
 
     def __init__(
@@ -170,9 +174,9 @@ class CheckpointLines(Observer):
 class ErrorsObserver(Observer):
     """An observer that writes `logs/errors/errors.jsonl`.
 
-    The file has a line for each error that the training recovered from, and for the one that ended
-    it. A line has time, step, kind, action (what was done), message and rows; secrets are masked.
-    After MAX_ERROR_LINES nothing more is added.
+    The file has a line for each error from which the run recovered, and for the error that ended
+    it. A line contains time, step, kind, action (what was done), message and rows, with secrets
+    masked. After MAX_ERROR_LINES nothing more is added.
     """
 
     def __init__(self, run_directory: Path) -> None:
@@ -182,7 +186,7 @@ class ErrorsObserver(Observer):
         self._best_effort = BestEffort(logger, INCOMPLETE, errors=(OSError,), tries_again=True)
 
     def train_start(self, state: TrainingState) -> None:
-        """Write missing lines: a killed run may have saved errors that it did not write."""
+        """Write lines that a killed run could not write, from the errors in its checkpoint."""
         self._attempt(lambda: self._write_missing(state))
 
     def step_start(self, state: TrainingState) -> None:
@@ -233,7 +237,7 @@ class ErrorsObserver(Observer):
 
 
 class ReportObserver(Observer):
-    """An observer that writes `report.html` at the end, and after evaluations at negligible cost.
+    """An observer that writes `report.html` at the end, and occasionally after evaluations.
 
     It reads `metrics.jsonl`, so it must come after the observer that writes that file.
     """
@@ -266,7 +270,7 @@ class ReportObserver(Observer):
 
 
 class CopiesObserver(Observer):
-    """An observer that notifies the backup worker of new data and keeps one running."""
+    """An observer that keeps the backup process running and notifies it of new checkpoints."""
 
     def __init__(self, backup: RunBackup) -> None:
         self.backup = backup

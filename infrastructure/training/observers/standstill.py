@@ -1,11 +1,9 @@
-"""A stop for runs whose steps change nothing, in Temper's loop, a method of TRL or any other
-Trainer.
+"""Stopping of runs whose steps change nothing, in Temper's loop and in Trainers.
 
 A step teaches nothing if all of its gradients are exactly 0 at a learning rate above 0, or if no
-reward function returned a number for any of its answers. One such step is normal: a batch may have
-nothing to learn, and a warm-up may begin at a rate of 0. NUM_STEPS in a row are not. Groups of
-equal rewards (GRPO) have no gradient either and are normal; the monitor has an alert for many of
-them.
+reward function returned a number for any answer. One such step is normal: a batch may have nothing
+to learn, and warm-up may begin at a rate of 0. NUM_STEPS in a row are not. Groups with equal
+rewards (GRPO) have no gradient either, but are normal; the monitor has an alert for many of them.
 """
 
 import logging
@@ -26,9 +24,9 @@ log = logging.getLogger(__name__)
 class Standstill(Observer):
     """An observer that saves and stops a run after NUM_STEPS useless steps in a row.
 
-    It also names parameters that no gradient has reached by then. Reading a gradient norm waits for
-    the GPU, so on a GPU the norm is read in every NUM_STEPS-th step, and in each step while it is
-    0.
+    It also warns about parameters that no gradient has reached by then. Reading a gradient norm
+    waits for the GPU, so on a GPU the norm is read only every NUM_STEPS steps, and in each step
+    while it is 0.
     """
 
     def __init__(self) -> None:
@@ -38,11 +36,11 @@ class Standstill(Observer):
         self._num_looked = 0
 
     def phase_start(self, state: TrainingState) -> None:
-        """Start counting again, since phases may train different parameters."""
+        """Restart the counts, because phases may train different parameters."""
         self._unreached, self._num_looked = None, 0
 
     def after_backward(self, state: TrainingState) -> None:
-        """Drop the parameters that a gradient has reached from the list; name those that remain."""
+        """Track which parameters have received a gradient, and warn about the others."""
         if self._num_looked >= NUM_STEPS:
             return
         if self._unreached is None:

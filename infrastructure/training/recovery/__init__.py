@@ -1,1 +1,1 @@
-"""Decisions about a run's own errors, which the loop requests and carries out."""
+"""Decisions about errors during training, which the loop carries out."""

@@ -1,4 +1,4 @@
-"""A search for the rows of a bad batch that are bad on their own."""
+"""A search for the rows that cause the bad loss of a batch."""
 
 import math
 import statistics
@@ -22,11 +22,11 @@ def find_bad_rows(
     examples: Sequence[object],
     watch: LossSpikeDetector,
 ) -> list[int]:
-    """Try the examples one by one on good weights, without changing anything.
+    """Compute the loss of each example separately to find bad ones, without changing weights.
 
     Returns:
-        The indices of the examples whose loss or gradient is bad on its own. Empty if there are
-        none, or if not even a single example fits into memory.
+        The indices of the examples whose own loss or gradient is bad. Empty if there are none, or
+        if even a single example does not fit into memory.
     """
     losses: list[float] = []
     try:

@@ -32,10 +32,10 @@ def bad_step(
     batch_at: Position | None,
     data: DataSource,
 ) -> BadStep:
-    """Return the description of the steps in `sums`, whose loss is bad.
+    """Describe the steps in `sums`, whose loss is bad.
 
     Args:
-        batch_at: where the batch of the last step began. None if that is not known in this process.
+        batch_at: where the batch of the last step began. None if this process does not know it.
     """
     bad = BadStep(kind, state.step, sums.loss, float(sums.grad_norm), sums.num_steps)
     if sums.num_steps != 1 or batch_at is None or _skipped_at(state, batch_at) is not None:
@@ -57,11 +57,10 @@ def rollback_refusal(state: TrainingState, bad: BadStep, policy: RecoveryConfig)
 
 
 def skip_batch(state: TrainingState, bad: BadStep, began: int, was_searched: bool) -> None:
-    """Skip the bad batch from now on, if it is known, after a rollback to step `began`.
+    """Mark the bad batch as skipped, if it is known, and record the rollback to step `began`.
 
     Args:
-        was_searched: an earlier rollback for the same loss, made to find its batch, is already
-            counted.
+        was_searched: an earlier rollback to find this bad batch is already counted.
     """
     action = phrase("training.rolled_back_to_search", first=began, last=bad.step)
     if bad.is_exact:
@@ -86,7 +85,7 @@ def describe_attempts(state: TrainingState) -> str:
 
 
 def skipped_here(state: TrainingState) -> SkippedBatch | None:
-    """Return the entry that skips the batch at the state's position, if there is one."""
+    """Return the entry for the batch at the current position if it is to be skipped, or None."""
     return _skipped_at(state, state.position)
 
 
@@ -102,10 +101,10 @@ def name_bad_rows(
     strategy: TrainingStrategy,
     watch: LossSpikeDetector,
 ) -> None:
-    """Find the bad rows of a batch, name them in its entry, and record that it is skipped.
+    """Find the bad rows of the skipped batch, and record their names.
 
-    The search happens when the batch is skipped for the first time, because the weights are good
-    then.
+    The search happens when the batch is skipped for the first time, because the weights are good at
+    that moment.
     """
     skipped = skipped_here(state)
     if skipped is None or skipped.is_searched:
@@ -124,14 +123,14 @@ def name_bad_rows(
 
 
 def advance(scheduler: LambdaLR) -> None:
-    """Advance the schedule without an optimizer step, and hide torch's warning about that."""
+    """Advance the schedule without an optimizer step, and hide torch's warning about it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*before.*optimizer.step")
         scheduler.step()
 
 
 def device_failed(error: BaseException, state: TrainingState) -> DeviceFailedError:
-    """Build the error for a GPU that failed, with what to do next."""
+    """Return an error that says that the GPU failed, and what to do next."""
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
     if state.checkpoint is None:
         saved = phrase("training.gpu_failed_before_first_save")

@@ -1,5 +1,4 @@
-"""Detection of bad losses (NaN, infinite, far above earlier ones) and of the steps that caused
-them."""
+"""Detection of bad losses: NaN, infinite, or far above earlier losses."""
 
 import math
 import statistics
@@ -24,7 +23,7 @@ NUM_ITEMS_NEEDED = 8
 
 @dataclass
 class LossSpikeDetector:
-    """A detector that judges the logged losses in their order.
+    """A detector of spikes in the sequence of logged losses.
 
     Attributes:
         factor: a loss above this multiple of the median of the recent losses is a spike, if it also
@@ -32,9 +31,10 @@ class LossSpikeDetector:
         recent: the last finite logged losses.
         highest: the highest median of `recent` so far.
         is_high: the last loss was a spike. Consecutive spikes are reported once.
-        is_signed: some losses were below 0, so multiples of them mean nothing.
-        until_step: the loss of each single step up to this one is read, to find a bad step. 0:
-            none.
+        is_signed: some losses were below 0, so spikes cannot be detected by multiples of the
+            median.
+        until_step: up to this step, the loss of each single step is checked, to find a bad batch.
+            0: no search.
     """
 
     factor: float = SPIKE_FACTOR
@@ -45,14 +45,14 @@ class LossSpikeDetector:
     until_step: int = 0
 
     def limit(self, num_items: int = NUM_ITEMS_NEEDED) -> float:
-        """Return the loss above which there is a spike.
+        """Return the loss above which a loss counts as a spike.
 
-        The limit is infinite while nothing is known, and if losses may be negative. Until there is
-        a median, it is a multiple of the highest recent loss, beginning with the loss before
-        training; the mean of too few items is not judged then.
+        The limit is infinite before the first loss, and if losses may be negative. Until there are
+        enough losses for a median, the limit is a multiple of the highest recent loss, and infinite
+        for a mean of too few items.
 
         Args:
-            num_items: number of items that the loss is the mean of.
+            num_items: number of items over which the loss is averaged.
         """
         if self.is_signed:
             return math.inf
@@ -63,11 +63,11 @@ class LossSpikeDetector:
         return self.factor * max(self.recent) if is_early else math.inf
 
     def _median(self) -> float:
-        """Return the median of the recent losses, or 0 while there are too few of them."""
+        """Return the median of the recent losses, or 0 if there are too few of them."""
         return statistics.median(self.recent) if len(self.recent) >= NUM_NEEDED else 0.0
 
     def observe(self, loss: float, num_items: int = NUM_ITEMS_NEEDED) -> bool:
-        """Add a finite loss, the mean of `num_items` items, and return whether a spike starts."""
+        """Add a finite loss, the mean of `num_items` items, and return whether a spike begins."""
         self.is_signed = self.is_signed or loss < 0
         was_high, self.is_high = self.is_high, loss > self.limit(num_items)
         self.recent = [*self.recent, loss][-NUM_REMEMBERED:]
@@ -94,14 +94,13 @@ class LossSpikeDetector:
 
 @dataclass(frozen=True)
 class BadStep:
-    """A step whose loss must not stay in the weights.
+    """A step with a bad loss, whose update must be undone.
 
     Attributes:
         step: the step after which the loss was read.
-        num_steps: how many steps the loss may belong to. `step` is the last of them.
+        num_steps: number of steps over which the loss was averaged. `step` is the last of them.
         epoch, example, num_examples: where the batch of `step` begins in the data, and its size.
-        rows: the names of that batch's rows. Empty if it is not certain that the loss is of this
-            batch.
+        rows: names of the rows of that batch. Empty if another batch may have caused the loss.
     """
 
     kind: RecoveryKind
@@ -116,7 +115,7 @@ class BadStep:
 
     @property
     def is_exact(self) -> bool:
-        """True if the batch that produced the loss is known."""
+        """True if it is known which batch caused the loss."""
         return bool(self.rows)
 
     @property
@@ -135,7 +134,7 @@ class BadStep:
 
 
 class BadLossError(TrainingDivergedError):
-    """An error for a bad loss. The loop rolls back, or ends the run and reports all it knows."""
+    """An error for a bad loss. The loop rolls back, or ends the run with a description."""
 
     def __init__(self, bad: BadStep) -> None:
         super().__init__(str(bad))

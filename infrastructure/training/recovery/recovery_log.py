@@ -1,4 +1,4 @@
-"""Records of the errors that a run recovered from, and the names of rows.
+"""Records of the errors from which a run recovered, and names of rows.
 
 The records are part of the training state. They are saved in checkpoints, survive a rollback, and
 are shown in `logs/errors/errors.jsonl`, `summary.json` and the report.
@@ -33,14 +33,14 @@ def record_recovery(
     step: int | None = None,
     is_rollback: bool = False,
 ) -> None:
-    """Store a record of a recovery and log it.
+    """Add a record of a recovery to the training state, and log it.
 
     Args:
         kind: what went wrong. A `RecoveryKind` if Temper itself recovered from it.
         action: what was done about it.
         message: the text of the error. Secrets in it are masked.
         rows: the rows that were involved.
-        is_rollback: the recovery was a rollback after a bad loss that counts; see `num_rollbacks`.
+        is_rollback: the recovery was a rollback that counts towards the limit of rollbacks.
     """
     step = state.step if step is None else step
     entry = error_record(step, kind, action, message, rows)
@@ -57,9 +57,9 @@ def record_recovery(
 def error_record(
     step: int, kind: str, action: str, message: str, rows: Sequence[str] = ()
 ) -> JsonObject:
-    """Return an error and the action taken as JSON values.
+    """Return an error and the action taken as JSON values, with the current time.
 
-    The entry has the current time. Its texts are shortened and contain no secrets.
+    Texts are shortened, and secrets are masked.
     """
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -72,7 +72,7 @@ def error_record(
 
 
 def clipped(message: str) -> str:
-    """Return an error's text without secrets and with at most `MAX_CHARACTERS` characters."""
+    """Return an error's text with secrets masked and at most `MAX_CHARACTERS` characters."""
     text = redact(message)
     return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"
 
@@ -83,13 +83,13 @@ def num_rollbacks(state: TrainingState) -> int:
 
 
 def shortened(rows: Sequence[str], most: int = MAX_ROWS) -> list[str]:
-    """Return the first `most` rows, and the number of further ones as a last entry."""
+    """Return the first `most` rows, followed by an entry with the number of further rows."""
     more = len(rows) - most
     return [*rows[:most], f"and {more} more"] if more > 0 else list(rows)
 
 
 def row_names(data: object, epoch: int, example: int, count: int) -> list[str]:
-    """Return the names of `count` examples of an epoch: file and line, if they are known.
+    """Return the names of `count` examples of an epoch: file and line, or their position.
 
     Args:
         data: a `DataSource`.
@@ -112,10 +112,10 @@ def _is_rollback(entry: JsonObject) -> bool:
 
 
 def _was_rollback(entry: JsonObject) -> bool:
-    """Recognize a rollback by its text, in checkpoints of versions that did not store the flag."""
+    """Recognize a rollback by its text, in checkpoints of older versions of Temper."""
     return entry["kind"] in BAD_LOSSES and str(entry["action"]).startswith("went back")
 
 
 def _least_important(entries: list[JsonObject]) -> JsonObject:
-    """Return the oldest entry that does not count as a rollback, or else the oldest one."""
+    """Return the oldest entry that is not a rollback, or the oldest one if all are rollbacks."""
     return next((entry for entry in entries if not _is_rollback(entry)), entries[0])

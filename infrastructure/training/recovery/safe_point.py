@@ -1,4 +1,4 @@
-"""Moments between two steps at which a run can be saved, and to which an error returns it."""
+"""Safe points: moments between two steps at which a run can be saved."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from infrastructure.training.recovery.loss_spikes import LossSpikeDetector
 
 
 class Losses(Protocol):
-    """The sums over the steps since the last record, and the detector that judges them."""
+    """Sums over the steps since the last record, and the detector of loss spikes."""
 
     sums: MetricAccumulator
     watch: LossSpikeDetector
@@ -25,7 +25,7 @@ class Losses(Protocol):
 
 @dataclass
 class SafePoint:
-    """The contents of a checkpoint of one moment, besides the training state itself.
+    """A copy of the state, apart from weights and optimizer, at a moment between two steps.
 
     See `TrainingState` for `step_is_ending`.
     """
@@ -41,7 +41,7 @@ class SafePoint:
     def of(
         cls, state: TrainingState, hooks: HookRunner, losses: Losses, device: torch.device
     ) -> "SafePoint":
-        """Capture the current moment. Later changes do not affect the result."""
+        """Copy the current state."""
         return cls(
             random=capture_random(device),
             hooks=copy.deepcopy(hooks.state_dict()),
@@ -52,7 +52,7 @@ class SafePoint:
         )
 
     def restore(self, state: TrainingState, losses: Losses, device: torch.device) -> None:
-        """Restore everything except the hooks, whose state is read from here when it is saved."""
+        """Restore everything except the hooks' states, which only checkpoints use."""
         restore_random(self.random, device)
         state.position = replace(self.position)
         state.step_is_ending = self.step_is_ending
@@ -63,7 +63,10 @@ class SafePoint:
 def at_safe_point(
     point: SafePoint, state: TrainingState, losses: Losses, device: torch.device
 ) -> Iterator[None]:
-    """Return to `point` inside the block. The weights must already be those of `point`."""
+    """Restore `point` temporarily, while the context lasts.
+
+    The weights must not have changed since `point`.
+    """
     sums, watch = losses.sums, losses.watch
     now = SafePoint(capture_random(device), {}, state.position, sums, watch, state.step_is_ending)
     point.restore(state, losses, device)
@@ -75,24 +78,24 @@ def at_safe_point(
 
 
 def forget_unscaling(scaler: torch.amp.GradScaler | None, device: torch.device) -> None:
-    """Let a loss scaler repeat a step that was aborted after `unscale_`."""
+    """Reset a loss scaler after `unscale_`, so that an aborted step can be repeated."""
     if scaler is not None:
         scaler.scale(torch.zeros((), device=device))  # it creates its tensors at the first use
         scaler.update(scaler.get_scale())
 
 
 class FirstStates:
-    """The hooks' states when this process started, for checkpoints that do not contain a hook.
+    """The hooks' states when this process started.
 
-    A hook without state is left out of a checkpoint. After a rollback to that checkpoint it must be
-    without state again.
+    A checkpoint leaves out hooks without state. After a rollback to it, such a hook is reset to its
+    first state.
     """
 
     def __init__(self, hooks: HookRunner) -> None:
         self._states = {hook.name: copy.deepcopy(hook.state_dict()) for hook in hooks.hooks}
 
     def completed(self, saved: JsonObject, hooks: HookRunner) -> dict[str, Any]:
-        """Return `saved` with the first state of each hook that it lacks and that has changed."""
+        """Add to `saved` the first state of each hook that it lacks and that has changed since."""
         lacking = {hook.name: hook.state_dict() for hook in hooks.hooks if hook.name not in saved}
         changed = {
             name: copy.deepcopy(self._states[name])

@@ -20,9 +20,9 @@ class SaveRetryPolicy:
     """A counter of consecutive failed saves, which decides when to retry.
 
     Attributes:
-        max_failed: how many consecutive failures are tolerated.
-        retry_seconds: time until the first retry, in addition to the saves that are due anyway. It
-            doubles with each failure.
+        max_failed: number of consecutive failures that are tolerated.
+        retry_seconds: time until the first retry. It doubles with each failure. Saves that are due
+            anyway are not delayed.
         count: failures since the last committed save.
     """
 
@@ -38,16 +38,16 @@ class SaveRetryPolicy:
         return self.clock() >= self._next_attempt
 
     def reset(self) -> None:
-        """Start counting again, because a save was committed."""
+        """Reset the count after a save was committed."""
         self.count = 0
         self._next_attempt = float("inf")
 
     @contextmanager
     def tolerated(self, state: TrainingState) -> Iterator[None]:
-        """Tolerate a store that fails inside the block.
+        """Tolerate storage errors and lack of memory inside the context, and schedule a retry.
 
         Raises:
-            StorageError: the store has failed once too often. The text contains the last cause.
+            StorageError: too many saves have failed in a row. The message contains the last cause.
         """
         try:
             yield

@@ -1,1 +1,1 @@
-"""Resuming of a run: the settings and parts that must be unchanged, and those that may differ."""
+"""Resuming of a run: which settings and parts must be unchanged, and which may differ."""

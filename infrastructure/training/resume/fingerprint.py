@@ -1,5 +1,4 @@
-"""The fingerprint of a run: its settings and parts as JSON values in checkpoints, for
-comparison."""
+"""The settings and parts of a run that determine its result, to compare on resume."""
 
 import functools
 import sys
@@ -55,7 +54,7 @@ def _installed_version(package: str) -> str | None:
 
 
 class MachineFacts(TypedDict):
-    """The hardware and software of the computation, as far as they decide the result."""
+    """The hardware and software of the computation, as far as they affect the result."""
 
     device: str
     driver: str | None
@@ -66,7 +65,7 @@ class MachineFacts(TypedDict):
 
 
 class HasSettings(Protocol):
-    """The sections of a configuration, as a trainer has them."""
+    """The configuration sections of a trainer."""
 
     model_config: ModelConfig
     training_config: TrainingConfig
@@ -75,12 +74,12 @@ class HasSettings(Protocol):
 
 
 def settings_of(trainer: HasSettings) -> dict[str, object]:
-    """Return the settings of a trainer that decide the result, by key."""
+    """Return the settings of a trainer that determine the result, by key."""
     return result_settings(_configuration_of(trainer))
 
 
 def code_of_parts(trainer: HasSettings) -> CodeOfParts:
-    """Return the source of user-defined parts that decide the result, by kind and name."""
+    """Return the source code of configured user-defined parts, by kind and name."""
     code = code_of(_configuration_of(trainer))
     name = str(trainer.model_config.name)
     address = address_of(MODELS[name].build) if name in MODELS else None
@@ -101,7 +100,7 @@ def _configuration_of(trainer: HasSettings) -> DeploymentConfig:
 
 
 def machine_facts(device: torch.device, num_processes: int) -> MachineFacts:
-    """Return the GPU's or CPU's model, the libraries, and the number of processes."""
+    """Return the model of the GPU or CPU, library versions, and the number of processes."""
     on_gpu = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
@@ -137,7 +136,10 @@ OF_A_NAME = ("tokenizer", "_name_or_path", "name_or_path")
 
 
 def config_facts(config: Any) -> JsonValue:
-    """Return the values of a transformers or PEFT configuration that decide the result, or None."""
+    """Return the values of a transformers or PEFT configuration that determine the result.
+
+    None if there is no configuration.
+    """
     if not hasattr(config, "to_dict"):
         return None
     return ObjectReader().read(_without_names(config.to_dict()), "configuration")
@@ -152,7 +154,7 @@ def _without_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def processing_facts(processing_class: Any) -> dict[str, JsonValue]:
-    """Return the facts that decide how a tokenizer, or a processor with one, processes rows."""
+    """Return what determines how a tokenizer or processor converts rows, to compare on resume."""
     if processing_class is None:
         return {}
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
@@ -172,7 +174,7 @@ def processing_facts(processing_class: Any) -> dict[str, JsonValue]:
 
 
 def code_of_objects(objects: Iterable[object], named: CodeOfParts) -> JsonValue:
-    """Return the code of objects that were passed from Python and that no setting names."""
+    """Return the code of objects that were passed as arguments and that no setting names."""
     addresses = {part["address"] for group in named.values() for part in group.values()}
     kinds = [type(one) for one in objects]
     reader = ObjectReader()
@@ -184,7 +186,7 @@ def code_of_objects(objects: Iterable[object], named: CodeOfParts) -> JsonValue:
 
 
 def base_facts(described: JsonObject) -> dict[str, object]:
-    """Return the identity of the weights the training started from, and whether they are frozen."""
+    """Return a hash of the weights from which training started, and whether they are frozen."""
     base = described.get("base_sha256") or described.get("revision")
     tower = described.get("vision_tower")
     if isinstance(tower, dict):  # of a model that was assembled from two

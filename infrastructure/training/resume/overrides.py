@@ -1,11 +1,10 @@
-"""The continuation of a checkpoint in a run that the user has changed on purpose.
+"""Resuming a checkpoint with settings that the user has changed on purpose.
 
-This module defines what an accepted change means: a new setting takes effect from the next step on,
-whatever the checkpoint holds of the old one.
+An accepted change takes effect from the next step on, whatever the checkpoint contains:
 
-- Other data: the current epoch starts again with the new data, so each of its rows is seen as often
-  as epochs are left.
-- Another seed: the epoch continues at the same position of another order.
+- Other data: the current epoch starts again with the new data, so each of its rows is seen once for
+  each remaining epoch.
+- Another seed: the epoch continues at the same position in another order.
 - Other data, batch size, epochs or max_steps: the training ends when the remaining epochs are done,
   and the learning rate decays over the remaining steps.
 - Another optimizer: it starts without state.
@@ -30,7 +29,7 @@ MICRO_BATCH = frozenset({"batch_size", "gradient_accumulation"})
 def move_position(
     values: dict[str, Any], accepted: Collection[str], phases: Sequence[Phase]
 ) -> None:
-    """Move a checkpoint's position to the one at which the changed training resumes."""
+    """Change the position in a checkpoint to where the changed run resumes."""
     position = values["position"]
     if "data" in accepted:
         num_examples = values["identity"]["num_examples"]
@@ -43,7 +42,7 @@ def move_position(
 def steps_left(
     values: dict[str, Any], num_examples: int, global_batch_size: int, phases: Sequence[Phase]
 ) -> int:
-    """Return the optimizer steps from a checkpoint's position to the end of the last epoch."""
+    """Return the number of optimizer steps from a checkpoint's position to the end."""
     position = values["position"]
     epochs_after = sum(phase.num_epochs for phase in phases) - position["epoch"] - 1
     if epochs_after < 0:
@@ -55,13 +54,14 @@ def steps_left(
 def resumed_total_steps(
     was: Mapping[str, Any], values: dict[str, Any], loop: TrainingLoop, planned_steps: int
 ) -> int:
-    """Return the optimizer steps of the whole resumed training.
+    """Return the total number of optimizer steps of a resumed run.
 
-    The number is unchanged unless accepted changes affect it: it then covers the remaining epochs.
+    It is unchanged unless accepted changes affect it. Then it covers the remaining epochs.
 
     Args:
-        was: the identity in the checkpoint, whose other values are `values`.
-        planned_steps: steps of the training as it is now, from its start.
+        was: the identity in the checkpoint.
+        values: all values in the checkpoint.
+        planned_steps: number of steps of a new run with the current settings.
     """
     if was["planned_steps"] == planned_steps:
         return int(was["total_steps"])
@@ -70,14 +70,14 @@ def resumed_total_steps(
 
 
 def forget_optimizer(snapshot: Snapshot, optimizer: torch.optim.Optimizer) -> None:
-    """Replace the optimizer state in the checkpoint by the state of a new optimizer."""
+    """Replace the optimizer state in the checkpoint with that of a new optimizer."""
     tensors, values = split_optimizer(optimizer.state_dict())
     snapshot.tensors["optimizer"] = tensors
     snapshot.values["optimizer"] = values
 
 
 def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, object]]:
-    """Return learning rates, betas and decay of each group, as configured."""
+    """Return the settings of each parameter group, such as learning rate, betas and decay."""
     return [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
 
 
@@ -86,7 +86,7 @@ def apply_hyperparameters(
     scheduler: LambdaLR | None,
     groups: list[dict[str, Any]],
 ) -> None:
-    """Set the values that `hyperparameters` returned, and the schedule's current learning rate."""
+    """Set the values that `hyperparameters` returned, and recompute the current learning rate."""
     for group, wanted in zip(optimizer.param_groups, groups, strict=True):
         group.update(wanted)
     if scheduler is None:

@@ -1,1 +1,1 @@
-"""Preparation of a trainer before it runs: what fits the machine."""
+"""Adjustment of a trainer to the machine before the run starts."""

@@ -1,13 +1,13 @@
-"""The choice of CPU threads and number format for a new run, by measurement.
+"""The choice of CPU threads and precision for a new run, by measurement.
 
-Threads wait for each other after every operation. A small model has many small operations. If a
-waiting thread is slow to wake, as on many virtual machines, one thread trains it faster than two. A
-CPU with bf16 instructions multiplies faster in bf16 but also converts more, so small models may
-train faster in fp32. If it multiplies more slowly in bf16, bf16 is not tried (`product_choice`).
-The form of attention depends on the format (see `packed_attention`).
+Threads wait for each other after every operation, and a small model has many small operations. If a
+waiting thread is slow to wake, as on many virtual machines, one thread trains such a model faster
+than two. A CPU with bf16 instructions multiplies faster in bf16 but also converts more, so small
+models may train faster in fp32. If it multiplies more slowly in bf16, bf16 is not tried
+(`product_choice`). The attention implementation depends on the precision (see `packed_attention`).
 
-Both choices affect the last digits, so they are made once in the life of a run. Checkpoints and
-run.json hold them, and a resumed run computes the same way.
+Both choices affect rounding, so they are made once per run. Checkpoints and run.json contain them,
+and a resumed run repeats them.
 """
 
 import os
@@ -46,18 +46,18 @@ Candidate = tuple[str, int]  # the format, and the number of threads
 
 @dataclass(frozen=True)
 class ComputeChoice:
-    """The measurements, and the fastest choice.
+    """The measured candidates for precision and number of threads, and the fastest of them.
 
     Attributes:
-        seconds: candidate → minimum seconds of a micro-batch. The candidates with most threads come
-            first, and the usual format comes before the other.
+        seconds: (precision, threads) → shortest time of a micro-batch. The candidates with most
+            threads come first, and with each number of threads the default precision comes first.
     """
 
     seconds: Mapping[Candidate, float]
 
     @property
     def num_threads(self) -> int:
-        """The number of threads to train with."""
+        """The chosen number of threads."""
         best, *fewer = dict.fromkeys(count for _, count in self.seconds)
         for count in fewer:
             if self._least(count) < (1 - LEAST_GAIN_OF_FEWER_THREADS) * self._least(best):
@@ -66,7 +66,7 @@ class ComputeChoice:
 
     @property
     def precision(self) -> str:
-        """The number format to train in."""
+        """The chosen precision."""
         return self._precision_with(self.num_threads)
 
     def _precision_with(self, count: int) -> str:
@@ -80,7 +80,7 @@ class ComputeChoice:
         return self.seconds[self._precision_with(count), count]
 
     def decided(self) -> dict[str, DecidedSetting]:
-        """Return the decisions for run.json, by key, for settings that had a choice."""
+        """Return the measured decisions for run.json, by key."""
         measured = ", ".join(
             f"{each:.3g} s in {name} with {_threads(count)}"
             for (name, count), each in self.seconds.items()
@@ -122,10 +122,10 @@ class ComputeChoice:
 
 
 def choose_by_product(trainer: EnhancedTrainer) -> ProductChoice | None:
-    """Let a trainer without a model compute in fp32 if this CPU multiplies more slowly in bf16.
+    """Switch a trainer to fp32, before its model is loaded, if bf16 products are slower.
 
     Returns:
-        The measurement. None: the format stays as it is.
+        The measurement. None: the precision is unchanged.
     """
     if not (_precision_is_open(trainer) and _multiplies_fp32(trainer)):
         return None
@@ -136,7 +136,7 @@ def choose_by_product(trainer: EnhancedTrainer) -> ProductChoice | None:
 
 
 def choose_by_trial(trainer: EnhancedTrainer) -> ComputeChoice | None:
-    """Let a trainer that has not started compute in the way that makes its own passes fastest.
+    """Switch a trainer to the fastest precision and number of threads, measured on its own model.
 
     Returns:
         The measurement. None: there was no choice, or it was not worth measuring.
@@ -170,7 +170,7 @@ def _threads(count: int) -> str:
 
 
 def _is_alone(trainer: EnhancedTrainer) -> bool:
-    """Return whether this process alone does the whole training on a CPU, in an unchanging way."""
+    """Return whether a single process trains on the CPU, without compiled or changing layers."""
     return (
         trainer.device.type == "cpu"
         and trainer.training_config.compile_mode is None
@@ -181,7 +181,7 @@ def _is_alone(trainer: EnhancedTrainer) -> bool:
 
 
 def _multiplies_fp32(trainer: EnhancedTrainer) -> bool:
-    """Return whether this is a CPU and every weight is in fp32, so that products can be, too."""
+    """Return whether the model runs on a CPU and its weights are all in fp32."""
     model, holds_others = trainer.model_config, trainer.training_config.holds_half_weights
     has_fp32 = model.quantization is None and model.dtype in ("auto", OTHER) and not holds_others
     return trainer.device.type == "cpu" and has_fp32
@@ -197,7 +197,7 @@ def _num_micro_batches(trainer: EnhancedTrainer) -> int:
 
 @contextmanager
 def _timing(trainer: EnhancedTrainer) -> Iterator[Callable[[], float]]:
-    """Yield a function that trains a usual micro-batch as a dry run and returns its seconds."""
+    """Yield a function that times a typical micro-batch as a dry run and returns seconds."""
     fit, size = trainer.cost_measurement(), trainer.training_config.batch_size
     examples = fit.usual[: USUAL_STEP if size == "auto" else size]
     with fit.strategy.measuring(fit.model), fit.probing(accumulates=False) as probe:
@@ -216,9 +216,9 @@ def _compared(
     *,
     halves: bool,
 ) -> dict[Candidate, float]:
-    """Measure with all threads and, if `halves`, with half of them, in each format.
+    """Time micro-batches in each precision, with all threads and, if `halves`, with half of them.
 
-    The number is halved again as long as half of it is clearly faster.
+    The number of threads is halved again as long as half of them is clearly faster.
     """
     counts = [most, most // 2] if halves else [most]
     compared = [(name, count) for count in counts for name in precisions]
@@ -236,7 +236,7 @@ def _compared(
 def _in_turns(
     trainer: EnhancedTrainer, candidates: list[Candidate], seconds: Callable[[], float]
 ) -> dict[Candidate, float]:
-    """Return the minimum seconds of a micro-batch of each candidate, measured by turns.
+    """Return the shortest time of a micro-batch for each candidate, measured alternately.
 
     The first result of each candidate is dropped, except for the first candidate, whose kernels are
     already loaded.

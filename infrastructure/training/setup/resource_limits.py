@@ -1,4 +1,4 @@
-"""Adaptation of a run to its machine: the configured limits of memory, caches and the GPU."""
+"""Limits of memory, caches and GPU for a run, as configured."""
 
 import logging
 
@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 
 
 def apply_resource_limits(trainer: EnhancedTrainer, config: DeploymentConfig) -> None:
-    """Set limits on the device, and add the hooks that enforce the memory limits.
+    """Apply the limits of the device, and add the hooks that enforce memory limits.
 
     Raises:
-        ValueError: the GPU is not the one that `resources.gpu` asks for.
+        ValueError: the GPU is not the one that `resources.gpu` requires.
     """
     require_capability(trainer.device, config.resources.gpu.compute_capability)
     _limit_gpu(trainer, config)
@@ -49,7 +49,7 @@ def apply_resource_limits(trainer: EnhancedTrainer, config: DeploymentConfig) ->
 
 
 def caches_within(cache: CacheConfig, memory: MemoryConfig) -> CacheConfig:
-    """Return the cache's sizes within `memory.cache_size`, the limit of memory and disk together.
+    """Reduce the cache's sizes to `memory.cache_size`, the limit of memory and disk together.
 
     At most half of the limit is memory, and the rest is disk.
     """
@@ -62,7 +62,7 @@ def caches_within(cache: CacheConfig, memory: MemoryConfig) -> CacheConfig:
 
 
 def memory_facts(trainer: EnhancedTrainer) -> dict[str, object] | None:
-    """Return the actions of the memory optimizer in this process; None if it is off."""
+    """Return what the memory optimizer did in this process; None if it is off."""
     extensions = [hook for hook in trainer.hooks.hooks if isinstance(hook, MemoryExtension)]
     return extensions[0].facts() if extensions else None
 
@@ -111,9 +111,9 @@ def _memory_extension(trainer: EnhancedTrainer, config: DeploymentConfig) -> Mem
 
 
 def recommendations_for(trainer: EnhancedTrainer, state: TrainingState) -> list[Recommendation]:
-    """Return recommendations to save memory in this training, measured on its model.
+    """Measure the model, and return recommendations for saving memory in this run.
 
-    The measurement uses one example of the last batch: more may not fit if memory is short.
+    The measurement uses one example of the last batch, because more may not fit.
     """
     if is_sharded(state.model):  # the other ranks do not take part
         return []

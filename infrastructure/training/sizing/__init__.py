@@ -1,1 +1,1 @@
-"""Fitting a run to the available memory and time: batches, measured costs, compiling."""
+"""Fitting a run to memory and time: batch sizes, measured costs, compiling."""

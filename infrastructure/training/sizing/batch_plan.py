@@ -1,8 +1,8 @@
-"""The number of examples in a forward pass, and in an optimizer step.
+"""The choice of micro-batch size and gradient accumulation.
 
-Both come from the configuration, or from a measurement with `batch_size: auto`: the fastest
-micro-batch that fits, and as many of them as make an optimizer step of the usual size. The decision
-is made once in the life of a run, and a resumed run repeats it.
+They come from the configuration, or with `batch_size: auto` from a measurement: the fastest
+micro-batch that fits, and the accumulation for an optimizer step of the usual size. The choice is
+made once per run, and a resumed run repeats it.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,12 +31,11 @@ ACCUMULATION = "training.gradient_accumulation"
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The examples of a forward pass, the forward passes of an optimizer step, and the plan's
-    origin.
+    """The micro-batch size and gradient accumulation of a run.
 
     Attributes:
-        origin: a text for the user; empty if the configuration sets both numbers.
-        trials: a line for each size that was measured.
+        origin: text about how they were chosen; empty if the configuration sets both.
+        trials: a line of text for each size that was measured.
     """
 
     micro_batch_size: int
@@ -49,25 +48,23 @@ class BatchPlan:
         return self.micro_batch_size * self.gradient_accumulation
 
     def of_one_process(self, num_processes: int) -> "BatchPlan":
-        """Return the plan of the process with the largest share, among `num_processes`
-        processes."""
+        """Return the plan for the largest share of a batch among `num_processes` processes."""
         share = ceil_div(self.global_batch_size, num_processes)
         micro_batch_size = min(self.micro_batch_size, share)
         return BatchPlan(micro_batch_size, ceil_div(share, micro_batch_size))
 
     def resolved(self) -> dict[str, int]:
-        """Return both numbers by key, as checkpoints hold them."""
+        """Return both numbers by setting, as in checkpoints."""
         return {BATCH_SIZE: self.micro_batch_size, ACCUMULATION: self.gradient_accumulation}
 
     def decided(self) -> dict[str, DecidedSetting]:
-        """Return value and origin of the settings that the configuration left open, for
-        run.json."""
+        """Return both numbers and their origin for run.json; empty if both are configured."""
         if not self.origin:
             return {}
         return {key: {"value": n, "origin": self.origin} for key, n in self.resolved().items()}
 
     def lines(self) -> list[str]:
-        """Return the decision as lines of text; empty if there was none to make."""
+        """Return the choice as lines of text; empty if the configuration sets both numbers."""
         if not self.origin:
             return []
         decided = phrase(
@@ -80,14 +77,14 @@ class BatchPlan:
 
 
 def configured(config: TrainingConfig) -> BatchPlan | None:
-    """Return the plan of a configuration that leaves nothing open; None with `batch_size: auto`."""
+    """Return the plan that the configuration sets; None with `batch_size: auto`."""
     if config.batch_size == "auto":
         return None
     return BatchPlan(config.batch_size, config.gradient_accumulation)
 
 
 def repeated(config: TrainingConfig, resolved: Mapping[str, int]) -> BatchPlan | None:
-    """Return the plan of a checkpoint's run, if this configuration leaves it open."""
+    """Return the plan stored in a checkpoint, if the configuration has `batch_size: auto`."""
     if config.batch_size != "auto" or BATCH_SIZE not in resolved:
         return None
     return BatchPlan(
@@ -96,15 +93,14 @@ def repeated(config: TrainingConfig, resolved: Mapping[str, int]) -> BatchPlan |
 
 
 def largest_size(config: TrainingConfig, num_examples: int) -> int:
-    """Return the largest micro-batch that leaves the training enough optimizer steps."""
+    """Return the largest micro-batch with which the run has enough optimizer steps."""
     epochs = USUAL_EPOCHS if config.num_epochs == "auto" else config.num_epochs
     by_steps = num_examples * epochs // FEWEST_STEPS // given_accumulation(config)
     return max(1, min(LARGEST, num_examples, by_steps))
 
 
 def why_largest(config: TrainingConfig, num_examples: int) -> str:
-    """Return the reason why nothing above `largest_size` was tried: the next power of two is too
-    large."""
+    """Return the reason why no size above `largest_size` was tried."""
     largest = largest_size(config, num_examples)
     if largest in (LARGEST, num_examples):
         return phrase("training.largest_batch_size_tried", largest=largest)
@@ -116,12 +112,15 @@ def why_largest(config: TrainingConfig, num_examples: int) -> str:
 
 
 def given_accumulation(config: TrainingConfig) -> int:
-    """Return the configured accumulation, or 1 if it is left open."""
+    """Return the configured gradient accumulation, or 1 if it is not configured."""
     return config.gradient_accumulation if _is_given(config) else 1
 
 
 def accumulation_for(config: TrainingConfig, size: int, largest: int) -> int:
-    """Return the number of micro-batches of `size` per step: as configured, or for a usual step."""
+    """Return the gradient accumulation for micro-batches of `size`.
+
+    It is the configured one, or the one for an optimizer step of the usual size.
+    """
     if _is_given(config):
         return config.gradient_accumulation
     return max(1, min(USUAL_STEP, largest) // size)
@@ -135,11 +134,11 @@ def measured(
     key: Key,
     budget_bytes: int,
 ) -> BatchPlan:
-    """Return the plan by measurement, or by an earlier measurement of the same kind of training.
+    """Return the fastest plan, from a new or a cached measurement.
 
     Args:
         search: finds the fastest size up to the given one.
-        budget_bytes: the memory that may be used now. An earlier result must fit into it.
+        budget_bytes: the memory that may be used now. A cached result must fit into it.
 
     Raises:
         DoesNotFitError: not even one example fits.

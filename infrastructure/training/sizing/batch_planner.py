@@ -1,4 +1,4 @@
-"""The one-time decision how a batch goes through the model, and a record of the sizes that fit."""
+"""A planner that decides the batch plan once, and remembers sizes that fit into memory."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -38,12 +38,12 @@ VERSIONS_THAT_COUNT = ("torch", "transformers", "peft", "bitsandbytes", "unsloth
 
 
 class BatchPlanner:
-    """The planner of one training.
+    """A planner of the micro-batch size and gradient accumulation of one run.
 
     Args:
         sections: the configuration's model, training and data sections.
-        cache: returns its cache section, as it is at the time of the call.
-        fit: returns the object that measures the training, once model and data are there.
+        cache: returns the current cache section.
+        fit: returns the object that measures the run, once model and data are loaded.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class BatchPlanner:
         self._plan = configured(self.config)
 
     def decide(self) -> BatchPlan:
-        """Return the plan. If the configuration leaves it open, measure it the first time.
+        """Return the batch plan. With `batch_size: auto`, measure it on the first call.
 
         Raises:
             DoesNotFitError: not even one example fits.
@@ -82,16 +82,16 @@ class BatchPlanner:
         return self._plan
 
     def repeat(self, resolved: Mapping[str, Any]) -> None:
-        """Repeat the decision that was made when a checkpoint's run began."""
+        """Use the batch plan stored in a checkpoint, unless the configuration sets one."""
         self._plan = repeated(self.config, resolved) or self._plan
 
     @property
     def cache_directory(self) -> Path:
-        """The folder of results measured on this machine."""
+        """The folder of cached measurements on this machine."""
         return cache_directory(self.cache().directory)
 
     def memory_limit(self) -> KnownMicroBatchLimit:
-        """Return the known limit of the micro-batch for this training on this device."""
+        """Return the known limit of the micro-batch size for this model on this device."""
         return KnownMicroBatchLimit(memory_limits(self.cache_directory), self._machine_key())
 
     def _machine_key(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class BatchPlanner:
         }
 
     def _tuning_key(self, fit: CostMeasurement) -> JsonObject:
-        """Return all that decides which batch is fastest: hardware, versions, model and lengths."""
+        """Return everything that affects the fastest batch: hardware, versions, model, lengths."""
         versions = installed_versions()
         parameters = list(fit.model.parameters())
         return {

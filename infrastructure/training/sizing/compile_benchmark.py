@@ -1,7 +1,6 @@
-"""The decision of `training.compile_mode: auto`: compile if it pays off within this run.
+"""The decision of `training.compile_mode: auto` whether compiling pays off within this run.
 
-Checkpoints hold the decision: a resumed run computes as before, so that it reaches the same
-numbers.
+Checkpoints contain the decision, so that a resumed run computes the same way.
 """
 
 import logging
@@ -30,15 +29,15 @@ log = logging.getLogger(__name__)
 
 
 class CompileBenchmark(Extension):
-    """An extension that times the run's own first batches, without and with torch.compile.
+    """An extension that times the run's first batches with and without torch.compile.
 
-    Afterwards weights, random state and gradients are as they were.
+    Weights, random state and gradients are unchanged afterwards.
 
     Args:
         get_loop: returns the training loop, once the training starts.
 
     Attributes:
-        decision: the measurement. None: the decision was made earlier, or cannot be made.
+        decision: the measurement. None: it was made earlier, or is not possible.
     """
 
     is_of_first_rank = True
@@ -49,10 +48,10 @@ class CompileBenchmark(Extension):
         self._is_compiled: bool | None = None
 
     def train_start(self, state: TrainingState) -> None:
-        """Decide, or repeat the decision from the start of this run.
+        """Decide whether to compile, or repeat the decision made when the run began.
 
         Raises:
-            CheckpointError: the run compiles, and this machine cannot.
+            CheckpointError: the run began compiled, but this machine cannot compile.
         """
         loop = self.get_loop()
         adapter = loop.optimizer_step.adapter
@@ -91,7 +90,7 @@ class CompileBenchmark(Extension):
 
 
 def _gradients(loop: TrainingLoop, state: TrainingState, examples: Sequence[object]) -> None:
-    """Run forward and backward of one batch, and keep nothing."""
+    """Run forward and backward passes of one batch, and discard the gradients."""
     step = loop.optimizer_step
     scaler = None if step.scaler is None else torch.amp.GradScaler(step.device.type)
     total_items = max(1, step.adapter.count_items(examples))

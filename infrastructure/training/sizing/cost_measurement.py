@@ -1,4 +1,4 @@
-"""The costs of a run on this machine, measured beforehand with its own model and rows."""
+"""Measurement of a run's memory and time before it starts, with its own model and rows."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -50,19 +50,21 @@ SAVING_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class StepCosts:
-    """The costs of a run's steps on this machine.
+    """The memory and time of a run's steps on this machine.
+
+    The *units* of a micro-batch are its tokens with padding: their total if rows are packed,
+    otherwise rows times the longest row.
 
     Attributes:
-        memory: peak of a step by the units of its micro-batch: tokens if rows are packed, otherwise
-            rows times the longest; padding included.
-        heaviest_units: units of the heaviest micro-batch of the first epoch.
-        longest_units: units of one example of the longest.
-        copy_bytes: copy of the state that saving keeps in main memory; included in the peak there.
-        kept_bytes: memory that libraries will keep for all sizes of micro-batches; included in the
+        memory: predicts the peak memory of a step from the units of its micro-batch.
+        heaviest_units: units of the largest micro-batch of the first epoch.
+        longest_units: units of the longest example.
+        copy_bytes: memory for copying the state during a background save; part of the peak.
+        kept_bytes: memory that libraries will keep for all sizes of micro-batches; part of the
             peak.
-        step_seconds: time of an optimizer step of usual rows.
-        evaluation_seconds: time of one held-out example, on average.
-        limit_bytes: the maximum that is available to this process.
+        step_seconds: time of an optimizer step with typical rows.
+        evaluation_seconds: mean time of evaluating one held-out example.
+        limit_bytes: the memory available to this process.
     """
 
     memory: MemoryLine
@@ -76,11 +78,11 @@ class StepCosts:
 
     @property
     def peak_bytes(self) -> int:
-        """The predicted peak memory of the training in bytes."""
+        """The predicted peak memory of the run in bytes."""
         return self.memory.peak_bytes(self.heaviest_units) + self.copy_bytes + self.kept_bytes
 
     def largest_that_fits(self, wanted: int) -> int:
-        """Return the largest size of micro-batches that fits with any rows, by halving `wanted`.
+        """Return the largest micro-batch size that fits with any rows, by halving `wanted`.
 
         0 if not even one example fits.
         """
@@ -90,20 +92,20 @@ class StepCosts:
         return size
 
     def peak_of(self, size: int) -> int:
-        """Return the predicted peak in bytes with micro-batches of `size`, with any rows."""
+        """Return the predicted peak memory in bytes for micro-batches of `size` with any rows."""
         units = min(size * self.longest_units, self.heaviest_units)
         return self.memory.peak_bytes(units) + self.copy_bytes + self.kept_bytes
 
 
 @dataclass
 class CostMeasurement:
-    """The measurement of a run that is assembled and has not started.
+    """A measurement of the costs of a run that is prepared but not started.
 
     Attributes:
-        create_optimizer: creates an optimizer for the model in its current form, to be discarded.
+        create_optimizer: creates a temporary optimizer for the model.
         budget: the memory that may be used.
-        epochs: lengths of the examples of an epoch in each stage, in its order. None: every epoch
-            is like the first one.
+        epochs: for each stage of the training, the lengths of one epoch's examples in order. None:
+            every epoch is like the first one.
     """
 
     model: torch.nn.Module
@@ -122,7 +124,7 @@ class CostMeasurement:
             return list(next(batches, ()))
 
     def longest(self, count: int) -> list[object]:
-        """Return examples as long as the longest one, held-out ones included."""
+        """Return `count` examples as long as the longest one, including held-out ones."""
         example = max(self.usual, key=lambda one: self.adapter.count_tokens([one]))
         report = getattr(self.data, "report", None)
         return [lengthened(example, getattr(report, "longest", 0))] * count
@@ -130,10 +132,10 @@ class CostMeasurement:
     def search(
         self, largest: int, accumulation_for: Callable[[int], int], beside: int | None = None
     ) -> BatchChoice:
-        """Return the fastest micro-batch that fits, up to `largest` examples.
+        """Return the fastest micro-batch size that fits, up to `largest` examples.
 
         Args:
-            beside: a size that another one must clearly beat.
+            beside: a size that is chosen unless another size is clearly faster.
 
         Raises:
             DoesNotFitError: not even one example fits.
@@ -160,11 +162,11 @@ class CostMeasurement:
             return search.run(largest, beside)
 
     def costs(self, plan: BatchPlan, total_steps: int, has_optimizer: bool = False) -> StepCosts:
-        """Return the costs of a planned training's steps, from a few of its micro-batches.
+        """Measure a few micro-batches, and return the costs of the planned run's steps.
 
         Args:
-            has_optimizer: the training's own optimizer already has its state, and there may not be
-                enough memory for another one.
+            has_optimizer: the run's own optimizer already has its state, so a second one may not
+                fit into memory.
 
         Raises:
             DoesNotFitError: not even weights, gradients and optimizer fit.
@@ -208,7 +210,7 @@ class CostMeasurement:
         )
 
     def _warm_up(self, probe: DryRunStep, has_optimizer: bool) -> float:
-        """Let libraries and optimizer allocate their memory; return the seconds of an update."""
+        """Let libraries and optimizer allocate memory; return the seconds of an optimizer step."""
         probe.micro_batch(self.usual[:1])
         if has_optimizer:
             return 0.0
@@ -227,7 +229,7 @@ class CostMeasurement:
 
     @contextmanager
     def probing(self, accumulates: bool) -> Iterator[DryRunStep]:
-        """Yield a probe with its own optimizer; on exit the training is as it was."""
+        """Yield an object for dry runs with a temporary optimizer; restore the state on exit."""
         with dry_run(self.model, self.adapter.device):
             optimizer = self.create_optimizer()
             with first_step(self.strategy, self.model, optimizer, self.usual[:1]) as strategy:
@@ -237,9 +239,9 @@ class CostMeasurement:
     def _small_steps(
         self, probe: DryRunStep, size: int, idle_bytes: int, limit_bytes: int
     ) -> tuple[MemoryLine, float]:
-        """Return the memory line and the seconds of a whole micro-batch, measured on parts of it.
+        """Predict memory and seconds of a whole micro-batch from measurements of smaller ones.
 
-        A part is tried only if it is predicted to fit. The largest part gives the seconds.
+        A size is tried only if it is predicted to fit. The largest one gives the seconds.
         """
         points: list[MemoryPoint] = []
         seconds = 0.0
@@ -256,7 +258,10 @@ class CostMeasurement:
         return fit_line(points[-2:], idle_bytes), seconds
 
     def _worst_peak(self, probe: DryRunStep, size: int) -> int:
-        """Return the peak with the longest rows, full optimizer, old gradients, and evaluation."""
+        """Measure the peak memory of training and evaluating with the longest rows.
+
+        It includes the optimizer's state, accumulated gradients, and the copy for saving.
+        """
         if not probe.optimizer.state:
             probe.micro_batch(self.longest(1))
             probe.update()
@@ -265,7 +270,7 @@ class CostMeasurement:
         return max(trained.peak_bytes, evaluated.peak_bytes) + self._copy_bytes(probe)
 
     def fixed_bytes(self) -> int:
-        """Return the current memory plus the memory of the future gradients and optimizer state."""
+        """Return the current memory plus that of future gradients and optimizer state, in bytes."""
         trained = [p for p in self.model.parameters() if p.requires_grad]
         states = optimizer_state_bytes(
             lambda samples: self.strategy.create_optimizer(samples, 0.0),
@@ -275,9 +280,9 @@ class CostMeasurement:
         return PeakMemory(self.adapter.device).now() + sum(map(_size_bytes, trained)) + states
 
     def _copy_bytes(self, probe: DryRunStep) -> int:
-        """Return the bytes of the copy of weights and optimizer that a background save writes.
+        """Return the bytes that a background save needs for its copy of the state.
 
-        A small state is written at once, without a copy.
+        It is 0 on a GPU, and for a small state, which is saved without a copy.
         """
         if self.adapter.device.type != "cpu":
             return 0
@@ -288,13 +293,13 @@ class CostMeasurement:
         return size_bytes + SAVING_BYTES if size_bytes >= BACKGROUND_BYTES else 0
 
     def units(self, examples: Sequence[object]) -> int:
-        """Return the units that determine a micro-batch's memory; see `StepCosts`."""
+        """Return the units on which a micro-batch's memory depends; see `StepCosts`."""
         return self.adapter.count_computed(examples)
 
     def heaviest_units(self, size: int) -> int:
-        """Return the most units of a micro-batch in the first epoch and in each stage.
+        """Return the units of the largest micro-batch of `size` examples in any stage.
 
-        If the lengths are unknown, the lengths of the sample are used.
+        If the examples' lengths are unknown, those of the sample are used.
         """
         return max(self._heaviest_of(lengths, size) for lengths in self._stages)
 
@@ -309,7 +314,7 @@ class CostMeasurement:
 
     @cached_property
     def _lengths(self) -> np.ndarray:
-        """The tokens of the examples of the first epoch, or of the sample if they are unknown."""
+        """The token counts of the examples of the first epoch, or of the sample if unknown."""
         known = getattr(self.data, "lengths", None)
         lengths = known() if known is not None else None
         if lengths is None:
@@ -317,17 +322,16 @@ class CostMeasurement:
         return lengths
 
     def _units_of(self, lengths: np.ndarray) -> np.ndarray:
-        """Return the units of micro-batches, (N,), by the lengths of their examples, (N, B)."""
+        """Return the units of micro-batches, (N,), from the lengths of their examples, (N, B)."""
         up = np.vectorize(self.adapter.size_grid.up, otypes=[np.int64])
         if getattr(self.adapter, "packs", False):
             return np.asarray(up(lengths.sum(axis=1)))
         return np.asarray(lengths.shape[1] * up(lengths.max(axis=1)))
 
     def _drawn(self, size: int, num_micro_batches: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draw units and supervised items of micro-batches as the training will have, (N,) each.
+        """Draw random micro-batches, and return their units and supervised items, (N,) each.
 
-        They are drawn, because a run of several epochs has other sums of lengths than its first
-        epoch.
+        Several epochs have other combinations of lengths than the first one alone.
         """
         generator = np.random.default_rng(0)  # separate: keeps the training's random state
         shape = (min(num_micro_batches, MOST_DRAWN), size)
@@ -343,7 +347,7 @@ class CostMeasurement:
         return units, generator.choice(items, shape).sum(axis=1)
 
     def _epoch_again(self, size: int) -> Generator[Sequence[object], None, None]:
-        """Yield the micro-batches of the first epoch, endlessly."""
+        """Yield the micro-batches of the first epoch again and again."""
         while True:
             with closing(self.data.train_batches(0, 0, size)) as batches:
                 yield from batches
@@ -351,14 +355,14 @@ class CostMeasurement:
 
 @dataclass
 class SpeedTrials:
-    """Tokens per second of optimizer steps, by the size of their micro-batches."""
+    """A measurement of the tokens per second of optimizer steps, by micro-batch size."""
 
     probe: DryRunStep
     usual: Sequence[object]
     accumulation_for: Callable[[int], int]
 
     def tokens_per_second(self, size: int) -> float:
-        """Return the speed with usual rows; a step's micro-batches share the optimizer's time."""
+        """Measure the speed with typical rows, including a share of the optimizer step."""
         count = ceil_div(max(size, SPEED_ROWS), size)
         rows = list(islice(cycle(self.usual), count * size))
         costs = [self.probe.micro_batch(rows[i * size : (i + 1) * size]) for i in range(count)]
@@ -368,7 +372,7 @@ class SpeedTrials:
 
 
 def lengthened(example: object, length: int) -> object:
-    """Return a text example, repeated up to `length` tokens; other examples are unchanged."""
+    """Repeat the tokens of a text example up to `length`; return other examples unchanged."""
     if not isinstance(example, TokenizedExample) or length <= len(example.input_ids):
         return example
     return replace(

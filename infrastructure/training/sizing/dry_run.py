@@ -1,8 +1,8 @@
-"""Real steps on real rows that leave a run unchanged, to measure a step beforehand.
+"""Dry runs: real steps on real rows, for measuring, that leave the run unchanged.
 
 Weights, buffers and random state are the same afterwards. Gradients are discarded, and the
-optimizer that steps is a separate one with a learning rate of zero. So a run after such a
-measurement is, number for number, the same as without it.
+optimizer is a separate one with a learning rate of zero. So a dry run does not change the result of
+the run.
 """
 
 import time
@@ -22,7 +22,7 @@ from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 @dataclass(frozen=True)
 class MicroCost:
-    """The cost of forward and backward of one micro-batch.
+    """The cost of the forward and backward pass of one micro-batch.
 
     Attributes:
         num_tokens: number of tokens as the adapter counts them, without padding.
@@ -36,11 +36,11 @@ class MicroCost:
 
 @dataclass
 class DryRunStep:
-    """Measurements of parts of optimizer steps. Use it inside `dry_run`.
+    """A measurement of the parts of an optimizer step. Use it inside `dry_run`.
 
     Attributes:
-        optimizer: a separate optimizer, since it is stepped.
-        accumulates: True if gradients of earlier micro-batches exist in the meantime.
+        optimizer: a separate optimizer, because measuring performs steps with it.
+        accumulates: True if gradients accumulate over micro-batches, so they take memory.
     """
 
     model: torch.nn.Module
@@ -51,11 +51,11 @@ class DryRunStep:
 
     @property
     def is_half_precision(self) -> bool:
-        """True if products are computed in bf16 or fp16."""
+        """True if matrix products are computed in bf16 or fp16."""
         return self.strategy.precision.name != "fp32"
 
     def micro_batch(self, examples: Sequence[object]) -> MicroCost:
-        """Run forward and backward as in training, and return the cost."""
+        """Run a forward and a backward pass as in training, and return their cost."""
         device = self.adapter.device
         if not self.accumulates:
             self.optimizer.zero_grad()
@@ -66,10 +66,10 @@ class DryRunStep:
             return MicroCost(self.adapter.count_tokens(examples), seconds, peak.read())
 
     def update(self) -> float:
-        """Measure the seconds of clipping and of the optimizer's step.
+        """Return the measured seconds of gradient clipping and of the optimizer's step.
 
-        The first call allocates the optimizer's state. The weights do not change: gradients and
-        learning rates are zero.
+        The first call allocates the optimizer's state. The weights do not change, because gradients
+        and learning rates are zero.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = 0.0
@@ -83,7 +83,7 @@ class DryRunStep:
 
     @torch.no_grad()
     def evaluation(self, examples: Sequence[object]) -> MicroCost:
-        """Compute the held-out loss of one batch, as between two steps, and return the cost."""
+        """Compute the held-out loss of one batch, and return the cost."""
         device = self.adapter.device
         self.optimizer.zero_grad()
         self.model.eval()
@@ -100,9 +100,9 @@ class DryRunStep:
 
 @contextmanager
 def dry_run(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Put the model into training mode without gradients, and restore it on exit.
+    """Put the model into training mode without gradients, and restore its state on exit.
 
-    Unused memory is released on exit. Weights are not restored, since they must not be changed.
+    Unused memory is released on exit. Weights are not restored, so the caller must not change them.
     """
     try:
         with preserve(model, random=device, modes=True, gradients=True, buffers=True):
@@ -113,7 +113,7 @@ def dry_run(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def _now(device: torch.device) -> float:
-    """Return the time at which the device has finished its queued work."""
+    """Return the current time, after waiting for the device to finish its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

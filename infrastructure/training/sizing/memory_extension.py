@@ -1,10 +1,10 @@
-"""Memory limits of a run, enforced step by step, with a report if that is not possible.
+"""Enforcement of a run's memory limits after every step.
 
-Between steps, garbage is collected when due, memory is released above `max_memory_percent`, caches
-unused for `cache_ttl` are dropped, and the GPU allocator's free blocks beyond `gpu_cache_size` are
-released. On a CPU under Linux the kernel enforces `cpu_memory_limit`: an allocation beyond it
-fails, and the loop repeats the batch in smaller pieces. Steady growth of memory is reported with
-the line that holds it.
+Between steps, garbage is collected when due, memory is released above `max_memory_percent`, cached
+data unused for `cache_ttl` is dropped, and the GPU allocator's free blocks beyond `gpu_cache_size`
+are released. On a CPU under Linux, the kernel enforces `cpu_memory_limit`: an allocation beyond it
+fails, and the loop repeats the batch in smaller micro-batches. If memory grows steadily, the line
+of code that allocates it is reported.
 """
 
 import time
@@ -34,7 +34,7 @@ NUM_RECOMMENDED = 3
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """The settings of the memory limits.
+    """The configured memory limits.
 
     Attributes:
         max_percent: share of main memory in use above which memory is released.
@@ -58,16 +58,16 @@ def _nothing_to_recommend(_state: TrainingState) -> list[Recommendation]:
 
 
 class MemoryExtension(Extension):
-    """An extension that enforces memory limits; see the module.
+    """An extension that enforces memory limits.
 
     Args:
         settings: the limits.
-        device: the device on which the training computes.
-        release_data: releases the memory of data unused for that many seconds, and returns the
+        device: the device on which the model trains.
+        release_data: releases cached data that was unused for the given seconds, and returns the
             bytes.
-        recommend: returns measured recommendations to save memory on this model; called once, when
-            memory is short.
-        leak_seconds: time between two readings for the detection of leaks.
+        recommend: returns measured recommendations for saving memory; called once, when memory is
+            short.
+        leak_seconds: time between two measurements for the detection of leaks.
     """
 
     is_of_first_rank = True
@@ -100,7 +100,7 @@ class MemoryExtension(Extension):
         self._is_reported = False
 
     def train_start(self, state: TrainingState) -> None:
-        """Start to enforce the limits.
+        """Start enforcing the memory limits.
 
         Raises:
             MemoryLimitError: the training exceeds its limit before its first step.
@@ -130,7 +130,7 @@ class MemoryExtension(Extension):
         self._look_for_leaks(state)
 
     def error(self, state: TrainingState) -> None:
-        """Add a note that names the limit if it caused the error."""
+        """Add a note that names the memory limit if it caused the error."""
         if self._hard is not None and state.error is not None and is_out_of_memory(state.error):
             limit = _mib(self._hard.limit_bytes)
             state.error.add_note(phrase("training.memory_limit_allows_no_more", limit=limit))
@@ -143,7 +143,7 @@ class MemoryExtension(Extension):
         self.garbage.stop()
 
     def facts(self) -> dict[str, object]:
-        """Return the actions taken and the highest use, as JSON values for summary.json."""
+        """Return the actions taken and the highest memory use, as JSON values for summary.json."""
         return {
             "highest_bytes": self.guard.highest_bytes,
             "limit_bytes": self.settings.limit_bytes,

@@ -1,4 +1,4 @@
-"""The largest micro-batch that fit, remembered from run to run."""
+"""The largest micro-batch size that fit into memory, remembered from run to run."""
 
 import logging
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class KnownMicroBatchLimit:
-    """The known limit of one training on one device.
+    """The largest micro-batch size that is known to fit, for one model on one device.
 
     Attributes:
-        key: the facts that decide the size: device, model, length, precision, trained parameters.
+        key: what determines the size: device, model, length, precision, trained parameters.
     """
 
     limits: JsonCache[int]
     key: Key
 
     def at_most(self, requested: int) -> int:
-        """Return the requested micro-batch, or the size that fit last time if that is smaller."""
+        """Limit a requested micro-batch size to the size that fit last time."""
         fitted = self.limits.get(self.key)
         if fitted is None or fitted >= requested:
             return requested
@@ -43,12 +43,12 @@ class KnownMicroBatchLimit:
         return fitted
 
     def remember(self, micro_batch_size: int) -> None:
-        """Remember the size for the next training like this one."""
+        """Store the size for later runs of this model on this device."""
         self.limits.put(self.key, micro_batch_size)
 
 
 def memory_limits(cache_directory: Path) -> JsonCache[int]:
-    """Return the cache of micro-batch sizes that fit, by the facts that decide them."""
+    """Return the cache of micro-batch sizes that fit, by what determines them."""
     return JsonCache(cache_directory / FILE, phrase("training.fitting_micro_batch_size"), _is_size)
 
 
@@ -57,7 +57,7 @@ def _is_size(value: object) -> TypeGuard[int]:
 
 
 def describe_device(device: torch.device) -> Key:
-    """Return name and memory of a device, which decide, together with the model, what fits."""
+    """Return the name and memory size of a device."""
     if device.type == "cuda":
         facts = torch.cuda.get_device_properties(device)
         return {"device": facts.name, "memory_bytes": facts.total_memory}

@@ -1,8 +1,9 @@
-"""The costs of one rank of a run with a sharded model, before it is sharded.
+"""Prediction of the memory and time of one rank for a model that will be sharded.
 
-Persistent memory (weights, gradients, optimizer state) is counted and divided. The memory of a
-micro-batch is measured by forward passes of the whole model, which keep what backward passes need
-but compute no gradients. The time of the communication between ranks is not predicted.
+Persistent memory (weights, gradients, optimizer state) is counted and divided by the number of
+ranks. The memory of a micro-batch is measured by forward passes of the whole model, which keep what
+backward passes need but compute no gradients. The time of the communication between ranks is not
+predicted.
 """
 
 import time
@@ -32,11 +33,11 @@ BACKWARD_SECONDS = 2.0  # relative to a forward pass
 
 @dataclass(frozen=True)
 class SpreadState:
-    """The memory of one rank, in bytes.
+    """The memory that a sharded model takes, in bytes.
 
     Attributes:
-        whole_bytes: weights, gradients and optimizer of all ranks together.
-        part_bytes: the part of them that a rank keeps on its device.
+        whole_bytes: weights, gradients and optimizer state of all ranks together.
+        part_bytes: the part of that memory that one rank keeps on its device.
         together_bytes: the most that is gathered at the same time during computation.
     """
 
@@ -53,11 +54,11 @@ def spread_state(
     offload: bool,
     on_gpu: bool,
 ) -> SpreadState:
-    """Return the memory kept between two micro-batches, and the memory gathered within one.
+    """Return the memory that a sharded model takes on one rank.
 
-    Embeddings, last norm and head are gathered for a whole micro-batch. A block exists in the
-    received and the computing copy; gloo, on a CPU, copies what it receives. A GPU prefetches: in
-    the forward pass it also holds what was received of the last block, in the backward pass the
+    Embeddings, last norm and head are gathered for a whole micro-batch. A block exists twice, as
+    received and as computed with; gloo, on a CPU, copies what it receives. A GPU prefetches: in the
+    forward pass it also holds what was received of the last block, and in the backward pass the
     gradients of two blocks. Gradients are whole until they are summed, and exist once more in the
     send buffer.
     """
@@ -86,12 +87,12 @@ def spread_state(
 def spread_costs(
     measurement: CostMeasurement, plan: BatchPlan, num_ranks: int, *, offload: bool
 ) -> StepCosts:
-    """Return the costs of a planned training's steps for each rank.
+    """Predict the costs of a planned run's steps on each rank.
 
-    On a CPU all ranks share one machine.
+    On a CPU, all ranks share the memory of one machine.
 
     Args:
-        plan: the plan of all ranks together.
+        plan: the batch plan of all ranks together.
     """
     device, model = measurement.adapter.device, measurement.model
     state = spread_state(
@@ -132,10 +133,9 @@ def spread_costs(
 
 
 def _copy_bytes(model: torch.nn.Module, state: SpreadState) -> int:
-    """Return the bytes of rank 0's copy of a gathered state, such as that of a LoRA, while it is
-    written.
+    """Return the bytes that rank 0 needs for a copy of the gathered state while it is written.
 
-    The parts that each rank writes by itself are not copied.
+    Only a small state, such as that of a LoRA, is gathered and copied.
     """
     saved_bytes = state.whole_bytes - _bytes(model)  # trained weights are as large as gradients
     is_kept = saved_bytes >= BACKGROUND_BYTES and is_gathered(saved_bytes, model)
@@ -143,7 +143,7 @@ def _copy_bytes(model: torch.nn.Module, state: SpreadState) -> int:
 
 
 def _forward(measurement: CostMeasurement, count: int) -> None:
-    """Compute the loss of a few examples, with everything that a backward pass would need."""
+    """Run a forward pass of a few examples that keeps everything for a backward pass."""
     batch = measurement.adapter.prepare_batch(measurement.usual[:count])
     with measurement.strategy.precision.autocast():
         output = measurement.adapter.compute_loss(measurement.model, batch)

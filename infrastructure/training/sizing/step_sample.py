@@ -1,9 +1,9 @@
-"""A sample of a run's steps, done beforehand, to measure their time and the memory they keep.
+"""Measurement of a sample of a run's steps: their time, and the memory that they keep.
 
-A micro-batch of a new size takes longer than all later ones of that size, and keeps memory: on a
-CPU in half precision oneDNN compiles a kernel for each layer, about half a megabyte each, keeps
-some hundred of them, and fragments the heap between them. So times are measured on sizes that
-occurred before, and memory grows with the sizes that are still to come.
+A micro-batch of a new size takes longer than later ones of that size. On a CPU in half precision it
+also keeps memory: oneDNN compiles a kernel of about half a megabyte for each layer, keeps some
+hundred kernels, and fragments the heap between them. So times are measured on sizes that occurred
+before, and the predicted memory grows with the number of sizes still to come.
 """
 
 import time
@@ -36,14 +36,15 @@ Size = tuple[str, int]
 
 @dataclass
 class StepSample:
-    """The costs of some micro-batches.
+    """A measurement of the costs of some micro-batches.
 
     Attributes:
-        line: the predicted memory of a micro-batch, by its units.
-        accumulation: micro-batches in a step.
-        has_update: True if the probe's optimizer may be stepped.
+        line: predicts the memory of a micro-batch from its units.
+        accumulation: micro-batches per step.
+        has_update: True if the temporary optimizer may perform steps.
         seen: sizes that have occurred.
-        excess_bytes: memory of each micro-batch beyond the line, and the number of sizes by then.
+        excess_bytes: for each micro-batch, memory beyond the prediction, and the number of sizes by
+            then.
     """
 
     probe: DryRunStep
@@ -57,11 +58,11 @@ class StepSample:
     update_seconds: list[float] = field(default_factory=list)
 
     def take(self, batches: Iterable[Sequence[object]], num_steps: int) -> None:
-        """Run micro-batches, in the order of the training, for a small share of its time.
+        """Run micro-batches in training order, for a small share of the run's time.
 
         Args:
             batches: at least two are run; the sample ends when its time is over.
-            num_steps: steps of the training.
+            num_steps: number of steps of the run.
         """
         began, estimated_seconds = time.perf_counter(), 0.0
         for number, examples in enumerate(batches, start=1):
@@ -76,8 +77,7 @@ class StepSample:
 
     @property
     def seconds_per_unit(self) -> float:
-        """The seconds per unit of a micro-batch of a known size, or of new sizes if none
-        occurred twice."""
+        """The mean seconds per unit, measured on repeated sizes if there are any."""
         return _middle_mean(self.unit_seconds or self.first_unit_seconds)
 
     @property
@@ -85,7 +85,7 @@ class StepSample:
         return _middle_mean(self.update_seconds) if self.update_seconds else 0.0
 
     def bytes_kept(self, num_sizes: int) -> int:
-        """Return the peak bytes of a run with that many sizes, beyond the predicted line."""
+        """Predict the memory beyond `line` that a run with `num_sizes` different sizes keeps."""
         first, first_sizes = self.excess_bytes[0]
         highest = max(excess for excess, _ in self.excess_bytes)
         if not self.compiles_kernels:
@@ -97,7 +97,7 @@ class StepSample:
 
     @property
     def compiles_kernels(self) -> bool:
-        """True if each size has its own kernels, which stay in memory."""
+        """True if kernels are compiled for each new size and stay in memory."""
         return self.probe.adapter.device.type == "cpu" and self.probe.is_half_precision
 
     def _micro_batch(self, examples: Sequence[object]) -> float:
@@ -114,22 +114,22 @@ class StepSample:
 
 
 def allowed_seconds(training_seconds: float) -> float:
-    """Return the seconds that a measurement of a run may take."""
+    """Return how many seconds a measurement may take, given the duration of the run."""
     of_a_short_one = min(SHARE_OF_A_SHORT_ONE * training_seconds, SHORT_SECONDS)
     return min(max(SHARE_OF_TRAINING * training_seconds, of_a_short_one), MOST_SECONDS)
 
 
 def sizes_of(adapter: ModelAdapter, examples: Sequence[object]) -> set[Size]:
-    """Return the sizes that determine a micro-batch's shapes, for the layers and for the head."""
+    """Return the sizes that determine the tensor shapes of a micro-batch in layers and head."""
     rows = adapter.size_grid.rows_up(adapter.count_items(examples))
     return {("units", adapter.count_computed(examples)), ("items", rows)}
 
 
 def num_sizes(units: np.ndarray, items: np.ndarray, adapter: ModelAdapter) -> int:
-    """Return the number of different sizes of micro-batches.
+    """Return the number of different sizes among micro-batches.
 
     Args:
-        units, items: computed tokens, and supervised ones, of each micro-batch, (N,).
+        units, items: computed tokens and supervised tokens of each micro-batch, (N,).
     """
     return len(np.unique(units)) + len(
         {adapter.size_grid.rows_up(int(n)) for n in np.unique(items)}
@@ -137,7 +137,7 @@ def num_sizes(units: np.ndarray, items: np.ndarray, adapter: ModelAdapter) -> in
 
 
 def _middle_mean(times: list[float]) -> float:
-    """Return the mean without the slowest and the fastest."""
+    """Return the mean without the slowest and the fastest value."""
     left_out = int(len(times) * LEFT_OUT)
     kept = sorted(times)[left_out : len(times) - left_out]
     return sum(kept) / len(kept)

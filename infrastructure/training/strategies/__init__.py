@@ -1,4 +1,4 @@
-"""Training algorithms. A strategy yields phases and performs a train step.
+"""Training strategies. A strategy defines the phases of a run and its training step.
 
 To add one: `register_strategy(name, class)` with a subclass of `TrainingStrategy`, an entry point
 in the group "temper.strategies", or its address, `training.strategy: module:Class`.
@@ -30,7 +30,7 @@ STRATEGIES.provide(
 
 
 def register_strategy(name: str, strategy: Callable[..., TrainingStrategy]) -> None:
-    """Make `training.strategy: name` use the result of `strategy(training_config, logger)`.
+    """Register a name for `training.strategy` that creates `strategy(training_config, logger)`.
 
     The registered strategy takes precedence over a built-in one of that name.
 
@@ -43,7 +43,7 @@ def register_strategy(name: str, strategy: Callable[..., TrainingStrategy]) -> N
 def get_training_strategy(
     name: str, training_config: TrainingConfig, logger: logging.Logger | None = None
 ) -> TrainingStrategy:
-    """Return the strategy called `name`.
+    """Create the strategy called `name`.
 
     Raises:
         ValueError: there is no such strategy (the message suggests the nearest one), or it cannot
@@ -54,6 +54,6 @@ def get_training_strategy(
 
 
 def has_forms(name: str) -> bool:
-    """Return whether the model has another form in each phase of a strategy of a feature."""
+    """Return whether a feature's strategy changes the model's layers from phase to phase."""
     is_of_feature = name in plugins_of(STRATEGIES.group)
     return is_of_feature and getattr(STRATEGIES.get(name), "has_forms", False)

@@ -1,7 +1,7 @@
-"""The contract of a training algorithm: phases, optimizer, and the training of one micro-batch.
+"""The base class of training strategies: phases, optimizer, and the step of one micro-batch.
 
-A new algorithm implements `train_step` and, if it trains different parameters at different times,
-`phases`. It never imports an adapter: the trainer gives it `compute_loss`.
+A new strategy implements `train_step` and, if it trains different parameters at different times,
+`phases`. It never imports an adapter: the trainer passes it `compute_loss`.
 """
 
 import logging
@@ -39,7 +39,7 @@ NOT_ENTERED = -1  # no phase yet
 
 
 class HasDraw(Protocol):
-    """The time step and the draw of an objective that hides tokens; see `objective.Objective`."""
+    """The settings that a strategy changes in an objective that hides tokens."""
 
     time_step: int | None
     draw: int
@@ -49,23 +49,23 @@ LossFunction = Callable[[torch.nn.Module, dict[str, object]], HasLossSum]
 
 
 class TrainingStrategy(ABC):
-    """Base class of all training algorithms.
+    """Base class of all training strategies.
 
     Attributes:
-        chosen_by: the value of `training.strategy` that a trainer given this strategy has, if the
-            settings of the strategy have an effect only with that value.
+        chosen_by: the value of `training.strategy` to assume if an instance is passed to a trainer
+            with `auto`; None: the value stays.
         config: the training section of the configuration.
-        compute_loss: `(model, batch) -> (loss_sum, num_items)`, given by the trainer.
-        precision: the number format of the forward pass, given by the trainer.
-        entered: the phase whose form the model has. -1: none; the model is as loaded.
-        steps_per_epoch: optimizer steps, given by the trainer.
-        added_rate: peak learning rate of weights that extensions have added. None: the general one.
-            Given by the trainer.
-        objective: masks tokens of the examples. None: nothing is masked. Given by the trainer.
-        source: the examples, if batches name them. None: nothing is kept for each example. Given by
-            the trainer.
-        has_forms: True if the model has another form in each phase (number formats, added weights),
-            which takes a run to enter.
+        compute_loss: `(model, batch) -> (loss_sum, num_items)`, set by the trainer.
+        precision: the precision of the forward pass, set by the trainer.
+        entered: the phase that the model's layers are prepared for. -1: none yet.
+        steps_per_epoch: optimizer steps per epoch, set by the trainer.
+        added_rate: peak learning rate of weights that extensions have added, set by the trainer.
+            None: the same as for other weights.
+        objective: hides tokens of the examples, set by the trainer. None: no tokens are hidden.
+        source: the source of examples, set by the trainer, if the strategy stores a value for each
+            of them. None: it does not.
+        has_forms: True if the model's layers (number formats, added weights) change from phase to
+            phase.
     """
 
     has_forms: ClassVar[bool] = False
@@ -101,7 +101,7 @@ class TrainingStrategy(ABC):
         scheduler: LambdaLR | None,
         update_gradients: bool = True,
     ) -> StepOutput:
-        """Run forward and backward of one micro-batch; with `update_gradients`, step the optimizer.
+        """Run forward and backward passes of one micro-batch; optionally step the optimizer.
 
         `batch["total_items"]`, if given, is the number of supervised items in the whole optimizer
         batch. The loss is divided by that number, so that splitting a batch changes nothing. The
@@ -110,7 +110,7 @@ class TrainingStrategy(ABC):
         """
 
     def extensions(self, trainer: Any) -> list[Any]:
-        """Return the extensions that this algorithm needs in the trainer, the last to be called."""
+        """Return the extensions that this strategy needs, which are called after all others."""
         return []
 
     def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
@@ -118,28 +118,28 @@ class TrainingStrategy(ABC):
         return [Phase(num_epochs=num_epochs)]
 
     def prepare_model(self, model: torch.nn.Module) -> None:  # noqa: B027 (most need nothing)
-        """Inspect the model to be trained, once, before its optimizer is created.
+        """Inspect the model once, before its optimizer is created.
 
         Raises:
-            ValueError: this algorithm cannot train the model.
+            ValueError: this strategy cannot train the model.
         """
 
     def enter_phase(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: int
     ) -> None:
-        """Begin phase `index`, or resume in it; called before its PHASE_START."""
+        """Begin or resume phase `index`; called before the event PHASE_START."""
         self.take_form(model, optimizer, index)
 
     def notes(self) -> list[str]:
-        """Return notes on the loaded model, for the start of a run."""
+        """Return notes about the loaded model, to show at the start of a run."""
         return []
 
     def run_parts(self, trainer: Any) -> RunParts:
-        """Return what the strategy adds to the run of an `EnhancedTrainer`."""
+        """Return what the strategy adds to a run besides its steps, such as files and observers."""
         return RunParts()
 
     def check_length(self, total_steps: int) -> None:  # noqa: B027 (most can end at any step)
-        """Check the number of optimizer steps, once the phases are known.
+        """Check the total number of optimizer steps.
 
         Raises:
             ValueError: after so many steps the model would be only partly trained.
@@ -153,26 +153,30 @@ class TrainingStrategy(ABC):
     def take_form(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: int
     ) -> None:
-        """Give the model the form of phase `index` (-1: before the first), whatever its form now.
+        """Convert the model's layers to those of phase `index` (-1: as before the first phase).
 
-        The form includes number formats, modes, and the optimizer's parameters. Values stay, or are
-        loaded from a checkpoint afterwards.
+        This concerns number formats, modes, and the optimizer's parameters. Weight values stay, or
+        are loaded from a checkpoint afterwards.
         """
         self.entered = index
 
     def close(self, is_over: bool) -> None:  # noqa: B027 (most hold nothing)
-        """End the training, for good or until it is resumed."""
+        """Handle the end of training.
+
+        Args:
+            is_over: all steps are done; otherwise the run may be resumed.
+        """
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has the form that is evaluated in this phase."""
+        """Return a context in which the model is in the form to be evaluated in this phase."""
         return nullcontext()
 
     def measuring(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Return a context in which parameters outside the measured phase need no gradient."""
+        """Return a context for measuring costs, in which untrained parameters need no gradient."""
         return nullcontext()
 
     def parameter_groups(self, model: torch.nn.Module, learning_rate: float) -> ParameterGroups:
-        """Return optimizer groups: matrices with weight decay; vectors (norms, biases) without."""
+        """Return parameter groups: matrices with weight decay; vectors (norms, biases) without."""
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         return decay_groups(named, learning_rate, self.config.weight_decay)
 
@@ -181,8 +185,8 @@ class TrainingStrategy(ABC):
     ) -> torch.optim.Optimizer:
         """Create the configured optimizer over `parameter_groups`.
 
-        The optimizer's memory is predicted by calling this with samples of the parameters
-        (`optimization.optimizer_memory`), so nothing but the named parameters may be read.
+        `optimization.optimizer_memory` calls this with samples of the parameters to predict the
+        optimizer's memory, so implementations may read nothing but the named parameters.
 
         Raises:
             ValueError: nothing in the model can be trained.
@@ -196,7 +200,7 @@ class TrainingStrategy(ABC):
     def _with_rate_of_added(
         self, model: torch.nn.Module, groups: ParameterGroups
     ) -> ParameterGroups:
-        """Return the same groups, with weights added by extensions in groups at their own rate."""
+        """Move weights added by extensions to parameter groups with their own learning rate."""
         added = {id(p) for name, p in model.named_parameters() if is_added(name)}
         split: list[ParameterGroups] = [[], []]
         for group in groups:
@@ -208,12 +212,11 @@ class TrainingStrategy(ABC):
         return [*split[False], *split[True]]
 
     def create_scheduler(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LambdaLR:
-        """Create a scheduler with linear warm-up, then `scheduler_type`; it depends only on the
-        step."""
+        """Create a scheduler with linear warm-up, followed by the schedule `scheduler_type`."""
         return LambdaLR(optimizer, self.rate_factor(total_steps))
 
     def rate_factor(self, total_steps: int) -> Callable[[int], float]:
-        """Return the factor of the learning rate at each of `total_steps` steps."""
+        """Return a function from a step to its learning-rate factor, for `total_steps` steps."""
         shape = SCHEDULERS.get(self.config.scheduler_type)
         warmup_steps = self.config.warmup_within(total_steps)
 
@@ -227,7 +230,7 @@ class TrainingStrategy(ABC):
     def unscale_gradients(
         self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None
     ) -> None:
-        """Unscale the accumulated gradients (fp16 keeps them scaled until now)."""
+        """Unscale the accumulated gradients, which are scaled only in fp16."""
         if scaler is not None:
             scaler.unscale_(optimizer)
 
@@ -238,10 +241,10 @@ class TrainingStrategy(ABC):
         scaler: torch.amp.GradScaler | None,
         scheduler: LambdaLR | None,
     ) -> torch.Tensor:
-        """Clip, step, advance the schedule, and clear the gradients.
+        """Clip gradients, step the optimizer, advance the schedule, and clear the gradients.
 
         Returns:
-            The gradients' norm before clipping, a scalar tensor (reading it synchronizes).
+            The norm of the gradients before clipping, a scalar tensor (reading it synchronizes).
         """
         with_gradient = [p for p in model.parameters() if p.grad is not None]
         max_norm = self.config.max_grad_norm or math.inf
@@ -260,7 +263,7 @@ class TrainingStrategy(ABC):
 def decay_groups(
     named: Iterable[tuple[str, torch.nn.Parameter]], learning_rate: float, weight_decay: float
 ) -> ParameterGroups:
-    """Return two groups with one learning rate: matrices decay, vectors and scalars do not."""
+    """Return two groups with one learning rate: matrices with weight decay, vectors without."""
     parameters = [parameter for _, parameter in named]
     matrices = [p for p in parameters if p.ndim >= 2]
     vectors = [p for p in parameters if p.ndim < 2]

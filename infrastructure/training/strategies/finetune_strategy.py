@@ -31,7 +31,7 @@ class FinetuningStrategy(StandardTrainingStrategy):
 def trainable_layers(
     model: torch.nn.Module,
 ) -> list[list[tuple[str, torch.nn.Parameter]]]:
-    """Return the trainable parameters by layer, the layer nearest to the output first."""
+    """Return the trainable parameters by layer, beginning with the layer nearest to the output."""
     by_layer: dict[int, list[tuple[str, torch.nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

@@ -1,9 +1,10 @@
 """Optimizers and learning-rate schedules, by name.
 
-To add an optimizer: a class like `torch.optim.Adamax`, or a function like it, by an entry point in
-the group "temper.optimizers" or its address, `training.optimizer: torch.optim:Adamax`. It is called
-with parameter groups and `lr`, and with `betas` if it takes them. A schedule is a function that
-maps the completed share of the training (0 to 1, without warm-up) to a factor of the learning rate.
+An optimizer can be added as a class like `torch.optim.Adamax`, or a function like it, by an entry
+point in the group "temper.optimizers" or its address, `training.optimizer: torch.optim:Adamax`. It
+is called with parameter groups and `lr`, and with `betas` if it takes them. A schedule is a
+function that maps the completed share of the training (0 to 1, without warm-up) to a factor of the
+learning rate.
 """
 
 import inspect
@@ -28,10 +29,10 @@ SCHEDULERS: Registry[Callable[[float], float]] = registries.SCHEDULERS
 def build_optimizer(
     name: str, groups: ParameterGroups, learning_rate: float
 ) -> torch.optim.Optimizer:
-    """Create the optimizer of a name or address.
+    """Create the optimizer with a name or address.
 
     Raises:
-        ValueError: there is no such optimizer, or it cannot be created so.
+        ValueError: there is no such optimizer, or it cannot be created with these arguments.
     """
     takes_betas = "betas" in inspect.signature(OPTIMIZERS.get(name)).parameters
     options: dict[str, Any] = {"betas": BETAS} if takes_betas else {}
@@ -40,7 +41,7 @@ def build_optimizer(
 
 
 def _from_bitsandbytes(class_name: str) -> Callable[..., torch.optim.Optimizer]:
-    """Return a builder of an 8-bit or paged optimizer.
+    """Return a function that creates an 8-bit or paged optimizer.
 
     8-bit moments take a quarter of the memory. Paged moments move to main memory when the GPU's is
     full. On a CPU they are already there, so paging has no effect.

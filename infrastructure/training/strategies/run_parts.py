@@ -1,4 +1,4 @@
-"""The additions of a strategy to a run besides its steps, and their source of examples."""
+"""Interfaces for what a strategy adds to a run besides its steps."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,12 +24,13 @@ class Examples(Protocol):
 
 @dataclass
 class ExampleSource:
-    """The source of all training examples, for what a strategy keeps for each of them.
+    """All training examples, for a strategy that stores a value for each of them.
 
     Attributes:
-        prepare_batch: makes a batch of examples, as in training. It names them: `EXAMPLES`.
+        prepare_batch: makes a batch of examples, as in training. The batch contains the examples
+            under the key `EXAMPLES`.
         folder: the folder of the run, or one that runs share.
-        facts: what a batch depends on besides the examples: number format, version of the labels.
+        facts: what a batch depends on besides the examples: precision, version of the labels.
     """
 
     data: Examples
@@ -39,14 +40,14 @@ class ExampleSource:
 
 
 class RunParts:
-    """The additions of a strategy to a run besides its steps. Most add nothing."""
+    """What a strategy adds to a run besides its steps. By default nothing is added."""
 
     def observers(self, folder: Path) -> list[Any]:
-        """Return observers that record what is special about the run, in its folder."""
+        """Return observers that write the strategy's own files into the run folder."""
         return []
 
     def save(self, folder: Path) -> list[str]:
-        """Write what the run leaves besides the model.
+        """Write the strategy's own outputs at the end of a run, besides the model.
 
         Returns:
             A sentence for each file that could not be written.
@@ -54,30 +55,34 @@ class RunParts:
         return []
 
     def disk_bytes(self) -> tuple[int, int]:
-        """Return the bytes on disk of files that remain, and of those during training only."""
+        """Return the bytes on disk of files that remain, and of temporary files during training."""
         return 0, 0
 
     def lines(self, step_seconds: float | None = None) -> list[str]:
-        """Return the plan of the run as lines of text.
+        """Return lines of text that describe the plan of the run.
 
         Args:
-            step_seconds: the measured time of a step. None: the lines have no times.
+            step_seconds: the measured time of a step. None: the lines contain no times.
         """
         return []
 
     def seconds_left(self, step: int, num_left: int, step_seconds: float) -> float:
-        """Return the time of the steps after `step`, from the measured time of one."""
+        """Return the predicted seconds of the `num_left` steps after `step`.
+
+        Args:
+            step_seconds: the measured time of one step.
+        """
         return num_left * step_seconds
 
     def growth_bytes(self, step: int, heaviest_units: int, value_bytes: int) -> int:
-        """Return by how much the memory of later steps exceeds that of the measured one.
+        """Return by how much the memory of later steps exceeds that of the measured step.
 
         Args:
             heaviest_units: the tokens of the largest micro-batch.
-            value_bytes: of an activation.
+            value_bytes: the size of one activation value.
         """
         return 0
 
     def trained(self) -> str:
-        """Return in words what trains, or "" if the words for other runs are right."""
+        """Return a description of what is trained; "" if the usual description is correct."""
         return ""

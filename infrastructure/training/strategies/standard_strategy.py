@@ -1,4 +1,4 @@
-"""Ordinary training: all trainable parameters, in one phase."""
+"""The standard strategy, which trains all trainable parameters in one phase."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 
 class StandardTrainingStrategy(TrainingStrategy):
-    """The ordinary step: forward pass, loss per supervised item, backward pass, clipped update."""
+    """The standard step: forward pass, loss per supervised item, backward pass, clipped update."""
 
     def train_step(
         self,

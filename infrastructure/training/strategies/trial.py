@@ -1,6 +1,6 @@
-"""A trial of the first step of a user-defined strategy before the training, without side effects.
+"""A trial of a user-defined strategy's first step before the run, without side effects.
 
-The strategy's own state changes only in a copy, and changes to the model are undone.
+Only a copy of the strategy changes its state, and changes to the model are undone.
 """
 
 import copy
@@ -15,9 +15,9 @@ from infrastructure.training.strategies.base_strategy import NOT_ENTERED, Traini
 
 
 def is_own(strategy: TrainingStrategy) -> bool:
-    """Return whether the strategy is user-defined.
+    """Return whether the strategy is user-defined and can be tried before the run.
 
-    One that gives the model forms does not count, because they take a run to enter.
+    A strategy with `has_forms` cannot, because its changes to the model's layers are not undone.
     """
     is_ours = type(strategy).__module__.partition(".")[0] in OUR_PACKAGES
     return not (is_ours or strategy.has_forms)
@@ -30,10 +30,10 @@ def first_step(
     optimizer: torch.optim.Optimizer,
     examples: Sequence[object],
 ) -> Iterator[TrainingStrategy]:
-    """Begin the first phase and step of a user-defined strategy, as the loop does.
+    """Begin the first phase and step of a copy of a user-defined strategy, and yield the copy.
 
-    The strategy's `train_step` may depend on it. Built-in strategies, and one whose training is
-    already running, need no preparation and are yielded unchanged.
+    Its `train_step` may need this. Built-in strategies, and one whose training is already running,
+    are yielded unchanged.
 
     The weights of `model` are not restored: see `preserve`.
     """
@@ -55,7 +55,7 @@ def first_step(
 
 
 def _copied(strategy: TrainingStrategy, model: torch.nn.Module) -> TrainingStrategy:
-    """Return a deep copy that shares the model, configuration and loss."""
+    """Return a deep copy of a strategy that shares the model, configuration and loss."""
     given = (strategy.config, strategy.logger, strategy.compute_loss, strategy.objective)
     shared = [*given, *model.modules(), *model.parameters(), *model.buffers()]
     try:

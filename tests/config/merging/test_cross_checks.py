@@ -47,26 +47,6 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
             "quantum.quantum_target_not_held_out",
         ),
         (
-            {**QUANTUM, "quantum.problem": "rank_allocation"},
-            "quantum.rank_allocation_without_lora",
-        ),
-        (
-            {"training.optimization_frequency": 9, "quantum.answer": "gredy"},
-            "(setting=quantum.answer, reason=core.unknown_name(what=answer, name=gredy,"
-            " hint=core.did_you_mean(meant=greedy)",
-        ),
-        (
-            {**QUANTUM, "quantum.background": True, "training.num_epochs": 1},
-            "quantum.background_answer_too_late",
-        ),
-        (
-            {
-                **{**QUANTUM, "quantum.problem": "rank_allocation", "quantum.rank_budget": 1.0},
-                "model.lora_config": True,
-            },
-            "quantum.rank_budget_keeps_everything",
-        ),
-        (
             {"training.optimization_frequency": 9, "quantum.data_budget": 1.0},
             "quantum.data_budget_keeps_everything",
         ),
@@ -132,12 +112,12 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
             ]
         ),
         (
-            {**QUANTUM, "quantum.solver": "tabbu"},
-            "setting=quantum.solver, reason=core.unknown_name(what=sampler, name=tabbu,",
+            {**QUANTUM, "quantum.solver": "exakt"},
+            "setting=quantum.solver, reason=core.unknown_name(what=sampler, name=exakt,",
         ),
         (
-            {**QUANTUM, "quantum.fallback": ["tabu", "leap_hybrid"]},
-            "(setting=quantum.fallback, reason=quantum.sampler_access_missing(name=leap_hybrid,",
+            {**QUANTUM, "quantum.fallback": ["exact", "azure_quantum"]},
+            "(setting=quantum.fallback, reason=quantum.sampler_access_missing(name=azure_quantum,",
         ),
         (
             {**QUANTUM, "quantum.solver": "azure-quantum"},
@@ -232,7 +212,6 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("training.temperature", 0.5, {"training.method": "orpo"}),
     ("training.method_settings", {"a": 1}, {}),
     ("quantum.problem", "block_selection", {}),
-    ("quantum.answer", "random", {}),
     ("quantum.data_budget", 0.5, {}),
     ("quantum.data_budget", 0.5, {**QUANTUM, "quantum.problem": "block_selection"}),
     ("quantum.target", "validation", {}),
@@ -246,19 +225,12 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("quantum.candidates", 100, {**QUANTUM, "quantum.problem": "block_selection"}),
     ("quantum.num_blocks", 2, {}),
     ("quantum.num_blocks", 2, QUANTUM),
-    ("quantum.rank_budget", 0.25, {}),
-    ("quantum.rank_budget", 0.25, QUANTUM),
     ("quantum.max_overhead_percent", 10.0, {}),
-    ("quantum.background", True, {}),
-    ("quantum.solver", "tabu", {}),
-    ("quantum.solver", "tabu", {**QUANTUM, "quantum.answer": "random"}),
+    ("quantum.solver", "exact", {}),
     ("quantum.max_qubits", 100, {}),
     ("backup.allow_missing_place", True, {}),
     ("quantum.timeout", 10.0, {}),
-    ("quantum.timeout", 10.0, {**QUANTUM, "quantum.answer": "random"}),
-    ("quantum.background", True, {**QUANTUM, "quantum.answer": "random"}),
-    ("quantum.fallback", ["tabu"], {}),
-    ("quantum.fallback", ["tabu"], {**QUANTUM, "quantum.answer": "random"}),
+    ("quantum.fallback", ["exact"], {}),
 ]
 
 
@@ -381,8 +353,7 @@ def test_sections_that_were_changed_by_hand_are_checked() -> None:
         {"training.early_stopping_patience": 2},
         {**QUANTUM, "quantum.target": "validation", "quantum.data_budget": 0.1},
         {**QUANTUM, "quantum.problem": "block_selection", "data.streaming": True},
-        {"training.optimization_frequency": 100, "quantum.solver": "tabu"},
-        {**QUANTUM, "quantum.problem": "rank_allocation", "model.lora_config": True},
+        {"training.optimization_frequency": 100, "quantum.solver": "exact"},
     ],
 )
 def test_what_fits_is_left_alone(keywords: dict[str, Any]) -> None:

@@ -319,6 +319,17 @@ def test_a_template_that_refuses_a_row_gives_the_reason() -> None:
     assert refused == "data.conversation_begins_with_answer()"
 
 
+def test_a_greeting_is_learnt_where_its_header_is_found() -> None:
+    tokenizer = byte_level_tokenizer(CHATML)
+    greeted = talk(("assistant", "Hello"), *((t.role, t.text) for t in ONE.turns))
+    assert learnt_texts(tokenizer, encode(tokenizer, greeted)) == [
+        *("Hello<|im_end|>", "The sum is 42.<|im_end|>")
+    ]
+    headless = "{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}"
+    refused = refusal(byte_level_tokenizer(headless), greeted).detail
+    assert refused == "data.conversation_begins_with_answer()"
+
+
 def test_a_template_with_a_date_writes_the_same_every_day() -> None:
     tokenizer = byte_level_tokenizer("{{ strftime_now('%d %b %Y') }}\n" + CHATML)
     assert tokenizer.decode(encode(tokenizer, ONE).example.input_ids).startswith("26 Jul 2024\n")

@@ -48,8 +48,8 @@ def test_curves_are_over_time_in_round_units() -> None:
     ]
     cpu = charts["CPU load, %"]
     assert cpu.axis == "minutes"
-    assert round(cpu.curve.buckets[-1].step, 3) == 10.0
-    assert charts["GPU memory, GiB"].curve.buckets[0].high == 14.0
+    assert round(cpu.points[-1][0], 3) == 10.0
+    assert charts["GPU memory, GiB"].points[0][1] == 14.0
 
 
 def test_the_hours_between_a_kill_and_going_on_are_left_out() -> None:

@@ -13,6 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.features import plugins_of
 from infrastructure.models.model_manager import ModelManager
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.model_adapters import (
@@ -223,4 +224,4 @@ def test_messages_that_are_none_are_named(model: Path) -> None:
 
 
 def test_the_configuration_knows_the_names_of_all_adapters_before_they_are_loaded() -> None:
-    assert {*ADAPTERS.built_in} == {*ADAPTERS._provided}
+    assert {*ADAPTERS.built_in} == {*ADAPTERS._provided, *plugins_of(ADAPTERS.group)}

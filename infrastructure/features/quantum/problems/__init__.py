@@ -1,4 +1,4 @@
-"""Training decisions as binary optimization problems, each with its baselines."""
+"""Training decisions as binary optimization problems, each with baselines for comparison."""
 
 from infrastructure.core.optional import import_without
 

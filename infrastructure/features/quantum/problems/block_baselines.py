@@ -2,7 +2,7 @@
 
 Blocks are numbered from the input up. Measured on tiny models: the gradient norm and the predicted
 decrease beat random and cyclic choices by 0.05 to 0.17 nats at the same number of steps. Training
-all blocks is best if memory allows it: a choice saves memory, it does not lower the loss.
+all blocks is best if memory allows it: a choice saves memory, but does not lower the loss.
 """
 
 import numpy as np
@@ -16,14 +16,15 @@ def largest_gradient_norm(norms: Array, num_chosen: int) -> Array:
 
 
 def largest_decrease(linear: Array, num_chosen: int) -> Array:
-    """Choose the blocks whose step lowers the loss most to first order: the most negative g.d."""
+    """Choose the blocks with the most negative g.d: their moves lower the loss most."""
     return np.sort(np.argsort(np.asarray(linear), kind="stable")[:num_chosen])
 
 
 def random_blocks(num_blocks: int, num_chosen: int, seed: int, number: int) -> Array:
-    """Draw blocks at random for each decision (LISA, arXiv 2403.17919).
+    """Draw random blocks (LISA, arXiv 2403.17919).
 
-    `number` counts decisions.
+    Args:
+        number: number of earlier decisions, so that each draw is different.
     """
     random = np.random.default_rng([seed, number])
     return np.sort(random.permutation(num_blocks)[:num_chosen])

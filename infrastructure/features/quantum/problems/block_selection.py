@@ -1,4 +1,4 @@
-"""The choice of the blocks that train until the next decision, by the loss to second order.
+"""The choice of the blocks that train until the next decision, by a second-order model of the loss.
 
 Block i proposes the move d_i. If the blocks in S move, the loss changes by
 
@@ -35,7 +35,7 @@ from infrastructure.features.quantum.solving.arrays import Array
 
 
 class BlockSelection(Choice):
-    """The problem of choosing `num_chosen` of N blocks.
+    """The problem of choosing `num_chosen` of N blocks to train.
 
     Args:
         blocks: names, from the input up.
@@ -77,7 +77,7 @@ class BlockSelection(Choice):
         training.train_only(decision)
 
     def alternatives(self) -> dict[str, Sample]:
-        """Return five baselines: gradient norm, first order, random (LISA), cyclic (BAdam), top."""
+        """Return the baselines: gradient norm, first order, random (LISA), cyclic (BAdam), top."""
         n, k = len(self.labels), self.num_chosen
         chosen = {
             "gradient_norm": largest_gradient_norm(self.gradient_norms, k),
@@ -90,11 +90,11 @@ class BlockSelection(Choice):
 
 
 def sampled_fisher(dots: Array, num_tokens: float) -> Array:
-    """Return d_i' C d_j of the loss per token, (N, N).
+    """Return the sampled Fisher matrix d_i' C d_j of the loss per token, (N, N).
 
-    The gradients are those of labels drawn from the model, which are uncorrelated between tokens.
-    So the expected square of a sum over tokens is the sum of the expected squares, however the
-    tokens are distributed over micro-batches.
+    The gradients are for labels drawn from the model, which are uncorrelated between tokens. So the
+    expected square of a sum over tokens is the sum of the expected squares, however the tokens are
+    distributed over micro-batches.
 
     Args:
         dots: (B, N), the summed gradient of each micro-batch (or example) times each d_i. For
@@ -106,7 +106,7 @@ def sampled_fisher(dots: Array, num_tokens: float) -> Array:
 
 
 def symmetric(matrix: Array) -> Array:
-    """Return the matrix in float64, made symmetric by averaging it with its transpose.
+    """Average a matrix with its transpose, in float64.
 
     Raises:
         ValueError: the matrix is not square.

@@ -1,7 +1,7 @@
 """The choice of exactly k of n items with a linear and a pairwise objective.
 
-Data selection, block selection and rank allocation share this form. A penalty enforces the count.
-Its strength is derived from the coefficients, so it needs no tuning.
+Data selection, block selection and rank allocation are such problems. A penalty enforces the count.
+Its strength is computed from the coefficients, so it needs no tuning.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ class Choice(QuantumProblem):
     """The problem min offset + sum_i a_i x_i + s * sum_{i<j} B_ij x_i x_j with exactly k ones in x.
 
     Args:
-        labels: the n variables, each named once.
+        labels: the names of the n variables, all different.
         num_chosen: k, from 1 to n.
         linear: a, shape (n,).
-        pairs: B, shape (n, n), symmetric. The diagonal is not read. The dtype, float32 or float64,
-            is also the model's. The array is kept, not copied.
+        pairs: B, shape (n, n), symmetric. The diagonal is not read. The model has the same dtype,
+            float32 or float64. The array is kept, not copied.
         pair_scale: s.
         offset: the cost of the empty choice.
 
@@ -55,11 +55,11 @@ class Choice(QuantumProblem):
         self._check()
 
     def formulate(self) -> dimod.BinaryQuadraticModel:
-        """Return the objective plus `penalty_strength() * (sum x - k)^2`: every optimum has k ones.
+        """Build the model: the objective plus `penalty_strength() * (sum x - k)^2`.
 
-        Memory: 8 bytes for each ordered pair in the model (200 MB at n = 5000 in float32), in
-        addition to `pairs`. The model is built in pieces, so nothing else of that size is
-        allocated.
+        With this penalty, every optimum has k ones. The model takes 8 bytes for each ordered pair
+        (200 MB at n = 5000 in float32), in addition to `pairs`. It is built in pieces, so nothing
+        else of that size is allocated.
         """
         strength, k, n = self.penalty_strength(), self.num_chosen, len(self.labels)
         dtype = self.pairs.dtype
@@ -78,11 +78,11 @@ class Choice(QuantumProblem):
         return bqm
 
     def penalty_strength(self) -> float:
-        """Return a strength larger than the cost of the cheapest flip towards k at any wrong count.
+        """Return a penalty strength with which every assignment of the lowest energy has k ones.
 
-        At a wrong count some flip towards k then lowers the energy: it gains at least the strength
-        and costs less. This bound uses the worst row; a subclass may have a tighter one. The
-        smaller the strength, the lower the barriers between good answers.
+        The strength exceeds the cost of the cheapest flip towards k at any wrong count, so such a
+        flip lowers the energy. This bound uses the worst row; a subclass may have a tighter one.
+        The smaller the strength, the lower the barriers between good answers.
         """
         positive, negative = self._row_sums()
         adding = float((self.linear + positive).max())
@@ -91,22 +91,22 @@ class Choice(QuantumProblem):
         return MARGIN * max(adding, removing, 1e-3 * largest) or 1.0
 
     def energy_of(self, chosen: Array) -> float:
-        """Return the objective (without penalty) of any number of chosen indices, in float64."""
+        """Return the objective, without penalty, of any set of chosen indices, in float64."""
         block = self.pairs[np.ix_(chosen, chosen)].astype(np.float64)
         both = (block.sum() - np.trace(block)) / 2
         return float(self.offset + self.linear[chosen].sum() + self.pair_scale * both)
 
     def indices(self, sample: Sample) -> Array:
-        """Return the indices of the ones, ascending."""
+        """Return the indices of the chosen items (the ones) in a sample, ascending."""
         return np.array([i for i, label in enumerate(self.labels) if sample[label]], dtype=np.int64)
 
     def sample_of(self, chosen: Array) -> Sample:
-        """Return the sample in which exactly these indices are ones."""
+        """Return the sample in which exactly these indices are ones, and all others zeros."""
         ones = set(np.asarray(chosen).tolist())
         return {label: int(i in ones) for i, label in enumerate(self.labels)}
 
     def repair(self, sample: Sample) -> Sample:
-        """Add or drop items one at a time, the cheapest first, until the count is right."""
+        """Add or drop items one at a time, the cheapest first, until exactly k are chosen."""
         chosen = self.indices(sample)
         if len(chosen) == self.num_chosen:
             return sample
@@ -137,7 +137,7 @@ class Choice(QuantumProblem):
         return np.flatnonzero(is_chosen)
 
     def _row_sums(self) -> tuple[Array, Array]:
-        """Return each row's sums of the positive and the negative scaled off-diagonal pairs.
+        """Return the sums of the positive and of the negative scaled pairs in each row.
 
         When an item is added, at most k - 1 others are chosen, so only the k - 1 largest positive
         pairs of a row count.

@@ -9,11 +9,11 @@ This objective has no weight to tune, and 0 is a lower bound.
 
 Measured on tiny models, with pools of duplicates, off-topic rows and noise (details in
 benchmarks/results/quantum_step.md): from a dirty pool, a selection with clean rows as target trains
-better than a random choice and, by a larger margin, better than the most relevant examples. Nine
-tenths train slightly better than the whole pool at the same number of steps, and a half trains as
-well. An optimum better than the greedy one helped for a tenth of a dirty pool and did harm for a
-tenth of a clean one. On clean data, or with the pool itself as target, nothing is gained. So this
-problem means "train on k examples as well as k examples can".
+better than a random choice and, by a larger margin, better than the most relevant examples. A
+selection of nine tenths trains slightly better than the whole pool at the same number of steps, and
+a selection of half trains as well. An optimum better than the greedy one helped for a tenth of a
+dirty pool and did harm for a tenth of a clean one. On clean data, or with the pool itself as
+target, nothing is gained.
 """
 
 from collections.abc import Sequence
@@ -90,7 +90,7 @@ class DataSelection(Choice):
         )
 
     def penalty_strength(self) -> float:
-        """Return a strength as in `Choice`, by a bound that is several times smaller.
+        """Return a penalty strength as in `Choice`, by a bound that is several times smaller.
 
         With V the sum over S, dropping one item costs, averaged over S,
         (-2 |V|^2 / k^2 + 2 rho t'V / k) / |S| + 1 / k^2. Adding one item costs, averaged over the
@@ -111,9 +111,9 @@ class DataSelection(Choice):
         training.select_examples(decision)
 
     def alternatives(self) -> dict[str, Sample]:
-        """Return the baselines: greedy with and without exchanges, top relevance, random.
+        """Return the baselines: greedy with and without exchanges, most relevant examples, random.
 
-        Top relevance is included with and without near-duplicates.
+        The most relevant examples are returned with and without near-duplicates.
         """
         k, numbers = self.num_chosen, (self.pairs, self.relevance, self.rho)
         greedy = greedy_matching(*numbers, k)
@@ -131,7 +131,7 @@ class DataSelection(Choice):
 
 
 def unit_rows(gradients: Array, ids: Sequence[int] | None = None, what: str = "target") -> Array:
-    """Scale each row to length 1, in float32.
+    """Scale each row of a matrix of gradients to length 1, in float32.
 
     Raises:
         ValueError: the array is not a matrix, the number of rows differs from the number of ids, or
@@ -163,7 +163,7 @@ def target_mean(units: Array, *, is_sample: bool) -> tuple[Array, float]:
 
     The mean of a sample is too long: its expected square is rho^2 + (1 - rho^2) / m. So for a
     sample rho is estimated from the cosines between different rows. If the rows are the whole
-    population (not `is_sample`), rho is the length of the mean.
+    population (`is_sample` is false), rho is the length of the mean.
 
     Raises:
         ValueError: the rows have no common direction, or are a sample of fewer than 2.

@@ -16,43 +16,39 @@ from infrastructure.features.quantum.config import QuantumConfig
 
 Variable = Hashable  # a plain value: an example's id, a block's name
 Sample = Mapping[Variable, int]  # each variable of the model: 0 or 1
-QuadraticModel = dimod.BinaryQuadraticModel | dimod.ConstrainedQuadraticModel
 
 
 class Training(Protocol):
-    """The actions that decisions can take on a run. A run implements those that it supports."""
+    """The actions on a run that decisions can take. A run implements those that it supports."""
 
     def select_examples(self, ids: Sequence[int]) -> None:
-        """Train on these examples (ids in the training data) from the next epoch on."""
+        """Train only on these examples (ids in the training data) from the next epoch on."""
 
     def train_only(self, blocks: Sequence[str]) -> None:
         """Train only these blocks until the next decision."""
 
-    def keep_components(self, kept: Mapping[str, Sequence[int]]) -> None:
-        """Keep only the listed components (indices of the rank) of each named LoRA module."""
-
 
 class QuantumProblem(ABC):
-    """A training decision as a binary problem; the lowest energy is the best decision.
+    """A training decision as a binary problem, whose lowest energy is the best decision.
 
-    All methods are deterministic: the same problem formulates the same model with the variables in
-    the same order, and repairs and decodes a sample to the same decision.
+    All methods are deterministic: the same problem gives the same model, with its variables in the
+    same order, and the same sample gives the same decision.
     """
 
     name: ClassVar[str]  # the value of `quantum.problem` in a configuration
     config: QuantumConfig | None = None  # used if the caller gives no configuration
 
     @abstractmethod
-    def formulate(self) -> QuadraticModel:
+    def formulate(self) -> dimod.BinaryQuadraticModel:
         """Build the model, with binary variables. A solver calls this once.
 
         Raises:
-            ValueError: the problem cannot be formulated; the text gives the reason.
+            ValueError: the problem cannot be formulated; the message gives the reason.
         """
 
     @abstractmethod
     def decode(self, sample: Sample) -> object:
-        """Return the decision that `sample` stands for, as JSON values.
+        """Return the decision that a sample encodes, as JSON values.
 
         Any assignment of zeros and ones to all variables can be decoded. An assignment that breaks
         a rule of the problem (for example, a wrong number of ones) is repaired first.
@@ -63,20 +59,21 @@ class QuantumProblem(ABC):
         """Apply the decision to `training` by calling exactly one of its methods."""
 
     def repair(self, sample: Sample) -> Sample:
-        """Return the nearest feasible sample; a feasible sample is returned unchanged.
+        """Return the nearest sample that satisfies the problem's rules.
 
-        `decode(sample) == decode(repair(sample))`, so the energy of the repaired sample is the
-        energy of the decision.
+        A sample that satisfies them is returned unchanged. `decode(sample) ==
+        decode(repair(sample))`, so the energy of the repaired sample is the energy of the decision.
         """
         return sample
 
     def alternatives(self) -> dict[str, Sample]:
-        """Return baseline answers to the same problem, by name, found without a sampler.
+        """Return baseline answers to this problem, by name, found without a sampler.
 
-        The first baseline is used if no sampler answers. All are feasible and deterministic.
+        The first baseline is used if no sampler answers. All of them satisfy the problem's rules
+        and are deterministic.
         """
         return {}
 
     def facts(self) -> JsonObject:
-        """Return facts about the problem for reports, as JSON values, such as its sizes."""
+        """Return facts about the problem for reports, such as its sizes, as JSON values."""
         return {}

@@ -1,7 +1,7 @@
 """Baselines that choose k of n examples without a sampler, for comparison with a sampler's answer.
 
-All of them take numbers of the candidates (cosines and relevance, see `data_selection`) and return
-k different indices.
+Their inputs are cosines between the candidates, and the relevance of each (see `data_selection`).
+They return k different indices.
 """
 
 import numpy as np
@@ -14,8 +14,8 @@ LEAST_GAIN = 1e-6  # least gain of an exchange, in cosines: above float32 roundi
 def greedy_matching(similarity: Array, relevance: Array, scale: float, num_chosen: int) -> Array:
     """Choose examples one at a time, each time the one that brings the mean nearest to the target.
 
-    Each step is exact for the number chosen so far, as in herding (Welling 2009). GRAD-MATCH (arXiv
-    2103.00123) is similar, with weights.
+    This is herding (Welling 2009): each step is exact for the number chosen so far. GRAD-MATCH
+    (arXiv 2103.00123) is similar, with weights.
 
     Args:
         similarity: (n, n) cosines between candidates, the diagonal 1.
@@ -43,9 +43,9 @@ def exchanged(
 ) -> Array:
     """Exchange each chosen example in turn for the one that lowers the distance most, if any does.
 
-    The search ends when a pass changes nothing, or after `num_passes`. After a greedy choice it
-    came, in milliseconds, within 1 to 8 % of the best distance that any search found for a tenth of
-    the pool, and reached the best one for a half.
+    The search ends when a pass changes nothing, or after `num_passes`. After a greedy choice, it
+    took milliseconds. For a tenth of the pool, its distance was 1 to 8 % above the best that any
+    search found; for a half, it was the same.
 
     Args:
         chosen: indices to begin with; the other arguments are those of `greedy_matching`.
@@ -70,10 +70,10 @@ def exchanged(
 
 
 def top_relevance(relevance: Array, num_chosen: int) -> Array:
-    """Return the examples most similar to the target, as LESS (arXiv 2402.04333) does.
+    """Choose the examples that are most similar to the target, as LESS (arXiv 2402.04333) does.
 
-    The duplicates of a good example are chosen, too: on a pool with near-duplicates this choice
-    measured far below a random one.
+    The choice includes the duplicates of a good example: on a pool with near-duplicates, it trained
+    far worse than a random choice.
     """
     return np.argsort(-relevance, kind="stable")[:num_chosen]
 
@@ -81,10 +81,10 @@ def top_relevance(relevance: Array, num_chosen: int) -> Array:
 def deduplicated_top_relevance(
     similarity: Array, relevance: Array, num_chosen: int, largest_cosine: float = 0.9
 ) -> Array:
-    """Return the most relevant examples without near-duplicates, then the rest by relevance.
+    """Choose the most relevant examples without near-duplicates, and fill up by relevance.
 
-    At a budget of a third this choice measured best in one of three pools, and near random
-    otherwise.
+    For a third of the pool, this choice was the best one in one of three pools, and otherwise about
+    as good as a random choice.
     """
     order = np.argsort(-relevance, kind="stable")
     is_near = np.zeros(len(order), dtype=np.bool_)
@@ -102,5 +102,5 @@ def deduplicated_top_relevance(
 
 
 def random_choice(num_candidates: int, num_chosen: int, seed: int) -> Array:
-    """Return k of n indices at random, the baseline that every other method has to beat."""
+    """Choose k of n indices at random: the baseline that every other method has to beat."""
     return np.random.default_rng(seed).permutation(num_candidates)[:num_chosen]

@@ -8,32 +8,24 @@ import dimod
 
 from infrastructure.core.messages import phrase
 from infrastructure.features.quantum.sampler_needs import MOST_COUNTED
-from infrastructure.features.quantum.samplers.bqm_arrays import vectors_of
 from infrastructure.features.quantum.samplers.dense_problem import matrix_fits
 
-EXACT, DENSE, TREE, ANNEALING = (
-    "exact",
-    "dense_annealer",
-    "tree_decomposition",
-    "simulated_annealing",
-)
-MOST_TREEWIDTH = 12
-MOST_TREE_VARIABLES = 5000
-INTERACTIONS_PER_VARIABLE = 4  # at most, for a model whose treewidth is worth estimating
-PROCESS_SECONDS = 3.0  # upper bound on starting another process, on a slow machine
+EXACT, DENSE, ANNEALING = "exact", "dense_annealer", "simulated_annealing"
 DENSE_VARIABLES = 8000  # up to this size a matrix is used at any density
 LEAST_DENSITY = 0.01
 
 
 class AutoSampler(dimod.Sampler):
-    """A sampler that queries the one that fits the problem; `info` has `sampler` and `reason`.
+    """A sampler that passes each problem to the sampler that fits it.
+
+    The `info` of the answer contains the name (`sampler`) and the reason for the choice (`reason`).
 
     Args:
-        make: returns the sampler of a name.
+        make: creates the sampler with a given name.
     """
 
     parameters: ClassVar[dict[str, object]] = {
-        name: [] for name in ("num_reads", "time_limit", "seed", "num_ones", "initial_states")
+        name: [] for name in ("num_reads", "time_limit", "seed", "num_ones")
     }
     properties: ClassVar[dict[str, object]] = {}
 
@@ -49,9 +41,9 @@ class AutoSampler(dimod.Sampler):
         num_ones: int | None = None,
         **parameters: object,
     ) -> dimod.SampleSet:
-        """Choose a sampler and query it, without the parameters that it does not know."""
+        """Choose a sampler and query it, without parameters that it does not support."""
         began = time.monotonic()
-        name, reason = choose(bqm, time_limit, num_ones)
+        name, reason = choose(bqm, num_ones)
         if name not in self.samplers:
             self.samplers[name] = self.make(name)
         sampler = self.samplers[name]
@@ -64,14 +56,10 @@ class AutoSampler(dimod.Sampler):
         }
         sample_set = sampler.sample(bqm, **known)
         sample_set.info.update({"sampler": name, "reason": reason})
-        if has_no_time_for_a_tree(bqm, time_limit, num_ones):
-            sample_set.info["is_cut_off"] = True  # more time may lead to another sampler
         return sample_set
 
 
-def choose(
-    bqm: dimod.BinaryQuadraticModel, time_limit: float | None, num_ones: int | None
-) -> tuple[str, str]:
+def choose(bqm: dimod.BinaryQuadraticModel, num_ones: int | None) -> tuple[str, str]:
     """Return the name of the sampler for a problem, and the reason for the choice."""
     n, m = bqm.num_variables, bqm.num_interactions
     density = 2 * m / max(1, n * (n - 1))
@@ -80,71 +68,8 @@ def choose(
         return EXACT, phrase("quantum.auto_enumerates_all", count=n)
     if num_ones is not None:
         return DENSE, phrase("quantum.auto_keeps_number_of_ones", problem=shape)
-    if _may_be_tree(bqm) and not has_no_time_for_a_tree(bqm, time_limit, num_ones):
-        width = treewidth_at_most(bqm, MOST_TREEWIDTH)
-        if width is not None:
-            return TREE, phrase("quantum.auto_small_treewidth", width=width, problem=shape)
     fits = matrix_fits(n)
     if fits and (n <= DENSE_VARIABLES or density >= LEAST_DENSITY):
         return DENSE, phrase("quantum.auto_matrix_fits", problem=shape)
     why = "sparse" if fits else phrase("quantum.auto_too_large_for_matrix")
     return ANNEALING, f"{why} ({shape})"
-
-
-def has_no_time_for_a_tree(
-    bqm: dimod.BinaryQuadraticModel, time_limit: float | None, num_ones: int | None
-) -> bool:
-    """Return whether the time limit alone rules out tree decomposition."""
-    is_short = time_limit is not None and time_limit <= PROCESS_SECONDS
-    is_eligible = num_ones is None and bqm.num_variables > MOST_COUNTED
-    return is_short and is_eligible and _may_be_tree(bqm)
-
-
-def _may_be_tree(bqm: dimod.BinaryQuadraticModel) -> bool:
-    n, m = bqm.num_variables, bqm.num_interactions
-    return n <= MOST_TREE_VARIABLES and m <= INTERACTIONS_PER_VARIABLE * n
-
-
-def treewidth_at_most(bqm: dimod.BinaryQuadraticModel, limit: int) -> int | None:
-    """Return an upper bound of the treewidth by minimum-degree elimination; None if above `limit`.
-
-    Source: Bodlaender & Koster 2010 ("Treewidth computations I. Upper bounds"), heuristic minimum
-    degree.
-    """
-    neighbours = _neighbours(bqm)
-    by_degree: list[set[int]] = [set() for _ in range(limit + 1)]
-    for variable, around in enumerate(neighbours):
-        if len(around) <= limit:
-            by_degree[len(around)].add(variable)
-    width = 0
-    for _ in range(len(neighbours)):
-        degree = next((d for d, variables in enumerate(by_degree) if variables), None)
-        if degree is None:
-            return None
-        variable = min(by_degree[degree])
-        by_degree[degree].discard(variable)
-        width = max(width, degree)
-        _eliminate(variable, neighbours, by_degree)
-    return width
-
-
-def _eliminate(variable: int, neighbours: list[set[int]], by_degree: list[set[int]]) -> None:
-    """Remove a variable and connect its neighbors with each other."""
-    around = neighbours[variable]
-    for other in around:
-        before = neighbours[other]
-        if len(before) < len(by_degree):
-            by_degree[len(before)].discard(other)
-        before |= around
-        before -= {variable, other}
-        if len(before) < len(by_degree):
-            by_degree[len(before)].add(other)
-
-
-def _neighbours(bqm: dimod.BinaryQuadraticModel) -> list[set[int]]:
-    vectors = vectors_of(bqm)
-    neighbours: list[set[int]] = [set() for _ in range(bqm.num_variables)]
-    for one, other in zip(vectors.rows.tolist(), vectors.columns.tolist(), strict=True):
-        neighbours[one].add(other)
-        neighbours[other].add(one)
-    return neighbours

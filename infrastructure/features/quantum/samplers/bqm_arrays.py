@@ -1,4 +1,4 @@
-"""Conversion of binary quadratic models to and from arrays, without slow dict models."""
+"""Conversion of binary quadratic models to and from arrays, without slow Python dicts."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from infrastructure.features.quantum.solving.arrays import Array
 
 
 class Vectors(NamedTuple):
-    """The coefficients of a model; variables are numbered in the order of `bqm.variables`.
+    """The coefficients of a binary quadratic model, with variables in the order of `bqm.variables`.
 
     Attributes:
         linear: (n,), float64.
@@ -29,7 +29,7 @@ class Vectors(NamedTuple):
 
 
 def vectors_of(bqm: dimod.BinaryQuadraticModel) -> Vectors:
-    """Return the coefficients of a model in its own vartype."""
+    """Return the coefficients of a model in the model's own vartype."""
     vectors: Any = bqm.to_numpy_vectors(variable_order=list(bqm.variables))
     linear, (rows, columns, biases), offset = vectors
     if biases.dtype not in (np.float32, np.float64):  # a model of Python objects
@@ -44,7 +44,7 @@ def coefficient_sum(vectors: Vectors) -> float:
 
 
 def as_arrays(bqm: dimod.BinaryQuadraticModel) -> Outgoing:
-    """Return a model as the message for another process.
+    """Convert a model to a message for another process.
 
     Vartype and offset are JSON values, the coefficients are arrays.
     """
@@ -60,7 +60,7 @@ def as_arrays(bqm: dimod.BinaryQuadraticModel) -> Outgoing:
 
 
 def from_arrays(values: JsonObject, arrays: dict[str, Array]) -> dimod.BinaryQuadraticModel:
-    """Rebuild a model from the result of `as_arrays`, with numbers from 0 as labels."""
+    """Rebuild a model from a message of `as_arrays`. Its variables are numbered from 0."""
     return dimod.BinaryQuadraticModel.from_numpy_vectors(
         arrays["linear"],
         (arrays["rows"], arrays["columns"], arrays["biases"]),

@@ -1,4 +1,4 @@
-"""A deadline for a sampler's answer."""
+"""A time limit for a sampler's answer."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ class Deadline:
     """A time limit that starts when the object is created.
 
     Args:
-        seconds: time from now; None: no limit.
+        seconds: time until the deadline; None: no limit.
         clock: returns seconds from any origin. Benchmarks on a busy machine pass the processor
             time.
     """

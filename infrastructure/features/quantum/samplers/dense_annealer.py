@@ -1,11 +1,10 @@
-"""Temper's sampler for dense problems of up to some ten thousand variables, in numpy only.
+"""Temper's sampler for dense problems of up to some ten thousand variables, with numpy only.
 
-With thousands of fully connected variables, library samplers exceed their time limit and end
-farther from the best known energies (`benchmarks/results/quantum_quality.md`).
+With thousands of fully connected variables, library samplers exceed their time limit and find
+energies farther from the best known ones (`benchmarks/results/quantum_quality.md`).
 """
 
 import time
-from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
 import dimod
@@ -25,18 +24,18 @@ MOST_SPARE_SHARE = 0.2
 
 
 class DenseAnnealer(dimod.Sampler):
-    """An annealer with a recombined population; a `dimod.Sampler` for any binary quadratic model.
+    """A `dimod.Sampler` for any binary quadratic model: annealing with a recombined population.
 
     If the time limit did not cut the search off (see `info["is_cut_off"]`), the answer depends only
-    on model, `seed`, `num_reads`, `num_ones` and `initial_states`, on any machine. The energies are
-    the model's own, in float64.
+    on model, `seed`, `num_reads` and `num_ones`, on any machine. The energies are the model's own,
+    in float64.
 
     Args:
         clock: returns seconds; a benchmark on a busy machine passes the processor time.
     """
 
     parameters: ClassVar[dict[str, object]] = {
-        name: [] for name in ("num_reads", "time_limit", "seed", "num_ones", "initial_states")
+        name: [] for name in ("num_reads", "time_limit", "seed", "num_ones")
     }
     properties: ClassVar[dict[str, object]] = {}
 
@@ -51,10 +50,9 @@ class DenseAnnealer(dimod.Sampler):
         time_limit: float | None = None,
         seed: int | None = None,
         num_ones: int | None = None,
-        initial_states: Any = None,
         **unknown: object,
     ) -> dimod.SampleSet:
-        """Search for the lowest energy.
+        """Search for the assignment with the lowest energy.
 
         Args:
             num_reads: number of independent searches; their best assignments are recombined. None:
@@ -64,7 +62,6 @@ class DenseAnnealer(dimod.Sampler):
             seed: seed of the random numbers; None: a different one each time.
             num_ones: number of ones (up spins) in every answer. Moves are then swaps, so the model
                 needs no penalty for it. None: any number.
-            initial_states: assignments to begin with, as `dimod.as_samples` takes them.
 
         Returns:
             The distinct best assignments of the reads after recombination, best first.
@@ -85,8 +82,7 @@ class DenseAnnealer(dimod.Sampler):
             search = DenseSearch(*about, scale=problem.field_scale())
         else:
             search = ExchangeSearch(*about, num_ones=num_ones)
-        given = [] if initial_states is None else _bits_of(initial_states, bqm, problem.variables)
-        search.run(given, reads)
+        search.run(reads)
         sample_set = dimod.SampleSet.from_samples_bqm(
             (_samples(search, bqm), problem.variables), bqm
         )
@@ -95,14 +91,14 @@ class DenseAnnealer(dimod.Sampler):
 
 
 def default_reads(num_variables: int, num_ones: int | None = None) -> int:
-    """Return the default number of reads, which follows from the size of the problem."""
+    """Return the default number of reads for a problem of this size."""
     if num_ones is not None:
         return READS
     return min(MOST_READS, max(FEWEST_READS, VARIABLES_SEARCHED // max(1, num_variables)))
 
 
 def _samples(search: Search[Any], bqm: dimod.BinaryQuadraticModel) -> Bits:
-    """Return the assignments in the model's vartype, best first."""
+    """Return the assignments that a search found in the model's vartype, best first."""
     states = search.ranked()
     bits = np.array([state.bits for state in states], np.int8)
     return bits if bqm.vartype is dimod.BINARY else (2 * bits - 1).astype(np.int8)
@@ -119,7 +115,7 @@ def _search_info(search: Search[Any]) -> dict[str, object]:
 
 
 def _spare_seconds(bqm: dimod.BinaryQuadraticModel, time_limit: float | None) -> float:
-    """Return the seconds to reserve for the answers' energies, a limited share of the limit."""
+    """Return the seconds to reserve for computing energies, a limited share of the time limit."""
     needed = SECONDS_PER_TERM * bqm.num_interactions
     return 0.0 if time_limit is None else min(needed, MOST_SPARE_SHARE * time_limit)
 
@@ -135,19 +131,3 @@ def _checked_reads(num_reads: int | None, num_variables: int, num_ones: int | No
 def _refuse_ones(num_ones: int | None, num_variables: int) -> None:
     if num_ones is not None and not 0 <= num_ones <= num_variables:
         raise InputError("quantum.num_ones_out_of_range", num_ones=num_ones, count=num_variables)
-
-
-def _bits_of(
-    states: Any, bqm: dimod.BinaryQuadraticModel, variables: Sequence[Hashable]
-) -> list[Bits]:
-    """Return initial states as rows of 0 and 1 in the order of `variables`."""
-    samples, labels = dimod.as_samples(states)
-    place = {label: column for column, label in enumerate(labels)}
-    missing = [label for label in variables if label not in place]
-    if missing:
-        raise InputError("quantum.initial_state_missing", variable=missing[0])
-    rows = samples[:, [place[label] for label in variables]]
-    if not np.isin(rows, list(bqm.vartype.value)).all():
-        allowed = " and ".join(str(value) for value in sorted(bqm.vartype.value))
-        raise InputError("quantum.initial_state_invalid", allowed=allowed)
-    return list((rows > 0).astype(np.int8))

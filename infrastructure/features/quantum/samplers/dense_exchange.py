@@ -1,19 +1,17 @@
-"""Search among the assignments with a given number of ones, by kicks and exchanges.
+"""Search among the assignments with a given number of ones, by random kicks and exchanges.
 
 Iterated local search (Lourenço, Martin, Stützle: "Iterated Local Search", 2003): a kick swaps some
 random ones with as many random zeros. Then ones and zeros are exchanged as long as that lowers the
 energy. The size of each kick is drawn at random, because some problems (near-copies among the
-examples) need small kicks and others (several equally good groups) large ones. A comparison with
-annealing by swaps, which this search replaced: benchmarks/results/quantum_quality.md.
+examples) need small kicks and others (several equally good groups) large ones. It replaced
+annealing by swaps; benchmarks/results/quantum_quality.md compares the two.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from infrastructure.features.quantum.samplers.dense_problem import Bits
 from infrastructure.features.quantum.samplers.dense_search_base import Search, TimeIsUp, distinct
 from infrastructure.features.quantum.samplers.dense_state import SwapState, with_ones
 
@@ -29,7 +27,7 @@ MOST_CHAMPIONS = 8
 
 @dataclass
 class ExchangeSearch(Search[SwapState]):
-    """A search that walks between assignments that no exchange improves.
+    """A search that moves by kicks between local minima, which no exchange improves.
 
     Attributes:
         num_ones: number of ones in every assignment.
@@ -40,19 +38,15 @@ class ExchangeSearch(Search[SwapState]):
 
     num_ones: int = 0
 
-    def read(self, given: Sequence[Bits]) -> None:
-        """Do one walk.
-
-        The first walk starts from the best of the greedy choice and the given assignments, the
-        others from a random assignment.
-        """
-        start = self._anywhere() if self.read_energies else self._best_of(given)
+    def read(self) -> None:
+        """Do one walk: the first from the greedy choice, the others from a random assignment."""
+        start = self._anywhere() if self.read_energies else self._greedy()
         best = self._walked(start)
         self.read_energies.append(best.energy)
         self.champions = distinct([*self.champions, best], self.same_variables)[:MOST_CHAMPIONS]
 
     def _walked(self, walker: SwapState) -> SwapState:
-        """Return the best assignment of a walk."""
+        """Walk from an assignment, and return the best assignment on the way."""
         self._settle(walker)
         best, mean_rise, num_rises = walker, 0.0, 0
         for _ in range(self._num_kicks()):
@@ -71,7 +65,7 @@ class ExchangeSearch(Search[SwapState]):
         return best
 
     def _settle(self, state: SwapState) -> None:
-        """Exchange until no exchange lowers the energy.
+        """Exchange ones and zeros until no exchange lowers the energy.
 
         Raises:
             TimeIsUp: the deadline has passed.
@@ -84,23 +78,18 @@ class ExchangeSearch(Search[SwapState]):
             raise TimeIsUp
 
     def _is_better(self, state: SwapState, other: SwapState) -> bool:
-        """Return whether `state` is lower than `other` by more than rounding.
+        """Return whether the energy of `state` is lower than that of `other` by more than rounding.
 
-        If it seems lower, its energy is summed again without rounding errors and compared again.
+        If it seems lower, it is summed again without rounding errors and compared again.
         """
         limit = other.energy - state.least_gain
         if state.energy < limit:
             state.refresh(self.problem, after_flips=0)
         return state.energy < limit
 
-    def _best_of(self, given: Sequence[Bits]) -> SwapState:
-        """Return the best of the greedy choice and the given assignments.
-
-        Assignments that do not have `num_ones` ones are first changed so that they do.
-        """
+    def _greedy(self) -> SwapState:
         nothing = np.zeros(self.problem.num_variables, np.int8)
-        states = (with_ones(self.problem, bits, self.num_ones) for bits in [*given, nothing])
-        return min(states, key=lambda state: state.energy)
+        return with_ones(self.problem, nothing, self.num_ones)
 
     def _anywhere(self) -> SwapState:
         bits = np.zeros(self.problem.num_variables, np.int8)
@@ -113,11 +102,11 @@ class ExchangeSearch(Search[SwapState]):
         return min(self.num_ones, self.problem.num_variables - self.num_ones)
 
     def _kick_size(self) -> int:
-        """Draw a kick size from 1 to the largest, uniform on a logarithmic scale."""
+        """Draw the size of a kick, from 1 to the largest, uniformly on a logarithmic scale."""
         return round(float(max(1.0, LARGEST_KICK * self._fewer) ** self.random.random()))
 
     def _num_kicks(self) -> int:
-        """Return the number of kicks of the next read."""
+        """Return the number of kicks in the next walk."""
         most = min(MOST_KICKS, KICKS_PER_VARIABLE * self.problem.num_variables)
         first = min(most, max(FEWEST_KICKS, KICKS // max(1, self._fewer)))
         return first << min(len(self.read_energies), 10) if self._fewer else 0

@@ -27,7 +27,7 @@ class DenseProblem:
     Attributes:
         linear: linear term of each variable; (n,).
         matrix: symmetric with a zero diagonal; (n, n).
-        offset: energy of all zeros.
+        offset: energy if all variables are zero.
         variables: labels, in the order of the arrays.
     """
 
@@ -41,7 +41,7 @@ class DenseProblem:
         return len(self.linear)
 
     def field_scale(self) -> float:
-        """Return the typical effect of the other variables on one.
+        """Return how strongly the other variables typically affect one variable.
 
         It is the root of the mean, over variables, of the sum of squared entries. Temperatures are
         multiples of it. Without interactions, it is the root mean square of the linear terms; for a
@@ -53,12 +53,12 @@ class DenseProblem:
 
     @classmethod
     def of(cls, bqm: dimod.BinaryQuadraticModel, num_ones: int | None = None) -> "DenseProblem":
-        """Convert a model of either vartype by its coefficient vectors.
+        """Convert a binary quadratic model of either vartype.
 
-        The vectors and the matrix are in memory at once: 24 bytes per interaction in addition to 4
-        n². If the number of ones is given, the mean of all pairs and the mean of all linear terms
-        only contribute a constant. Both are subtracted before rounding to float32, so a penalty on
-        that number costs no precision.
+        Memory: 24 bytes per interaction, in addition to 4 n² for the matrix. If the number of ones
+        is given, the mean of all pairs and the mean of all linear terms only contribute a constant.
+        Both are subtracted before rounding to float32, so a penalty on that number costs no
+        precision.
 
         Raises:
             ValueError: the matrix would be too large, or a coefficient is not finite in float32.
@@ -93,7 +93,7 @@ class DenseProblem:
         return cls(linear.astype(np.float32), matrix, offset, variables)
 
     def restricted(self, indices: Indices) -> Floats:
-        """Return the interactions among some variables; (m, m)."""
+        """Return the matrix of the interactions among some variables; (m, m)."""
         return self.matrix[np.ix_(indices, indices)]
 
     def field(self, bits: Bits) -> Floats:
@@ -107,7 +107,7 @@ class DenseProblem:
 
 
 def matrix_fits(num_variables: int) -> bool:
-    """Return whether a matrix for this number of variables is small enough."""
+    """Return whether the matrix for this number of variables is within the memory limit."""
     return BYTES_PER_ENTRY * num_variables**2 <= MOST_MATRIX_BYTES
 
 
@@ -126,7 +126,8 @@ def refuse_too_large(num_variables: int) -> None:
 def _add_transposed(matrix: Floats) -> None:
     """Make a triangular matrix symmetric in place, tile by tile.
 
-    Each interaction is on only one side of the diagonal, so the sum of both sides has it once.
+    Each interaction is on only one side of the diagonal, so adding the transpose does not double
+    it.
     """
     n = len(matrix)
     for i in range(0, n, ROWS_AT_ONCE):

@@ -1,9 +1,9 @@
 """Annealing of a small population of assignments, and recombination until no child is better.
 
-A child keeps the values that its parents share and searches over the rest, a problem so small that
-it fits into the processor's cache. This is memetic search (Merz & Freisleben 1999) with variables
-fixed if good solutions agree on them (Wang, Lü, Glover, Hao: "Effective variable fixation and
-scoring strategies for binary quadratic programming", 2011).
+A child keeps the values that its parents share, and searches over the other variables. That problem
+is so small that it fits into the processor's cache. This is memetic search (Merz & Freisleben
+1999); variables on which good solutions agree are fixed (Wang, Lü, Glover, Hao: "Effective variable
+fixation and scoring strategies for binary quadratic programming", 2011).
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from infrastructure.features.quantum.samplers.dense_problem import Bits, Indices
+from infrastructure.features.quantum.samplers.dense_problem import Indices
 from infrastructure.features.quantum.samplers.dense_search_base import (
     Search,
     TimeIsUp,
@@ -52,13 +52,13 @@ class DenseSearch(Search[FlipState]):
 
     scale: float = 1.0
 
-    def read(self, given: Sequence[Bits]) -> None:
+    def read(self) -> None:
         """Do one independent search; its best assignment becomes a champion.
 
         Raises:
             TimeIsUp: the deadline has passed; the results so far are kept.
         """
-        population = [self._improved(FlipState.of(self.problem, bits)) for bits in given]
+        population: list[FlipState] = []
         start = FlipState.of(self.problem, np.zeros(self.problem.num_variables, np.int8))
         wanted = self._population()
         hot, _ = self._temperatures()
@@ -76,7 +76,7 @@ class DenseSearch(Search[FlipState]):
         self.champions = distinct(self.champions, self.same_variables)[:MOST_CHAMPIONS]
 
     def _evolve(self, population: list[FlipState]) -> None:
-        """Recombine until the last children brought no improvement; change the list in place."""
+        """Recombine a population in place, until new children bring no improvement."""
         best = min(state.energy for state in population)
         fruitless = 0
         while fruitless < PATIENCE * len(population):
@@ -91,8 +91,7 @@ class DenseSearch(Search[FlipState]):
                 best, fruitless = child.energy, 0
 
     def _child(self, first: FlipState, second: FlipState) -> FlipState:
-        """Return a child that keeps the values that both parents share and searches over the
-        rest."""
+        """Return a child that keeps its parents' common values and searches over the rest."""
         open_variables = _disputed(first, second)
         _, warm = self._temperatures()
         child = first.copy()
@@ -114,18 +113,18 @@ class DenseSearch(Search[FlipState]):
                 raise TimeIsUp
 
     def _temperatures(self) -> tuple[float, float]:
-        """Return the start temperatures of a full anneal and of a child's open variables."""
+        """Return the start temperatures for a full anneal and for the variables of a child."""
         is_small = self.problem.num_variables <= SMALL
         return (SMALL_HOT, SMALL_WARM) if is_small else (HOT, WARM)
 
     def _population(self) -> int:
-        """Return the population of the next read; a small problem needs only a small one."""
+        """Return the population size of the next read, which is smaller for a small problem."""
         largest = max(LEAST_POPULATION, self.problem.num_variables // VARIABLES_EACH)
         grown = FIRST_POPULATION << min(len(self.read_energies), 8)
         return min(LARGEST_POPULATION, largest, grown)
 
     def _num_sweeps(self, most: int) -> int:
-        """Return the sweeps of an anneal, fewer for a small problem."""
+        """Return the number of sweeps in an anneal, which is smaller for a small problem."""
         enough = int(SWEEPS_PER_VARIABLE * self.problem.num_variables)
         return min(most, max(FEWEST_SWEEPS, enough))
 
@@ -142,10 +141,11 @@ class DenseSearch(Search[FlipState]):
 def _place_of(
     child: FlipState, population: Sequence[FlipState], first: int, second: int
 ) -> int | None:
-    """Return the index that the child replaces: its twin, else the nearer or the other parent.
+    """Return the index of the assignment that a child replaces, or None if the child is dropped.
 
-    Only a worse assignment is replaced; None if the child is not kept. A child next to its twin
-    would remove the differences that recombination needs.
+    It replaces its twin (nearly the same assignment) if there is one, else the nearer or the other
+    parent, but only one with a higher energy. A child beside its twin would remove the differences
+    that recombination needs.
     """
     distances = [distance(child, state) for state in population]
     twin = int(np.argmin(distances))
@@ -159,12 +159,15 @@ def _place_of(
 
 
 def _just_below(energy: float) -> float:
-    """Return a limit below `energy` by more than the rounding of a running sum."""
+    """Return an energy that is lower by slightly more than the rounding error of a sum."""
     return energy - 1e-9 * max(1.0, abs(energy))
 
 
 def _disputed(first: FlipState, second: FlipState) -> Indices:
-    """Return the variables in which two assignments differ, and those least fixed in the first."""
+    """Return the variables over which a child searches.
+
+    The parents' values differ there, or an energy change is small in the first parent.
+    """
     is_open = first.sign != second.sign
     count = min(len(is_open), max(FEWEST_UNDECIDED, int(UNDECIDED_SHARE * len(is_open))))
     is_open[np.argsort(np.abs(first.field), kind="stable")[:count]] = True

@@ -1,4 +1,4 @@
-"""The base class of searches over a dense problem: independent reads until the search ends."""
+"""The base class of searches over a dense problem by independent reads."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import ClassVar, Generic, TypeVar
 import numpy as np
 
 from infrastructure.features.quantum.samplers.deadline import Deadline
-from infrastructure.features.quantum.samplers.dense_problem import Bits, DenseProblem
+from infrastructure.features.quantum.samplers.dense_problem import DenseProblem
 from infrastructure.features.quantum.samplers.dense_state import DenseState
 
 SAME_ENERGY = 1e-6  # relative to the energy without the offset: the error of running sums
@@ -18,20 +18,20 @@ State = TypeVar("State", bound=DenseState)
 
 
 class TimeIsUp(Exception):  # noqa: N818 - no error: the search ends where it is
-    """A signal that the deadline has passed."""
+    """The exception that ends a search when its deadline has passed."""
 
 
 @dataclass
 class Search(ABC, Generic[State]):
-    """The state of a search for one problem.
+    """The state of a search for the lowest energy of one problem.
 
     Attributes:
         spare_seconds: how long before the deadline the search ends.
         best: the assignment with the lowest energy.
         champions: the best assignments of the reads.
         read_energies: the lowest energy of each finished read.
-        num_steps: children or kicks so far.
-        is_cut_off: the deadline ended the search.
+        num_steps: number of children or kicks so far.
+        is_cut_off: whether the deadline ended the search.
     """
 
     problem: DenseProblem
@@ -48,25 +48,25 @@ class Search(ABC, Generic[State]):
     converged_reads: ClassVar[int]  # reads that must reach the lowest energy
 
     @abstractmethod
-    def read(self, given: Sequence[Bits]) -> None:
-        """Do one independent search from the given assignments; its best becomes a champion.
+    def read(self) -> None:
+        """Do one independent search; its best assignment becomes a champion.
 
         Raises:
             TimeIsUp: the deadline has passed; the results so far are kept.
         """
 
-    def run(self, given: Sequence[Bits], num_reads: int) -> None:
+    def run(self, num_reads: int) -> None:
         """Do `num_reads` reads, or fewer if they converge or the deadline passes."""
         try:
-            for number in range(num_reads):
-                self.read(given if number == 0 else [])
+            for _ in range(num_reads):
+                self.read()
                 if self.is_converged:
                     return
         except TimeIsUp:
             self.is_cut_off = True
 
     def ranked(self) -> list[State]:
-        """Return the distinct results, best first."""
+        """Return the distinct assignments that the search found, best first."""
         states = list(self.champions)
         if self.best is not None:
             states.append(self.best)
@@ -74,7 +74,7 @@ class Search(ABC, Generic[State]):
 
     @property
     def is_converged(self) -> bool:
-        """True if enough independent reads end at the lowest energy."""
+        """True if several independent reads ended at the lowest energy."""
         if self.best is None:
             return False
         rounding = SAME_ENERGY * abs(self.best.energy - self.problem.offset) + self.best.least_gain
@@ -93,7 +93,7 @@ def distance(one: DenseState, other: DenseState) -> int:
 
 
 def distinct(states: Sequence[State], same_variables: int) -> list[State]:
-    """Return the states without near-duplicates, best first."""
+    """Return the states without near-duplicates, by energy."""
     kept: list[State] = []
     for state in sorted(states, key=lambda state: state.energy):
         if all(distance(state, other) > same_variables for other in kept):

@@ -1,10 +1,10 @@
-"""An assignment of zeros and ones that moves by flips, or by swaps of a one and a zero.
+"""An assignment of zeros and ones that changes by flips, or by swaps of a one and a zero.
 
-The change of energy by a flip of variable i is `sign[i] * field[i]`. A flip adds one row of the
-matrix to the field or subtracts it: one contiguous pass over 4 n bytes. A sweep looks for moves one
-block at a time with one vector comparison. It does only the accepted moves, each checked again
-after the moves before it. So a cold sweep, which accepts little, costs almost nothing. The field is
-float32 and drifts by rounding; `refresh` sums it again.
+A flip of variable i changes the energy by `sign[i] * field[i]`. A flip adds one row of the matrix
+to the field or subtracts it: one contiguous pass over 4 n bytes. A sweep looks for moves one block
+at a time with one vector comparison. It makes only the accepted moves, and checks each again after
+the moves before it. So a cold sweep, which accepts little, costs almost nothing. The field is
+float32 and accumulates rounding errors; `refresh` sums it again.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,12 @@ EXCHANGES_AT_ONCE = 80_000  # pairs compared at once; they fit into the processo
 
 
 def never() -> bool:
-    """Return False: the stop condition of a search without one."""
+    """Return False. This is the stop condition of a search that has none."""
     return False
 
 
 class DenseState:
-    """An assignment and the cost of each flip.
+    """An assignment of zeros and ones, and the change of energy by each flip.
 
     Attributes:
         sign: +1 if the variable is zero, -1 if it is one; (n,) float32.
@@ -45,7 +45,7 @@ class DenseState:
 
     @classmethod
     def of(cls, problem: DenseProblem, bits: Bits) -> Self:
-        """Return the state of an assignment of 0 and 1; (n,)."""
+        """Create the state of an assignment (n,) of zeros and ones."""
         field = problem.field(bits)
         state = cls(problem.matrix, field, (1 - 2 * bits).astype(np.float32), 0.0)
         state.energy = _energy(problem, field, bits)
@@ -59,11 +59,11 @@ class DenseState:
 
     @property
     def least_gain(self) -> float:
-        """The smallest gain that float32 resolves here; smaller gains could cycle forever."""
+        """The smallest decrease of energy that float32 resolves; below it, a search could cycle."""
         return 4 * float(np.finfo(np.float32).eps) * float(np.abs(self.field).max(initial=0.0))
 
     def refresh(self, problem: DenseProblem, after_flips: int = REFRESH_AFTER_FLIPS) -> None:
-        """Remove the rounding errors of field and energy after more than `after_flips` flips."""
+        """Compute field and energy again after more than `after_flips` flips, against rounding."""
         if self.num_flips > after_flips:
             self.field = problem.field(self.bits)
             self.energy = _energy(problem, self.field, self.bits)
@@ -86,16 +86,16 @@ class DenseState:
 
 
 class FlipState(DenseState):
-    """An assignment that moves by flips of single variables.
+    """An assignment that changes by flips of single variables.
 
     Attributes:
-        num_sweeps: sweeps so far.
+        num_sweeps: number of sweeps so far.
     """
 
     num_sweeps: int = 0
 
     def restricted(self, indices: Indices) -> Self:
-        """Return the same assignment over these variables only; the others stay fixed."""
+        """Return the assignment of only these variables, with all others fixed."""
         matrix = self.matrix[np.ix_(indices, indices)]
         return type(self)(matrix, self.field[indices], self.sign[indices], self.energy)
 
@@ -105,11 +105,11 @@ class FlipState(DenseState):
             self.flip(i)
 
     def sweep(self, temperature: float, random: np.random.Generator) -> int:
-        """Offer every variable one flip by the Metropolis rule; return the number of flips.
+        """Consider a flip of every variable by the Metropolis rule; return the number of flips.
 
         In small problems every other sweep goes from the last variable to the first. In a fixed
-        order, a variable whose gain is always taken away by an earlier flip would never flip. Large
-        problems came down more slowly with alternating order.
+        order, a variable whose gain is always taken away by an earlier flip would never flip. For
+        large problems, alternating order was slower.
         """
         limits = _accepted_rises(random, len(self.sign), temperature)
         sign, field, matrix, energy = self.sign, self.field, self.matrix, self.energy
@@ -137,18 +137,18 @@ class FlipState(DenseState):
             pass
 
     def start_randomly(self, random: np.random.Generator) -> None:
-        """Move to a random assignment."""
+        """Change to a random assignment."""
         for i in (random.random(len(self.sign)) < 0.5).nonzero()[0].tolist():
             self.flip(i)
 
 
 class SwapState(DenseState):
-    """An assignment with a fixed number of ones: a one and a zero are swapped."""
+    """An assignment with a fixed number of ones, which changes by swaps of a one and a zero."""
 
     def descend(self, is_over: Callable[[], bool] = never) -> None:
-        """Exchange each one for its best zero until no exchange helps or `is_over` returns True.
+        """Swap ones and zeros until no swap lowers the energy, or `is_over` returns True.
 
-        An exchange helps if it lowers the energy by more than rounding.
+        Each one is swapped with its best zero if that lowers the energy by more than rounding.
         """
         least, start, num_quiet = self.least_gain, 0, 0
         ones = np.flatnonzero(self.sign < 0)
@@ -165,7 +165,7 @@ class SwapState(DenseState):
                 start = start + block if start + block < len(ones) else 0
 
     def kick(self, size: int, random: np.random.Generator) -> None:
-        """Swap `size` random ones with as many random zeros, or fewer if there are not as many."""
+        """Swap `size` random ones with as many random zeros, or fewer if there are not enough."""
         ones, zeros = np.flatnonzero(self.sign < 0), np.flatnonzero(self.sign > 0)
         size = min(size, len(ones), len(zeros))
         for side in (ones, zeros):
@@ -173,7 +173,7 @@ class SwapState(DenseState):
                 self.flip(i)
 
     def _best_exchanges(self, ones: Indices) -> tuple[Floats, Indices]:
-        """Return the change of energy by the best zero for each of these ones, and that zero."""
+        """Return the energy change of the best swap of each of these ones, and the zero in it."""
         coming = np.where(self.sign > 0, self.field, np.float32(np.inf))
         rises = self.matrix[ones]
         np.subtract(coming, rises, out=rises)
@@ -181,8 +181,10 @@ class SwapState(DenseState):
         return rises[np.arange(len(ones)), zeros] - self.field[ones], zeros
 
     def _exchange_if(self, one: int, zero: int, limit: float) -> bool:
-        """Exchange a one and a zero if `zero` is still zero and the energy rises by less than
-        `limit`."""
+        """Swap a one and a zero if `zero` is still zero and the energy rises by less than `limit`.
+
+        Return whether they were swapped.
+        """
         if self.sign.item(zero) < 0:
             return False
         between = self.matrix.item(one, zero)
@@ -194,7 +196,7 @@ class SwapState(DenseState):
 
 
 def with_ones(problem: DenseProblem, bits: Bits, num_ones: int) -> SwapState:
-    """Return a state with exactly `num_ones` ones near `bits`, by the cheapest flips."""
+    """Return a state with exactly `num_ones` ones, by the cheapest flips from `bits`."""
     state = DenseState.of(problem, bits)
     missing = num_ones - int(bits.sum())
     for _ in range(abs(missing)):
@@ -204,7 +206,7 @@ def with_ones(problem: DenseProblem, bits: Bits, num_ones: int) -> SwapState:
 
 
 def _energy(problem: DenseProblem, field: Floats, bits: Bits) -> float:
-    """Return the energy of an assignment, computed from its field.
+    """Compute the energy of an assignment from its field.
 
     Half of linear and field is summed over the ones, because each interaction is in two fields.
     """
@@ -217,8 +219,8 @@ def _energy(problem: DenseProblem, field: Floats, bits: Bits) -> float:
 def _accepted_rises(random: np.random.Generator, count: int, temperature: float) -> Floats:
     """Draw the rise of energy up to which each move is accepted, exponentially distributed.
 
-    If the temperature is zero or below, return it as the limit itself: the energy must fall by at
-    least that much.
+    For a temperature of zero or below, all rises are equal to the temperature: a move must lower
+    the energy by at least that much.
     """
     if temperature <= 0:
         return np.full(count, temperature, np.float32)

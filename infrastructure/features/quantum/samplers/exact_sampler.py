@@ -34,7 +34,7 @@ class ExactSampler(dimod.Sampler):
     ) -> dimod.SampleSet:
         """Return the `num_reads` best assignments, best first.
 
-        If `num_ones` is given, only assignments with that many ones count.
+        If `num_ones` is given, only assignments with that many ones are returned.
 
         Raises:
             ValueError: the model has more than 20 variables, or `num_ones` is out of range.
@@ -87,7 +87,7 @@ def all_energies(bqm: dimod.BinaryQuadraticModel) -> Energies:
 
 
 def bits_of(numbers: npt.NDArray[np.int64], num_variables: int) -> npt.NDArray[np.int8]:
-    """Return assignments, given by index, as rows of 0 and 1; (m, n)."""
+    """Convert indices of assignments to rows of 0 and 1; (m, n)."""
     shifts = np.arange(num_variables)
     rows: npt.NDArray[np.int8] = ((numbers[:, None] >> shifts) & 1).astype(np.int8)
     return rows
@@ -98,7 +98,7 @@ def as_sample_set(
     numbers: npt.NDArray[np.int64],
     counts: Sequence[int] | None = None,
 ) -> dimod.SampleSet:
-    """Return assignments, given by index, in the model's vartype with the model's energies."""
+    """Build a sample set from indices of assignments, with the model's vartype and energies."""
     rows = bits_of(numbers, bqm.num_variables)
     rows = rows if bqm.vartype is dimod.BINARY else (2 * rows - 1).astype(np.int8)
     occurrences = np.ones(len(rows), int) if counts is None else np.asarray(counts, int)

@@ -1,85 +1,60 @@
-"""A chain of samplers as one sampler: if one fails, the next one is queried.
+"""A chain of samplers: if one fails, the next one is queried.
 
-An answer after a failure does not depend on the problem alone. A caller that must be able to repeat
-the answer has to store it, as a run does in its checkpoints.
+After a failure, the answer does not depend on the problem alone. A caller that must be able to
+repeat the answer has to store it. A run stores it in its checkpoints.
 """
 
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import dimod
 
-from infrastructure.core.errors import InputError, SamplerError
+from infrastructure.core.errors import SamplerError
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
-
-TIME_LIMIT = "time_limit"
 
 log = logging.getLogger(__name__)
 
 
-class FallbackSampler(dimod.Sampler):
-    """A `dimod.Sampler` that queries a chain of samplers in order.
-
-    Each keyword is passed to the samplers that know it. A `time_limit` (seconds) is for the whole
-    chain: each sampler may use an equal share of the time left, so one that hangs leaves the others
-    their share.
+class FallbackChain:
+    """Samplers that are queried in order until one answers.
 
     Args:
-        samplers: samplers by name, the preferred one first.
+        samplers: samplers by name, the preferred one first; at least one.
 
     Attributes:
         answered_by: name of the sampler that answered the last problem; "": none did.
         failures: a sentence on each sampler that failed before one answered.
-
-    Raises:
-        ValueError: there is no sampler.
     """
 
     def __init__(self, samplers: Mapping[str, dimod.Sampler]) -> None:
-        if not samplers:
-            raise InputError("quantum.empty_sampler_chain")
         self.samplers = dict(samplers)
         self.answered_by = ""
         self.failures: list[str] = []
 
-    @property
-    def parameters(self) -> dict[str, object]:
-        """The keywords that at least one of the samplers knows."""
-        known: dict[str, Any] = {}
-        for sampler in reversed(self.samplers.values()):
-            known |= sampler.parameters
-        return known
+    def sample(
+        self, bqm: dimod.BinaryQuadraticModel, time_limit: float, **parameters: object
+    ) -> dimod.SampleSet:
+        """Solve one problem. Each sampler gets the keywords that it knows.
 
-    @property
-    def properties(self) -> dict[str, object]:
-        """The properties of each sampler, by its name."""
-        return {name: sampler.properties for name, sampler in self.samplers.items()}
-
-    def sample(self, bqm: dimod.BinaryQuadraticModel, **parameters: Any) -> dimod.SampleSet:
-        """Solve one problem.
+        Args:
+            time_limit: seconds for the whole chain. Each sampler may use an equal share of the time
+                left, so one that hangs leaves the others their share.
 
         Raises:
-            ValueError: none of the samplers knows a keyword.
             SamplerError: all samplers failed; the text gives the reason of each.
         """
-        unknown = sorted(parameters.keys() - self.parameters.keys() - {TIME_LIMIT})
-        if unknown:
-            raise InputError(
-                "quantum.parameter_unknown_to_samplers",
-                samplers=", ".join(self.samplers),
-                parameters=", ".join(unknown),
-            )
-        began, limit = time.monotonic(), parameters.pop(TIME_LIMIT, None)
+        began = time.monotonic()
         self.answered_by, self.failures = "", []
         for number, (name, sampler) in enumerate(self.samplers.items()):
-            if limit is not None:
-                left = max(0.0, limit - (time.monotonic() - began))
-                parameters[TIME_LIMIT] = left / (len(self.samplers) - number)
+            left = max(0.0, time_limit - (time.monotonic() - began))
+            given = {**parameters, "time_limit": left / (len(self.samplers) - number)}
             try:
-                sample_set = self._query(sampler, bqm, parameters)
+                known = {key: value for key, value in given.items() if key in sampler.parameters}
+                sample_set = sampler.sample(bqm, **known)
+                if not len(sample_set):  # a remote solver answers, or fails, only here
+                    raise SamplerError("quantum.empty_answer")
             except Exception as error:  # after any error the next one is queried
                 self.failures.append(f"{name}: {redact(repr(error))}")
                 log.warning(phrase("quantum.trying_next_sampler", failure=self.failures[-1]))
@@ -87,15 +62,3 @@ class FallbackSampler(dimod.Sampler):
             self.answered_by = name
             return sample_set
         raise SamplerError("quantum.no_sampler_answered", failures="; ".join(self.failures))
-
-    def _query(
-        self,
-        sampler: dimod.Sampler,
-        bqm: dimod.BinaryQuadraticModel,
-        parameters: Mapping[str, object],
-    ) -> dimod.SampleSet:
-        known = {key: value for key, value in parameters.items() if key in sampler.parameters}
-        sample_set = sampler.sample(bqm, **known)
-        if not len(sample_set):  # a remote solver answers, or fails, only here
-            raise SamplerError("quantum.empty_answer")
-        return sample_set

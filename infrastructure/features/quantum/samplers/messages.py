@@ -20,7 +20,7 @@ MOST_HEADER_BYTES = 1 << 26
 
 
 def send(stream: BinaryIO, values: Mapping[str, object], arrays: Mapping[str, Array]) -> None:
-    """Write one message; raise OSError if the other side no longer reads."""
+    """Write one message; raise OSError if the other process no longer reads."""
     packed = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     shapes = {name: [array.dtype.str, list(array.shape)] for name, array in packed.items()}
     header = json.dumps({"values": dict(values), "arrays": shapes}).encode()
@@ -35,7 +35,7 @@ def receive(stream: BinaryIO) -> Message:
     """Read one message.
 
     Raises:
-        EOFError: the other side has ended, possibly in the middle of a message.
+        EOFError: the other process has ended, possibly in the middle of a message.
         ValueError: the data is not a message.
     """
     (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))

@@ -1,6 +1,6 @@
 """A wrapper that runs any dimod sampler in a separate process and ends it at the deadline.
 
-Whatever the sampler does there (hang, raise, die, return an invalid answer) becomes a
+Whatever goes wrong in the sampler (it hangs, raises, dies, or returns an invalid answer) becomes a
 `SamplerError` here, at most half a second after the deadline. The process is started fresh, not
 forked, because threads and a GPU may be in use here. It is kept for the next problem and ends with
 this process.
@@ -13,7 +13,7 @@ import subprocess
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import IO, ClassVar
+from typing import Any, ClassVar
 
 import dimod
 import numpy as np
@@ -39,25 +39,18 @@ ENERGY_TOLERANCE = 1e-4  # relative to the sum of all coefficients: some solvers
 
 
 class ProcessSampler(dimod.Sampler):
-    """A sampler, given by name, that runs in another process.
+    """A sampler that runs in another process.
 
     Args:
-        name: a name in `unbounded_samplers.DIRECT`, or `module:Class` of a custom sampler.
-        options: keywords that create the sampler, as JSON values.
+        name: a name in `sampler_process.DIRECT`, or `module:Class` of a custom sampler.
         known: keywords of `sample` besides `time_limit`. A custom class gets `num_reads`, `seed`
             and `time_limit` only if it knows them.
     """
 
     properties: ClassVar[dict[str, object]] = {}
 
-    def __init__(
-        self,
-        name: str,
-        options: Mapping[str, object] | None = None,
-        known: tuple[str, ...] = ("num_reads", "seed"),
-    ) -> None:
-        self.name, self.options = name, dict(options or {})
-        self.known = known
+    def __init__(self, name: str, known: tuple[str, ...] = ("num_reads", "seed")) -> None:
+        self.name, self.known = name, known
         self._child: Child | None = None
         self._lock = threading.Lock()
 
@@ -66,13 +59,13 @@ class ProcessSampler(dimod.Sampler):
         return {name: [] for name in ("time_limit", *self.known)}
 
     def start(self) -> None:
-        """Start the process ahead of the next problem, without waiting for it."""
+        """Start the process before it is needed, without waiting for it."""
         if self._child is None or self._child.process.poll() is not None:
             self.close()
             self._child = Child()
 
     def close(self) -> None:
-        """End the process; the next problem starts another one."""
+        """End the process. The next problem starts another one."""
         if self._child is not None:
             self._child.end()
             self._child = None
@@ -87,8 +80,7 @@ class ProcessSampler(dimod.Sampler):
         """Query the sampler and wait at most `time_limit` seconds for the answer.
 
         Args:
-            parameters: parameters of the sampler, as JSON values; it refuses those it does not
-                know.
+            parameters: parameters of the sampler, as JSON values; unknown ones are rejected.
 
         Raises:
             SamplerError: the sampler raised, died, gave an invalid answer, or missed the deadline.
@@ -108,12 +100,7 @@ class ProcessSampler(dimod.Sampler):
             left = deadline.seconds_left
             free = min(SHARE_KEPT_FREE * left, MOST_KEPT_FREE_SECONDS)
             parameters = {**parameters, "time_limit": max(0.0, left - free)}
-        question = {
-            "sampler": self.name,
-            "options": self.options,
-            "parameters": parameters,
-            "model": model,
-        }
+        question = {"sampler": self.name, "parameters": parameters, "model": model}
         try:
             values, results = self._child.exchange(question, arrays, deadline)
         except BaseException as error:
@@ -134,18 +121,16 @@ class ProcessSampler(dimod.Sampler):
 
 
 class Child:
-    """A Python process of Temper that ends with this process.
+    """A process of `sampler_process`, which gets the number of its lifeline as its argument.
 
-    Args:
-        module: the module that runs there. It gets the number of the lifeline as its argument and
-            reads the messages that `wire` sends.
+    It ends with this process.
     """
 
-    def __init__(self, module: str = MODULE) -> None:
+    def __init__(self) -> None:
         lifeline, self._held = os.pipe()
         try:
             self.process = HelperProcess(
-                module,
+                MODULE,
                 str(lifeline),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -162,62 +147,35 @@ class Child:
     def exchange(
         self, question: Mapping[str, object], arrays: dict[str, Array], deadline: Deadline
     ) -> Message:
-        """Send a message and wait for the reply.
+        """Send a message and wait for the reply, in a thread, because either may block forever.
 
         Raises:
             TimeoutError: the deadline passed first.
             EOFError, OSError, ValueError: the process ended or wrote an invalid message.
         """
-        return self.talk(question, arrays).result(deadline)
-
-    def talk(self, question: Mapping[str, object], arrays: dict[str, Array]) -> "Talk":
-        """Send and receive in a thread, because either may block forever; return at once."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        return Talk(self.process.stdin, self.process.stdout, question, arrays)
-
-
-class Talk:
-    """A message in transit to another process, and its reply."""
-
-    def __init__(
-        self,
-        questions: IO[bytes],
-        answers: IO[bytes],
-        question: Mapping[str, object],
-        arrays: dict[str, Array],
-    ) -> None:
-        self._got: list[Message | Exception] = []
+        questions: Any = self.process.stdin
+        answers: Any = self.process.stdout
+        got: list[Message | Exception] = []
 
         def talk() -> None:
             try:
-                wire.send(questions, question, arrays)  # type: ignore[arg-type]
-                self._got.append(wire.receive(answers))  # type: ignore[arg-type]
+                wire.send(questions, question, arrays)
+                got.append(wire.receive(answers))
             except Exception as error:
-                self._got.append(error)
+                got.append(error)
 
-        self._thread = threading.Thread(target=talk, name="quantum-sampler", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_over(self) -> bool:
-        """True if `result` returns or raises at once."""
-        return bool(self._got)
-
-    def result(self, deadline: Deadline) -> Message:
-        """Return the reply; raise what `Child.exchange` raises."""
-        left = None if deadline.seconds is None else max(0.0, deadline.seconds_left)
-        self._thread.join(left)
-        if not self._got:
+        thread = threading.Thread(target=talk, name="quantum-sampler", daemon=True)
+        thread.start()
+        thread.join(None if deadline.seconds is None else max(0.0, deadline.seconds_left))
+        if not got:
             raise TimeoutError
-        message = self._got[0]
-        if isinstance(message, Exception):
-            raise message
-        return message
+        if isinstance(got[0], Exception):
+            raise got[0]
+        return got[0]
 
 
 def _end(process: HelperProcess, held: int) -> None:
-    """End the process and everything it has started."""
+    """End a process and everything that it has started."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     os.close(held)
@@ -231,7 +189,7 @@ def _checked(
     values: JsonObject,
     arrays: dict[str, Array],
 ) -> dimod.SampleSet:
-    """Return the answer with energies computed here.
+    """Check a sampler's answer, and return it with energies that are computed here.
 
     Raises:
         SamplerError: the answer is empty, has values outside its vartype, or reports wrong
@@ -248,11 +206,12 @@ def _checked(
     samples = samples.astype(np.int8)
     if vartype is not bqm.vartype:
         samples = 2 * samples - 1 if bqm.vartype is dimod.SPIN else (samples + 1) // 2
-    vectors = {"num_occurrences": np.maximum(1, arrays["occurrences"])}
-    if "chain_break_fraction" in arrays:
-        vectors["chain_break_fraction"] = arrays["chain_break_fraction"]
-    labelled = (samples.astype(np.int8), list(bqm.variables))
-    sample_set = dimod.SampleSet.from_samples_bqm(labelled, bqm, info=values["info"], **vectors)
+    sample_set = dimod.SampleSet.from_samples_bqm(
+        (samples.astype(np.int8), list(bqm.variables)),
+        bqm,
+        info=values["info"],
+        num_occurrences=np.maximum(1, arrays["occurrences"]),
+    )
     wrong = np.abs(sample_set.record.energy - claimed)
     if not (wrong <= ENERGY_TOLERANCE * coefficient_sum(vectors_of(bqm))).all():
         raise SamplerError("quantum.sampler_energies_wrong", sampler=name)

@@ -1,4 +1,4 @@
-"""Samplers by name, each with a time limit.
+"""Creation of samplers by name, each with a time limit.
 
     create_sampler("auto").sample(bqm, time_limit=10, seed=0)
 
@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import dimod
 
-from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import look_up
 from infrastructure.features.quantum.sampler_needs import canonical
 from infrastructure.features.quantum.samplers.auto_sampler import AutoSampler
@@ -19,67 +18,31 @@ from infrastructure.features.quantum.samplers.dense_annealer import DenseAnneale
 from infrastructure.features.quantum.samplers.exact_sampler import ExactSampler
 from infrastructure.features.quantum.samplers.process_sampler import ProcessSampler
 
-AUTO = "auto"
-
-
-Make = Callable[..., dimod.Sampler]
-
-
-def _beside(name: str, *known: str) -> Make:
-    """Return a function that creates a sampler in a separate process; the sampler knows `known`."""
-
-    def make(**options: object) -> dimod.Sampler:
-        return ProcessSampler(name, options, known)
-
-    return make
-
-
-READS, SEED = "num_reads", "seed"
-
-SAMPLERS: dict[str, Make] = {
-    AUTO: lambda: AutoSampler(create_sampler),  # by size, density, structure and time
+SAMPLERS: dict[str, Callable[[], dimod.Sampler]] = {
+    "auto": lambda: AutoSampler(create_sampler),  # by size and density
     "exact": ExactSampler,  # up to 20 variables
     "dense_annealer": DenseAnnealer,
-    # dwave-samplers
-    "simulated_annealing": _beside("simulated_annealing", READS, SEED),
-    "tabu": _beside("tabu", READS, SEED),
-    "path_integral": _beside("path_integral", READS, SEED),
-    "steepest_descent": _beside("steepest_descent", READS, SEED),
-    "tree_decomposition": _beside("tree_decomposition", READS),
-    # circuits, up to 20 variables: numpy, qiskit-aer, machines of Azure Quantum
-    "qaoa": _beside("qaoa", READS, SEED),
-    "aer_qaoa": _beside("aer_qaoa", READS, SEED),
-    "azure_quantum": _beside("azure_quantum", READS),
-    # D-Wave's machines
-    "leap_hybrid": _beside("leap_hybrid"),
-    "qpu": _beside("qpu", READS),
+    "simulated_annealing": lambda: ProcessSampler("simulated_annealing"),
+    "azure_quantum": lambda: ProcessSampler("azure_quantum", ("num_reads",)),  # up to 20 variables
 }
 
 
-def create_sampler(name: str, **options: object) -> dimod.Sampler:
+def create_sampler(name: str) -> dimod.Sampler:
     """Create the sampler of a name (hyphens are underscores), or of a custom `module:Class`.
 
-    A custom sampler is a class with a method `sample`. It runs in a separate process, as all
-    samplers do that keep no time limit by themselves.
-
-    Args:
-        options: keywords that create the sampler, such as `num_sweeps` of simulated_annealing or
-            `target` of azure_quantum.
+    A custom sampler is a class with a method `sample`, such as `dwave.samplers:TabuSampler`. It
+    runs in a separate process, as all samplers do that keep no time limit by themselves.
 
     Raises:
-        ValueError: the sampler is unknown, or does not take an option.
+        ValueError: the sampler is unknown.
     """
     if ":" in name:
-        return ProcessSampler(name, options)
-    make = look_up("sampler", canonical(name), SAMPLERS)
-    try:
-        return make(**options)
-    except TypeError as error:
-        raise InputError("quantum.sampler_not_created", name=name, error=error) from None
+        return ProcessSampler(name)
+    return look_up("sampler", canonical(name), SAMPLERS)()
 
 
 def close_sampler(sampler: dimod.Sampler) -> None:
-    """End the processes that a sampler of `create_sampler` keeps for its next problem."""
+    """End the processes that a sampler from `create_sampler` keeps for its next problem."""
     for one in getattr(sampler, "samplers", {}).values():
         close_sampler(one)
     if isinstance(sampler, ProcessSampler):

@@ -1,9 +1,9 @@
-"""The process of a sampler that keeps no deadline by itself.
+"""The process that runs a sampler which keeps no deadline by itself.
 
 It reads problems from standard input and writes answers to the original standard output. Everything
-a sampler prints goes to standard error. It ends with its parent: the lifeline is a pipe that the
-parent holds open. When it closes, the kernel's SIGIO ends this process even while a sampler's
-compiled code runs.
+a sampler prints goes to standard error. The process ends with its parent: the lifeline is a pipe
+that the parent holds open. When it closes, the kernel's SIGIO ends this process even while a
+sampler's compiled code runs.
 """
 
 import fcntl
@@ -17,27 +17,28 @@ import numpy as np
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject, as_object, as_text
+from infrastructure.core.lookup import look_up
 from infrastructure.core.messages import phrase
+from infrastructure.core.named_object import load_object
 from infrastructure.core.redact import redact
 from infrastructure.features.quantum.samplers import messages as wire
+from infrastructure.features.quantum.samplers.azure_sampler import AzureQuantum
 from infrastructure.features.quantum.samplers.bqm_arrays import from_arrays
 from infrastructure.features.quantum.samplers.messages import Outgoing
-from infrastructure.features.quantum.samplers.unbounded_samplers import direct_sampler
+from infrastructure.features.quantum.samplers.simulated_annealing import SimulatedAnnealing
 from infrastructure.features.quantum.solving.arrays import Array
 
-Answer = Callable[[JsonObject, dict[str, Array]], Outgoing]
 COMMON = ("num_reads", "seed", "time_limit")  # dropped if a sampler does not know them
+DIRECT: dict[str, Callable[[], dimod.Sampler]] = {
+    "simulated_annealing": SimulatedAnnealing,
+    "azure_quantum": AzureQuantum,
+}
 
 
 def main(lifeline: int) -> None:
-    """Let samplers solve the parent's problems until the input ends."""
-    samplers: dict[str, dimod.Sampler] = {}
-    serve(lifeline, lambda values, arrays: answer(samplers, values, arrays))
-
-
-def serve(lifeline: int, answer: Answer) -> None:
     """Answer the parent's messages until the input ends."""
     end_with_parent(lifeline)
+    samplers: dict[str, dimod.Sampler] = {}
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     questions = sys.stdin.buffer
@@ -47,14 +48,14 @@ def serve(lifeline: int, answer: Answer) -> None:
         except EOFError:
             return
         try:
-            reply, reply_arrays = answer(values, arrays)
+            reply, reply_arrays = answer(samplers, values, arrays)
         except Exception as error:  # any error becomes the answer
             reply, reply_arrays = {"error": redact(f"{type(error).__name__}: {error}")}, {}
         wire.send(answers, reply, reply_arrays)
 
 
 def end_with_parent(lifeline: int) -> None:
-    """Make the kernel end this process when the other end of the pipe is closed."""
+    """Make the kernel end this process when the parent's end of the pipe closes."""
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
     try:
@@ -68,16 +69,15 @@ def end_with_parent(lifeline: int) -> None:
 def answer(
     samplers: dict[str, dimod.Sampler], values: JsonObject, arrays: dict[str, Array]
 ) -> Outgoing:
-    """Query the named sampler, reusing the previous one if it is the same, and return the reply.
+    """Query the named sampler, which is created once, and return the reply.
 
     Raises:
         TypeError, ValueError: the sampler returned no sample set, or one over other variables.
     """
-    key = json.dumps([values["sampler"], values["options"]], sort_keys=True)
-    if key not in samplers:
-        samplers.clear()
-        samplers[key] = direct_sampler(as_text(values["sampler"]), as_object(values["options"]))
-    sampler = samplers[key]
+    name = as_text(values["sampler"])
+    if name not in samplers:
+        samplers[name] = _created(name)
+    sampler = samplers[name]
     bqm = from_arrays(as_object(values["model"]), arrays)
     known = sampler.parameters
     parameters = {
@@ -92,6 +92,22 @@ def answer(
     return _packed(sample_set, bqm)
 
 
+def _created(name: str) -> dimod.Sampler:
+    """Create the sampler of a name, or of a custom `module:Class`.
+
+    Raises:
+        ValueError: the name, module or class does not exist, or is not created without arguments.
+    """
+    make = load_object("sampler", name) if ":" in name else look_up("sampler", name, DIRECT)
+    try:
+        sampler: dimod.Sampler = make()
+    except TypeError as error:
+        raise InputError("quantum.sampler_not_created", name=name, error=error) from None
+    if not callable(getattr(sampler, "sample", None)):
+        raise InputError("quantum.not_a_dimod_sampler", name=name)
+    return sampler
+
+
 def _packed(sample_set: dimod.SampleSet, bqm: dimod.BinaryQuadraticModel) -> Outgoing:
     if set(sample_set.variables) != set(bqm.variables):
         raise InputError("quantum.answer_for_other_variables")
@@ -101,15 +117,11 @@ def _packed(sample_set: dimod.SampleSet, bqm: dimod.BinaryQuadraticModel) -> Out
         "energies": np.asarray(sample_set.record.energy, np.float64),
         "occurrences": np.asarray(sample_set.record.num_occurrences, np.int64),
     }
-    if "chain_break_fraction" in sample_set.record.dtype.names:
-        arrays["chain_break_fraction"] = np.asarray(
-            sample_set.record.chain_break_fraction, np.float64
-        )
     return {"vartype": sample_set.vartype.name, "info": _plain(sample_set.info)}, arrays
 
 
 def _plain(info: Mapping[object, object]) -> dict[str, object]:
-    """Return the part of a sampler's info that JSON can represent."""
+    """Return the values in a sampler's info that JSON can represent."""
     kept: dict[str, object] = {}
     for name, value in dict(info).items():
         plain = value.item() if isinstance(value, np.generic) else value

@@ -1,4 +1,4 @@
-"""One problem with its model, and one answer to it: here, in a file or in another process."""
+"""The solution of one problem: in this process, from a file, or in another process."""
 
 from infrastructure.core.optional import import_without
 

@@ -1,4 +1,4 @@
-"""The type of the numeric arrays that problems and samplers exchange."""
+"""The type of the arrays that problems and samplers exchange."""
 
 from typing import Any
 

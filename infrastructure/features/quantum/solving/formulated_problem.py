@@ -1,7 +1,6 @@
 """A formulated problem: its model, its baselines, and the evaluation of a sampler's answer."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
 
 import dimod
 import numpy as np
@@ -12,32 +11,24 @@ from infrastructure.features.quantum.samplers.bqm_arrays import vectors_of
 
 
 class FormulatedProblem:
-    """The problem that the samplers of one quantum step solve.
+    """The problem that the samplers of one quantum step solve, with its model and baselines.
 
     Attributes:
         problem: the problem that was formulated.
-        bqm: the model that samplers get. For a constrained model, dimod's conversion with
-            penalties.
+        bqm: its model.
         samples: the baselines, by name.
         alternatives: the energies of the baselines, by name.
-        num_ones: the number of ones in every feasible answer; None if the problem has no such
-            number.
+        num_ones: the number of ones in every valid answer; None if it varies.
     """
 
     def __init__(self, problem: QuantumProblem) -> None:
-        """Formulate the problem.
+        """Build the model and the baselines of a problem.
 
         Raises:
             ValueError: the problem cannot be formulated.
         """
         self.problem = problem
-        model = problem.formulate()
-        self._cqm = model if isinstance(model, dimod.ConstrainedQuadraticModel) else None
-        self._invert = None
-        if isinstance(model, dimod.ConstrainedQuadraticModel):
-            self.bqm, self._invert = dimod.cqm_to_bqm(model)
-        else:
-            self.bqm = model
+        self.bqm = problem.formulate()
         self.samples: dict[str, Sample] = problem.alternatives()
         self.alternatives = dict(
             zip(self.samples, self.energies(list(self.samples.values())), strict=True)
@@ -49,27 +40,26 @@ class FormulatedProblem:
         return int(self.bqm.num_variables)
 
     def energies(self, samples: Sequence[Sample]) -> list[float]:
-        """Return the energies of the samples; for a constrained model, its objective."""
+        """Return the energies of the samples."""
         if not samples:
             return []
-        model: Any = self.bqm if self._cqm is None else self._cqm.objective
-        order = list(model.variables)
+        order = list(self.bqm.variables)
         rows = np.array([[sample[label] for label in order] for sample in samples], np.int8)
-        return [float(energy) for energy in model.energies((rows, order))]
+        return [float(energy) for energy in self.bqm.energies((rows, order))]
 
     def cut_to(self, max_variables: int) -> dimod.BinaryQuadraticModel:
-        """Return the model with at most `max_variables` variables.
+        """Return the model, reduced to at most `max_variables` variables.
 
         The variables with the lowest linear terms are kept. The others are fixed at 0.
 
         Raises:
-            SamplerError: the model is too large and cannot be cut: it is constrained or has spin
-                variables, or every answer has at least `max_variables` ones.
+            SamplerError: the model is too large and cannot be cut: it has spin variables, or every
+                answer has at least `max_variables` ones.
         """
         n = self.num_variables
         if n <= max_variables:
             return self.bqm
-        if self.bqm.vartype is not dimod.BINARY or self._cqm is not None:
+        if self.bqm.vartype is not dimod.BINARY:
             raise SamplerError("quantum.too_many_variables", count=n, limit=max_variables)
         if self.num_ones is not None and self.num_ones >= max_variables:
             raise SamplerError(
@@ -82,32 +72,19 @@ class FormulatedProblem:
 
     def whole(self, sample: Mapping[Hashable, int]) -> Sample:
         """Return a sampler's answer over all variables of the problem; variables left out are 0."""
-        if self._invert is not None:
-            return {label: int(value) for label, value in self._invert(sample).items()}
         return {label: int(sample.get(label, 0)) for label in self.bqm.variables}
-
-    def kept_rules(self, sample: Sample) -> Sample:
-        """Return the repaired sample.
-
-        Raises:
-            SamplerError: the repaired sample still breaks a constraint.
-        """
-        repaired = self.problem.repair(sample)
-        if self._cqm is not None and not self._cqm.check_feasible(repaired):
-            raise SamplerError("quantum.answer_breaks_constraint")
-        return repaired
 
     def _number_of_ones(self) -> int | None:
         """Return the problem's `num_chosen` if every baseline has that many ones, else None."""
         number = getattr(self.problem, "num_chosen", None)
-        if number is None or self._cqm is not None or self.bqm.vartype is not dimod.BINARY:
+        if number is None or self.bqm.vartype is not dimod.BINARY:
             return None
         is_count = all(sum(sample.values()) == number for sample in self.samples.values())
         return int(number) if is_count and self.samples else None
 
 
 def _part(bqm: dimod.BinaryQuadraticModel, count: int) -> dimod.BinaryQuadraticModel:
-    """Return the model over the `count` variables with the lowest linear terms, in their order."""
+    """Reduce a model to the `count` variables with the lowest linear terms, in their order."""
     vectors = vectors_of(bqm)
     kept = np.sort(np.argsort(vectors.linear, kind="stable")[:count])
     place = np.full(len(vectors.linear), -1)

@@ -1,9 +1,9 @@
-"""The solution of one optimization problem of a run, even if samplers fail."""
+"""The solution of a run's optimization problem, by samplers or, if they fail, by a baseline."""
 
 import json
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import dimod
@@ -16,7 +16,7 @@ from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.features.quantum.problems.problem import QuantumProblem, Sample
 from infrastructure.features.quantum.sampler_needs import check_sampler
 from infrastructure.features.quantum.samplers.deadline import Deadline
-from infrastructure.features.quantum.samplers.fallback import FallbackSampler
+from infrastructure.features.quantum.samplers.fallback import FallbackChain
 from infrastructure.features.quantum.samplers.process_sampler import ProcessSampler
 from infrastructure.features.quantum.samplers.sampler_factory import close_sampler, create_sampler
 from infrastructure.features.quantum.solving.formulated_problem import FormulatedProblem
@@ -31,9 +31,10 @@ class Solution:
     Attributes:
         decision: the decision for the training, as JSON values.
         sample: the value of each variable, 0 or 1 (or a spin); feasible.
-        energy: energy of the sample; for a constrained model, its objective.
+        energy: energy of the sample.
         answered_by: name of the sampler, or of the baseline that was used.
-        is_fallback: a baseline was used, because no sampler answered or the baseline was better.
+        is_fallback: whether a baseline was used, because no sampler answered or the baseline was
+            better.
         num_variables: variables of the problem.
         seconds: total wall time, formulation included.
         solver_seconds: the part of it that the samplers took.
@@ -41,8 +42,8 @@ class Solution:
         failures: a sentence for each sampler that did not answer, and for anything else that
             failed.
         remarks: a sentence for each thing worth knowing that is not a failure.
-        info: what the sampler reported, such as `num_reads` and `chain_break_fraction`;
-            `bound_hit`: a time limit affected the result, so another attempt may give another
+        info: what the sampler reported, such as `num_reads`; `bound_hit`: a time limit affected the
+            result, so another attempt may give another
             answer; `left_out`: number of variables fixed at 0 because the problem exceeded the size
             limit.
     """
@@ -60,25 +61,9 @@ class Solution:
     remarks: list[str] = field(default_factory=list)
     info: JsonObject = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, object]:
-        """Return the solution as JSON values.
 
-        Tuple labels become lists; `from_json` turns them back into tuples.
-        """
-        sample = {"variables": list(self.sample), "values": list(self.sample.values())}
-        return {**asdict(self), "sample": sample}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Solution":
-        """Rebuild a solution from the values of `to_json`."""
-        labels = (_label(label) for label in values["sample"]["variables"])
-        sample = dict(zip(labels, values["sample"]["values"], strict=True))
-        known = {one.name: values[one.name] for one in fields(cls)}
-        return cls(**{**known, "sample": sample})
-
-
-def create_chain(config: QuantumConfig) -> FallbackSampler:
-    """Create the samplers of a configuration as one sampler, the preferred one first.
+def create_chain(config: QuantumConfig) -> FallbackChain:
+    """Create the samplers of a configuration, the preferred one first.
 
     Keep the chain between problems so that its processes stay warm. `close_chain` ends them.
 
@@ -94,10 +79,10 @@ def create_chain(config: QuantumConfig) -> FallbackSampler:
             samplers.setdefault(name, create_sampler(name))
         except (ValueError, MissingPackageError, MissingSecretError) as error:
             raise type(error)(f"quantum.{key}: {error}") from None
-    return FallbackSampler(samplers)
+    return FallbackChain(samplers)
 
 
-def close_chain(chain: FallbackSampler) -> None:
+def close_chain(chain: FallbackChain) -> None:
     """End the processes of a chain; the next problem starts new ones."""
     for sampler in chain.samplers.values():
         close_sampler(sampler)
@@ -108,18 +93,16 @@ def quantum_solve(
     config: QuantumConfig | None = None,
     *,
     seed: int = 0,
-    initial: Sample | None = None,
-    chain: FallbackSampler | None = None,
+    chain: FallbackChain | None = None,
 ) -> Solution:
     """Formulate a problem, query the samplers in turn and compare the answer with the baselines.
 
-    If `info["bound_hit"]` is False, the solution depends only on problem, seed and `initial`.
+    If `info["bound_hit"]` is False, the solution depends only on problem and seed.
 
     Args:
         config: the samplers, the largest problem size and the total time limit; None: the problem's
             own configuration, or else the defaults.
         seed: seed for the samplers.
-        initial: an assignment to begin with, for samplers that support it.
         chain: a chain of `create_chain` that is kept between problems; None: one for this call.
 
     Raises:
@@ -137,8 +120,6 @@ def quantum_solve(
         given: dict[str, Any] = {"seed": seed}
         if question.num_ones is not None:
             given["num_ones"] = question.num_ones
-        if initial is not None:
-            given["initial_states"] = initial
         began = deadline.elapsed_seconds
         answer = _query(question, samplers, deadline, config.largest_problem, given)
         solver_seconds = deadline.elapsed_seconds - began
@@ -165,7 +146,7 @@ def quantum_solve(
 
 @dataclass
 class _Answer:
-    """The samplers' answer before it is compared with the baselines."""
+    """An answer of the samplers, before it is compared with the baselines."""
 
     name: str
     sample: Sample | None = None
@@ -177,20 +158,19 @@ class _Answer:
 
 def _query(
     question: FormulatedProblem,
-    chain: FallbackSampler,
+    chain: FallbackChain,
     deadline: Deadline,
     max_variables: int,
     given: Mapping[str, object],
 ) -> _Answer:
-    """Return the chain's answer with the failures of its samplers; empty if none answered."""
+    """Query a chain of samplers; return the answer (empty if none) and their failures."""
     try:
         bqm = question.cut_to(max_variables)
         if deadline.is_over:
             text = phrase("quantum.no_time_left_to_solve", seconds=deadline.seconds)
             return _Answer("", failures=[text], info={"bound_hit": True})
-        known = {key: value for key, value in given.items() if key in chain.parameters}
-        sample_set = chain.sample(bqm, time_limit=deadline.seconds_left, **known)
-        sample = question.kept_rules(question.whole(sample_set.first.sample))
+        sample_set = chain.sample(bqm, time_limit=deadline.seconds_left, **given)
+        sample = question.problem.repair(question.whole(sample_set.first.sample))
     except SamplerError as error:
         return _Answer("", failures=[redact(str(error))], info={"bound_hit": bool(chain.failures)})
     info = _plain(sample_set.info)
@@ -203,7 +183,7 @@ def _query(
 
 
 def _compared(answer: _Answer, question: FormulatedProblem) -> _Answer:
-    """Return the answer, or a baseline if that is better or there is no answer.
+    """Return the samplers' answer, or a baseline if that is better or no sampler answered.
 
     Raises:
         SamplerError: there is neither an answer nor a baseline.
@@ -231,7 +211,7 @@ def _compared(answer: _Answer, question: FormulatedProblem) -> _Answer:
 
 
 def _plain(info: Mapping[str, object]) -> JsonObject:
-    """Return the part of a sampler's info that JSON can represent."""
+    """Return the values in a sampler's info that JSON can represent."""
     kept: JsonObject = {}
     for name, value in info.items():
         try:
@@ -239,7 +219,3 @@ def _plain(info: Mapping[str, object]) -> JsonObject:
         except (TypeError, ValueError):
             continue
     return kept
-
-
-def _label(label: Any) -> Hashable:
-    return tuple(_label(part) for part in label) if isinstance(label, list) else label

@@ -1,4 +1,4 @@
-"""Training decisions that a sampler makes: the measurements for them, and their effects.
+"""The quantum step in a training run: measurements for its decisions, and their effects.
 
 The extension is loaded only if a run has a quantum step, because only that step needs dimod.
 """

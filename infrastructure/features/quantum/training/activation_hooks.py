@@ -1,8 +1,9 @@
-"""Hooks that pass on activations of chosen modules with their gradients and leave no trace.
+"""Hooks that receive activations of chosen modules with their gradients, and leave no trace.
 
-A hook passes on a tensor of the forward pass together with the gradient that arrives there in the
-backward pass. No parameter's gradient is computed, and tensors are kept only as long as autograd
-keeps its own saved tensors. If activations are recomputed (checkpointing), so is the hook's tensor.
+A hook receives a tensor of the forward pass together with the gradient of the module's output in
+the backward pass. No parameter's gradient is computed, and tensors are kept only as long as
+autograd keeps its own saved tensors. If activations are recomputed (checkpointing), so is the
+hook's tensor.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ Receive = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 class _GradientHook(torch.autograd.Function):
-    """The identity function, whose backward pass calls `receive` with kept tensor and gradient."""
+    """An identity whose backward pass calls `receive` with a saved tensor and the gradient."""
 
     @staticmethod
     def forward(
@@ -40,14 +41,11 @@ class _GradientHook(torch.autograd.Function):
 def gradient_hooks(
     modules: Mapping[str, torch.nn.Module],
     receive: Callable[[str, torch.Tensor, torch.Tensor], None],
-    *,
-    keep_output: bool = False,
 ) -> Iterator[set[str]]:
-    """Call `receive` in each backward pass in the context.
+    """Call `receive` for each module in every backward pass in the context.
 
-    Its arguments are name, kept, and the gradient of the module's output. `kept` is the module's
-    input, or its output if `keep_output` is set. Hooks do not reach into compiled code, so compiled
-    modules run uncompiled here.
+    Its arguments are name, the module's input, and the gradient of its output. Hooks do not reach
+    into compiled code, so compiled modules run uncompiled here.
 
     Yields:
         Names of the modules whose hooks were called so far.
@@ -63,8 +61,7 @@ def gradient_hooks(
             receive(name, kept, gradient)
 
         def hook(_module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-            kept = output if keep_output else inputs[0]
-            hooked: torch.Tensor = _GradientHook.apply(output, kept.detach(), anchor, pass_on)
+            hooked: torch.Tensor = _GradientHook.apply(output, inputs[0].detach(), anchor, pass_on)
             return hooked
 
         return hook
@@ -79,7 +76,7 @@ def gradient_hooks(
 
 
 def check_heard(heard: set[str], wanted: Mapping[str, torch.nn.Module]) -> None:
-    """Refuse to continue if the hooks of some modules were not called.
+    """Check that the hooks of all modules were called.
 
     Raises:
         TemperError: the forward of a module was not called, as happens with fused kernels.

@@ -1,4 +1,4 @@
-"""Measurements for block selection: the next move of each block, and its effect on the loss."""
+"""Measurements for block selection: each block's next update, and its effect on the loss."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ Parameters = dict[str, torch.nn.Parameter]
 
 @dataclass(frozen=True)
 class BlockStatistics:
-    """Statistics of N blocks, for the mean loss per supervised token.
+    """Statistics of N blocks, for the mean loss per supervised token. A move is a weight update.
 
     Attributes:
         blocks: names, from the input up.
@@ -60,7 +60,7 @@ def trainable_blocks(model: torch.nn.Module) -> dict[str, Parameters]:
 def next_moves(
     optimizer: torch.optim.Optimizer, gradients: Mapping[torch.nn.Parameter, torch.Tensor]
 ) -> dict[torch.nn.Parameter, torch.Tensor]:
-    """Predict how an Adam-like optimizer would move each parameter with a gradient, without decay.
+    """Predict the next update of each parameter by an Adam-like optimizer, without weight decay.
 
     The optimizer's moments are used if they are tensors. Otherwise the prediction is a first
     step: minus the learning rate times the gradient's sign. Without betas (SGD) it is minus
@@ -99,11 +99,11 @@ def block_statistics(
     precision: Precision,
     seed: int = 0,
 ) -> BlockStatistics:
-    """Measure all blocks by two forward and backward passes: with the data's labels, and the
-    model's.
+    """Measure all blocks by two forward and backward passes.
 
-    Afterwards the model, its gradients and the random state are as before, bit for bit. The passes
-    need memory for a gradient and a move of each parameter of a block.
+    One pass uses the data's labels, the other one labels sampled from the model. Afterwards the
+    model, its gradients and the random state are as before, bit for bit. The passes need memory for
+    a gradient and a move of each parameter of a block.
 
     Raises:
         ValueError: no numbered block is trainable, no token is supervised, or the model is not a
@@ -151,7 +151,7 @@ def _dots(
     gradients: Mapping[torch.nn.Parameter, torch.Tensor],
     moves: Mapping[torch.nn.Parameter, torch.Tensor],
 ) -> Array:
-    """Return the inner product of gradient and move for each block."""
+    """Return the inner product of gradient and update for each block."""
     return np.array(
         [
             sum(

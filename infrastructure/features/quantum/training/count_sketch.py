@@ -1,9 +1,9 @@
-"""A count sketch: short versions of long gradients that preserve their inner products.
+"""Count sketches: short versions of long gradients that preserve their inner products.
 
 Each entry is added, with a random sign, to one of d buckets (Charikar, Chen, Farach-Colton 2002).
 Inner products keep their expectation, with a variance of about 2 / d between unit vectors. Entries
-are taken in pieces of d, and each piece is rotated by a random number of buckets. So a sum over
-pieces needs no scatter-add, which would differ from call to call on a GPU.
+are read in pieces of d, and each piece is rotated by a random number of buckets. So a sum over
+pieces needs no scatter-add, whose result would differ from call to call on a GPU.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ CHUNK_ENTRIES = 1 << 18  # of a matrix in memory at once, for each example
 
 
 class CountSketch:
-    """A sketch of matrices that arrive in chunks of rows.
+    """A count sketch of matrices, which are added in chunks of rows.
 
     The signs take one byte per entry of the matrices, on the device.
 
@@ -32,12 +32,11 @@ class CountSketch:
         self._drawn: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def rows_at_once(self, num_columns: int) -> int:
-        """Return the number of rows of a chunk, which depends only on the matrix, like the
-        sketch."""
+        """Return the number of rows to add at once, which depends only on the matrix."""
         return max(1, CHUNK_ENTRIES // num_columns)
 
     def add(self, total: torch.Tensor, chunk: torch.Tensor, matrix: int, start_row: int) -> None:
-        """Add one chunk of one matrix, for each example.
+        """Add a chunk of one matrix to the sketches of B examples.
 
         Args:
             total: (B, d) float32, the sketches so far.
@@ -55,7 +54,7 @@ class CountSketch:
     def _random(
         self, matrix: int, start_row: int, length: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return signs (pieces, d) int8, and the entry that each bucket takes (pieces, d) int64."""
+        """Return random signs (pieces, d) int8, and each bucket's entry index (pieces, d) int64."""
         key = (matrix, start_row, length)
         if key not in self._drawn:
             num_pieces = ceil_div(length, self.num_features)

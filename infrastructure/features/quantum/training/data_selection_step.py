@@ -1,11 +1,10 @@
-"""The data selection step: its choice of examples to examine, its cost, and its selection.
+"""The data selection step: which examples to examine, what that costs, and which to train on.
 
-Examples that were not examined complete the selection.
+Examples that were not examined are added to the selection at random.
 """
 
 import time
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,13 +18,13 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.data.data_pipeline import DataPipeline
 from infrastructure.data.serving.example_order import random_selection
-from infrastructure.features.quantum.config import DATA_SELECTION, SAMPLER, QuantumConfig
+from infrastructure.features.quantum.config import DATA_SELECTION, QuantumConfig
 from infrastructure.features.quantum.problems.data_selection import DataSelection
 from infrastructure.features.quantum.problems.problem import QuantumProblem
 from infrastructure.features.quantum.training.decisions import Decisions
 from infrastructure.features.quantum.training.overhead_budget import solver_seconds
 from infrastructure.features.quantum.training.per_example_gradients import example_gradients
-from infrastructure.features.quantum.training.step_records import Record, histogram
+from infrastructure.features.quantum.training.step_records import Record
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.sizing.dry_run import DryRunStep, dry_run
@@ -34,19 +33,19 @@ from infrastructure.training.strategies.base_strategy import TrainingStrategy
 AUTO_SHARE = 0.9  # share of the examined examples that is chosen if no budget is set
 NUM_TARGET = 256  # held-out rows whose mean gradient is the target, evenly spread
 NUM_PROBED = 8  # examples with which the cost is measured
-NUM_NAMED = 20  # tasks, and dropped examples, in a record
+NUM_NAMED = 20  # dropped examples in a record
 LEAST_CANDIDATES = 16  # fewer are not representative
 
 Ids = npt.NDArray[np.int64]
 
 
 def num_selected(num_examples: int, budget: float) -> int:
-    """Return the number of examples that a budget, a share of them, allows."""
+    """Return the number of examples in a budget, which is a share of them."""
     return max(1, round(num_examples * budget))
 
 
 def limit_data(data: DataSource, config: QuantumConfig) -> None:
-    """Apply the budget, if one is set, to a data source before its size is used.
+    """Limit a data source to the configured budget, before its size is used.
 
     Raises:
         ValueError: examples cannot be selected from this source.
@@ -62,7 +61,7 @@ def limit_data(data: DataSource, config: QuantumConfig) -> None:
 
 
 def in_words(num_selected: int, num_examples: int, num_chosen: int, num_looked_at: int) -> str:
-    """Describe how many examples are trained on, and how many of them were examined."""
+    """Describe how many examples are trained on, and how many were examined."""
     counts = f"{num_selected:,} of {num_examples:,} training examples"
     if num_looked_at == num_examples:
         return counts
@@ -83,7 +82,7 @@ def in_words(num_selected: int, num_examples: int, num_chosen: int, num_looked_a
 
 @dataclass(kw_only=True)
 class DataSelectionStep:
-    """The choice of the examples that a prepared run trains on.
+    """One selection of the examples that a run trains on.
 
     Attributes:
         micro_batch_size: examples in a forward pass.
@@ -101,7 +100,7 @@ class DataSelectionStep:
     seed: int
 
     def least_steps(self, global_batch_size: int, *, measures_training: bool) -> float:
-        """Return the lowest cost of the step, in training steps.
+        """Return the lowest possible cost of this quantum step, in training steps.
 
         It consists of measuring the costs, and of examining the fewest examples.
         """
@@ -111,7 +110,7 @@ class DataSelectionStep:
         return num_rows / global_batch_size
 
     def gradient_seconds(self) -> float:
-        """Measure the seconds of one example's gradient with a few examples; leave no trace."""
+        """Measure the seconds of one example's gradient with a few examples. No side effects."""
         examples = self.data.examples(self._probed_ids)
         self._gradients(examples[: self._num_warming])
         started = time.perf_counter()
@@ -119,10 +118,9 @@ class DataSelectionStep:
         return (time.perf_counter() - started) / len(examples)
 
     def training_seconds(self) -> float:
-        """Measure the seconds of training on one example; leave no trace.
+        """Measure the seconds of training on one example, without side effects.
 
-        The examples are those whose gradients were measured before: the micro-batches are the same,
-        so kernels for their shapes exist.
+        The micro-batches are those of `gradient_seconds`, so kernels for their shapes are compiled.
         """
         examples = self.data.examples(self._probed_ids)
         ordered = [examples[i] for i in self._by_length(examples)]
@@ -132,12 +130,16 @@ class DataSelectionStep:
         return seconds / len(examples)
 
     def has_choice(self, most: int) -> bool:
-        """Return whether the step would leave out any example; `most` is as in `num_candidates`."""
+        """Return whether the step would exclude any example.
+
+        Args:
+            most: the largest number of variables in a problem.
+        """
         wanted = self.num_wanted(most)
         return self._share(wanted) < wanted or self.data.num_examples < self.data.num_candidates
 
     def nothing_to_leave_out(self, most: int) -> str:
-        """Return the reason why there is no choice."""
+        """Return a message that says why the step would exclude no example."""
         number = self.num_wanted(most) if self._is_auto else self.data.num_candidates
         budget = Setting("quantum.data_budget", str(self.config.data_budget))
         return phrase("quantum.budget_excludes_nothing", budget=budget, count=number)
@@ -152,14 +154,14 @@ class DataSelectionStep:
     ) -> int:
         """Return the number of examples to examine.
 
-        The number is the one requested, or what the time budget allows; 0 if that is too few to be
+        This is the configured number, or as many as the time allows; 0 if these are too few to be
         representative.
 
         Args:
             gradient_seconds: time of one example's gradient.
             allowed_seconds: time that the step may take.
             most: the largest number of variables in a problem.
-            never_skips: never return 0, but the fewest representative examples at any cost.
+            never_skips: return the fewest representative examples instead of 0.
         """
         wanted = self.num_wanted(most)
         if self.cost_seconds(gradient_seconds, wanted) <= allowed_seconds:
@@ -175,22 +177,21 @@ class DataSelectionStep:
         return max(number, least) if never_skips or number >= LEAST_CANDIDATES else 0
 
     def num_wanted(self, most: int) -> int:
-        """Return the number of examples to examine if the cost does not matter."""
+        """Return the number of examples to examine if time does not matter."""
         requested = self.config.candidates
         return min(most, self.data.num_candidates, most if requested == "auto" else requested)
 
     def cost_seconds(self, gradient_seconds: float, num_candidates: int) -> float:
-        """Return the predicted seconds for this number of candidates, including a sampler's
-        answer."""
+        """Predict the seconds to examine this number of examples and to solve the problem."""
         gradients = gradient_seconds * (num_candidates + self._num_target)
-        is_sampled = self.config.answer == SAMPLER
-        return gradients + (solver_seconds(num_candidates) if is_sampled else 0.0)
+        return gradients + solver_seconds(num_candidates)
 
     def problem(self, num_candidates: int) -> DataSelection:
-        """Formulate the problem for examples drawn at random.
+        """Formulate the selection problem for `num_candidates` examples drawn at random.
 
-        The same share of them is chosen as of all examples, or nine in ten if no budget is set.
-        Examples whose gradient is zero (no supervised token) or not finite count as not examined.
+        The share of them to choose is the same as for all examples, or nine in ten without a
+        budget. Examples whose gradient is zero (no supervised token) or not finite count as not
+        examined.
 
         Raises:
             ValueError, TemperError: the gradients of the examples cannot be separated, or too few
@@ -213,7 +214,7 @@ class DataSelectionStep:
         )
 
     def apply(self, problem: QuantumProblem, decision: object, decisions: Decisions) -> Record:
-        """Add a decision to those in force, and return a description of it for reports."""
+        """Apply a solved decision to `decisions`, and return a record of it for reports."""
         assert isinstance(problem, DataSelection)
         problem.apply(decision, decisions)
         chosen = decisions.selection
@@ -229,8 +230,6 @@ class DataSelectionStep:
             "num_selected": len(selection),
             "num_dropped": len(dropped),
             "selection": decisions.selection_hash,
-            "density": histogram(selection, n),
-            "by_task": self._by_task(candidates, chosen),
             "dropped": self.data.places_of(dropped[:NUM_NAMED]),
         }
 
@@ -241,7 +240,7 @@ class DataSelectionStep:
 
     @property
     def _num_warming(self) -> int:
-        """The number of probed examples that run first, to draw the signs of the sketch.
+        """The number of examples that run first as a warm-up of the measurement.
 
         On a CPU one is enough: kernels for a new shape are also compiled for each micro-batch that
         is examined later.
@@ -256,20 +255,11 @@ class DataSelectionStep:
     def _is_auto(self) -> bool:
         return self.config.data_budget == "auto"
 
-    def _by_task(self, candidates: Ids, chosen: Ids) -> dict[str, list[int]]:
-        """Return the numbers of chosen and of examined examples for the largest tasks."""
-        is_chosen = np.isin(candidates, chosen)
-        tasks = [example.task for example in self.data.examples(candidates)]
-        looked_at = Counter(tasks)
-        taken = Counter(task for task, is_one in zip(tasks, is_chosen, strict=True) if is_one)
-        return {
-            task: [taken[task], number] for task, number in looked_at.most_common(NUM_NAMED) if task
-        }
-
     def completed(self, candidates: Ids, chosen: Ids) -> Ids:
-        """Return a complete selection: the chosen candidates and a random draw of the others.
+        """Return the complete selection: the chosen candidates and examples that were not examined.
 
-        The draw fills the budget. If no budget is set, it contains all other examples.
+        These are drawn at random until the budget is used up. Without a budget, all of them are
+        included.
         """
         others = np.setdiff1d(np.arange(self.data.num_candidates), candidates)
         missing = len(others) if self._is_auto else self.data.num_examples - len(chosen)
@@ -277,8 +267,7 @@ class DataSelectionStep:
         return np.sort(np.concatenate([chosen, drawn]))
 
     def _share(self, num_candidates: int) -> int:
-        """Return the number of candidates to choose, so that the other examples can supply the
-        rest."""
+        """Return how many candidates to choose, so that enough other examples remain to add."""
         if self._is_auto:
             return num_selected(num_candidates, AUTO_SHARE)
         n, k = self.data.num_candidates, self.data.num_examples
@@ -295,7 +284,7 @@ class DataSelectionStep:
         return [int(i) for i in np.linspace(0, num_rows - 1, min(count, num_rows))]
 
     def _gradients(self, examples: Sequence[object]) -> npt.NDArray[np.float32]:
-        """Return gradients in the order of `examples`, computed by length to keep padding low."""
+        """Return sketched gradients in the order of `examples`. Similar lengths are batched."""
         order = self._by_length(examples)
         batches = self._pieces([examples[i] for i in order])
         gradients = example_gradients(self.model, self.adapter, batches, precision=self.precision)
@@ -308,6 +297,6 @@ class DataSelectionStep:
         return sorted(range(len(examples)), key=lambda i: self.adapter.count_tokens([examples[i]]))
 
     def _pieces(self, examples: Sequence[object]) -> Iterator[list[object]]:
-        """Yield micro-batches."""
+        """Split examples into micro-batches."""
         remaining = iter(examples)
         return iter(lambda: list(islice(remaining, self.micro_batch_size)), [])

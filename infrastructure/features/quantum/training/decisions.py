@@ -1,7 +1,7 @@
-"""The decisions of the quantum steps so far, and their effects on a run.
+"""The current decisions of a run's quantum steps.
 
-A problem's `apply` passes its decision to `Decisions`. The extension enforces the current decisions
-repeatedly, because loading a checkpoint or starting a phase would undo them.
+A problem's `apply` passes its decision to `Decisions`. The extension applies the current decisions
+again and again, because loading a checkpoint or starting a phase would undo them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,43 +16,38 @@ Ids = npt.NDArray[np.int64]
 
 
 class Decisions:
-    """The latest decision of each kind, as the `Training` that problems see.
+    """The latest decision of each kind. It implements `Training`, which problems call.
 
     Attributes:
         selection: ids of the selected training examples, ascending; None: no selection.
         blocks: names of the trainable blocks; None: all of them.
-        kept: the components that stay, by LoRA module; empty: all of them.
     """
 
     def __init__(self) -> None:
         self.selection: Ids | None = None
         self.blocks: frozenset[str] | None = None
-        self.kept: dict[str, tuple[int, ...]] = {}
 
     def select_examples(self, ids: Sequence[int] | Ids) -> None:
-        """Train on these examples from the next epoch on."""
+        """Train only on these examples from the next epoch on."""
         self.selection = np.unique(np.asarray(ids, dtype=np.int64))
 
     def train_only(self, blocks: Sequence[str]) -> None:
         """Train only these blocks until the next decision."""
         self.blocks = frozenset(blocks)
 
-    def keep_components(self, kept: Mapping[str, Sequence[int]]) -> None:
-        """Keep only these components of each named LoRA module."""
-        self.kept = {name: tuple(components) for name, components in kept.items()}
-
     @property
     def selection_hash(self) -> str | None:
-        """A hash of the selection, for display and comparison."""
+        """A hash of the selected ids, for display and comparison."""
         return None if self.selection is None else selection_hash(self.selection)
 
     def state_dict(self) -> dict[str, object]:
-        """Return the decisions as JSON values, with short texts because loops copy them at every
-        step."""
+        """Return the decisions as JSON values.
+
+        Ids are packed into short texts, because training loops copy them at every step.
+        """
         return {
             "selection": None if self.selection is None else packed(self.selection),
             "blocks": None if self.blocks is None else sorted(self.blocks),
-            "kept": {name: list(components) for name, components in self.kept.items()},
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -60,17 +55,16 @@ class Decisions:
         selection, blocks = saved["selection"], saved["blocks"]
         self.selection = None if selection is None else unpacked(selection)
         self.blocks = None if blocks is None else frozenset(blocks)
-        self.keep_components(saved["kept"])
 
 
 def packed(ids: Ids) -> str:
-    """Pack ascending numbers from 0 as bits of a hexadecimal text, four numbers per digit."""
+    """Encode ascending numbers from 0 as bits of a hexadecimal text, four numbers per digit."""
     bits = np.zeros(int(ids[-1]) + 1 if len(ids) else 0, dtype=np.bool_)
     bits[ids] = True
     return np.packbits(bits).tobytes().hex()
 
 
 def unpacked(text: str) -> Ids:
-    """Return the numbers that `packed` encoded in a text."""
+    """Decode the numbers in a text that `packed` returned."""
     bits = np.unpackbits(np.frombuffer(bytes.fromhex(text), dtype=np.uint8))
     return np.flatnonzero(bits).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Labels sampled from the model, which turn squared gradients into a Fisher matrix.
+"""Labels sampled from the model, with which squared gradients give a Fisher matrix.
 
 With labels from the data, squared gradients are the empirical Fisher, which is not a curvature
 (Kunstner et al. 2019, arXiv 1905.12558).
@@ -37,7 +37,7 @@ class SampledLabels:
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> Batch:
-        """Return the batch with sampled targets at the same positions."""
+        """Return the batch with targets that are sampled from the model, at the same positions."""
         self.token_loss.prepare(self.model)
         with self.precision.autocast():
             arguments, positions = model_arguments(self.model, batch), batch["target_positions"]

@@ -10,16 +10,17 @@ Blocks = dict[str, list[torch.nn.Parameter]]
 
 
 def block_name(parameter: str) -> str | None:
-    """Return the block of a parameter by its name.
+    """Return the name of the block that contains a parameter.
 
-    None if the parameter is outside of all blocks (embeddings, head and others) and always trains.
+    None means that the parameter is outside of all blocks (embeddings, head and others) and always
+    trains.
     """
     layer = layer_of(parameter)
     return None if layer in (0, HEAD_LAYER) else f"block {layer - 1}"
 
 
 def phase_blocks(state: TrainingState) -> Blocks:
-    """Return all blocks that can train in this phase, from the input up."""
+    """Return the parameters of each block that can train in this phase, from the input up."""
     assert state.optimizer is not None
     known = {id(p) for group in state.optimizer.param_groups for p in group["params"]}
     wanted = state.phase.parameters
@@ -33,9 +34,10 @@ def phase_blocks(state: TrainingState) -> Blocks:
 
 
 def train_only(state: TrainingState, chosen: frozenset[str] | None) -> None:
-    """Train only the chosen blocks of this phase (all if None) and parameters outside of blocks.
+    """Train only the chosen blocks, and the parameters outside of blocks.
 
-    The other blocks get no gradient. If none of the phase's blocks was chosen, all of them train.
+    The other blocks get no gradient. All blocks train if `chosen` is None, or names no block of
+    this phase.
     """
     assert state.optimizer is not None
     select_trainable(state.model, state.phase, state.optimizer)
@@ -45,17 +47,14 @@ def train_only(state: TrainingState, chosen: frozenset[str] | None) -> None:
 
 
 def forget_optimizer_moments(state: TrainingState, chosen: frozenset[str] | None) -> None:
-    """Drop the optimizer state of blocks that were not chosen.
-
-    This frees the memory that the choice saves.
-    """
+    """Drop the optimizer state of blocks that were not chosen, to free memory."""
     assert state.optimizer is not None
     for parameter in _left_out(state, chosen):
         state.optimizer.state.pop(parameter, None)
 
 
 def _left_out(state: TrainingState, chosen: frozenset[str] | None) -> list[torch.nn.Parameter]:
-    """Return the parameters of the blocks that were not chosen."""
+    """Return the parameters of this phase's blocks that were not chosen."""
     if chosen is None:
         return []
     blocks = phase_blocks(state)

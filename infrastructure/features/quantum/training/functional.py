@@ -9,9 +9,9 @@ In a custom loop a quantum step runs only if one of these functions is called. I
 effect, are saved and are restored on resume as in Temper's own loop.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from infrastructure.core.lookup import unknown_name
 from infrastructure.features.quantum.config import (
     BLOCK_SELECTION,
     DATA_SELECTION,
-    RANK_ALLOCATION,
     QuantumConfig,
     config_of,
 )
@@ -30,9 +29,8 @@ from infrastructure.features.quantum.problems.block_selection import BlockSelect
 from infrastructure.features.quantum.problems.data_selection import DataSelection
 from infrastructure.features.quantum.problems.problem import QuantumProblem
 from infrastructure.features.quantum.solving.quantum_step import Solution, quantum_solve
+from infrastructure.features.quantum.training.block_selection_step import num_chosen_blocks
 from infrastructure.features.quantum.training.freeze_blocks import block_name, phase_blocks
-from infrastructure.features.quantum.training.gradient_steps import num_chosen_blocks
-from infrastructure.features.quantum.training.lora_rank_pruning import ranks_of
 from infrastructure.features.quantum.training.quantum_extension import QuantumExtension
 from infrastructure.training.core.own_loop import OwnLoop, own_loop
 from infrastructure.training.loop.last_gradients import TrainerGradients
@@ -40,7 +38,7 @@ from infrastructure.training.loop.loop import TrainingLoop
 
 
 class OwnLoopTrainer(Protocol):
-    """The part of a trainer that these functions need."""
+    """The part of a trainer that custom loops need for quantum steps."""
 
     sections: Mapping[str, ConfigSection]
 
@@ -65,7 +63,7 @@ def formulate_quantum_problem(
     has second-order terms.
 
     Args:
-        gradients, parameters: tensors by the same names, which tell the blocks.
+        gradients, parameters: tensors by parameter name; the names contain the block.
         num_blocks: number of blocks that train at a time; None: `quantum.num_blocks` if the
             gradients come from a trainer, else half of the blocks.
 
@@ -94,17 +92,17 @@ def formulate_quantum_problem(
 
 
 def should_optimize(context: OwnLoop | None = None) -> bool:
-    """Return whether a step is due, by `training.optimization_frequency`.
+    """Return whether a quantum step is due, by `training.optimization_frequency`.
 
     Args:
-        context: None: the only training prepared in this process.
+        context: None: the only context that was created in this process.
     """
     context = own_loop(context, "should_optimize")
     return context.state.every(context.trainer.training_config.optimization_frequency)
 
 
 def quantum_optimize(context: OwnLoop) -> Solution:
-    """Formulate, solve and apply the problem that `quantum.problem` names, using the last batch.
+    """Formulate, solve and apply the problem of `quantum.problem`, with the last batch.
 
     Blocks are chosen as in `formulate_quantum_problem`. For data selection, as many examples are
     examined as `quantum.candidates`, `max_qubits` and the solver allow. The step always runs:
@@ -134,55 +132,33 @@ def _formulated(context: OwnLoop, extension: QuantumExtension) -> QuantumProblem
     if config.problem == DATA_SELECTION:
         question = extension.data_selection_step(context.state)
         return question.problem(question.num_wanted(config.most_candidates))
-    if config.problem == RANK_ALLOCATION:
-        if not context.state.batch:
-            raise InputError("training.no_gradients_before_first_step")
-        return extension.gradient_step(context.state, extension.session.num_steps).problem()
     return formulate_quantum_problem(trainer.gradients, trainer.parameters)
 
 
 def apply_quantum_solution(context: OwnLoop, solution: Solution) -> None:
-    """Apply a solution: blocks and components at once, examples from the next epoch on.
+    """Apply a solution: blocks at once, examples from the next epoch on.
 
     Raises:
-        ValueError: this training cannot carry out the decision, or the configuration has no quantum
-            step to store it. Nothing has changed then.
+        ValueError: this run does not support the decision, or has no quantum step to store it. Then
+            nothing has changed.
     """
     extension, decision = _extension_of(context), solution.decision
     problem = _problem_of(decision)
     if problem == DATA_SELECTION:
         extension.check_selection(decision)
         extension.session.decisions.select_examples(decision)
-    elif problem == BLOCK_SELECTION:
-        _refuse_unknown("block", decision, phase_blocks(context.state))
-        extension.session.decisions.train_only(decision)
     else:
-        _check_components(decision, ranks_of(context.state.model))
-        extension.session.decisions.keep_components(decision)
+        blocks = phase_blocks(context.state)
+        for name in decision:
+            if name not in blocks:
+                raise InputError(unknown_name("block", name, blocks))
+        extension.session.decisions.train_only(decision)
     extension.session.record_own_answer(context.state, problem, solution)
     extension.carry_out(context.state)
 
 
-def _refuse_unknown(what: str, named: Iterable[str], known: Mapping[str, object]) -> None:
-    for name in named:
-        if name not in known:
-            raise InputError(unknown_name(what, name, known))
-
-
-def _check_components(kept: Mapping[str, Any], ranks: Mapping[str, int]) -> None:
-    _refuse_unknown("LoRA module", kept, ranks)
-    for module, components in kept.items():
-        wrong = [number for number in components if number not in range(ranks[module])]
-        if wrong:
-            raise InputError(
-                "quantum.no_such_component", module=module, count=ranks[module], number=wrong[0]
-            )
-
-
 def _problem_of(decision: object) -> str:
     """Return the problem that a decision belongs to, by its type."""
-    if isinstance(decision, Mapping):
-        return RANK_ALLOCATION
     if isinstance(decision, list | tuple) and decision:
         kinds = {type(one) for one in decision}
         if kinds == {int}:

@@ -1,4 +1,4 @@
-"""The time budget of quantum steps: a share of the time of the training steps that they serve."""
+"""The time budget of quantum steps, as a share of the training time."""
 
 import math
 import time
@@ -20,7 +20,7 @@ SEARCH_SECONDS, SECONDS_PER_VARIABLE = 1.0, 0.0025
 
 @dataclass
 class OverheadBudget:
-    """The time of training steps and quantum steps, and the limit of the next quantum step.
+    """The times of training steps and quantum steps, and the time limit of the next quantum step.
 
     Attributes:
         percent: share of the training time; `quantum.max_overhead_percent`.
@@ -46,10 +46,10 @@ class OverheadBudget:
         frequency: int | None,
         clock: Callable[[], float],
     ) -> "OverheadBudget":
-        """Return the budget of a run.
+        """Create the budget of a run.
 
-        A user who sets `optimization_frequency` has requested the steps, so they are not skipped if
-        `percent` is `auto`.
+        If `optimization_frequency` is set and `percent` is `auto`, the user has requested the
+        steps, so they are never skipped.
         """
         if percent != "auto":
             return cls(percent, clock)
@@ -67,48 +67,51 @@ class OverheadBudget:
 
     @property
     def seconds_so_far(self) -> float:
-        """The seconds since the current step began, without a quantum step inside it."""
+        """The seconds since the current training step began, without a quantum step inside it."""
         return self.clock() - self._began - (self.spent_seconds - self._spent_before)
 
     @property
     def step_seconds(self) -> float | None:
         """The average seconds of a training step; None if there is no measurement.
 
-        If no step has ended in this process, it is the forecast. The first step warms up and counts
-        only as long as there is no other.
+        Before a step has ended in this process, it is the forecast. The first step is a warm-up and
+        counts only as long as there is no other.
         """
         warm = self._steps[1:] or self._steps
         return sum(warm) / len(warm) if warm else self.forecast_step_seconds
 
     def allowed_seconds(self, num_steps: int, step_seconds: float) -> float:
-        """Return the seconds that a problem for `num_steps` steps may take; infinite without a
-        bound."""
+        """Return the seconds that a quantum step may take.
+
+        Its decision is used for `num_steps` training steps. Without a limit, the result is
+        infinite.
+        """
         steps = self.allowed_steps(num_steps)
         return steps if math.isinf(steps) else steps * step_seconds
 
     def allowed_steps(self, num_steps: int) -> float:
-        """Return the time limit of a problem for `num_steps` steps, as a number of training steps.
+        """Return the time limit of a quantum step in units of a training step.
 
-        The time of a step need not be known.
+        Its decision is used for `num_steps` training steps. The time of a step need not be known.
         """
         if self.percent >= AT_ANY_COST and num_steps > 0:
             return math.inf
         return self.percent / 100 * num_steps
 
     def pay(self, seconds: float) -> None:
-        """Record the time of a quantum step."""
+        """Add the time of a quantum step to the spent time."""
         self.spent_seconds += seconds
 
 
 def solver_seconds(num_variables: int) -> float:
-    """Estimate a sampler's seconds for this number of variables, before any sampler ran here."""
+    """Estimate a sampler's seconds for this number of variables, before any sampler has run."""
     if num_variables <= EXACT_VARIABLES:
         return EXACT_SECONDS
     return SEARCH_SECONDS + SECONDS_PER_VARIABLE * num_variables
 
 
 def _short(seconds: float) -> str:
-    """Format a time that may be a small part of a second, so that it does not become zero."""
+    """Format a duration, in milliseconds if it is a small part of a second."""
     return f"{1000 * seconds:.2g} ms" if 0 < seconds < 0.1 else format_duration(seconds)
 
 
@@ -119,7 +122,7 @@ def _rounded_up(percent: float) -> str:
 
 
 def over_budget(cost_seconds: float, allowed_seconds: float, percent: float) -> str:
-    """Explain why a step is skipped, with the bound at which it would run."""
+    """Explain why a quantum step is skipped, and with which limit it would run."""
     needed = percent * cost_seconds / max(allowed_seconds, 1e-9)
     return phrase(
         "quantum.step_over_time_budget",
@@ -131,7 +134,7 @@ def over_budget(cost_seconds: float, allowed_seconds: float, percent: float) -> 
 
 
 def too_few_steps(least_steps: float, num_steps: int, percent: float) -> str:
-    """Explain why a step is skipped, if that is known before any measurement."""
+    """Explain why a quantum step is skipped that cannot fit the limit, without a measurement."""
     return phrase(
         "quantum.step_over_work_budget",
         least_steps=least_steps,

@@ -1,4 +1,4 @@
-"""Sketched gradients of single examples, for the cost of one forward and backward pass.
+"""Sketched gradients of single examples, at the cost of one forward and backward pass.
 
 The gradient of a linear layer's weight is a sum over tokens of (gradient of its output) times (its
 input). So summing the tokens of each example separately gives each example's gradient. The pass
@@ -23,7 +23,7 @@ LORA = ".lora_"
 
 
 def watched_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """Return the linear layers whose gradients represent an example's, by name.
+    """Return the linear layers whose gradients represent an example, by name.
 
     These are all trainable LoRA matrices. Without LoRA they are the trainable linear layers of the
     last block (of all blocks if the model does not number them), never the output layer.
@@ -52,7 +52,7 @@ def example_gradients(
     num_features: int = NUM_FEATURES,
     seed: int = 0,
 ) -> npt.NDArray[np.float32]:
-    """Return sketched gradients of the examples' losses, (n, num_features).
+    """Compute sketched gradients of each example's loss, (n, num_features).
 
     The rows are in the order of `batches`. Afterwards the model and the random state are as before,
     bit for bit. A batch that does not fit into memory is processed in halves. An example without a

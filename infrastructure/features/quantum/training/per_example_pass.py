@@ -1,4 +1,4 @@
-"""One forward and backward pass over examples that keeps the sums of each example separate.
+"""A forward and backward pass that sums values separately for each example.
 
 Rows may be padded or packed. A batch that does not fit into memory is processed in halves.
 """
@@ -20,12 +20,12 @@ from infrastructure.optimization.device_errors import (
 )
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.forward.one_step import backward_of_sum
-from infrastructure.training.model_adapters.base_adapter import Batch, ModelAdapter
+from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 
 
 @dataclass(frozen=True)
 class Split:
-    """The positions of each example's tokens: a row per example, or consecutive in a packed row."""
+    """The positions of each example's tokens: one example per row, or all in a packed row."""
 
     num_examples: int
     ends: list[int] | None
@@ -34,25 +34,13 @@ class Split:
         """Sum left times right over each example's tokens: (B, L, p), (B, L, q) to (B, p, q).
 
         Raises:
-            ValueError: tokens are not in the order of the examples.
+            ValueError: the tensors are not divided into examples.
         """
         if self._is_padded(left):
             return left.transpose(1, 2) @ right
-        return torch.stack([left[0, s:e].T @ right[0, s:e] for s, e in self._pieces()])
-
-    def sums(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum over each example's tokens: (B, L, p) to (B, p).
-
-        Raises:
-            ValueError: tokens are not in the order of the examples.
-        """
-        if self._is_padded(values):
-            return values.sum(dim=1)
-        return torch.stack([values[0, s:e].sum(dim=0) for s, e in self._pieces()])
-
-    def _pieces(self) -> Iterator[tuple[int, int]]:
         assert self.ends is not None
-        return zip([0, *self.ends[:-1]], self.ends, strict=True)
+        pieces = zip([0, *self.ends[:-1]], self.ends, strict=True)
+        return torch.stack([left[0, s:e].T @ right[0, s:e] for s, e in pieces])
 
     def _is_padded(self, values: torch.Tensor) -> bool:
         if values.dim() == 3:
@@ -67,22 +55,20 @@ class Split:
         )
 
 
-# Adds to the examples' rows (B, columns). Arguments: rows, the module's name, the tensor kept from
-# the forward pass, the gradient of the module's output, and the positions of the examples in them.
+# Adds to the examples' rows (B, columns). Arguments: rows, the module's name, its input, the
+# gradient of its output, and the positions of the examples in them.
 Add = Callable[[torch.Tensor, str, torch.Tensor, torch.Tensor, Split], None]
 
 
 @dataclass
 class ExamplePass:
-    """A pass that sums values for each example while gradients flow through `modules`.
+    """A pass that sums values for each example from the gradients of `modules`.
 
     Afterwards the model and the random state are as before, bit for bit.
 
     Attributes:
         num_columns: values per example.
         add: adds the values of one module.
-        keep_output: keep a module's output for `add` instead of its input.
-        relabel: replaces the labels of a batch.
     """
 
     model: torch.nn.Module
@@ -91,19 +77,17 @@ class ExamplePass:
     modules: Mapping[str, torch.nn.Module]
     num_columns: int
     add: Add
-    keep_output: bool = False
-    relabel: Callable[[Batch], Batch] | None = None
 
     def rows(self, batches: Iterable[Sequence[object]]) -> npt.NDArray[np.float32]:
-        """Return the sums of the examples' losses, (n, num_columns), in the order of `batches`.
+        """Return the sums for each example, (n, num_columns), in the order of `batches`.
 
         Raises:
             ValueError: the adapter does not keep examples separate.
-            TemperError: the model bypasses a module.
+            TemperError: the forward of a module was not called.
         """
         with (
             measuring(self.model, self.adapter.device),
-            gradient_hooks(self.modules, self._receive, keep_output=self.keep_output) as heard,
+            gradient_hooks(self.modules, self._receive) as heard,
         ):
             rows = [piece for examples in batches for piece in self._in_pieces(examples)]
             if rows:
@@ -140,7 +124,5 @@ class ExamplePass:
         self._split = Split(len(examples), ends)
         shape = (len(examples), self.num_columns)
         self._total = torch.zeros(shape, device=self.adapter.device)
-        if self.relabel is not None:
-            batch = self.relabel(batch)
         backward_of_sum(self.model, self.adapter, self.precision, batch)
         return self._total.cpu().numpy()

@@ -1,8 +1,8 @@
-"""The quantum step inside a run: its times, its cost limit, and the effects of its answer.
+"""The quantum step inside a run: when it runs, how much time it may take, and its effects.
 
 Data selection runs at the start of an epoch: before the first step, and then at the first epoch
 that begins `optimization_frequency` steps or more after the last answer. Blocks are chosen in a
-step for which all blocks have gradients. LoRA components are chosen once.
+step for which all blocks have gradients.
 """
 
 import time
@@ -20,10 +20,13 @@ from infrastructure.data.data_pipeline import DataPipeline
 from infrastructure.features.quantum.config import (
     BLOCK_SELECTION,
     DATA_SELECTION,
-    RANK_ALLOCATION,
     config_of,
 )
 from infrastructure.features.quantum.solving.quantum_step import close_chain
+from infrastructure.features.quantum.training.block_selection_step import (
+    BlockSelectionStep,
+    check_blocks,
+)
 from infrastructure.features.quantum.training.data_selection_step import (
     DataSelectionStep,
     limit_data,
@@ -33,13 +36,6 @@ from infrastructure.features.quantum.training.freeze_blocks import (
     forget_optimizer_moments,
     train_only,
 )
-from infrastructure.features.quantum.training.gradient_steps import (
-    BlockSelectionStep,
-    GradientStep,
-    RankAllocationStep,
-    check_blocks,
-)
-from infrastructure.features.quantum.training.lora_rank_pruning import keep_only
 from infrastructure.features.quantum.training.overhead_budget import over_budget, too_few_steps
 from infrastructure.features.quantum.training.records_observer import QuantumRecords
 from infrastructure.features.quantum.training.solver_session import SolverSession, TrainingParts
@@ -53,7 +49,7 @@ LONG_SECONDS = 5.0  # a step at least this long is announced
 
 
 class QuantumExtension(Extension):
-    """The extension that runs quantum steps when they are due and carries out their decisions.
+    """The extension that runs quantum steps when they are due, and applies their decisions.
 
     Args:
         trainer: its parts are used after the run has begun.
@@ -79,7 +75,7 @@ class QuantumExtension(Extension):
         return "quantum"
 
     def inspect(self, data: DataSource, model: torch.nn.Module) -> None:
-        """Apply the data budget, and refuse a run that has nothing to choose from.
+        """Apply the data budget, and check that the run has something to choose from.
 
         This is called before the run's length is computed.
 
@@ -112,8 +108,10 @@ class QuantumExtension(Extension):
         self._is_in_loop = True
 
     def phase_start(self, state: TrainingState) -> None:
-        """Freeze the blocks that were not chosen, since a new phase makes all its blocks
-        trainable."""
+        """Freeze the blocks that were not chosen.
+
+        This is needed because a new phase makes all of its blocks trainable.
+        """
         if self.session.decisions.blocks is not None:
             train_only(state, self.session.decisions.blocks)
 
@@ -122,8 +120,7 @@ class QuantumExtension(Extension):
         if self._is_in_loop and self.config.problem != DATA_SELECTION:
             self._decided_by_first(lambda: self._look_before_step(state))
         if self.session.decisions.blocks is not None:
-            all_of_them = self._decides_in_step and self.config.problem == BLOCK_SELECTION
-            train_only(state, None if all_of_them else self.session.decisions.blocks)
+            train_only(state, None if self._decides_in_step else self.session.decisions.blocks)
 
     def after_backward(self, state: TrainingState) -> None:
         if self._decides_in_step:
@@ -131,34 +128,29 @@ class QuantumExtension(Extension):
                 lambda: self.session.run(state, lambda: self._decide_in_step(state))
             )
             self._decides_in_step = False
-            if self.config.problem == BLOCK_SELECTION:
-                train_only(state, self.session.decisions.blocks)
+            train_only(state, self.session.decisions.blocks)
 
     def step_end(self, state: TrainingState) -> None:
-        """Set dropped LoRA components to zero, and drop the optimizer state of frozen blocks.
+        """Drop the optimizer state of frozen blocks.
 
-        Weights and optimizer state change only here, because at any other time a checkpoint of the
-        last boundary could already contain the change.
+        It changes only here, because at any other time a checkpoint of the last boundary could
+        already contain the change.
         """
         self.session.cost.step_has_ended()
-        keep_only(state.model, self.session.decisions.kept)
         forget_optimizer_moments(state, self.session.decisions.blocks)
         if state.metrics and self.session.unlogged:
             state.metrics.update(self.session.unlogged)
             self.session.unlogged = {}
 
     def carry_out(self, state: TrainingState) -> None:
-        """Carry out decisions made between two steps of a custom loop."""
+        """Apply decisions that were made between two steps of a custom loop."""
         train_only(state, self.session.decisions.blocks)
         forget_optimizer_moments(state, self.session.decisions.blocks)
-        keep_only(state.model, self.session.decisions.kept)
         if self.config.problem == DATA_SELECTION:
             self.hold_selection(state)
 
     def train_end(self, state: TrainingState) -> None:
         self._is_in_loop = False
-        self.session.report_unused(state)
-        self.session.close()
         close_chain(self.session.chain)
 
     def recorders(self, run_directory: Path, report: Callable[[str], None]) -> list[Observer]:
@@ -174,7 +166,7 @@ class QuantumExtension(Extension):
     # When
 
     def _decided_by_first(self, work: Callable[[], None]) -> None:
-        """Run `work` on rank 0 and give every rank the resulting decisions."""
+        """Run `work` on rank 0, and broadcast the resulting decisions to every rank."""
 
         def decide() -> dict[str, Any]:
             before = self.session.decisions
@@ -193,31 +185,26 @@ class QuantumExtension(Extension):
                 self.session.decisions.load_state_dict(decided["decisions"])
 
     def _decide_at_epoch(self, state: TrainingState) -> None:
-        self.session.collect(state)
         if self._is_due(state):
             self.session.run(state, lambda: self._select_data(state))
 
     def _look_before_step(self, state: TrainingState) -> None:
-        self.session.collect(state)
         self._decides_in_step = self._is_due(state)
 
     def _is_due(self, state: TrainingState) -> bool:
-        if self.session.waiting is not None:
-            return False
         if self.session.last_step is None:
-            is_late = self.config.problem == RANK_ALLOCATION
-            return not is_late or state.step >= (self.frequency or state.total_steps // 2)
+            return True
         if (
             self.config.problem == BLOCK_SELECTION
             and self.session.last_phase != state.position.phase
         ):
             return True  # a new phase has other blocks to choose from
-        if self.frequency is None or self.config.problem == RANK_ALLOCATION:
+        if self.frequency is None:
             return False
         return state.step - self.session.last_step >= self.frequency
 
     def _steps_ahead(self, state: TrainingState) -> int:
-        """Return the number of steps until the next answer replaces this one."""
+        """Return the number of training steps until the next quantum step replaces the decision."""
         left = max(1, state.total_steps - state.step)
         return left if self.frequency is None else min(left, self.frequency)
 
@@ -227,7 +214,7 @@ class QuantumExtension(Extension):
         return self.trainer.data
 
     def _drawn_by_chance(self) -> str:
-        """Return a note if a budget is set and nothing is selected, else "".
+        """Return a note that the examples are a random draw, or "" if they are not.
 
         Without the note, a random share could be taken for all examples, or for a choice.
         """
@@ -244,9 +231,9 @@ class QuantumExtension(Extension):
         )
 
     def hold_selection(self, state: TrainingState) -> None:
-        """Apply the selection in force to the data source.
+        """Apply the current selection of examples to the data source.
 
-        At the start of an epoch the latest selection comes into force.
+        At the start of an epoch, the latest selection becomes the current one.
         """
         if state.position.example == 0:
             self.in_force = self.session.decisions.selection
@@ -256,7 +243,7 @@ class QuantumExtension(Extension):
             self._data.select(self.in_force)
 
     def check_selection(self, ids: Sequence[int]) -> None:
-        """Refuse a selection that the data source cannot provide.
+        """Check that the data source can provide a selection.
 
         Raises:
             ValueError: this run does not select examples, or not that many, or an id is invalid.
@@ -266,7 +253,7 @@ class QuantumExtension(Extension):
         self._data.check_selection(ids)
 
     def data_selection_step(self, state: TrainingState) -> DataSelectionStep:
-        """Return the step that selects the examples of this run."""
+        """Create the quantum step that selects the examples of this run."""
         return DataSelectionStep(
             config=self.config,
             model=state.model,
@@ -323,29 +310,19 @@ class QuantumExtension(Extension):
         problem = step.problem(number)
         self.session.solve(state, step, problem, predicted, allowed)
 
-    def gradient_step(self, state: TrainingState, number: int) -> GradientStep:
-        """Return the step that decides with the gradients of the last batch.
-
-        Args:
-            number: quantum steps before this one.
-        """
+    def _decide_in_step(self, state: TrainingState) -> None:
         assert state.optimizer is not None
-        is_about_blocks = self.config.problem == BLOCK_SELECTION
-        return (BlockSelectionStep if is_about_blocks else RankAllocationStep)(
+        step = BlockSelectionStep(
             config=self.config,
             model=state.model,
             adapter=self.trainer.adapter,
             precision=self.trainer.precision,
-            data=self.trainer.data,
             optimizer=state.optimizer,
             examples=state.batch,
             micro_batch_size=state.micro_batch_size,
             seed=self.trainer.training_config.seed,
-            number=number,
+            number=self.session.num_steps - 1,  # quantum steps before this one
         )
-
-    def _decide_in_step(self, state: TrainingState) -> None:
-        step = self.gradient_step(state, self.session.num_steps - 1)
         taken = self.session.cost.seconds_so_far
         predicted = step.cost_seconds(taken)
         step_seconds = self.session.cost.step_seconds or taken

@@ -1,4 +1,4 @@
-"""The file `quantum.json` in a run directory: all quantum steps so far, for displays."""
+"""The file `quantum.json` in a run directory, which lists all quantum steps for displays."""
 
 import logging
 from pathlib import Path
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class QuantumRecords(Observer):
-    """An observer that writes a session's history to a file.
+    """An observer that writes the history of quantum steps to a file.
 
     Records that a rollback removes from the history are removed from the file.
     """
@@ -57,7 +57,6 @@ class QuantumFacts(TypedDict):
     """The content of `quantum.json`."""
 
     problem: str
-    answer: str
     solver: str
     records: "list[Record]"
 
@@ -67,7 +66,6 @@ def quantum_facts(session: "SolverSession") -> QuantumFacts:
     config = session.config
     return {
         "problem": config.problem,
-        "answer": config.answer,
         "solver": session.config.solver,
         "records": session.history.records(),
     }

@@ -1,6 +1,6 @@
-"""The solver session of a run, which has problems solved, and stores and reports the decisions.
+"""The solver session of a run: it solves the problems, and stores and reports the decisions.
 
-An answer depends only on the state of the run and its seed, unless a time limit cut it off or a
+An answer depends only on the state of the run and its seed, unless a time limit affected it or a
 remote machine gave it. A result that depended on a clock is saved at once. All decisions are in
 every checkpoint, so a resumed run does what the uninterrupted run would have done.
 """
@@ -10,30 +10,28 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from infrastructure.config.base import ConfigSection
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.error_place import named
 from infrastructure.core.messages import Setting, phrase
-from infrastructure.features.quantum.config import SAMPLER, config_of
+from infrastructure.features.quantum.config import config_of
 from infrastructure.features.quantum.problems.problem import QuantumProblem
 from infrastructure.features.quantum.solving.quantum_step import (
     Solution,
     create_chain,
     quantum_solve,
 )
-from infrastructure.features.quantum.training.async_solve import AsyncSolve
-from infrastructure.features.quantum.training.baseline import baseline_solution
+from infrastructure.features.quantum.training.block_selection_step import BlockSelectionStep
+from infrastructure.features.quantum.training.data_selection_step import DataSelectionStep
 from infrastructure.features.quantum.training.decisions import Decisions
 from infrastructure.features.quantum.training.overhead_budget import OverheadBudget
 from infrastructure.features.quantum.training.step_records import (
     ANSWERED,
     FAILED,
     SKIPPED,
-    SUBMITTED,
-    UNUSED,
     History,
     Record,
     answer_facts,
@@ -58,7 +56,7 @@ LEAST_SECONDS = 0.01  # least time limit of a solver; none answers in it, so a b
 
 
 class TrainingParts(Protocol):
-    """The parts of a trainer that the quantum step needs; they are complete when the run begins."""
+    """The parts of a trainer that the quantum step needs. They exist once the run has begun."""
 
     training_config: TrainingConfig
     sections: Mapping[str, ConfigSection]
@@ -70,31 +68,15 @@ class TrainingParts(Protocol):
     def prepare(self) -> TrainingLoop: ...
 
 
-class DecisionStep(Protocol):
-    """A step that made a problem and knows how to apply its solution."""
-
-    def apply(self, problem: QuantumProblem, decision: object, decisions: Decisions) -> Record:
-        """Add a decision to those in force, and return a description of it for reports."""
-
-
-@dataclass
-class Waiting:
-    """A problem that another process is solving."""
-
-    background: AsyncSolve
-    step: DecisionStep
-    record: Record
-
-
 class SolverSession:
-    """The solving of one run's problems; the extension determines when they are posed, and which.
+    """The solving of one run's problems. The extension determines which ones, and when.
 
     Args:
         trainer: its parts are used after the run has begun.
         clock: a monotonic clock in seconds.
 
     Attributes:
-        decisions: the decisions in force.
+        decisions: the current decisions.
         history: a record of each step.
         report: shows a line to the user.
         without_answer: returns a description of what the run does until a decision is made; "":
@@ -116,7 +98,6 @@ class SolverSession:
         self.num_steps = 0
         self.last_step: int | None = None
         self.last_phase = 0
-        self.waiting: Waiting | None = None
         self._began = 0.0
         self.report: Callable[[str], None] = lambda line: log.info("%s", line)
         self.without_answer: Callable[[], str] = str
@@ -124,7 +105,7 @@ class SolverSession:
 
     @property
     def solver_seconds(self) -> float | None:
-        """The solver time of the last answer in seconds; None before the first."""
+        """The solver time of the last answer in seconds; None before the first answer."""
         newest = self.history.newest()
         return None if newest is None else newest.get("solver_seconds")
 
@@ -137,24 +118,19 @@ class SolverSession:
             "asked_step": self.last_step,
             "asked_phase": self.last_phase,
             "untold": dict(self.unlogged),
-            "is_waiting": self.waiting is not None,
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Restore the state that `state_dict` returned.
-
-        A problem that another process was solving is due again, because its numbers are lost.
-        """
-        self.close()
+        """Restore the state that `state_dict` returned."""
         self.decisions.load_state_dict(saved["decisions"])
         self.history.load_state_dict(saved["history"])
         self.num_steps = saved["num_asked"]
-        self.last_step = None if saved["is_waiting"] else saved["asked_step"]
+        self.last_step = saved["asked_step"]
         self.last_phase = saved["asked_phase"]
         self.unlogged = dict(saved["untold"])
 
     def run(self, state: TrainingState, decide: Callable[[], None]) -> None:
-        """Do one quantum step; if it fails, the training continues unchanged.
+        """Run one quantum step. If it fails, training continues unchanged.
 
         Raises:
             Exception: the GPU failed.
@@ -189,74 +165,33 @@ class SolverSession:
     def solve(
         self,
         state: TrainingState,
-        step: DecisionStep,
+        step: BlockSelectionStep | DataSelectionStep,
         problem: QuantumProblem,
         predicted_seconds: float,
         allowed_seconds: float,
     ) -> None:
-        """Solve a problem in this process, or in the background.
+        """Solve a problem, apply the decision and report it.
+
+        If an error occurs, nothing is applied.
 
         Args:
             predicted_seconds: predicted time of the whole step.
-            allowed_seconds: time limit since `run` began; a solver in this process is ended then.
+            allowed_seconds: time limit since `run` began; a solver is ended then.
         """
-        record = self._record(state)
         if self.cost.never_skips:
             allowed_seconds = math.inf
-        record["foretold_seconds"] = predicted_seconds
-        record["allowed_seconds"] = None if math.isinf(allowed_seconds) else allowed_seconds
-        if self.config.background and self.config.answer == SAMPLER:
-            background = AsyncSolve(problem, self.config, self.seed)
-            self.waiting = Waiting(background, step, record)
-            self._report({**record, "outcome": SUBMITTED, "why": self.without_answer()})
-            return
-        left = allowed_seconds - self.seconds_so_far
-        self._apply(state, step, problem, self._solution_of(problem, left), record)
-
-    def _solution_of(self, problem: QuantumProblem, seconds: float) -> Solution:
-        if self.config.answer != SAMPLER:
-            return baseline_solution(problem, self.config.answer)
-        least = max(LEAST_SECONDS, min(self.config.timeout, seconds))
-        config = self.config.model_copy(update={"timeout": least})
-        solution = quantum_solve(problem, config, seed=self.seed, chain=self.chain)
-        if not solution.info.get("bound_hit") or least == self.config.timeout:
-            return solution
-        bound = format(Setting("quantum.max_overhead_percent", f"{self.cost.percent:g}"))
-        remark = phrase("quantum.solver_time_cut_by_budget", limit=bound, seconds=least)
-        return replace(solution, remarks=[*solution.remarks, remark])
-
-    def collect(self, state: TrainingState) -> None:
-        """Apply the solution of the background process, if it is done."""
-        waiting = self.waiting
-        if waiting is None or not waiting.background.is_done:
-            return
-        self.waiting = None
-        state.must_save = True
-        try:
-            solution = waiting.background.result()
-            record: Record = {**waiting.record, "used_at_step": state.step}
-            self._apply(state, waiting.step, waiting.background.problem, solution, record)
-        except Exception as error:
-            self._has_failed(state, error)
-
-    def _apply(
-        self,
-        state: TrainingState,
-        step: DecisionStep,
-        problem: QuantumProblem,
-        solution: Solution,
-        record: Record,
-    ) -> None:
-        """Apply a decision and report it; if an error occurs, nothing is applied."""
+        solution = self._solution_of(problem, allowed_seconds - self.seconds_so_far)
         decisions = copy.copy(self.decisions)
         chosen = step.apply(problem, solution.decision, decisions)
-        began = record.pop("began")
         solved: Record = {
-            **record,
+            **self._record(state),
+            "foretold_seconds": predicted_seconds,
+            "allowed_seconds": None if math.isinf(allowed_seconds) else allowed_seconds,
             **chosen,
-            **answer_facts(problem, solution, self.seed),
+            **answer_facts(solution),
+            "facts": problem.facts(),
             "outcome": ANSWERED,
-            "seconds": round(self.clock() - began, 3),
+            "seconds": round(self.seconds_so_far, 3),
         }
         self.decisions = decisions
         if solution.failures:
@@ -271,12 +206,21 @@ class SolverSession:
         state.must_save |= bool(solution.info.get("bound_hit"))
         self._report(solved)
 
+    def _solution_of(self, problem: QuantumProblem, seconds: float) -> Solution:
+        least = max(LEAST_SECONDS, min(self.config.timeout, seconds))
+        config = self.config.model_copy(update={"timeout": least})
+        solution = quantum_solve(problem, config, seed=self.seed, chain=self.chain)
+        if not solution.info.get("bound_hit") or least == self.config.timeout:
+            return solution
+        bound = format(Setting("quantum.max_overhead_percent", f"{self.cost.percent:g}"))
+        remark = phrase("quantum.solver_time_cut_by_budget", limit=bound, seconds=least)
+        return replace(solution, remarks=[*solution.remarks, remark])
+
     def _record(self, state: TrainingState) -> Record:
         return {
             "step": state.step,
             "epoch": state.position.epoch,
             "problem": self.config.problem,
-            "began": self._began,
         }
 
     def record_own_answer(self, state: TrainingState, problem: str, solution: Solution) -> None:
@@ -285,21 +229,12 @@ class SolverSession:
         self.last_step, self.last_phase = state.step, state.position.phase
         self._report(
             {
-                "step": state.step,
-                "epoch": state.position.epoch,
+                **self._record(state),
+                **answer_facts(solution),
                 "problem": problem,
                 "outcome": ANSWERED,
                 "chosen": f"{len(solution.decision)} chosen",
-                "energy": solution.energy,
-                "answered_by": solution.answered_by,
-                "is_fallback": solution.is_fallback,
-                "num_variables": solution.num_variables,
                 "seconds": solution.seconds,
-                "solver_seconds": solution.solver_seconds,
-                "alternatives": solution.alternatives,
-                "failures": solution.failures,
-                "remarks": solution.remarks,
-                "info": solution.info,
             }
         )
 
@@ -320,19 +255,6 @@ class SolverSession:
         return "; ".join(filter(None, (why, self.without_answer())))
 
     def _report(self, record: Record) -> None:
-        record.pop("began", None)
         kept = self.history.add(record)
         self.unlogged |= numbers_of(kept)
         self.report(in_words(kept))
-
-    def report_unused(self, state: TrainingState) -> None:
-        """Report a problem that is unsolved, or solved but unused, at the end of the run."""
-        if self.waiting is not None and state.error is None and not state.is_interrupted:
-            why = phrase("quantum.ended_before_answer_used")
-            self._report({**self.waiting.record, "outcome": UNUSED, "why": why})
-
-    def close(self) -> None:
-        """End the background solution."""
-        if self.waiting is not None:
-            self.waiting.background.close()
-            self.waiting = None

@@ -1,7 +1,7 @@
 """Records of quantum steps: the problem, the solver and the quality of the answer.
 
-Records are JSON values. They are stored in checkpoints and in `quantum.json` of a run directory,
-and the report, the metrics and the log are made from them.
+Records are JSON values. They are stored in checkpoints and in `quantum.json` of a run directory.
+The report, the metrics and the log are made from them.
 """
 
 import json
@@ -9,49 +9,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict, cast
 
-import numpy as np
-import numpy.typing as npt
-
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
-from infrastructure.features.quantum.problems.choice import Choice
-from infrastructure.features.quantum.problems.problem import QuantumProblem
 from infrastructure.features.quantum.records import QUANTUM_FILE, baseline_is_as_good
 from infrastructure.features.quantum.solving.quantum_step import Solution
 from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.monitoring.records.run_reader import objects_in, read_files
 
-ANSWERED, SKIPPED, FAILED, SUBMITTED = "answered", "skipped", "failed", "asked"
-UNUSED = "unused"  # the answer of another process came too late
-NUM_RANDOM = 100  # random answers with which an answer is compared
-NUM_BINS = 50  # parts of the training data in its order, for a chart of the choice
+ANSWERED, SKIPPED, FAILED = "answered", "skipped", "failed"
 # All records are in every checkpoint. Long values are kept only in the newest ones.
 MAX_RECORDS, NUM_WHOLE = 1000, 10
-LONG = ("random_energies", "info", "facts", "dropped", "by_task", "kept_by_module")
-# Keys of a sampler's info that are well known from annealers and become metrics.
-READS, CHAIN_BREAKS = "num_reads", "chain_break_fraction"
+LONG = ("info", "facts", "dropped")
 
 
 class Record(TypedDict, total=False):
-    """The record of one quantum step; it always has `step`, `epoch`, `problem` and `outcome`.
+    """The record of one quantum step. It always has `step`, `epoch`, `problem` and `outcome`.
 
     The choice is described by `chosen`, as text, and by keys that depend on the problem.
 
     Attributes:
-        began: start on the session's clock; never stored.
         foretold_seconds, allowed_seconds: the predicted cost of the step, and its limit
             (None: it has none).
-        used_at_step: the step at which the answer of another process was applied.
         why: the reason if there is no answer, and what the run does without one.
         seconds, solver_seconds: time of the whole step, and of the samplers in it.
         alternatives: energies of baselines, by name.
         info: what the sampler reported about itself.
         facts: what the problem reported about itself.
-        lower_bound: no answer has a lower energy.
-        random_energies: energies of random answers, ascending.
         selection: hash of the selected examples' ids.
-        density: chosen share of each part of the training data in its order.
-        by_task: numbers of chosen and of candidate examples.
         dropped: locations of some examples that were not chosen.
     """
 
@@ -59,10 +43,8 @@ class Record(TypedDict, total=False):
     epoch: int
     problem: str
     outcome: str
-    began: float
     foretold_seconds: float
     allowed_seconds: float | None
-    used_at_step: int
     why: str
     energy: float
     answered_by: str
@@ -75,29 +57,23 @@ class Record(TypedDict, total=False):
     remarks: list[str]
     info: JsonObject
     facts: JsonObject
-    lower_bound: float | None
-    random_energies: list[float]
     chosen: str
     num_examples: int
     num_selected: int
     num_dropped: int
     selection: str | None
-    density: list[float]
-    by_task: dict[str, list[int]]
     dropped: list[str]
     blocks: list[str]
-    all_blocks: list[str]
-    kept_by_module: dict[str, int]
 
 
 class History:
-    """The records of a run, oldest first; only the newest `MAX_RECORDS` are kept."""
+    """The records of a run's quantum steps, oldest first; the newest `MAX_RECORDS` are kept."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []  # copied at every step; copying texts is cheap
 
     def add(self, record: Record) -> Record:
-        """Store a record, and return it as reading it from JSON would give it."""
+        """Store a record, and return it in the form in which it is read from JSON."""
         text = json.dumps(record)
         self._texts = [*self._texts, text][-MAX_RECORDS:]
         if len(self._texts) > NUM_WHOLE:
@@ -134,7 +110,7 @@ def _parsed(text: str) -> Record:
     return record
 
 
-def answer_facts(problem: QuantumProblem, solution: Solution, seed: int) -> Record:
+def answer_facts(solution: Solution) -> Record:
     """Return the facts about an answer, without the answer itself, which may be long."""
     chosen = solution.info.get("sampler")  # the one that `auto` chose
     return {
@@ -147,61 +123,24 @@ def answer_facts(problem: QuantumProblem, solution: Solution, seed: int) -> Reco
         "failures": solution.failures,
         "remarks": solution.remarks,
         "info": solution.info,
-        "facts": problem.facts(),
-        "lower_bound": getattr(problem, "lower_bound", None),
-        "random_energies": random_energies(problem, seed),
     }
-
-
-def random_energies(problem: QuantumProblem, seed: int) -> list[float]:
-    """Return energies of random answers, ascending; empty if the problem is not a `Choice`."""
-    if not isinstance(problem, Choice):
-        return []
-    rng = np.random.RandomState(seed % 2**32)
-    n, k = len(problem.labels), problem.num_chosen
-    chosen = np.zeros((NUM_RANDOM, n), dtype=np.float32)
-    for row in chosen:
-        row[rng.permutation(n)[:k]] = 1.0
-    pairs = problem.pairs.astype(np.float32, copy=False)
-    joint = ((chosen @ pairs) * chosen).sum(axis=1, dtype=np.float64) - chosen @ pairs.diagonal()
-    energies = problem.offset + chosen @ problem.linear + problem.pair_scale * joint / 2
-    return [float(f"{energy:.6g}") for energy in np.sort(energies)]
-
-
-def histogram(ids: npt.NDArray[np.int64], num_examples: int) -> list[float]:
-    """Return the chosen share of each of `NUM_BINS` parts of the training data in its order."""
-    edges = np.linspace(0, num_examples, min(NUM_BINS, num_examples) + 1)
-    counts = np.histogram(ids, edges)[0]
-    return [round(float(share), 4) for share in counts / np.maximum(np.diff(edges), 1e-9)]
 
 
 def numbers_of(record: Record) -> dict[str, float]:
     """Return the numbers of a quantum step that become metrics."""
-    info = record.get("info", {})
     numbers = {
         "quantum_problem_size": record.get("num_variables"),
         "quantum_energy": record.get("energy"),
-        "quantum_gap": gap(record),
         "quantum_seconds": record.get("seconds"),
         "quantum_solver_seconds": record.get("solver_seconds"),
-        "quantum_reads": info.get(READS),
-        "quantum_chain_breaks": info.get(CHAIN_BREAKS),
+        "quantum_reads": record.get("info", {}).get("num_reads"),
     }
     return {name: float(v) for name, v in numbers.items() if isinstance(v, int | float)}
-
-
-def gap(record: Record) -> float | None:
-    """Return the difference between the energy and its lower bound; None if one is unknown."""
-    bound, energy = record.get("lower_bound"), record.get("energy")
-    return None if bound is None or energy is None else energy - bound
 
 
 def in_words(record: Record) -> str:
     """Describe a quantum step in one line."""
     head = f"Quantum step ({str(record['problem']).replace('_', ' ')})"
-    if record["outcome"] == SUBMITTED:
-        meanwhile = f": {record['why']}" if record.get("why") else ""
-        return phrase("quantum.submitted_to_other_process", head=head, reason=meanwhile)
     if record["outcome"] != ANSWERED:
         return f"{head} {record['outcome']}: {record['why']}"
     remarks = "".join(f"; {remark}" for remark in record.get("remarks", []))

@@ -1,1 +1,1 @@
-"""Training of a deep model one stack of layers at a time: its parts, its phases and its caches."""
+"""The parts of block-wise training: strategy, phases, storage formats and caches."""

@@ -1,20 +1,19 @@
-"""A disk cache of a frozen trunk's hidden states: computed once, read in every later epoch.
+"""A disk cache of the hidden states that frozen layers return, for use in every later epoch.
 
-Values depend only on their page, so a cache that is lost and rebuilt has the same bits. A page is K
-neighboring examples in canonical order. They are computed together in one forward pass, however
-they are batched later. A page is one file, written atomically:
+A page contains the hidden states of K neighboring examples in canonical order, computed in one
+forward pass. Values depend only on their page and not on training batches, so a rebuilt cache has
+the same bits. A page is one file, written atomically:
 
 | bytes | content |
 | --- | --- |
 | 0 to 31 | hash of the cache's key, the page's number and its values |
 | 32 to the end | the values, [L_i, d] of one example after the other, fp32 or bf16, little-endian |
 
-The key contains everything that the values depend on: the examples and their order, trunk, time
-step, unit, page size, number format, masks. So a reader knows everything but the values. It trusts
-nothing in a file until the hash agrees, and the hash of a page of another cache or with another
-number never does. The hash is compared when a page is first read. A page that is truncated, corrupt
-or missing is rebuilt. The name of a cache's folder follows from its key, so another trunk has
-another folder.
+The key contains everything that the values depend on: the examples and their order, the frozen
+weights, time step, unit, page size, number format, masks. A page is used only if its hash matches,
+and the hash of a page of another cache or with another number never does. The hash is compared when
+a page is first read. A page that is truncated, corrupt or missing is rebuilt. The name of a cache's
+folder is derived from its key.
 """
 
 import hashlib
@@ -72,12 +71,12 @@ OnPage = Callable[[int, int], None]
 
 
 def example_id(input_ids: object, supervised: object = None) -> bytes:
-    """Return the id of an example: the BLAKE2b hash of its content, 16 bytes.
+    """Return a 16-byte id of an example: the BLAKE2b hash of its content.
 
     Args:
-        input_ids: int (L,), a sequence, an array or a tensor, without padding; the integer type
-            does not matter. Preferably the ids that the trunk reads, with masks applied.
-        supervised: bool (L,); required if `input_ids` are those before masking and the masks depend
+        input_ids: int (L,) without padding; a sequence, an array or a tensor of any integer type.
+            Preferably the ids after masking.
+        supervised: bool (L,); needed if `input_ids` are the ids before masking and the masks depend
             on it.
     """
     digest = hashlib.blake2b(_as_array(input_ids, "<i8").tobytes(), digest_size=ID_BYTES)
@@ -101,10 +100,10 @@ def _length_of(example: Example) -> int:
 
 
 def trunk_hash(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Return the SHA-256 over a trunk's parameters and buffers: names, types, shapes and bytes.
+    """Hash the parameters and buffers of frozen layers: names, types, shapes and bytes (SHA-256).
 
-    The order of the tensors does not matter. Tensors are hashed one at a time and in place. Only a
-    tensor that is not contiguous on the CPU is copied.
+    The order of the tensors does not matter. Tensors are hashed one at a time, and copied only if
+    they are not contiguous on the CPU.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(named_tensors, key=lambda pair: pair[0]):
@@ -121,15 +120,19 @@ def bytes_needed(
     num_time_steps: int = 1,
     num_boundaries: int = 1,
 ) -> int:
-    """Return the bytes of the hidden states of all tokens, at all time steps and boundaries."""
+    """Return the size of cached hidden states in bytes.
+
+    Args:
+        num_boundaries: number of layers whose inputs are cached.
+    """
     return num_tokens * hidden_size * dtype.itemsize * num_time_steps * num_boundaries
 
 
 def refuse_without_space(folder: Path, needed_bytes: int) -> None:
-    """Refuse a cache that does not fit on the disk.
+    """Check that a cache fits on the disk of `folder`.
 
     Raises:
-        ValueError: the disk of `folder` has less than `needed_bytes` free.
+        ValueError: less than `needed_bytes` are free.
     """
     free_bytes = disk_free_bytes(folder)
     if free_bytes is not None and needed_bytes > free_bytes:
@@ -142,13 +145,13 @@ def refuse_without_space(folder: Path, needed_bytes: int) -> None:
 
 
 class Pages:
-    """The distinct examples in canonical order, in pages of `page_size`.
+    """The distinct examples in a fixed order, divided into pages of `page_size`.
 
     Args:
         examples: in an order that never changes, such as epoch 0 of the data. If several have the
             same id, only the first one counts.
         page_size: number of examples that are computed together.
-        identify: returns the id of an example; by default that of its `input_ids`.
+        identify: returns the id of an example; by default the hash of its `input_ids`.
         length: returns the number of tokens of an example, L_i.
 
     Raises:
@@ -187,24 +190,24 @@ class Pages:
         return ceil_div(len(self._ids), self.page_size)
 
     def ids(self, number: int) -> list[bytes]:
-        """Return the ids of page `number`."""
+        """Return the ids of the examples on page `number`."""
         return self._ids[self._part(number)]
 
     def lengths(self, number: int) -> list[int]:
-        """Return the number of tokens of each example of page `number`."""
+        """Return the number of tokens of each example on page `number`."""
         return self._lengths[self._part(number)]
 
     def examples(self, number: int) -> list[Example]:
-        """Return the examples of page `number`."""
+        """Return the examples on page `number`."""
         return [self._examples[source] for source in self._sources[self._part(number)]]
 
     def find(self, identity: bytes) -> tuple[int, int] | None:
-        """Return the page of an example and its row there, or None."""
+        """Return the page that contains an example, and its row on that page, or None."""
         number = self._order.get(identity)
         return None if number is None else divmod(number, self.page_size)
 
     def fingerprint(self) -> str:
-        """Return a hash of the ids and lengths in their order."""
+        """Return a hash of the ids and lengths of all examples in their order."""
         digest = hashlib.blake2b(b"".join(self._ids), digest_size=DIGEST_BYTES)
         digest.update(np.array(self._lengths, "<i8").tobytes())
         return digest.hexdigest()
@@ -215,11 +218,11 @@ class Pages:
 
 @dataclass
 class CacheStatistics:
-    """The counters of caches in this process.
+    """Counters of the activation caches in this process.
 
     Attributes:
-        hits, misses: examples that were read; examples that were requested but are not cached.
-        examples_built, pages_built: examples and pages that were computed and written here.
+        hits, misses: numbers of requested examples that were cached, and that were not.
+        examples_built, pages_built: examples and pages that this process computed and wrote.
         pages_damaged: pages on the disk that failed verification.
         bytes_written, bytes_read: bytes of written pages; bytes of values that were read.
     """
@@ -234,47 +237,47 @@ class CacheStatistics:
 
 
 class Cache(Protocol):
-    """The interface of a cache, wherever it stores its values.
+    """The interface of an activation cache, which may store its values anywhere.
 
     A cache is created with the arguments of `ActivationCache`.
     """
 
     def missing_bytes(self) -> int:
-        """Return the bytes that `build` will write to the disk."""
+        """Return the number of bytes that `build` will write to the disk."""
 
     def build(self, compute: Compute, on_page: OnPage | None = None) -> None:
-        """Compute the missing values, as far as the budget allows."""
+        """Compute and store the missing values, as far as the budget allows."""
 
     def covers(self, ids: Iterable[bytes]) -> bool:
-        """Return whether all these examples can be read."""
+        """Return whether all examples with these ids can be read."""
 
     def read(self, ids: Sequence[bytes]) -> list[torch.Tensor] | None:
-        """Return the values of these examples, [L_i, d] each, on the CPU; None if one is not
-        cached."""
+        """Return the values of these examples, [L_i, d] each, or None if one is not cached."""
 
     def prefetch(self, ids: Sequence[bytes]) -> None:
-        """Announce examples that will be read soon."""
+        """Announce that these examples will be read soon."""
 
     def close(self) -> None:
-        """Release all resources; the values stay."""
+        """Release all resources, but keep the stored values."""
 
     def discard(self) -> None:
-        """Close, and delete the values unless another process uses them."""
+        """Close the cache, and delete its values unless another process uses them."""
 
 
 class ActivationCache:
-    """A cache of the hidden states at one boundary for one time step, in its own folder.
+    """A disk cache of the hidden states that one layer gets as input, at one time step.
 
     Processes that share a directory may build and read the same cache at the same time. They divide
     the pages among themselves, and each reads what the others have written.
 
     Args:
-        directory: the parent folder of caches; only the files of caches in it are touched.
-        key: JSON values; everything that the values depend on besides `pages`, `hidden_size` and
-            `dtype`, which are added: the trunk's hash, time step, unit, data, labels, mask seed.
+        directory: the parent folder of all caches; other files in it are left alone.
+        key: JSON values that identify everything that the values depend on: hash of the frozen
+            weights, time step, unit, data, labels, mask seed. The cache adds `pages`,
+            `hidden_size` and `dtype` itself.
         hidden_size: d.
         dtype: `torch.float32` or `torch.bfloat16`.
-        budget_bytes: the first pages in canonical order that fit are cached; None: all.
+        budget_bytes: the first pages that fit are cached; None: all.
         statistics: shared counters for several caches; None: its own counters.
 
     Raises:
@@ -341,18 +344,18 @@ class ActivationCache:
         write_record(path, self.key)  # pages are verified by their hash, not by this file
 
     def missing_bytes(self) -> int:
-        """Return the bytes of the pages that `build` will write."""
+        """Return the number of bytes that `build` will write."""
         return sum(self._page_bytes(n) for n in range(self.num_pages) if not self._has_size(n))
 
     def build(self, compute: Compute, on_page: OnPage | None = None) -> None:
-        """Write the missing pages in canonical order, until the budget is used up.
+        """Compute and write the missing pages in order, as far as the budget allows.
 
         Existing pages are skipped. Their hash is compared when they are first read.
 
         Args:
             compute: returns the hidden states [L_i, d] of the examples of one page, in one forward
-                pass that depends only on these examples and the key. It is kept, to rebuild damaged
-                pages, and must not change the state of random generators.
+                pass that depends only on these examples and the key. It is also called later to
+                rebuild damaged pages, and must not change the state of random generators.
             on_page: called with the number of finished pages and their total; may raise to stop.
 
         Raises:
@@ -377,7 +380,7 @@ class ActivationCache:
         return num_there + 1
 
     def covers(self, ids: Iterable[bytes]) -> bool:
-        """Return whether all these examples are cached; False before `build` was called."""
+        """Return whether all these examples are cached; False before `build` is called."""
         return self._compute is not None and all(self._find(identity) for identity in ids)
 
     def _find(self, identity: bytes) -> tuple[int, int] | None:
@@ -385,12 +388,10 @@ class ActivationCache:
         return place if place is not None and place[0] < self.num_pages else None
 
     def read(self, ids: Sequence[bytes]) -> list[torch.Tensor] | None:
-        """Return copies of the values of these examples, [L_i, d] each, on the CPU.
-
-        A damaged page is rebuilt first.
+        """Return copies of the cached values of these examples, on the CPU. Rebuild damaged pages.
 
         Returns:
-            The values; None (a miss) if an example is not cached or `build` was not called.
+            A tensor [L_i, d] for each example; None if one is not cached or `build` was not called.
 
         Raises:
             StorageError: a damaged page cannot be written again.
@@ -410,8 +411,10 @@ class ActivationCache:
         return read
 
     def prefetch(self, ids: Sequence[bytes]) -> None:
-        """Read the pages of these examples into memory in a thread; `read` handles damaged
-        pages."""
+        """Read the pages of these examples into memory in a background thread.
+
+        A damaged page is ignored here; `read` rebuilds it.
+        """
         if self._reader is None:
             self._reader = threading.Thread(
                 target=self._read_ahead, name="temper-activations", daemon=True
@@ -431,11 +434,11 @@ class ActivationCache:
                         os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
 
     def size_bytes(self) -> int:
-        """Return the current size of the cache on the disk."""
+        """Return the current size of the cache on the disk, in bytes."""
         return folder_bytes(self.folder)
 
     def close(self) -> None:
-        """End the thread and release the folder for removal; its content stays."""
+        """Stop the background thread, and allow others to remove the folder. Its content stays."""
         if self._reader is not None:
             self._reader_stop()
         if self._lock is not None:
@@ -455,15 +458,14 @@ class ActivationCache:
         self._reader = None
 
     def discard(self) -> None:
-        """Close, and delete the folder unless another process has it open."""
+        """Close the cache, and delete its folder unless another process has it open."""
         self.close()
         remove_unused(self.folder, where_there_are_no_locks=True)
 
     def _make(self, number: int, is_there: Callable[[int], bool], *, wait: bool) -> bool:
-        """Build page `number` unless it exists, and return whether the page is settled.
+        """Build page `number` if it does not exist, and return whether it exists now.
 
-        Return False if another process is building a page under the same lock and `wait` is not
-        set.
+        Return False without `wait` if another process holds the lock of this page.
         """
         if is_there(number):
             return True
@@ -526,13 +528,13 @@ class ActivationCache:
         return False
 
     def _is_verified(self, number: int, file: BinaryIO) -> bool:
-        """Return whether the open file has the right size and its hash has been compared."""
+        """Return whether this version of the page in the open file was already verified."""
         status = os.fstat(file.fileno())
         known = self._verified.get(number) == (status.st_ino, status.st_mtime_ns)
         return known and status.st_size == self._page_bytes(number)
 
     def _is_whole(self, number: int, file: BinaryIO) -> bool:
-        """Return whether the open file is intact."""
+        """Return whether the page in the open file is intact; verify its hash once."""
         if self._is_verified(number, file):
             return True
         try:
@@ -552,14 +554,17 @@ class ActivationCache:
         return False
 
     def _extent(self, number: int, row: int) -> tuple[int, int]:
-        """Return the offset at which a row begins in its file, and its size in bytes."""
+        """Return the offset of a row in its page file, and its size, in bytes."""
         lengths = self.pages.lengths(number)
         before, own = sum(lengths[:row]), lengths[row]
         size = self.hidden_size * self.dtype.itemsize
         return DIGEST_BYTES + before * size, own * size
 
     def _rows(self, number: int, rows: Sequence[int]) -> list[torch.Tensor]:
-        """Return copies of rows, so that another process may replace or remove the page."""
+        """Return copies of rows of a page, after rebuilding it if it is damaged.
+
+        They are copies because another process may replace or remove the page.
+        """
         for _ in range(MAX_REBUILDS):
             self._make(number, self._can_be_read, wait=True)
             with suppress(FileNotFoundError), self._path(number).open("rb") as file:
@@ -590,7 +595,7 @@ CACHES.provide({"disk": ActivationCache}, Cache)
 def complete_key(
     key: Mapping[str, JsonValue], pages: Pages, hidden_size: int, dtype: torch.dtype
 ) -> JsonObject:
-    """Return `key` with the further facts that the values depend on and the cache knows itself.
+    """Return `key` with further facts that the cached values depend on, such as the dtype.
 
     Raises:
         ValueError: the key is not JSON, or contains one of the names that are added.
@@ -613,13 +618,13 @@ def complete_key(
 
 
 def key_hash(key: Mapping[str, JsonValue]) -> str:
-    """Return the SHA-256 of a key, hexadecimal."""
+    """Return the SHA-256 of a cache's key in hexadecimal."""
     text = json.dumps(key, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _hold(folder: Path) -> Lock:
-    """Create the folder of a cache and protect it from removal by others."""
+    """Create the folder of a cache, and lock it so that other processes do not remove it."""
     while True:
         make_directory(folder)
         try:
@@ -640,11 +645,11 @@ def _is_file(lock: Lock, path: Path) -> bool:
 
 
 def remove_unused(folder: Path, *, where_there_are_no_locks: bool = False) -> bool:
-    """Delete the folder of a cache that no living process has open; return whether it is gone.
+    """Delete the folder of a cache unless a living process has it open; return whether it is gone.
 
     Args:
-        where_there_are_no_locks: delete it also on a file system without locks. A reader whose page
-            is gone rebuilds the page.
+        where_there_are_no_locks: also delete it on a file system without locks. A process that
+            reads it then rebuilds the missing pages.
     """
     try:
         lock = Lock(folder / IN_USE)
@@ -675,7 +680,7 @@ def is_unused(folder: Path) -> bool:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the bytes of the files in a folder; 0 if it does not exist."""
+    """Return the total size of the files in a folder in bytes; 0 if it does not exist."""
     total = 0
     with suppress(FileNotFoundError):
         for path in folder.iterdir():

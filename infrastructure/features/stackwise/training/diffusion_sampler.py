@@ -1,9 +1,9 @@
 """Text generation with a model trained to predict masked tokens: masks are removed step by step.
 
 Source: LLaDA (Nie et al. 2025, arXiv 2502.09992), low-confidence remasking. The answer begins as
-mask tokens. In each step all of them are predicted, the most confident predictions stay, and the
-others are masked again. The sampler is for the `mask` corruption. An answer has exactly the
-requested number of tokens, and its end token is among them.
+mask tokens. Each step predicts all masked tokens, keeps the most confident predictions, and masks
+the others again. The sampler is for the `mask` corruption. An answer has exactly the requested
+number of tokens, including its end token.
 """
 
 from collections.abc import Sequence
@@ -32,21 +32,22 @@ def generate_masked(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> list[list[int]]:
-    """Return an answer of exactly `num_new_tokens` tokens for each prompt.
+    """Generate an answer of exactly `num_new_tokens` tokens for each prompt.
 
     Args:
-        model: attends in both directions if it gets `bidirectional_mask`.
+        model: a model that attends in both directions if it gets `bidirectional_mask`.
         tokenizer: has `mask_token_id` and `pad_token_id`.
         prompts: token ids.
         num_new_tokens: number of tokens in each answer.
-        num_steps: forward passes, at least one for each block; None: one for each token.
-        block_length: tokens that are finished before the next ones begin, from the left; None: all
-            at once. The steps are divided evenly.
+        num_steps: number of forward passes, at least one for each block; None: one for each token.
+        block_length: number of tokens in a block; blocks are finished from left to right, with
+            about the same number of steps each. None: the answer is one block.
         temperature: 0 takes the most likely token; above 0, tokens are sampled.
         seed: seed of sampled tokens; each prompt has its own generator, by its number.
 
     Raises:
-        ValueError: there is no mask token, or an argument is out of its range; the text names it.
+        ValueError: there is no mask token, or an argument is out of its range; the message names
+            it.
     """
     _check(tokenizer, num_new_tokens, num_steps, block_length, temperature)
     if not prompts:
@@ -103,7 +104,7 @@ def _canvas(
     prompts: Sequence[Sequence[int]],
     num_new_tokens: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return prompts followed by mask tokens and right-padded.
+    """Return a batch of prompts, each followed by mask tokens for its answer and right-padded.
 
     Returns:
         Ids and attention mask, (B, L), and the start of each answer, (B,).
@@ -121,7 +122,7 @@ def _canvas(
 
 
 def _generator(seed: int, row: int) -> torch.Generator:
-    """Return the generator of one prompt.
+    """Create the random generator of one prompt.
 
     Seed and row are hashed, because torch reads only the lower 32 bits of a seed.
     """
@@ -138,9 +139,9 @@ def _even_shares(total: int, num_parts: int) -> list[int]:
 def _choose(
     logits: torch.Tensor, temperature: float, generators: Sequence[torch.Generator]
 ) -> torch.Tensor:
-    """Return the most likely tokens (B, k) of logits (B, k, V), or sampled ones.
+    """Choose the most likely tokens (B, k) of logits (B, k, V), or sample them.
 
-    Tokens are sampled from the softmax at a temperature, by the maximum of logits and Gumbel noise.
+    With a temperature above 0, tokens are sampled from the softmax by the Gumbel-max trick.
     """
     if temperature == 0:
         return logits.argmax(dim=-1)

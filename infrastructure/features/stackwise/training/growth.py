@@ -1,8 +1,8 @@
-"""Initialization of a stack that begins to train.
+"""Initialization of a stack of layers before it trains.
 
-`zero` preserves the function: a layer adds nothing to its input at first (MSG, 2305.02869). `copy`
-copies the stack below (G_stack, 2405.15319). `middle` copies the middle of the trained layers and
-inserts it between them (MIDAS, 2409.19044).
+`zero` keeps the model's function: a layer adds nothing to its input at first (MSG, 2305.02869).
+`copy` copies the stack below (G_stack, 2405.15319). `middle` copies the middle of the trained
+layers, and inserts the copies between them (MIDAS, 2409.19044).
 """
 
 import re
@@ -19,13 +19,14 @@ _NUMBER = re.compile(r"\d+")
 
 @torch.no_grad()
 def initialize_unit(rack: Rack, unit: Unit, init: str) -> None:
-    """Initialize the weights of a new unit's layers; the layers below are trained.
+    """Initialize the layers of a new unit, which lies above trained layers.
 
     Args:
         init: keep, zero, copy or middle.
 
     Raises:
-        ValueError: the layers differ in shape and cannot be copied, or cannot be silenced.
+        ValueError: the layers differ in shape and cannot be copied, or a layer cannot be made to
+            return its input.
     """
     if unit.first == 0 or init == "keep":
         return
@@ -40,7 +41,7 @@ def initialize_unit(rack: Rack, unit: Unit, init: str) -> None:
 
 
 def _below(unit: Unit, index: int) -> int:
-    """Return the trained layer from which the `index`-th new one is copied.
+    """Return the index of the trained layer that new layer `index` (from 0) is a copy of.
 
     The layers directly below are copied in their order, and repeated if there are too few.
     """
@@ -72,11 +73,11 @@ def _load(layer: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
 
 
 def silence(rack: Rack, index: int) -> None:
-    """Make a layer return its input, with as few of its matrices at zero as possible.
+    """Make a layer return its input, by setting as few of its matrices to zero as possible.
 
-    The zeros are in the last matrices of its branches, so gradients reach all others after one
-    step. These matrices are found by trial: all are set to zero, then restored one at a time, in
-    the order of the layer, if the layer stays silent. Experts are treated together.
+    The zeros are in the last matrices of its branches, so after one step, all other matrices get
+    gradients. They are found by trial: all matrices are set to zero, then restored one at a time,
+    in order, if the layer still returns its input. Experts are treated together.
 
     Raises:
         ValueError: the layer changes its input even with all matrices at zero.

@@ -1,4 +1,4 @@
-"""The form in which each layer's weights are stored in a phase, which depends only on the phase."""
+"""The storage format of each layer's weights, which depends only on the phase of training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ DTYPES = {"full": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class LayerForm:
-    """The form in which the weights of a layer are stored.
+    """The storage format of a layer's weights.
 
     Attributes:
         dtype: type of weights that are not quantized; None: as they were loaded.
@@ -39,7 +39,7 @@ AS_LOADED = LayerForm()
 def forms_of(
     config: TrainingConfig, plan: StackPlan, phase: StackPhase, num_layers: int
 ) -> list[LayerForm]:
-    """Return the form of each layer in a phase."""
+    """Return the storage format of each layer in a phase."""
     forms = [AS_LOADED] * num_layers
     if not plan.is_sequential or phase.unit is None:
         is_frozen = config.qlora_enabled and config.trunk_is_quantized
@@ -63,7 +63,7 @@ def forms_of(
 def take_forms(
     layers: Sequence[torch.nn.Module], wanted: Sequence[LayerForm], loaded_dtype: torch.dtype
 ) -> bool:
-    """Convert layers to their forms; return whether parameters were added or removed."""
+    """Convert layers to storage formats; return whether parameters were added or removed."""
     has_changed = False
     for layer, form in zip(layers, wanted, strict=True):
         is_quantized = any(isinstance(m, QuantizedLinear) for m in layer.modules())
@@ -81,7 +81,7 @@ def take_forms(
 
 
 def _cast(layer: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Change the type of a layer's weights in place, so they stay the optimizer's parameters."""
+    """Cast a layer's weights in place, so that the optimizer keeps the same parameters."""
     for name, parameter in layer.named_parameters():
         if ADAPTERS not in name and parameter.is_floating_point() and parameter.dtype != dtype:
             parameter.data = parameter.data.to(dtype)

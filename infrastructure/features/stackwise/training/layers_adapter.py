@@ -1,6 +1,6 @@
-"""Adapter for any list of layers as a model and any loader of batches as its data.
+"""An adapter that trains any list of layers as a model, with any loader of batches as its data.
 
-Users need it who have layers and a PyTorch loader, but neither a transformers model nor a data
+It is for users who have layers and a PyTorch loader, but neither a transformers model nor a data
 file.
 """
 
@@ -31,14 +31,14 @@ IGNORED = -100
 
 
 class LayersModel(torch.nn.Module):
-    """A model of an embedding, layers in sequence, and a head.
+    """A model that consists of an embedding, layers in sequence, and a head.
 
     Args:
         layers: each gets the output of the layer before. All outputs have one shape.
         embedding: maps a batch's inputs to the input of the first layer. None: the inputs as they
             are.
         head: maps the output of the last layer to the input of the loss. None: the output as it is.
-        probe_input: one small batch of inputs, for measurements of the model.
+        probe_input: a small batch of inputs with which the model can be measured.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LayersModel(torch.nn.Module):
 
 
 class LoaderSource:
-    """A data source for the batches of a loader, in an order that a resumed run can repeat.
+    """A data source that yields the batches of a loader, in an order that a resumed run repeats.
 
     A `DataLoader` over a data set with a length is read item by item in this process, and shuffled
     with the run's seed if the loader shuffles. Any other iterable is read once and its batches are
@@ -91,12 +91,12 @@ class LoaderSource:
             raise InputError("stackwise.data_loader_empty")
 
     def first_batch(self) -> object:
-        """Return one batch for inspection."""
+        """Return one batch, so that its structure can be inspected."""
         return self.collate([self.items[i] for i in range(min(self.batch_size, len(self.items)))])
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the number of items, and of all items in memory, or else of some of them."""
+        """A hash of the number of items and of their contents, or of a sample of them."""
         count = len(self.items)
         digest = hashlib.sha256(f"{count} {self.num_examples} {self.shuffles}".encode())
         in_memory = isinstance(self.items, list | tuple | TensorDataset)
@@ -119,7 +119,7 @@ class LoaderSource:
 
 
 class LayersAdapter(ModelAdapter):
-    """An adapter that feeds a `LayersModel` from a `LoaderSource`.
+    """An adapter that trains a `LayersModel` on the batches of a `LoaderSource`.
 
     Args:
         source: the data.
@@ -174,10 +174,9 @@ class LayersAdapter(ModelAdapter):
         return inputs_and_targets(self._source.collate(list(examples)))
 
     def _count(self, inputs: torch.Tensor, targets: object) -> int:
-        """Return the number of targets that count, so that pieces of a batch add up to its
-        gradient.
+        """Return the number of targets over which the loss is a mean.
 
-        If there are no integer targets, or the loss is a custom mean, this is the number of rows.
+        Without integer targets, or with a custom loss, this is the number of rows.
         """
         if self._loss is None and isinstance(targets, torch.Tensor) and _is_whole(targets):
             return int((targets != IGNORED).sum())
@@ -185,9 +184,9 @@ class LayersAdapter(ModelAdapter):
 
 
 def inputs_and_targets(batch: object) -> tuple[torch.Tensor, object]:
-    """Return the input of the model and the targets of the loss.
+    """Split a batch into the model's input and the targets of the loss.
 
-    If a batch contains nothing else, the inputs are also the targets.
+    If a batch contains only inputs, they are also the targets.
 
     Raises:
         ValueError: the batch is neither a tensor, a pair, nor a mapping with inputs and targets.
@@ -222,11 +221,11 @@ def _is_pair(batch: object) -> TypeGuard[Sequence[torch.Tensor]]:
 def default_loss(output: torch.Tensor, targets: object) -> torch.Tensor:
     """Return the loss of a batch as a sum.
 
-    Integer targets give the sum of the cross-entropies over the last dimension, where -100 is not
-    counted. Other targets give the sum of each row's mean squared error.
+    Integer targets give the sum of the cross-entropies over the last dimension, without targets of
+    -100. Other targets give the sum of each row's mean squared error.
 
     Raises:
-        ValueError: the shapes do not fit together. The text names both.
+        ValueError: the shapes do not match. The message contains both.
     """
     if not isinstance(targets, torch.Tensor):
         raise InputError("stackwise.targets_not_a_tensor")
@@ -249,8 +248,7 @@ def _is_whole(targets: torch.Tensor) -> bool:
 
 
 def _has_items(loader: object) -> "TypeGuard[DataLoader[object]]":
-    """Return whether `loader` is a PyTorch loader that takes each item of a data set exactly
-    once."""
+    """Return whether `loader` is a PyTorch loader that reads each item of a data set once."""
     if not isinstance(loader, DataLoader) or loader.batch_size is None:
         return False
     data, sampler = loader.dataset, loader.sampler
@@ -266,7 +264,7 @@ def _drops_last(loader: object) -> bool:
 
 
 def _kept(loader: Iterable[object], seed: int) -> list[object]:
-    """Return all batches, read with the same PyTorch random numbers each time."""
+    """Read all batches of a loader, with the same PyTorch random numbers each time."""
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
         raise InputError("stackwise.not_a_data_loader", loader=_described(loader))
     with torch.random.fork_rng(devices=[]):
@@ -275,7 +273,7 @@ def _kept(loader: Iterable[object], seed: int) -> list[object]:
 
 
 def _contents(value: object) -> Iterator[bytes]:
-    """Yield the bytes that identify an item."""
+    """Yield bytes that identify the content of an item."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().contiguous()
         yield f"{tuple(value.shape)} {value.dtype}".encode()

@@ -1,14 +1,14 @@
-"""Masked diffusion as an objective: which tokens of an example are masked, and their weights.
+"""The objective of masked diffusion: which tokens of an example are masked, and their weights.
 
 A share f(t) of an example's tokens is replaced. The model, which attends in both directions,
-predicts the token at each of these positions. Sources: MDLM (Sahoo et al. 2024, arXiv 2406.07524)
-and LLaDA (Nie et al. 2025, arXiv 2502.09992), whose weight 1/t belongs to the linear schedule, in
-which a token is masked with probability t. As in LLaDA's fine-tuning, only supervised tokens are
-masked: all tokens of a plain text, the answers of a conversation.
+predicts the original token at each of these positions. Sources: MDLM (Sahoo et al. 2024, arXiv
+2406.07524) and LLaDA (Nie et al. 2025, arXiv 2502.09992). LLaDA's weight 1/t is for a linear
+schedule, in which a token is masked with probability t. As in LLaDA's fine-tuning, only supervised
+tokens are masked: all tokens of a plain text, the answers of a conversation.
 
 The positions of masks are a pure function of (seed, content of the example, time step, draw). So
-they are the same in any batch and in any order, a resumed run has the same ones, and activations of
-a masked example can be cached. This module does not depend on a model.
+they do not depend on batches or their order, a resumed run has the same masks, and activations of a
+masked example can be cached. This module does not depend on a model.
 """
 
 import hashlib
@@ -100,11 +100,11 @@ class MaskSchedule:
 
 @dataclass(frozen=True)
 class MaskVocabulary:
-    """The tokens that a corruption may use.
+    """The tokens that can replace masked tokens.
 
     Attributes:
-        mask_token_id: the token that replaces a masked one.
-        ordinary: ids of all text tokens, ascending: neither the mask nor control tokens.
+        mask_token_id: the mask token.
+        ordinary: ids of all text tokens, ascending, without the mask and control tokens.
     """
 
     mask_token_id: int
@@ -117,12 +117,12 @@ Corruption = Callable[[Ids, MaskVocabulary, np.random.RandomState], Ids]
 
 
 def replace_by_mask(ids: Ids, vocabulary: MaskVocabulary, _random: np.random.RandomState) -> Ids:
-    """Replace each token by the mask token, which is the absorbing corruption of MDLM and LLaDA."""
+    """Replace each token by the mask token: the absorbing corruption of MDLM and LLaDA."""
     return np.full_like(ids, vocabulary.mask_token_id)
 
 
 def replace_uniformly(ids: Ids, vocabulary: MaskVocabulary, random: np.random.RandomState) -> Ids:
-    """Replace each token by another ordinary token, all equally likely.
+    """Replace each token by a different ordinary token; all of these are equally likely.
 
     Only the replaced tokens are predicted. So the objective is a denoising one and not the bound of
     uniform-state diffusion, which also counts the unchanged tokens.
@@ -144,7 +144,7 @@ WEIGHTINGS = ("inverse", "none")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedExample:
-    """An example as the model sees it, and its targets.
+    """An example with masked tokens, and its targets.
 
     Attributes:
         input_ids: with the masked tokens replaced, int32 (n,).
@@ -218,9 +218,9 @@ class MaskedObjective:
         self.draw = 0
 
     def mask(self, example: TokenizedExample, *, held_out: bool = False) -> MaskedExample:
-        """Mask an example; a held-out one always has the same masks (draw 0).
+        """Mask an example. A held-out example always gets the same masks (draw 0).
 
-        If no token is maskable, the example is returned unchanged, without positions.
+        If no token can be masked, the example is returned unchanged, without positions.
         """
         draw = self._draw(held_out)
         time_step = self.time_step_of(example, held_out=held_out)
@@ -235,7 +235,7 @@ class MaskedObjective:
         return MaskedExample(input_ids, positions, targets.astype(np.int64), time_step, weight)
 
     def time_step_of(self, example: TokenizedExample, *, held_out: bool = False) -> int:
-        """Return the time step of an example: the common one, or its own."""
+        """Return the example's time step: the one for all examples, or else a random one."""
         if self.time_step is not None:
             return self.time_step
         first, second = self._words("time step", example, self._draw(held_out))[:2]
@@ -247,7 +247,7 @@ class MaskedObjective:
         return self._num_masked(len(self._maskable(example)), time_step)
 
     def count_items(self, example: TokenizedExample, *, held_out: bool = False) -> int:
-        """Return the example's contribution to the divisor of a sum of losses."""
+        """Return the number by which an example's share of the loss is divided."""
         if self.weighting == "inverse":
             return len(self._maskable(example))
         return self.count_masked(example, held_out=held_out)
@@ -256,7 +256,7 @@ class MaskedObjective:
         return 0 if held_out or self.time_step is not None else self.draw
 
     def _maskable(self, example: TokenizedExample) -> npt.NDArray[np.int64]:
-        """Return the positions that may be masked, ascending."""
+        """Return the positions of an example that may be masked, ascending."""
         may = example.supervised & ~np.isin(example.input_ids, self._special)
         return np.flatnonzero(may)
 
@@ -265,7 +265,7 @@ class MaskedObjective:
         return min(wanted, num_maskable)
 
     def _words(self, use: str, example: TokenizedExample, *numbers: int) -> list[int]:
-        """Return eight 32-bit words that depend only on these arguments and the seed."""
+        """Return eight random 32-bit words that depend only on the seed and these arguments."""
         content = hashlib.blake2b(digest_size=32, person=use.encode())
         content.update(np.array([self.seed, *numbers], dtype="<i8").tobytes())
         content.update(np.ascontiguousarray(example.input_ids, dtype="<i4").tobytes())
@@ -276,9 +276,9 @@ class MaskedObjective:
 def masked_objective(
     config: TrainingConfig, tokenizer: "PreTrainedTokenizerBase", vocab_size: int
 ) -> MaskedObjective | None:
-    """Return the objective of a configuration; None without `time_step_masking`.
+    """Create the masked objective of a configuration, or return None without `time_step_masking`.
 
-    The strategy sets the common time step of a phase.
+    If a phase has one time step for all examples, the strategy sets it.
 
     Args:
         vocab_size: number of tokens that both the tokenizer and the model know.
@@ -299,7 +299,7 @@ def objective_of(
     vocab_size: int,
     special_token_ids: Collection[int],
 ) -> MaskedObjective | None:
-    """Return the objective as in `masked_objective`, for a model whose tokens need no tokenizer."""
+    """Create the masked objective of a configuration for a model without a tokenizer."""
     if not config.time_step_masking:
         return None
     schedule = MaskSchedule(
@@ -319,8 +319,8 @@ def objective_of(
 def control_tokens(tokenizer: "PreTrainedTokenizerBase") -> set[int]:
     """Return the special tokens that never occur in an answer, such as those that begin a message.
 
-    The end of an answer is not a control token here, as in LLaDA: a model that never had to predict
-    it would not know where to end.
+    The token that ends an answer is not one of them, as in LLaDA: a model that never learned to
+    predict it would not know where to end.
     """
     special = set(special_tokens(tokenizer)) - {tokenizer.eos_token_id}
     encoder = ConversationEncoder(tokenizer, max_length=LONGEST_PROBE)

@@ -1,4 +1,4 @@
-"""Records of a block-wise run: the step at which each phase began, and the finished stacks."""
+"""Observers that record a block-wise run: the first step of each phase, and each stack."""
 
 import logging
 import math
@@ -34,7 +34,7 @@ class PhaseRecords(Observer):
     """An observer that writes `stackwise.json`: the plan, and the step at which each phase began.
 
     Args:
-        plan: returns the plan of the training. None: it cannot be determined.
+        plan: returns the costs of the planned phases, or None if they cannot be determined.
     """
 
     def __init__(self, run_directory: Path, plan: Callable[[], PlanCosts | None]) -> None:
@@ -45,8 +45,7 @@ class PhaseRecords(Observer):
         self._write()
 
     def phase_start(self, state: TrainingState) -> None:
-        """Record the start of a phase, also if the phase is resumed or the training has rolled
-        back."""
+        """Record the first step of a phase, also after a resume or a rollback."""
         index = state.position.phase
         began = {phase: step for phase, step in self._began.items() if phase <= index}
         began[index] = min(state.step, began.get(index, state.step))
@@ -72,12 +71,12 @@ class PhaseRecords(Observer):
 
 
 class StackFiles(Observer):
-    """An observer that writes each finished stack into a folder, and all of them at the end.
+    """An observer that writes each finished stack to a folder, and all of them at the end.
 
-    A disk error costs the files, but never the training.
+    After a disk error, files are missing, but training continues.
 
     Args:
-        strategy: the training's `StackwiseStrategy`. It has its plan when the first phase ends.
+        strategy: the run's `StackwiseStrategy`. It has its plan when the first phase ends.
         training: returns the settings that decide the result, and the data's fingerprint.
     """
 
@@ -103,7 +102,7 @@ class StackFiles(Observer):
             logger.warning(phrase("stackwise.stack_not_written", index=unit.index, error=error))
 
     def finish(self, state: TrainingState) -> None:
-        """Write all stacks at the training's end; files that already exist stay.
+        """Write all stacks at the end of the run. Identical files are not written again.
 
         Raises:
             OSError: the disk returns an error.
@@ -129,9 +128,10 @@ class StackFiles(Observer):
         return self.strategy.plan
 
     def _holds(self, unit: Unit, phases: list[StackPhase]) -> list[str]:
-        """Return the parts that the file of a unit holds after some phases.
+        """Return the parts of the model that a unit's file contains after some phases.
 
-        The top is included if the unit is the last one, or if no later unit has trained the top.
+        The part above the layers is included for the last unit, and for a unit that trained this
+        part if no later one did.
         """
         assert self.strategy.rack is not None
         above = set(self.strategy.rack.above)

@@ -1,6 +1,7 @@
-"""The plan that a block-wise run prints before it starts, and its files besides the model.
+"""The plan that a block-wise run prints before it starts, and the files that it writes.
 
-The files are the plan, the start of each phase, each stack, and the rack (the whole model).
+The files, besides the model, are the plan with the start of each phase, each stack, and the rack
+(the whole model).
 """
 
 import logging
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class StackRun(RunParts):
-    """The additions of a block-wise strategy to a run: plan with costs, stacks and rack.
+    """The parts that block-wise training adds to a run: plan, costs, files of stacks, and rack.
 
     Args:
         strategy: a `StackwiseStrategy`.
@@ -45,7 +46,7 @@ class StackRun(RunParts):
         self.config = trainer.training_config
 
     def observers(self, folder: Path) -> list[Hook]:
-        """Return the observers of `stackwise.json`, and of `stacks/` if configured.
+        """Return the observers that write `stackwise.json` and, if configured, `stacks/`.
 
         Add them to the trainer before it is prepared; see `save`.
         """
@@ -61,7 +62,7 @@ class StackRun(RunParts):
         return [records, StackFiles(folder / FOLDER, self.strategy, training)]
 
     def _costs(self) -> PlanCosts | None:
-        """Return the costs phase by phase, or None if they cannot be determined.
+        """Compute the costs of each phase, or return None if this fails.
 
         The trainer is prepared if necessary.
         """
@@ -82,14 +83,14 @@ class StackRun(RunParts):
             return None
 
     def plan(self) -> PlanCosts | None:
-        """Return the same costs, computed only once for a run that records them."""
+        """Return the costs of each phase. A run that records them computes them only once."""
         hooks = self.trainer.hooks.hooks
         known = [hook.plan() for hook in hooks if isinstance(hook, PhaseRecords)]
         return known[0] if known else self._costs()
 
     @property
     def _measured(self) -> int:
-        """The index of the phase for which the costs of a step are measured."""
+        """The index of the phase in which the costs of a step are measured."""
         return int(self.strategy.entered % len(self.strategy.plan.phases))
 
     def lines(self, step_seconds: float | None = None) -> list[str]:
@@ -111,7 +112,7 @@ class StackRun(RunParts):
         return plan.growth_bytes(step, self._measured, heaviest_units, value_bytes)
 
     def disk_bytes(self) -> tuple[int, int]:
-        """Return the bytes of stacks and rack, and of cached activations in the run directory."""
+        """Return the bytes of saved stacks and rack, and of the cache in the run directory."""
         self.trainer.prepare()
         weights = weights_of(self.strategy.rack, self.strategy.loaded_dtype)
         of_model = (w for w in weights if w.part not in TRAINING_PARTS)
@@ -120,7 +121,7 @@ class StackRun(RunParts):
         return (self.config.save_stacks + self.config.save_rack) * model_bytes, cached or 0
 
     def _cache_bytes(self) -> int | None:
-        """Return the maximum disk use of cached activations in bytes; None if none are cached."""
+        """Return the maximum size of cached activations on disk; None if none are cached."""
         config, phases = self.config, self.strategy.plan.phases
         if self.strategy.cache_source is None or all(phase.start == 0 for phase in phases):
             return None
@@ -146,7 +147,7 @@ class StackRun(RunParts):
         return phrase("stackwise.trains_stacks_in_turn")
 
     def save(self, folder: Path) -> list[str]:
-        """Write the final state of all stacks, and the rack, as configured."""
+        """Save all stacks and the whole model, as configured; return messages about failures."""
         state, model = self.trainer.state, self.trainer.model
         assert state is not None
         assert model is not None

@@ -1,13 +1,13 @@
-"""The costs of each phase of a block-wise run, known before the first step, also as a table.
+"""The costs of each phase of a block-wise run, which are estimated before the first step.
 
 The costs are the trained layers, the time, and the memory of weights, gradients and optimizer.
 
-Memory is counted, not measured: the bytes of each weight in its form of the phase, the gradients of
-the trainable weights, and the optimizer state (from a sample optimizer). Activations are added to
-this; the forecast measures them. The time of a phase follows from a step measured in any phase:
-layers with only a forward pass count one matrix product, layers that pass on gradients two, and
-trainable layers three. Weights that train in fp32 while the others are in bf16 are their own master
-copies.
+Memory is counted, not measured: the bytes of each weight in its storage format, the gradients of
+the trainable weights, and the optimizer state (from a sample optimizer). Activations come on top;
+the forecast measures them. The time of a phase follows from a step measured in any phase: layers
+with only a forward pass count one matrix product, frozen layers that pass on gradients two, and
+trainable layers three. If weights train in fp32 while the others are in bf16, they need no separate
+master copies.
 """
 
 from collections import Counter
@@ -67,8 +67,8 @@ class Weight:
     """A parameter of the model, as it was loaded.
 
     Attributes:
-        part: the part of the model that it belongs to, one of the names above.
-        layer: number of its layer, from 0; None: outside the layers.
+        part: the part of the model that contains it, such as "layers" or "embedding".
+        layer: index of its layer, from 0; None: outside the layers.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class PhaseCosts:
-    """The costs of one phase.
+    """The costs of one phase of a block-wise run.
 
     Attributes:
         trains: spans of layers whose weights train.
@@ -128,8 +128,8 @@ class PlanCosts:
         stacks: the spans of layers.
         parameters: numbers of the model's parameters, by part.
         cache_bytes: upper bound of cached activations on the disk; None: none are cached.
-        finished_as: the form in which finished layers are stored (`training.quantization_type`);
-            None: as they train.
+        finished_as: the storage format of finished layers (`training.quantization_type`); None: the
+            same as during training.
     """
 
     kind: str
@@ -144,7 +144,7 @@ class PlanCosts:
         return self.stacks[-1][1]
 
     def index_at(self, step: int) -> int:
-        """Return the index of the phase that the next step belongs to."""
+        """Return the index of the phase that trains after `step` steps."""
         for index, phase in enumerate(self.phases):
             if step < phase.num_steps:
                 return index
@@ -152,12 +152,12 @@ class PlanCosts:
         return len(self.phases) - 1
 
     def seconds_of_phases(self, measured: int, step_seconds: float) -> list[float]:
-        """Return the seconds of each phase if a step of phase `measured` takes `step_seconds`."""
+        """Estimate the seconds of each phase from the time of one step in phase `measured`."""
         of_work = step_seconds / self.phases[measured].step_work
         return [of_work * phase.step_work * phase.num_steps for phase in self.phases]
 
     def seconds_left(self, step: int, measured: int, step_seconds: float) -> float:
-        """Return the seconds from `step` to the end."""
+        """Estimate the seconds from `step` to the end, from a step's time in phase `measured`."""
         index = self.index_at(step)
         seconds = self.seconds_of_phases(measured, step_seconds)
         done = step - sum(phase.num_steps for phase in self.phases[:index])
@@ -165,9 +165,9 @@ class PlanCosts:
         return seconds[index] * left_of_phase + sum(seconds[index + 1 :])
 
     def growth_bytes(self, step: int, measured: int, num_tokens: int, value_bytes: int) -> int:
-        """Return how many more bytes the largest phase from `step` on needs than phase `measured`.
+        """Estimate how many more bytes a later phase needs than phase `measured`, which may be < 0.
 
-        The result may be negative.
+        The largest phase from `step` on counts.
 
         Args:
             num_tokens: tokens of the largest micro-batch.
@@ -178,7 +178,7 @@ class PlanCosts:
         return max(taken[self.index_at(step) :]) - taken[measured]
 
     def lines(self, seconds: Sequence[float] | None = None) -> list[str]:
-        """Return the plan as lines for the user, before the run starts.
+        """Return the plan as lines to show before the run starts.
 
         Args:
             seconds: time of each phase, see `seconds_of_phases`.
@@ -222,7 +222,7 @@ class PlanCosts:
         )
 
     def _grows(self) -> bool:
-        """Return whether the lower layers continue to train when others are added."""
+        """Return whether lower layers continue to train when layers are added."""
         return len(self.phases) > 1 and self.phases[-1].trains == [[0, self.num_layers]]
 
     def _notes(self) -> list[str]:
@@ -268,7 +268,7 @@ def plan_costs(
     loaded_dtype: torch.dtype,
     cache_bytes: int | None = None,
 ) -> PlanCosts:
-    """Compute the costs of a planned run; the model is not changed.
+    """Compute the costs of a planned run. The model is not changed.
 
     Args:
         loaded_dtype: type of the layers' weights.
@@ -319,9 +319,9 @@ def _step_work(
     weights: Iterable[Weight],
     trained: Iterable[Weight],
 ) -> float:
-    """Return the multiplications per token in a step.
+    """Estimate the multiplications per token in a training step.
 
-    If a frozen trunk's activations are cached, only its first pass over the data counts.
+    If the output of frozen layers is cached, only their first pass over the data counts.
     """
     by_layer: Counter[int] = Counter()
     head = 0
@@ -346,7 +346,7 @@ def _step_work(
 def _kept_values(
     config: TrainingConfig, rack: Rack, phase: StackPhase, weights: Iterable[Weight]
 ) -> int:
-    """Return the number of values per token that are kept for the backward pass.
+    """Estimate the number of values per token that are kept for the backward pass.
 
     These are inputs and outputs of each matrix product; with gradient checkpointing, only the
     inputs of the layers.
@@ -364,7 +364,7 @@ def _kept_values(
 
 
 def weights_of(rack: Rack, loaded_dtype: torch.dtype) -> Iterator[Weight]:
-    """Yield the parameters of a model by their names in it, whatever form it has now."""
+    """Yield all parameters of a model as they were loaded, in whatever format they are now."""
     inner = inner_model(rack.model)
     path = next(name for name, module in rack.model.named_modules() if module is rack.layers)
     prefix = next(name for name, module in rack.model.named_modules() if module is inner)
@@ -394,8 +394,10 @@ def weights_of(rack: Rack, loaded_dtype: torch.dtype) -> Iterator[Weight]:
 
 
 def _modules_with_matrices(rack: Rack) -> set[str]:
-    """Return the modules above the layers that have a matrix, so their biases count as head,
-    too."""
+    """Return the names of modules above the layers that have a matrix.
+
+    Their biases also count as part of the head.
+    """
     named = dict(rack.model.named_parameters())
     return {name.rpartition(".")[0] for name in rack.above if named[name].ndim >= 2}
 
@@ -410,7 +412,7 @@ def _is_tied(model: LanguageModel) -> bool:
 
 
 def _sums(weights: Iterable[Weight]) -> dict[str, int]:
-    """Return the numbers of parameters by part."""
+    """Return the number of parameters of each part of the model."""
     sums: Counter[str] = Counter()
     for weight in weights:
         sums[weight.part] += weight.count
@@ -437,7 +439,7 @@ def _stored_bytes(weight: Weight, forms: Sequence[LayerForm]) -> int:
 
 
 def _buffers_bytes(model: torch.nn.Module) -> int:
-    """Return the bytes of buffers, except those that hold quantized weights."""
+    """Return the total size of buffers in bytes, except those that hold quantized weights."""
     return sum(
         buffer.nbytes
         for module in model.modules()
@@ -447,7 +449,7 @@ def _buffers_bytes(model: torch.nn.Module) -> int:
 
 
 class _OptimizerBytes:
-    """The size of the optimizer state of a set of weights, measured once for each kind of set."""
+    """A measurement of optimizer state sizes, done once for each combination of weight shapes."""
 
     def __init__(self, create_optimizer: CreateOptimizer, device: torch.device) -> None:
         self._create_optimizer, self._device = create_optimizer, device
@@ -483,9 +485,9 @@ def _spans(layers: set[int | None]) -> list[Span]:
 
 
 def _groups(phases: Sequence[PhaseCosts]) -> Iterator[tuple[int, list[PhaseCosts]]]:
-    """Yield neighboring phases that differ only in their layers, with the number of the first.
+    """Yield groups of neighboring phases that differ only in their layers.
 
-    Phases are numbered from 1.
+    Each group comes with the number of its first phase, counted from 1.
     """
     first = 1
     for _, group in groupby(phases, key=_kind):
@@ -517,7 +519,7 @@ def _range(values: Sequence[float], shown: Callable[[float], str]) -> str:
 
 
 def _what(group: Sequence[PhaseCosts]) -> str:
-    """Describe the layers that train in a phase, or in each phase of a group."""
+    """Describe the layers that train in each phase of a group of similar phases."""
     phase = group[0]
     parts = [part.partition(" (")[0] for part in phase.parameters if part not in (LAYERS, LOW_RANK)]
     if phase.trains:

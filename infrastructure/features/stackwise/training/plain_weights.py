@@ -1,7 +1,7 @@
-"""The weights of a model as they are at the end of its training, whatever form they have now.
+"""The weights of a model in their final form, even during training.
 
-They may now be quantized, or have low-rank matrices. The model is not changed. A weight that is
-plain already is yielded directly. All others are computed one at a time.
+During training, they may be quantized or have low-rank matrices. The model is not changed. A weight
+that is already in its final form is yielded directly. All others are computed one at a time.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ LEFT_OUT = (TRAINING_ONLY, ADAPTERS)
 def plain_tensors(
     module: torch.nn.Module, prefix: str = "", leave_out: torch.nn.Module | None = None
 ) -> Named:
-    """Yield parameters and persistent buffers of the plain model, by name.
+    """Yield parameters and persistent buffers of the model in their final form, by name.
 
     Tensors that exist only for training are left out. A shared tensor is yielded under each of its
     names.
@@ -48,7 +48,7 @@ def _tensors(
     leave_out: torch.nn.Module | None,
     adapters: Mapping[int, Mapping[str, LowRankPair]],
 ) -> Named:
-    """Yield the tensors of `plain_tensors`.
+    """Yield the tensors that `plain_tensors` returns.
 
     Args:
         adapters: low-rank pairs by the `id` of their linear layer.
@@ -68,7 +68,7 @@ def _tensors(
 
 
 def _own_weights(module: torch.nn.Module) -> Named:
-    """Yield the parameters directly in a module, in the form that computation uses."""
+    """Yield the parameters directly in a module, by name; quantized ones are dequantized."""
     if isinstance(module, QuantizedLinear):
         stored = module.quantized_weight
         weight = stored.dequantized(stored.dtype)
@@ -83,7 +83,7 @@ def _own_weights(module: torch.nn.Module) -> Named:
 def _adapted(
     module: torch.nn.Module, weight: torch.Tensor, pairs: Mapping[str, LowRankPair]
 ) -> torch.Tensor:
-    """Return a weight with the updates of its pairs added, as `StackAdapters.merge` does."""
+    """Return a weight with the updates of its low-rank pairs added."""
     for pair in pairs.values():
         update = pair.update().T if _is_transposed(module) else pair.update()
         weight = weight + update.to(weight.dtype)
@@ -91,5 +91,5 @@ def _adapted(
 
 
 def _is_transposed(module: torch.nn.Module) -> bool:
-    """Return whether the module stores its plain weight as (in, out)."""
+    """Return whether the module's unquantized weight has the shape (in, out)."""
     return module.is_conv1d if isinstance(module, QuantizedLinear) else is_conv1d(module)

@@ -1,4 +1,4 @@
-"""Storage of finished layers' weights: quantized, and dequantized when they are used.
+"""Quantized storage of finished layers' weights, which are dequantized when they are used.
 
 | kind | stored | bits per weight |
 | --- | --- | --- |
@@ -6,14 +6,14 @@
 | nf4 | NF4 with double quantization by bitsandbytes (Dettmers 2023, arXiv 2305.14314) | 4.13 |
 | fp16, fp32 | plain casts | 16, 32 |
 
-nf_fp8 is not a public format; this is its definition. The scale of a block is absmax / 448, the
-largest float8, rounded up to fp16. So no weight of a block is ever clipped, and a block of tiny
+nf_fp8 is not a public format; this is its definition. The scale of a block is absmax / 448 (the
+largest float8), rounded up to fp16. So no weight of a block is ever clipped, and a block of tiny
 weights gets the smallest fp16 scale instead of 0. A block of zeros has the scale 0. A weight is its
 float8 times its scale, in fp32, and then rounded to the format of the activations.
 
 A quantized layer dequantizes its weight in the forward pass and again in the backward pass, and
-keeps no dequantized copy between them. The stored values are buffers: they pass through state_dict,
-safetensors and checkpoints bit for bit, move between devices, and no `.to(dtype)` rounds them.
+keeps no dequantized copy between them. The stored values are buffers: state_dict, safetensors and
+checkpoints contain them bit for bit, they move between devices, and no `.to(dtype)` rounds them.
 """
 
 import sys
@@ -42,11 +42,11 @@ Buffers = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Quantization:
-    """A method of storing a matrix.
+    """A method of storing a matrix in fewer bits.
 
     Attributes:
-        store: (out, in) of any float type → buffers by name.
-        restore: these buffers, and the matrix's shape → (out, in) in fp32.
+        store: converts (out, in) of any float type to buffers by name.
+        restore: converts these buffers, and the matrix's shape, to (out, in) in fp32.
     """
 
     store: Callable[[torch.Tensor], Buffers]
@@ -70,7 +70,7 @@ def _store_fp8(weight: torch.Tensor) -> Buffers:
 
 
 def _round_up_to_half(values: torch.Tensor) -> torch.Tensor:
-    """Round fp32 values that are not negative up to the next fp16 value."""
+    """Round non-negative fp32 values up to fp16."""
     nearest = values.to(torch.float16)
     # for non-negative fp16, bits as an integer increase with the value
     next_up = (nearest.view(torch.int16) + 1).view(torch.float16)
@@ -88,8 +88,8 @@ def _restore_fp8(stored: Mapping[str, torch.Tensor], shape: torch.Size) -> torch
 def _widened(payload: torch.Tensor) -> torch.Tensor:
     """Convert finite values of float8 (e4m3fn) to fp32.
 
-    Torch's own cast takes seven times as long on a CPU. Sign, exponent and mantissa are in the same
-    order in fp16, whose exponent bias is larger by 8.
+    Torch's own cast takes seven times as long on a CPU. Here, sign, exponent and mantissa are
+    copied to fp16, which has the same order but an exponent bias that is larger by 8.
     """
     if payload.device.type != "cpu":
         return payload.float()
@@ -172,14 +172,14 @@ QUANTIZATIONS.provide(
 
 
 class QuantizedWeight(torch.nn.Module):
-    """A matrix (out, in), or a stack of them (experts, out, in), as buffers.
+    """A matrix (out, in), or a stack of them (experts, out, in), that is stored as buffers.
 
     Args:
         weight: the weight to store; the tensor itself is not kept.
         kind: a name in `QUANTIZATIONS`.
 
     Raises:
-        ValueError: the kind is unknown, or cannot hold these weights.
+        ValueError: the kind is unknown, or cannot store these weights.
         MissingPackageError: bitsandbytes is not installed.
     """
 
@@ -210,11 +210,11 @@ class QuantizedWeight(torch.nn.Module):
         return self._quantization.restore(buffers, self.shape[-2:]).to(dtype)
 
     def num_bytes(self) -> int:
-        """Return the bytes of the buffers."""
+        """Return the total size of the buffers in bytes."""
         return sum(buffer.nbytes for buffer in self.buffers())
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> object:
-        """Move the buffers between devices, but never cast them."""
+        """Apply `fn` so that buffers move between devices but keep their dtype."""
         for name, buffer in self._buffers.items():
             assert buffer is not None
             moved = fn(buffer.view(_SAME_WIDTH[buffer.itemsize]))
@@ -227,7 +227,7 @@ class QuantizedWeight(torch.nn.Module):
 
 @cache
 def quantized_bytes(kind: str, rows: int, width: int) -> int:
-    """Return the bytes of a stored matrix of this shape.
+    """Return the size in bytes of a matrix (rows, width) that is stored as `kind`.
 
     Raises:
         ValueError, MissingPackageError: as for `QuantizedWeight`.
@@ -236,7 +236,7 @@ def quantized_bytes(kind: str, rows: int, width: int) -> int:
 
 
 class _Product(torch.autograd.Function):
-    """The product x W' + b, whose W is dequantized in each pass and never kept."""
+    """The autograd function x W' + b. It dequantizes W in each pass and never keeps it."""
 
     @staticmethod
     def forward(
@@ -257,12 +257,12 @@ class _Product(torch.autograd.Function):
 class QuantizedLinear(torch.nn.Linear):
     """A linear layer whose weight is stored quantized.
 
-    It is a `Linear`, so PEFT adds LoRA to it.
+    It is a subclass of `Linear`, so that PEFT can add LoRA to it.
 
     Args:
         weight: (out, in).
         bias: kept unchanged.
-        is_conv1d: it replaces a `Conv1D` of transformers, whose weight is (in, out).
+        is_conv1d: whether it replaces a `Conv1D` of transformers, whose weight is (in, out).
     """
 
     def __init__(
@@ -280,7 +280,7 @@ class QuantizedLinear(torch.nn.Linear):
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """A placeholder with the weight's shape (out, in), type and device, without its memory.
+        """A placeholder with the weight's shape (out, in), type and device, which takes no memory.
 
         All its entries are NaN, and it cannot be written. So code that computes with it, or merges
         LoRA into it, fails instead of being silently wrong. Call `dequantize_layers` first.
@@ -309,10 +309,10 @@ def _compute_dtype(x: torch.Tensor) -> torch.dtype:
 
 
 class _QuantizedExperts:
-    """A mixin for the class of a module with stacks of matrices (experts).
+    """A mixin for modules of experts, whose stacked matrices it stores quantized.
 
-    While the module computes, the dequantized stacks are available under their own names. Autograd
-    saves only their locations. A copy that an operation makes itself is saved as it is.
+    During the module's forward pass, the dequantized stacks are available under their own names.
+    Autograd saves only references to them, except for copies that an operation makes itself.
     """
 
     quantized_names: tuple[str, ...]
@@ -365,7 +365,7 @@ def _with_quantized_experts(plain: type[torch.nn.Module]) -> type[torch.nn.Modul
 
 
 def quantized_name(name: str) -> str:
-    """Return the name under which a module holds its quantized parameter `name`."""
+    """Return the attribute name of a module's quantized parameter `name`."""
     return f"quantized_{name}"
 
 
@@ -380,8 +380,8 @@ def quantize_layers(modules: Iterable[torch.nn.Module], kind: str) -> int:
         The number of weights that were quantized.
 
     Raises:
-        ValueError: as for `QuantizedWeight`, with the layer's name; the layers before it are
-            quantized.
+        ValueError: as for `QuantizedWeight`, with the layer's name. Earlier layers are already
+            quantized then.
         MissingPackageError: bitsandbytes is not installed.
     """
     QUANTIZATIONS.get(kind)
@@ -402,10 +402,10 @@ def quantize_layers(modules: Iterable[torch.nn.Module], kind: str) -> int:
 def dequantize_layers(modules: Iterable[torch.nn.Module], dtype: torch.dtype | None = None) -> int:
     """Replace quantized layers by layers of their original classes, with the dequantized weights.
 
-    The parameters have their original names again, and are frozen.
+    The parameters get their original names back, and are frozen.
 
     Args:
-        dtype: type of the weights; None: the one that each had before.
+        dtype: type of the weights; None: the original type of each weight.
 
     Returns:
         The number of weights that were dequantized.
@@ -426,7 +426,7 @@ def dequantize_layers(modules: Iterable[torch.nn.Module], dtype: torch.dtype | N
 
 
 def stored_bytes(module: torch.nn.Module) -> int:
-    """Return the bytes of the weights of linear layers and experts inside `module`, in any form.
+    """Return the size of the stored weights of linear layers and experts inside `module`, in bytes.
 
     Scales are included, biases are not.
     """
@@ -439,7 +439,7 @@ def stored_bytes(module: torch.nn.Module) -> int:
 
 
 def _frozen_modules(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    """Return a module and those inside it, without the modules that PEFT trains."""
+    """Return a module and the modules inside it, by name, except those that PEFT trains."""
     return [(name, part) for name, part in module.named_modules() if not _is_tuned(name)]
 
 
@@ -467,7 +467,7 @@ def is_conv1d(module: torch.nn.Module) -> bool:
 
 
 def _stacks(module: torch.nn.Module) -> list[str]:
-    """Return the names of a module's parameters that are stacks of matrices."""
+    """Return the names of a module's parameters that are stacked matrices of experts."""
     return [
         name
         for name, parameter in module.named_parameters(recurse=False)

@@ -1,10 +1,10 @@
-"""The rack: a model as its embedding, its layers, and the part above, any of which can run alone.
+"""The rack: a model as its embedding, its layers, and the part above; each part can run alone.
 
 The layers are found by structure: the list of modules that pass hidden states (B, L, d) from one to
 the next. Running the model once shows which parameters are below and above them. So no architecture
-is recognized by name, and `check` verifies numerically that a model can be cut.
+is recognized by name. `check` verifies that the parts give the same result as the whole model.
 
-To run a part, stand-ins replace the layers that are left out while the model runs. The names of all
+To run a part, the layers that are left out are replaced while the model runs. The names of all
 parameters stay the same, and the model itself computes positions, masks and rotary embeddings.
 """
 
@@ -32,7 +32,7 @@ PROBE = "probe_input"  # an attribute with the input of models that do not run o
 
 
 class _StoppedError(Exception):
-    """An exception that carries the hidden states out of a model that is stopped early."""
+    """An exception that ends a model's forward pass early, and contains the hidden states."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__(phrase("stackwise.layers_above_not_run"))
@@ -40,11 +40,11 @@ class _StoppedError(Exception):
 
 
 class StandIn(torch.nn.Module):
-    """The replacement of a layer that is left out; it passes on its input, or other hidden states.
+    """A replacement for a layer that is left out. It returns its input, or other hidden states.
 
     Attributes:
-        start: hidden states that are passed on instead of the input.
-        stops: True ends the model's run here.
+        start: hidden states that are returned instead of the input.
+        stops: True ends the model's forward pass here.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class StandIn(torch.nn.Module):
         self.gives_tuple, self.start, self.stops = gives_tuple, start, stops
 
     def __getattr__(self, name: str) -> Any:
-        """Look up attributes in the layer, because some models read a layer's kind of attention."""
+        """Look up missing attributes in the replaced layer. Models read its type of attention."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -69,7 +69,7 @@ class StandIn(torch.nn.Module):
 
 
 class Rack:
-    """The parts of a model, which runs on a few token ids to find them.
+    """The layers of a model and the parts around them, which are found by running the model once.
 
     Attributes:
         layers: the layers, from the input up.
@@ -78,7 +78,8 @@ class Rack:
         hidden_size: d.
 
     Raises:
-        ValueError: the model has no list of layers that can be cut; the text gives the reason.
+        ValueError: the model has no list of layers that can run alone; the message gives the
+            reason.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -156,8 +157,8 @@ class Rack:
         """Make the model run only layers [first, last) in the context.
 
         Args:
-            start: hidden states (B, L, d) that layer `first` gets; None: the embedding's.
-            stops: end the run where layer `last` would begin; see `hidden_at`.
+            start: hidden states (B, L, d) that layer `first` gets; None: the embedding's output.
+            stops: end the forward pass where layer `last` would begin; see `hidden_at`.
         """
         modules = self.layers._modules
         real = dict(modules)
@@ -181,7 +182,7 @@ class Rack:
 
     @contextmanager
     def _given(self, first: int, start: torch.Tensor | None) -> Iterator[None]:
-        """Pass `start` to the first layer in the context, if no stand-in is below it."""
+        """Replace the input of layer `first` by `start` in the context, unless it is None."""
         if start is None or first >= len(self):
             yield
             return
@@ -200,7 +201,7 @@ class Rack:
         first: int = 0,
         start: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the hidden states (B, L, d) that layer `layer` would get; no layer above runs.
+        """Return the hidden states (B, L, d) that a layer would get as input, without running it.
 
         Args:
             run: runs the model once, in any way.
@@ -224,7 +225,7 @@ class Rack:
 
     @contextmanager
     def output_of(self, layer: int) -> Iterator[list[torch.Tensor]]:
-        """Append the output of layer `layer` (B, L, d) to the yielded list in the context."""
+        """Record a layer's outputs: each forward pass appends one (B, L, d) to the yielded list."""
         outputs: list[torch.Tensor] = []
         handle = self.layers[layer].register_forward_hook(
             lambda _module, _given, output: outputs.append(
@@ -247,10 +248,10 @@ class Rack:
         return output if isinstance(output, torch.Tensor) else logits_of(output)
 
     def check(self) -> None:
-        """Verify that the model can be cut.
+        """Check that the model's parts give the same result as the whole model.
 
-        Its runs from the hidden states at layer 0, 1, the middle and the last one must give the
-        logits of the whole model, within tolerance.
+        Forward passes that start at layer 0, 1, the middle and the last one must give the same
+        logits, within a tolerance.
 
         Raises:
             ValueError: the logits differ, or the model cannot run in parts.
@@ -284,7 +285,7 @@ class Rack:
 def find_layers(
     model: torch.nn.Module, run: Callable[[], object]
 ) -> tuple[torch.nn.ModuleList, str]:
-    """Return the outermost module list whose elements pass on hidden states, and its name.
+    """Return the outermost list of modules that pass on hidden states, and its name.
 
     Raises:
         ValueError: there is no such list, or there are several (an encoder and a decoder).
@@ -341,7 +342,7 @@ def find_layers(
 
 
 def first_tensor(given: Sequence[object], named: Mapping[str, object]) -> Any:
-    """Return the hidden states that a layer is called with, by position or by name."""
+    """Return the hidden states among a layer's positional and keyword arguments."""
     if given:
         return given[0]
     return named.get("hidden_states", next(iter(named.values()), None))

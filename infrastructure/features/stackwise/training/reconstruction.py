@@ -1,8 +1,8 @@
-"""Feature reconstruction: the objective of units below the top, which the loss does not reach.
+"""Feature reconstruction: the objective of all units of layers except the top one.
 
-A small decoder reconstructs a unit's input from its output. So the unit preserves its input and
-stays useful for the unit above. Method: LoPT (2605.04913). The decoder is a normalization and two
-matrices through a quarter of the width. It is dropped after training.
+A small decoder reconstructs a unit's input from its output. So the output keeps the information of
+the input, and stays useful for the unit above. Method: LoPT (2605.04913). The decoder is a
+normalization and two matrices through a quarter of the width. It is dropped after training.
 """
 
 import torch
@@ -12,13 +12,13 @@ from infrastructure.models.saving import TRAINING_ONLY as TRAINING_ONLY
 
 
 class FeatureDecoders(torch.nn.ModuleList):
-    """The decoders of all units except the top one."""
+    """The feature decoders of all units except the top one."""
 
     def __init__(self, hidden_size: int, count: int) -> None:
         super().__init__(_decoder(hidden_size) for _ in range(count))
 
     def attach_to(self, model: torch.nn.Module) -> None:
-        """Make the decoders part of the model, for optimizer and checkpoints."""
+        """Register the decoders in the model, so that optimizer and checkpoints include them."""
         parameter = next(p for p in model.parameters() if p.is_floating_point())
         self.to(parameter.device)
         setattr(model, TRAINING_ONLY, self)
@@ -48,7 +48,7 @@ def reconstruction_loss(
     """Return the mean squared error between a unit's input and its reconstruction from the output.
 
     Args:
-        output, given: hidden states (B, L, d); no gradient flows into `given`.
+        output, given: the unit's output and input, (B, L, d); `given` gets no gradient.
         positions: positions of trained tokens in the flattened (B * L), (N,), so that padding does
             not count, and the sum over a batch is the same however it is split. None: all.
     """

@@ -1,9 +1,9 @@
-"""Low-rank matrices next to the frozen weights of layers, which train while the layers do not.
+"""Low-rank matrices that train in addition to the frozen weights of layers.
 
-Methods: LoRA, 2106.09685; with quantized weights QLoRA, 2305.14314. The matrices are inside the
-layer, under their own names, so the names of other parameters do not change, even if the weights
-are quantized. All matrices exist from the start. Each pair begins without effect and trains in the
-phases that name it.
+Methods: LoRA, 2106.09685; with quantized weights QLoRA, 2305.14314. The matrices are modules inside
+the layer with names of their own, so the names of other parameters do not change, even if the
+weights are quantized. All matrices exist from the start. Each pair has no effect at first, and
+trains in the phases that name it.
 """
 
 import math
@@ -27,7 +27,7 @@ ITSELF = "__self__"  # the key of a layer that is itself linear, whose name in i
 
 
 class LowRankPair(torch.nn.Module):
-    """The product `scale * B A x`, with B zero at first.
+    """A pair of low-rank matrices that computes `scale * B A x`, with B zero at first.
 
     Args:
         num_in, num_out: sizes of the linear layer.
@@ -56,7 +56,7 @@ ForwardHook = Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor]
 
 
 class LayerAdapters(torch.nn.ModuleDict):
-    """The pairs of one layer: for each of its linear layers a `ModuleDict` by the pair's key."""
+    """The low-rank pairs of one layer: a `ModuleDict` for each linear layer, by pair key."""
 
     def named_pairs(self) -> Iterator[tuple[str, dict[str, LowRankPair]]]:
         """Yield the key and the pairs of each linear layer."""
@@ -65,18 +65,17 @@ class LayerAdapters(torch.nn.ModuleDict):
             yield key, {name: pair for name, pair in pairs.items() if isinstance(pair, LowRankPair)}
 
     def hook(self, layer: torch.nn.Module) -> Iterator[RemovableHandle]:
-        """Make the current linear layers add the output of their pairs."""
+        """Make the layer's linear modules add the output of their pairs; yield the hook handles."""
         for key, pairs in self.named_pairs():
             yield linear_of(layer, key).register_forward_hook(_adder(pairs))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the inputs, because a layer that is a `Sequential` calls every module inside
-        it."""
+        """Return the inputs unchanged. A `Sequential` layer calls this module, too."""
         return inputs
 
 
 def linear_of(layer: torch.nn.Module, key: str) -> torch.nn.Module:
-    """Return the linear layer that belongs to a key of its `LayerAdapters`."""
+    """Return the linear module of a layer that belongs to a key of its `LayerAdapters`."""
     return layer if key == ITSELF else layer.get_submodule(key.replace(SEPARATOR, "."))
 
 
@@ -137,7 +136,7 @@ class StackAdapters:
         layer.add_module(ADAPTERS, adapters)
 
     def hook(self) -> None:
-        """Attach the pairs to the current linear layers, which may have been replaced."""
+        """Attach the pairs to the current linear layers. Call this again if these are replaced."""
         for handle in self._handles:
             handle.remove()
         self._handles = [
@@ -149,7 +148,7 @@ class StackAdapters:
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Add the pairs to the weights, which must not be quantized, and remove the pairs."""
+        """Merge the pairs into the weights, which must not be quantized, and remove the pairs."""
         for handle in self._handles:
             handle.remove()
         for layer in self.layers:
@@ -166,7 +165,7 @@ class StackAdapters:
 
 
 def rank_of(config: TrainingConfig, stack: int) -> tuple[int, float]:
-    """Return rank and alpha of a stack; alpha stays proportional to a stack's own rank."""
+    """Return the rank and alpha of a stack. If a stack has its own rank, alpha is scaled."""
     rank = config.qlora_rank
     if config.qlora_strategy == "variable":
         rank = (config.qlora_ranks or {}).get(stack, rank)
@@ -174,7 +173,7 @@ def rank_of(config: TrainingConfig, stack: int) -> tuple[int, float]:
 
 
 def linear_shape(module: torch.nn.Module) -> tuple[int, int] | None:
-    """Return the numbers of inputs and outputs of a linear layer; None for other modules."""
+    """Return the input and output sizes of a linear layer, or None for other modules."""
     if isinstance(module, torch.nn.Linear):
         return module.in_features, module.out_features
     if is_conv1d(module):

@@ -1,17 +1,17 @@
-"""Single files for the stacks of a model, and loading of a model from them.
+"""Files of a model's stacks, one file each, and loading of a model from them.
 
-`stack_{s}.safetensors` holds the layers of unit s as a plain model has them, with their names
-there. The first file also holds the part below the layers (the embeddings, and a head that is tied
-to them), the last one the part above (the final norm, the head). A stack that trained together with
-the part above also holds that part, if no later stack changed it: with the stacks below it is a
-shallower model.
+`stack_{s}.safetensors` contains the layers of stack s, with the names and formats of the final
+model. The first file also contains the part below the layers (the embeddings, and a head that is
+tied to them), the last one the part above (the final norm, the head). A stack that trained together
+with the part above also contains that part, if no later stack changed it: together with the stacks
+below, it is a shallower model.
 
-`stack_{s}.json` describes the file: the stack's position in the model, its time steps, its loss at
-its end, the settings that decide the result, and a SHA-256 over the tensors. The description has
-its own checksum. It is removed before a new tensor file is written, and written again after it: a
-tensor file without a description does not count.
+`stack_{s}.json` describes the file: the stack's position in the model, its time steps, its last
+loss, the settings that decide the result, and a SHA-256 over the tensors. The description has its
+own checksum. It is removed before a new tensor file is written, and written again afterwards. So a
+tensor file without a description is ignored.
 
-These files are not copied to the backup destination: all of them can be made again from the newest
+These files are not copied to the backup destination: they can be written again from the newest
 checkpoint, and the whole model is in `final/`.
 """
 
@@ -50,7 +50,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass
 class StackRecord:
-    """The description of a stack's tensors.
+    """The description of a stack's file.
 
     Attributes:
         stack, num_stacks: number of the stack, from 0; number of stacks in the model.
@@ -58,7 +58,7 @@ class StackRecord:
             layers in the model.
         holds: a list of "layers", "below" and "above".
         time_steps: time steps of its masks; empty: no masks, or each example draws its own.
-        step: optimizer steps of the run when the stack was finished; None: it was not.
+        step: the run's optimizer step at which the stack was finished; None: it was not finished.
         loss: loss at that step, of the model that ends with this stack; None: it was not trained.
         final_step: step at the end of the run, the same for all its stacks; None: before the end.
         sha256: hash of the tensors' names, types, shapes and bytes.
@@ -84,12 +84,12 @@ class StackRecord:
 
 
 def stack_paths(folder: Path, stack: int) -> tuple[Path, Path]:
-    """Return the files of a stack: its tensors and its description."""
+    """Return the paths of a stack's files: its tensors and its description."""
     return folder / f"stack_{stack}.safetensors", folder / f"stack_{stack}.json"
 
 
 def stack_tensors(rack: Rack, unit: Unit, holds: Sequence[str]) -> Tensors:
-    """Return the current tensors of a unit by their names in the plain model.
+    """Return the current tensors of a unit by their names in the final model.
 
     Args:
         holds: some of "layers", "below" and "above".
@@ -109,7 +109,7 @@ def stack_tensors(rack: Rack, unit: Unit, holds: Sequence[str]) -> Tensors:
 
 
 def each_once(tensors: Tensors) -> Tensors:
-    """Keep only the first name of a tensor with several names (a tied head)."""
+    """Keep only the first name of each tensor. A tied head has several."""
     seen: set[tuple[int, torch.Size, tuple[int, ...]]] = set()
     kept = {}
     for name, tensor in tensors.items():
@@ -121,12 +121,12 @@ def each_once(tensors: Tensors) -> Tensors:
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name without the wrappers around the model."""
+    """Return a parameter's name without the prefixes of wrappers around the model."""
     return _WRAPPED.sub("", name)
 
 
 def shapes_hash(rack: Rack) -> str:
-    """Return a hash of the names and shapes of all tensors of the plain model, in any form."""
+    """Return a hash of the names and shapes of all tensors in the final model."""
     shapes = {name: list(t.shape) for name, t in plain_tensors(inner_model(rack.model))}
     return hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
 
@@ -141,13 +141,13 @@ def digest_of(tensors: Mapping[str, TensorBytes]) -> str:
 
 
 def write_stack(folder: Path, tensors: Tensors, record: StackRecord) -> bool:
-    """Write a stack unless the same one is already there; return whether it was written.
+    """Write a stack's files unless the same ones exist; return whether they were written.
 
     Args:
         record: its `sha256` and `num_parameters` are set here.
 
     Raises:
-        OSError: the disk returned an error; the stack does not count then.
+        OSError: the disk returned an error. The stack is then ignored.
     """
     stored = {name: to_bytes(tensor) for name, tensor in tensors.items()}
     record.sha256 = digest_of(stored)
@@ -167,7 +167,7 @@ def write_stack(folder: Path, tensors: Tensors, record: StackRecord) -> bool:
 
 
 def remove_others(folder: Path, num_stacks: int) -> None:
-    """Remove unfinished files of killed processes, and stacks of an earlier division."""
+    """Remove incomplete files of killed processes, and stacks that no longer exist."""
     remove_parts(folder)
     for path in folder.glob("stack_*"):
         match = _FILE.fullmatch(path.name)
@@ -245,7 +245,7 @@ def read_stack_record(folder: Path, stack: int) -> StackRecord:
 
 @contextmanager
 def _stored(folder: Path, record: StackRecord) -> Iterator[dict[str, TensorBytes]]:
-    """Yield the tensors of a stack, mapped from its file, after verification of the hash."""
+    """Verify a stack's hash, and yield its tensors as mapped from its file."""
     tensor_file, _ = stack_paths(folder, record.stack)
     try:
         with tensor_file.open("rb") as file:
@@ -261,11 +261,11 @@ def _stored(folder: Path, record: StackRecord) -> Iterator[dict[str, TensorBytes
 
 
 def load_stacks(folder: str | Path, model: torch.nn.Module) -> list[StackRecord]:
-    """Load the weights of all stacks in `folder` into `model`, which is then the trained model.
+    """Load the trained weights of all stacks in `folder` into `model`.
 
     Args:
-        model: a plain one of the same shape, as transformers builds it from its configuration; its
-            dtypes stay the same.
+        model: an unquantized model of the same shape, as transformers builds it from its
+            configuration; its dtypes stay the same.
 
     Returns:
         The description of each stack.

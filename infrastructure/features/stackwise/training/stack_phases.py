@@ -1,8 +1,8 @@
-"""The phases of a block-wise run: which layers train in which phase, and which layers run.
+"""The phases of a block-wise run: which layers train, and which layers run.
 
 The phases are a pure function of the configuration and the shape of the model, so a resumed run has
-the same ones. A unit is the part that trains at a time: `block_size` layers or a stack. The trunk
-is everything below it.
+the same ones. A unit is a group of layers that train together: `block_size` layers or a stack. The
+trunk is everything below the unit that trains.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ SEQUENTIAL, STACKWISE, RACKWISE = "sequential", "stackwise", "rackwise"
 
 @dataclass(frozen=True)
 class Unit:
-    """A range of layers [first, last) of a model."""
+    """A group of layers [first, last) that train together."""
 
     index: int
     first: int
@@ -41,7 +41,7 @@ class StackPhase(Phase):
     Attributes:
         unit: the unit that trains; None: all units.
         start: the first layer with gradients; the layers below only have a forward pass.
-        depth: number of layers that run, from the input up.
+        depth: number of layers that run, counted from the input.
         time_step: time step of all masks of this phase; None: there are no masks, or each example
             draws its own.
     """
@@ -76,17 +76,17 @@ def kind_of(config: TrainingConfig) -> str:
 
 
 def caches_trunk(config: TrainingConfig, num_epochs: int) -> bool:
-    """Return whether a frozen trunk's output is cached; by default, if it is used again."""
+    """Return whether frozen layers' output is cached. By default, it is if it is used again."""
     if config.cache_activations is None:
         return config.trunk_can_be_cached and num_epochs > 1
     return config.cache_activations
 
 
 def divide(num_layers: int, config: TrainingConfig) -> list[Unit]:
-    """Divide a model into units.
+    """Divide a model's layers into units.
 
     Raises:
-        ValueError: the model has fewer layers than stacks; the text has both numbers.
+        ValueError: the model has fewer layers than stacks; the message contains both numbers.
     """
     if config.mode == "layerwise":
         sizes = [1] * num_layers
@@ -189,10 +189,10 @@ def adapter_names(rack: Rack, first: int, last: int, keys: Sequence[str]) -> lis
 
 
 def adapter_pairs(config: TrainingConfig, plan: StackPlan, unit: Unit) -> list[str]:
-    """Return the keys of a unit's pairs of low-rank matrices.
+    """Return the keys of the low-rank pairs that a unit has.
 
-    The pair "0" trains instead of the unit's weights, the others once the unit is part of the
-    trunk.
+    The pair "0" trains instead of the unit's weights. The other pairs train in later phases, when
+    the unit is below the one that trains.
     """
     keys = []
     is_new_quantized = config.progressive.new_stack_precision == "nf_fp8"
@@ -213,10 +213,10 @@ def trains_head(config: TrainingConfig, unit: Unit, units: Sequence[Unit]) -> bo
 
 
 def time_steps_of(config: TrainingConfig, index: int, num_units: int) -> list[int | None]:
-    """Return the time steps of one unit's phases, in order; [None] without a common time step.
+    """Return the time step of each phase of a unit, in order; [None] if examples draw their own.
 
-    With "depth", each unit has its own time step, from the first bin to the last. With "input" and
-    a cache, each unit goes through all time steps; without a cache, each example draws its own.
+    With `time_interpretation` "depth", each unit has one time step, from the first bin to the last.
+    With "input" and a cache, each unit trains with all time steps, one after another.
     """
     if not config.time_step_masking:
         return [None]

@@ -1,11 +1,11 @@
-"""Block-wise training: a deep model one unit of layers at a time, or all units at once separately.
+"""Block-wise training: one group of layers (a unit) after another, or all with separate losses.
 
-`stackwise.stack_phases` defines the phases. This strategy does their steps and puts the model into
-the form that each phase needs. The form depends only on the phase, so a resumed run, or one that
-goes back, reaches it without repeating earlier work.
+`stack_phases` defines the phases. This strategy performs their steps and converts the model to the
+storage formats that each phase needs. These depend only on the phase, so a run that resumes or
+rolls back converts the model directly, without repeating earlier work.
 
-- SEQUENTIAL: a unit learns from the loss of the model that ends with it. The trunk below only
-  passes hidden states up, without gradients.
+- SEQUENTIAL: a unit learns from the loss of the model that ends with it. The layers below only pass
+  hidden states up, without gradients.
 - STACKWISE: each step trains all units, each from the detached hidden states of the one below, so
   that only one unit's activations are kept at a time.
 - RACKWISE: one loss on top, ordinary backpropagation.
@@ -60,10 +60,10 @@ from infrastructure.training.strategies.run_parts import ExampleSource, RunParts
 
 
 class StackwiseStrategy(TrainingStrategy):
-    """The strategy of `strategy: progressive` and `end_to_end`, and of every `mode`.
+    """The strategy for block-wise training: `progressive`, `end_to_end`, and every `mode`.
 
     Attributes:
-        plan: the phases of this training; None before `phases`.
+        plan: the phases of the run; None before `phases` is called.
     """
 
     has_forms = True
@@ -83,16 +83,18 @@ class StackwiseStrategy(TrainingStrategy):
 
     @property
     def cache_source(self) -> ExampleSource | None:
-        """The source of cached activations of a frozen trunk. None: they are not cached."""
+        """The source of examples for the cache of frozen layers' output. None: no cache."""
         assert self.plan is not None
         is_used = caches_trunk(self.config, self.plan.phases[-1].num_epochs)
         return self.source if is_used else None
 
     def prepare_model(self, model: torch.nn.Module) -> None:
-        """Find the parts of the model, verify that it can be cut, and add what training needs.
+        """Find the layers of the model, check that they can train separately, and add modules.
+
+        The added modules are feature decoders and low-rank matrices, if configured.
 
         Raises:
-            ValueError: the model cannot be cut.
+            ValueError: the model cannot run in parts.
         """
         if self.rack is not None and self.rack.model is model:
             return
@@ -110,7 +112,7 @@ class StackwiseStrategy(TrainingStrategy):
             )
 
     def notes(self) -> list[str]:
-        """Return notes on the division to print before the training begins."""
+        """Return notes on the division into units, to print before training begins."""
         size, rack = self.config.block_size, self.rack
         is_given = "block_size" in self.config.model_fields_set and self.config.mode is not None
         if rack is None or not is_given or size <= len(rack):
@@ -118,7 +120,7 @@ class StackwiseStrategy(TrainingStrategy):
         return [phrase("stackwise.block_larger_than_model", size=size, num_layers=len(rack))]
 
     def _check_forms(self) -> None:
-        """Check early that the layers can be stored in the planned formats on this machine."""
+        """Check in advance that this machine supports the planned storage formats."""
         assert self.plan is not None
         assert self.rack is not None
         for phase in self.plan.phases:
@@ -158,7 +160,10 @@ class StackwiseStrategy(TrainingStrategy):
     def enter_phase(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: int
     ) -> None:
-        """Begin phase `index`, or resume in it: initialize a new unit, and set the trunk's form."""
+        """Begin or resume phase `index`.
+
+        Initialize a new unit, convert the layers to their storage formats, and fill the cache.
+        """
         self.prepare_model(model)
         assert self.plan is not None
         assert self.rack is not None
@@ -170,7 +175,7 @@ class StackwiseStrategy(TrainingStrategy):
         self._fill_cache(model, phase)
 
     def _fill_cache(self, model: torch.nn.Module, phase: StackPhase) -> None:
-        """Cache the trunk's output of all examples before the first of them is needed."""
+        """Cache the frozen layers' output for all examples of a phase before training needs it."""
         if self.cache_source is None:
             return
         assert self.rack is not None
@@ -202,7 +207,7 @@ class StackwiseStrategy(TrainingStrategy):
         self.cache.enter(phase, self._trunk(phase.start), run)
 
     def _trunk(self, start: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield, by name, everything that the trunk's output depends on."""
+        """Yield, by name, all tensors that the output of the layers below `start` depends on."""
         assert self.rack is not None
         named = dict(self.rack.model.named_parameters())
         yield from ((name, named[name]) for name in self.rack.below)
@@ -223,7 +228,7 @@ class StackwiseStrategy(TrainingStrategy):
             self._finish()
 
     def _finish(self) -> None:
-        """Restore a plain model: weights as loaded, with the trained low-rank matrices merged."""
+        """Convert the model back to its loaded formats, with the low-rank matrices merged."""
         assert self.rack is not None
         layers = list(self.rack.layers)
         take_forms(layers, [AS_LOADED] * len(layers), self._loaded_dtype)
@@ -244,9 +249,9 @@ class StackwiseStrategy(TrainingStrategy):
     def take_form(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: int
     ) -> None:
-        """Give the model the form of phase `index`, whatever form it has now.
+        """Convert the model to the storage formats of phase `index`, whatever formats it has now.
 
-        Values stay, or are loaded from a checkpoint afterwards.
+        The weights keep their values, unless a checkpoint is loaded afterwards.
         """
         self.prepare_model(model)
         assert self.plan is not None
@@ -272,10 +277,10 @@ class StackwiseStrategy(TrainingStrategy):
     def _take_precision(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, phase: StackPhase
     ) -> None:
-        """Set the number formats of a phase.
+        """Convert each layer to its number format in a phase.
 
-        Finished layers are stored as configured, the unit that trains has the precision of a new
-        stack, and all others are as loaded.
+        Finished layers get the configured storage format, the unit that trains gets the precision
+        of a new stack, and all others get the format in which they were loaded.
         """
         assert self.rack is not None
         assert self.plan is not None
@@ -294,7 +299,7 @@ class StackwiseStrategy(TrainingStrategy):
                 self.adapters.hook()
 
     def parameter_groups(self, model: torch.nn.Module, learning_rate: float) -> ParameterGroups:
-        """Return the groups, with a separate learning rate for low-rank matrices."""
+        """Return the parameter groups, with a separate learning rate for low-rank matrices."""
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         decay, rate = self.config.weight_decay, self.config.qlora_lr or learning_rate
         beside = [(name, p) for name, p in named if ADAPTERS in name]
@@ -305,10 +310,9 @@ class StackwiseStrategy(TrainingStrategy):
         ]
 
     def create_scheduler(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LambdaLR:
-        """Return a scheduler with a warm-up and schedule per phase, because each has new
-        parameters.
+        """Create a scheduler that restarts in each phase, because each phase trains new parameters.
 
-        A model that grows in one step has one schedule: earlier parameters continue to train.
+        A model that grows in one step has a single schedule: earlier parameters continue to train.
         """
         assert self.plan is not None
         if self.config.grows_once:
@@ -332,10 +336,10 @@ class StackwiseStrategy(TrainingStrategy):
 
     @property
     def phase(self) -> StackPhase:
-        """The phase whose form the model has.
+        """The current phase.
 
-        Before the first phase this is the last one: no phase is deeper, so measurements cover the
-        most.
+        Before the first phase, this is the last one: it is the deepest, so measurements include all
+        layers.
         """
         assert self.plan is not None
         return self.plan.phases[self.entered]
@@ -384,7 +388,10 @@ class StackwiseStrategy(TrainingStrategy):
         total_items: int | None,
         scaler: torch.amp.GradScaler | None,
     ) -> StepOutput:
-        """Return the loss of the model up to the phase's depth; gradients begin at its start."""
+        """Train the current unit on the loss of the model that ends with it.
+
+        The backward pass ends at the first layer of the phase that has gradients.
+        """
         assert self.rack is not None
         assert self.compute_loss is not None
         phase = self.phase
@@ -398,7 +405,7 @@ class StackwiseStrategy(TrainingStrategy):
         return StepOutput(output.loss_sum.detach(), output.num_items)
 
     def _trunk_output(self, model: torch.nn.Module, inputs: dict[str, object]) -> torch.Tensor:
-        """Return the trunk's output to the first layer with gradients, cached or computed."""
+        """Return the output of the frozen layers, from the cache or computed."""
         if self.cache is not None:
             like = next(p for p in model.parameters() if p.is_floating_point())
             cached = self.cache.read(inputs, like)
@@ -407,7 +414,7 @@ class StackwiseStrategy(TrainingStrategy):
         return self._compute_trunk(model, inputs)
 
     def _compute_trunk(self, model: torch.nn.Module, inputs: dict[str, object]) -> torch.Tensor:
-        """Compute the trunk's output, without dropout and gradients."""
+        """Compute the output of the frozen layers, without dropout and gradients."""
         assert self.rack is not None
         with probing(model), torch.no_grad():
             return self.rack.hidden_at(self.phase.start, lambda: self._forward(model, inputs))
@@ -430,7 +437,7 @@ class StackwiseStrategy(TrainingStrategy):
         total_items: int | None,
         scaler: torch.amp.GradScaler | None,
     ) -> StepOutput:
-        """Train a unit below the top on its own loss, which preserves features.
+        """Train a unit below the top by feature reconstruction.
 
         The reported loss is the reconstruction error per supervised item.
         """
@@ -475,7 +482,7 @@ class StackwiseStrategy(TrainingStrategy):
     ) -> StepOutput:
         """Train all units, from the input up, each with its own loss and backward pass.
 
-        The reported loss is that of the top unit, which is the model's.
+        The reported loss is that of the top unit, which is the loss of the model.
         """
         assert self.rack is not None
         assert self.plan is not None
@@ -497,14 +504,14 @@ class StackwiseStrategy(TrainingStrategy):
         return StepOutput(output.loss_sum.detach(), output.num_items)
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Return a context in which the model is only as deep as the trained part."""
+        """Return a context in which the model has only the layers that have trained so far."""
         if self.rack is None or self.entered == NOT_ENTERED:
             return nullcontext()
         return self.rack.span(0, self.phase.depth)
 
 
 def _num_items(inputs: Mapping[str, Any]) -> int:
-    """Return the number of items that a batch mean is taken over: trained tokens, or examples."""
+    """Return the number of items in a batch's mean loss: trained tokens, or else examples."""
     if "target_positions" in inputs:
         return int(inputs["target_positions"].numel())
     return len(inputs["inputs"])

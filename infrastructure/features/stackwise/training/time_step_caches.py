@@ -1,8 +1,8 @@
-"""The choice of the hidden-state caches to keep: time steps, boundaries, and disk space.
+"""Selection of the activation caches to keep on disk, by time step and layer, within a budget.
 
-Each cache gets the same part of the budget. So what one cache holds depends only on the settings,
-never on other content of the disk: a run that lost some of its caches and resumes reads the same
-examples from caches as before.
+Each cache gets the same part of the budget. So the content of a cache depends only on the settings
+and not on other files: a run that lost some of its caches and resumes reads the same examples from
+caches as before.
 """
 
 import json
@@ -45,7 +45,7 @@ CacheMode = Literal["stack", "rack"]
 
 
 class TimeStepCaches:
-    """The caches of one run, by time step and unit (the boundary whose hidden states they hold).
+    """The activation caches of one run, one for each time step and unit.
 
     Args:
         root: a folder for caches; other runs may use it, too.
@@ -53,7 +53,7 @@ class TimeStepCaches:
             all.
         mode: "stack" removes the older units of a time step as soon as a newer one is complete,
             "rack" keeps all.
-        num_time_steps, num_boundaries: their numbers in the whole run.
+        num_time_steps, num_boundaries: numbers of time steps and of cached layers in the whole run.
         budget_bytes: budget of all kept caches together; None: no limit.
         cache: a name in `CACHES`.
 
@@ -91,7 +91,7 @@ class TimeStepCaches:
 
     @property
     def bytes_each(self) -> int | None:
-        """The bytes of the budget that each cache gets."""
+        """The part of the budget that each cache gets, in bytes."""
         return None if self.budget_bytes is None else self.budget_bytes // self.num_kept
 
     def open(
@@ -104,13 +104,13 @@ class TimeStepCaches:
         dtype: torch.dtype = torch.float32,
         on_page: OnPage | None = None,
     ) -> Cache:
-        """Return the cache of `key`, complete as far as its budget allows.
+        """Open the cache of `key`, fill it as far as its budget allows, and return it.
 
         Other caches are closed and removed as `size` and `mode` require. Caches left by other runs
         are removed only if the space is needed.
 
         Args:
-            key: as for `ActivationCache`; it has `time_step` and `unit`, integers, and
+            key: as for `ActivationCache`; it contains the integers `time_step` and `unit`, and
                 `trunk_hash`.
             compute, on_page: as for `ActivationCache.build`.
 
@@ -141,19 +141,19 @@ class TimeStepCaches:
         return cache
 
     def discard(self) -> None:
-        """Delete all caches of this run that no other process uses, because the run has ended."""
+        """Delete all caches of a run that has ended, except those that other processes use."""
         for key in list(self._keys.values())[-1:]:
             self._drop(lambda *_: True, key)
 
     def close(self) -> None:
-        """Close all caches; their content stays."""
+        """Close all caches, but keep their content."""
         for cache in self._open.values():
             cache.close()
         self._open.clear()
         self._keys.clear()
 
     def refuse_without_space(self, needed_bytes: int) -> None:
-        """Refuse a plan that does not fit on the disk, before it starts.
+        """Check, before a run starts, that its caches fit on the disk.
 
         Args:
             needed_bytes: as from `bytes_needed`; no more than the budget is written.
@@ -180,7 +180,7 @@ class TimeStepCaches:
                 _remove(folder)
 
     def _left_over(self, key: Mapping[str, JsonValue]) -> dict[Path, tuple[int, int]]:
-        """Return the folders that the run of `key` left before this process.
+        """Return the cache folders that earlier processes of the run of `key` left.
 
         Returns:
             Folder → (time step, unit), the least recently used folder first.
@@ -193,8 +193,7 @@ class TimeStepCaches:
         }
 
     def _evict(self, key: Mapping[str, Any]) -> None:
-        """Remove the least recently used time steps; keep `size` of them, including that of
-        `key`."""
+        """Keep the `size` most recently used time steps, including that of `key`; remove others."""
         left = [time_step for time_step, _ in self._left_over(key).values()]
         opened = [time_step for time_step, _ in self._open]
         used = [*left, *opened, int(key["time_step"])]  # the least recently used first
@@ -202,7 +201,7 @@ class TimeStepCaches:
         self._drop(lambda time_step, _: time_step not in kept, key)
 
     def _free(self, needed_bytes: int, key: Mapping[str, JsonValue]) -> None:
-        """Remove leftover caches until `needed_bytes` more fit in budget and disk.
+        """Remove unused caches until `needed_bytes` more fit into the budget and on the disk.
 
         Caches of other runs are removed first, then those of this run.
         """
@@ -219,7 +218,7 @@ class TimeStepCaches:
                 total_bytes -= size
 
     def _folders(self) -> list[Path]:
-        """Return the folders of caches, the least recently used first."""
+        """Return the folders of all caches, the least recently used first."""
         with suppress(FileNotFoundError):
             folders = [path for path in self.root.iterdir() if _OURS.fullmatch(path.name)]
             return sorted(folders, key=_last_use)
@@ -228,7 +227,7 @@ class TimeStepCaches:
     def _unused(self) -> list[Path]:
         """Return the folders that no living process has open, the least recently used first.
 
-        Folders that a killed process had begun to remove are removed now.
+        Also finish removals that a killed process had begun.
         """
         with suppress(FileNotFoundError):
             for path in self.root.iterdir():
@@ -238,7 +237,7 @@ class TimeStepCaches:
 
 
 def num_kept(num_time_steps: int, num_boundaries: int, mode: CacheMode) -> int:
-    """Return the maximum number of caches on the disk for this number of kept time steps.
+    """Return the maximum number of caches that exist at once if some time steps are kept.
 
     In mode "stack" an older unit's cache stays until the newer one of the same time step is
     complete.
@@ -249,7 +248,7 @@ def num_kept(num_time_steps: int, num_boundaries: int, mode: CacheMode) -> int:
 
 
 def _is_same_training(old: Mapping[str, object], key: Mapping[str, JsonValue]) -> bool:
-    """Return whether a folder's key differs from `key` only in values that vary within a run."""
+    """Return whether two cache keys belong to one run: they differ only in values that vary."""
     own: JsonObject = json.loads(json.dumps({**key}))
     return all(old.get(name) == value for name, value in own.items() if name not in _VARYING)
 

@@ -1,7 +1,7 @@
-"""The output of a frozen trunk for a batch: computed, or read from a cache of examples.
+"""The output of frozen layers for a batch: computed, or read from a cache of examples.
 
-A batch lists its examples, and their layout: consecutive in a packed row (`cu_seq_lens`), or one
-row each, from its beginning.
+A batch contains its examples either one after another in a packed row (`cu_seq_lens`), or one in
+each row, from its beginning.
 """
 
 import hashlib
@@ -34,16 +34,16 @@ Run = Callable[[Batch], torch.Tensor]
 
 
 class TrunkCache:
-    """The cache of a run's frozen trunks, for one phase after the other.
+    """The cache of frozen layers' output, which is refilled in each phase of a run.
 
     Args:
         root: the parent folder of caches.
         storage: a name in `CACHES`.
-        num_time_steps, num_boundaries: their numbers in the whole run.
+        num_time_steps, num_boundaries: numbers of time steps and of cached layers in the whole run.
         size: number of time steps that are kept; None: all.
 
     Raises:
-        ValueError: the data cannot be cached, or there is no space for it; the text gives a
+        ValueError: the data cannot be cached, or there is no space for it; the message gives a
             solution.
     """
 
@@ -77,7 +77,7 @@ class TrunkCache:
         self._opened: tuple[int, int] | None = None
 
     def enter(self, phase: StackPhase, trunk: Iterator[tuple[str, torch.Tensor]], run: Run) -> None:
-        """Complete the cache of a phase, as far as its budget allows."""
+        """Fill the cache of a phase, as far as its budget allows."""
         name = (phase.time_step or 0, phase.start)
         if name == self._opened:
             return
@@ -100,13 +100,14 @@ class TrunkCache:
         self._opened = name
 
     def leave(self) -> None:
-        """Detach the cache in a phase without a frozen trunk, so that nothing is read."""
+        """Stop reading from the cache in a phase that has no frozen layers."""
         self.cache = self._opened = None
 
     def read(self, batch: Batch, like: torch.Tensor) -> torch.Tensor | None:
-        """Return the trunk's output of a batch (B, L, d) on the device and in the dtype of `like`.
+        """Return the cached output of frozen layers for a batch, (B, L, d), or None.
 
-        None if an example of the batch is not cached.
+        It has the device and dtype of `like`. None means that an example of the batch is not
+        cached.
         """
         if self.cache is None or EXAMPLES not in batch:
             return None
@@ -120,12 +121,12 @@ class TrunkCache:
         return hidden.to(like.device, non_blocking=True)
 
     def prefetch(self, examples: Sequence[Any]) -> None:
-        """Read the values of a batch into memory ahead of time."""
+        """Read the cached values of a batch into memory in advance."""
         if self.cache is not None:
             self.cache.prefetch([identity_of(example) for example in examples])
 
     def close(self, is_over: bool) -> None:
-        """Release the caches; delete their content if the run has ended."""
+        """Close the caches, and delete their content if the run has ended."""
         if is_over:
             self.caches.discard()
         self.caches.close()
@@ -133,7 +134,7 @@ class TrunkCache:
 
 
 def identity_of(example: TokenizedExample) -> bytes:
-    """Return the id of a tokenized example."""
+    """Return the id under which a tokenized example is cached."""
     known_by = example_id(example.input_ids, example.supervised)
     if not example.pictures:
         return known_by
@@ -144,7 +145,7 @@ def identity_of(example: TokenizedExample) -> bytes:
 
 
 def places_of(batch: Batch) -> list[tuple[int, slice]]:
-    """Return the row and the positions of each example of a batch."""
+    """Return the row and the positions of each example in a batch."""
     lengths = [len(example.input_ids) for example in batch[EXAMPLES]]
     if "cu_seq_lens" not in batch:
         return [(row, slice(0, length)) for row, length in enumerate(lengths)]
@@ -156,7 +157,7 @@ def places_of(batch: Batch) -> list[tuple[int, slice]]:
 
 
 def _all_examples(data: Examples) -> list[object]:
-    """Return the examples in the order of the first epoch, which never changes."""
+    """Return all examples in the order of the first epoch, which never changes."""
     with closing(data.train_batches(0, 0, max(1, min(data.num_examples, 1024)))) as batches:
         examples = [example for batch in batches for example in batch]
     if not examples or not hasattr(examples[0], "input_ids"):

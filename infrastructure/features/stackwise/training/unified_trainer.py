@@ -1,7 +1,7 @@
 """UnifiedTrainer: block-wise training of existing layers, or of an existing model.
 
-It uses the same loop, checkpoints and phases as every other training. A setting of `TrainingConfig`
-means the same here as in a run of `temper train`.
+It uses the same loop, checkpoints and phases as `temper train`, and every setting of
+`TrainingConfig` has the same meaning.
 """
 
 import hashlib
@@ -53,18 +53,18 @@ log = logging.getLogger(__name__)
 
 
 class UnifiedTrainer:
-    """A trainer of layers, one unit at a time or all at once, as a `TrainingConfig` specifies.
+    """A trainer of existing layers, one group at a time or all at once, set by a `TrainingConfig`.
 
     The batches come from the loader; `batch_size` is ignored. A learning rate of "auto" is the one
-    for pretrained weights. The features of a run (held-out data, metrics files, backup, views)
-    belong to `temper train`; hooks can provide them here.
+    for pretrained weights. Other features of `temper train` (held-out data, metrics files, backup,
+    reports) are not included; hooks can provide them here.
 
     Args:
         config: `mode`, `strategy` and the settings that belong to them; also epochs (of each
             phase), rates and the seed. If it sets neither mode nor strategy, the strategy is
             progressive.
-        output_dir: checkpoints go to `output_dir/checkpoints`. An interrupted training resumes from
-            them when `train_all_layers` is called again with the same layers and data. The plan
+        output_dir: checkpoints go to `output_dir/checkpoints`. An interrupted run resumes from them
+            when `train_all_layers` is called again with the same layers and data. The plan
             goes to `stackwise.json`, finished stacks to `stacks/` and the whole model to `rack/`,
             as `save_stacks` and `save_rack` specify. None: nothing is saved.
         device: "auto", "cpu", "cuda" or "cuda:n".
@@ -110,8 +110,8 @@ class UnifiedTrainer:
 
         Args:
             dataloader: batches: a tensor (its own target), a pair of inputs and targets, or a
-                mapping with `input_ids` and `labels`. A `DataLoader` is read in the order of this
-                training's seed. Any other iterable is read once and kept.
+                mapping with `input_ids` and `labels`. The order of a `DataLoader` depends on the
+                configured seed. Any other iterable is read once and kept.
             model_layers: a causal language model of transformers, whose layers are found by their
                 structure; or a list of layers, each of which receives the output of the one before.
                 Quantization applies to the linear layers inside them. A layer that is itself a
@@ -122,12 +122,12 @@ class UnifiedTrainer:
                 ignored), otherwise the mean squared error.
 
         Returns:
-            The state at the end. The layers are trained in place. Afterwards their `requires_grad`
-            flags and training modes are as they were.
+            The state at the end. The layers are trained in place. Their `requires_grad` flags and
+            training modes are restored afterwards.
 
         Raises:
-            ValueError: layers, data and loss do not fit together. The message says how.
-            CheckpointError: `output_dir` holds another training.
+            ValueError: layers, data and loss do not match. The message says how they differ.
+            CheckpointError: `output_dir` belongs to another run.
         """
         device = training_device(self.device)
         adapter: ModelAdapter
@@ -164,7 +164,7 @@ class UnifiedTrainer:
             return self._train(trainer)
 
     def _train(self, trainer: EnhancedTrainer) -> TrainingState:
-        """Train from the beginning, or from the step at which an earlier call was interrupted."""
+        """Train from the beginning, or from the newest checkpoint of an interrupted call."""
         parts = trainer.strategy.run_parts(trainer)
         if self.output_dir is not None:
             trainer.add_hooks(parts.observers(self.output_dir))
@@ -181,7 +181,7 @@ class UnifiedTrainer:
 
 
 def refuse_settings_of_loading(config: TrainingConfig) -> None:
-    """Raise ValueError for settings that take effect only when Temper loads a model."""
+    """Reject settings that take effect only when Temper loads a model, with a ValueError."""
     settings = {
         Setting("training.gradient_checkpointing"): config.gradient_checkpointing,
         Setting("training.compile_mode"): config.compile_mode is not None,
@@ -198,7 +198,7 @@ def refuse_settings_of_loading(config: TrainingConfig) -> None:
 def _sections(
     model: torch.nn.Module, config: TrainingConfig, batch_size: int
 ) -> tuple[ModelConfig, TrainingConfig]:
-    """Return the configuration sections for training this model with the loader's batches."""
+    """Return the model and training sections for this model with the loader's batches."""
     count = sum(parameter.numel() for parameter in model.parameters())
     name = f"{type(inner_model(model)).__name__} of {count:,} parameters"
     return ModelConfig(name=name), config.copy_with(batch_size=batch_size)
@@ -206,7 +206,7 @@ def _sections(
 
 @contextmanager
 def as_it_was(model: torch.nn.Module, trainer: EnhancedTrainer) -> Generator[None, None, None]:
-    """Restore the model on exit, also after an interrupted training.
+    """Restore a model when the context ends, also after an interrupted run.
 
     The model gets back its parts, modes, attention and trainable weights, and can be passed to
     `train_all_layers` again.
@@ -229,7 +229,7 @@ def as_it_was(model: torch.nn.Module, trainer: EnhancedTrainer) -> Generator[Non
 
 
 class TokenRows:
-    """The rows of a loader's batches, as examples for a language model. All of them are kept.
+    """The rows of a loader's batches as examples for a language model. All are kept in memory.
 
     Attributes:
         longest: number of tokens of the longest row.
@@ -278,7 +278,7 @@ class TokenRows:
 
 
 class GivenModelAdapter(StandardModelAdapter):
-    """An existing causal language model, with rows of token ids."""
+    """The adapter for an existing causal language model that trains on rows of token ids."""
 
     def __init__(
         self,
@@ -303,7 +303,7 @@ class GivenModelAdapter(StandardModelAdapter):
         return _token_of(self.model, "pad_token_id") or 0
 
     def _masks(self, model: torch.nn.Module) -> MaskedObjective | None:
-        """Return the masked objective; None if the training masks nothing.
+        """Create the masked objective, or return None if masking is off.
 
         The mask token is the one that the model names, or else the last token of the vocabulary.
 
@@ -323,7 +323,7 @@ class GivenModelAdapter(StandardModelAdapter):
         return objective_of(self.training_config, mask, size, control)
 
     def describe(self) -> JsonObject:
-        """Return the description with a hash of the weights that no checkpoint holds.
+        """Return the model's description with a hash of the weights that no checkpoint contains.
 
         These are weights such as the base of a LoRA.
         """
@@ -336,7 +336,7 @@ class GivenModelAdapter(StandardModelAdapter):
 
 
 def _token_of(model: torch.nn.Module, name: str) -> int | None:
-    """Return a token that the model's configuration names, if the model has an embedding for it."""
+    """Return the token that the model's configuration has under `name`, if it is embedded."""
     token = getattr(inner_model(model).config, name, None)
     is_there = isinstance(token, int) and 0 <= token < token_embeddings(model).num_embeddings
     return token if is_there else None
@@ -362,7 +362,7 @@ def check_fits(model: torch.nn.Module, rows: TokenRows) -> None:
 
 
 def rows_of(batch: object) -> list[TokenizedExample]:
-    """Return the rows of a batch; empty rows are left out.
+    """Split a batch into its rows, without empty ones.
 
     The batch has `input_ids` (B, L), and optionally `labels` (the same ids, or -100: not trained)
     and `attention_mask` (0: padding, which is removed).
@@ -423,7 +423,7 @@ def _layers_of(layers: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torc
 def check_runs(
     adapter: LayersAdapter, model: LayersModel, inputs: torch.Tensor, targets: object
 ) -> None:
-    """Run the layers on the first batch and compute its loss.
+    """Check that the layers and the loss work, by running them on the first batch.
 
     Raises:
         ValueError: the layers fail on it, or return several shapes. The message says what to pass.

@@ -1,7 +1,6 @@
-"""Blocks and components: the energy is the loss change as defined, the optimum is the best."""
+"""Blocks: the energy is the loss change as defined, the optimum is the best."""
 
 from itertools import combinations
-from typing import Any
 
 import dimod
 import numpy as np
@@ -15,7 +14,6 @@ from infrastructure.features.quantum.problems.block_baselines import (
     top_blocks,
 )
 from infrastructure.features.quantum.problems.block_selection import BlockSelection, sampled_fisher
-from infrastructure.features.quantum.problems.rank_allocation import RankAllocation
 from tests.features.quantum.problems.test_data_selection import RecordedTraining
 
 SEEDS = range(6)
@@ -34,12 +32,6 @@ def blocks(n: int, k: int, seed: int) -> BlockSelection:
     return BlockSelection(names, linear, curvature, k, gradient_norms=-linear, seed=seed, number=2)
 
 
-def ranks(seed: int, kept: int) -> tuple[RankAllocation, np.ndarray, np.ndarray]:
-    gradients, fisher = numbers(9, seed)
-    instance = RankAllocation({"q": 3, "v": 4, "up": 2}, gradients, fisher, kept, seed=seed)
-    return instance, gradients, fisher
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("k", [1, 4, 9])
 def test_the_optimum_is_the_best_choice_of_k_blocks(seed: int, k: int) -> None:
@@ -56,30 +48,6 @@ def test_the_optimum_is_the_best_choice_of_k_blocks(seed: int, k: int) -> None:
     assert instance.energy_of(np.array(best)) == pytest.approx(true[best])
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("kept", [1, 4, 8])
-def test_the_optimum_is_the_best_choice_of_components(seed: int, kept: int) -> None:
-    instance, gradients, fisher = ranks(seed, kept)
-
-    def change(stay: tuple[int, ...]) -> float:
-        gone = [i for i in range(9) if i not in stay]
-        return float(-gradients[gone].sum() + fisher[np.ix_(gone, gone)].sum() / 2)
-
-    found = dimod.ExactSolver().sample(instance.formulate()).first
-    best = min(combinations(range(9), kept), key=change)
-    assert instance.indices(found.sample).tolist() == list(best)
-    assert found.energy == pytest.approx(change(best))
-
-
-def test_components_are_given_by_module() -> None:
-    instance, *_ = ranks(0, 3)
-    decision = instance.decode(instance.sample_of(np.array([1, 5, 6])))
-    assert decision == {"q": [1], "v": [2, 3], "up": []}
-    training = RecordedTraining()
-    instance.apply(decision, training)
-    assert training.calls == [("keep_components", decision)]
-
-
 def test_blocks_are_given_by_name() -> None:
     training = RecordedTraining()
     instance = blocks(5, 2, 0)
@@ -88,12 +56,11 @@ def test_blocks_are_given_by_name() -> None:
 
 
 def test_plain_answers_keep_the_count() -> None:
-    for instance, count in ((blocks(9, 4, 1), 4), (ranks(1, 5)[0], 5)):
-        for sample in instance.alternatives().values():
-            assert sum(sample.values()) == count
-            assert list(sample) == instance.labels
-    assert next(iter(blocks(9, 4, 1).alternatives())) == "gradient_norm"
-    assert next(iter(ranks(1, 5)[0].alternatives())) == "diagonal_fisher"
+    instance = blocks(9, 4, 1)
+    for sample in instance.alternatives().values():
+        assert sum(sample.values()) == 4
+        assert list(sample) == instance.labels
+    assert next(iter(instance.alternatives())) == "gradient_norm"
 
 
 def test_without_curvature_the_optimum_is_the_largest_decrease() -> None:
@@ -102,14 +69,6 @@ def test_without_curvature_the_optimum_is_the_largest_decrease() -> None:
     instance = BlockSelection(list("abcdefghi"), linear, nothing, 4, gradient_norms=linear)
     found = dimod.ExactSolver().sample(instance.formulate()).first
     assert instance.indices(found.sample).tolist() == largest_decrease(linear, 4).tolist()
-
-
-def test_a_diagonal_fisher_is_sorted() -> None:
-    fisher = np.diag([3.0, 1.0, 2.0, 5.0])
-    instance = RankAllocation({"q": 4}, np.zeros(4), fisher, 2)
-    found = dimod.ExactSolver().sample(instance.formulate()).first
-    assert instance.decode(found.sample) == {"q": [0, 3]}
-    assert instance.decode(instance.alternatives()["diagonal_fisher"]) == {"q": [0, 3]}
 
 
 def test_plain_blocks() -> None:
@@ -137,6 +96,3 @@ def test_what_does_not_fit_is_refused() -> None:
         BlockSelection(list("abc"), linear, curvature, 1, gradient_norms=linear[:2])
     with pytest.raises(ValueError, match=r"quantum\.problem_number_not_finite"):
         BlockSelection(list("abc"), linear * np.nan, curvature, 1, gradient_norms=linear)
-    wrong: dict[str, Any] = {"ranks": {"q": 2}, "gradients": linear, "fisher": curvature}
-    with pytest.raises(ValueError, match=r"quantum\.rank_allocation_shapes_differ.*count=2"):
-        RankAllocation(**wrong, num_kept=1)

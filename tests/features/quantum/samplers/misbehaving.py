@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any, ClassVar
 
 import dimod
@@ -12,23 +13,20 @@ import numpy as np
 
 
 class Answering(dimod.Sampler):
-    """The exact answer; tells its process, and what it was made and asked with."""
+    """The exact answer; tells its process, and what it was asked with."""
 
     parameters: ClassVar[dict[str, Any]] = {"seed": [], "flavour": []}
     properties: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, bonus: int = 0) -> None:
-        self.bonus = bonus
-
     def sample(self, bqm: dimod.BinaryQuadraticModel, **parameters: Any) -> dimod.SampleSet:
         print("what a sampler prints is no answer")
         found = dimod.ExactSolver().sample(bqm)
-        found.info.update(process=os.getpid(), bonus=self.bonus, given=parameters, raw=object())
+        found.info.update(process=os.getpid(), given=parameters, raw=object())
         return found
 
 
 class Misbehaving(dimod.Sampler):
-    """Does what its option says."""
+    """Does what it was made for."""
 
     parameters: ClassVar[dict[str, Any]] = {}
     properties: ClassVar[dict[str, Any]] = {}
@@ -92,21 +90,6 @@ class NoSampler:
     """Has no method `sample`."""
 
 
-class Hanging(Misbehaving):
-    def __init__(self) -> None:
-        super().__init__("hang")
-
-
-class Raising(Misbehaving):
-    def __init__(self) -> None:
-        super().__init__("fail")
-
-
-class Empty(Misbehaving):
-    def __init__(self) -> None:
-        super().__init__("give_nothing")
-
-
-class Garbage(Misbehaving):
-    def __init__(self) -> None:
-        super().__init__("give_text")
+# By their names in this module, as a configuration names them: `…misbehaving:hang`.
+for _name in [name for name in vars(Misbehaving) if not name.startswith("_")]:
+    globals()[_name] = partial(Misbehaving, _name)

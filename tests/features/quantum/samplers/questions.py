@@ -1,12 +1,14 @@
 """Models that the tests of samplers ask about."""
 
+from typing import Any
+
 import dimod
 import numpy as np
 import pytest
 
 from infrastructure.features.quantum.samplers.deadline import Deadline
 from infrastructure.features.quantum.samplers.messages import Message
-from infrastructure.features.quantum.samplers.process_sampler import Talk
+from infrastructure.features.quantum.samplers.process_sampler import Child
 
 
 def random_model(
@@ -37,11 +39,11 @@ def waits_cut_short(monkeypatch: pytest.MonkeyPatch, seconds: float = 1.0) -> li
     """Each wait for another process ends after so long; how long each might have lasted. A limit so
     short that a test may wait for it would be over on a busy machine before anything is asked."""
     limits: list[float] = []
-    result = Talk.result
+    exchange = Child.exchange
 
-    def hurried(self: Talk, deadline: Deadline) -> Message:
+    def hurried(self: Child, question: Any, arrays: Any, deadline: Deadline) -> Message:
         limits.append(deadline.seconds_left)
-        return result(self, Deadline(seconds))
+        return exchange(self, question, arrays, Deadline(seconds))
 
-    monkeypatch.setattr(Talk, "result", hurried)
+    monkeypatch.setattr(Child, "exchange", hurried)
     return limits

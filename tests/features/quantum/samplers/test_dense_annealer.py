@@ -71,21 +71,6 @@ def test_the_same_problem_in_other_units_is_searched_in_the_same_way(factor: flo
     assert other.first.sample == one.first.sample
 
 
-def test_a_warm_start_is_never_made_worse() -> None:
-    bqm = random_model(40, 2)
-    best = DenseAnnealer().sample(bqm, num_reads=3, seed=0).first
-    found = DenseAnnealer().sample(bqm, time_limit=0.0, seed=1, initial_states=best.sample)
-    assert found.first.energy <= best.energy + 1e-9
-    assert found.info["is_cut_off"]
-
-
-def test_a_warm_start_with_another_count_is_repaired() -> None:
-    bqm = random_model(30, 2)
-    given = dict.fromkeys(bqm.variables, 1)
-    found = DenseAnnealer().sample(bqm, seed=1, num_reads=1, num_ones=5, initial_states=given)
-    assert (found.record.sample.sum(axis=1) == 5).all()
-
-
 def test_the_time_limit_holds_by_the_clock_that_it_is_given() -> None:
     ticks = count()
     sampler = DenseAnnealer(clock=lambda: next(ticks) / 100)  # each look takes 10 ms
@@ -144,11 +129,6 @@ def test_a_model_without_interactions_or_coefficients_is_answered() -> None:
         ({"num_reads": 0}, r"quantum\.num_reads_too_small\(num_reads=0\)"),
         ({"time_limit": -1}, r"quantum\.negative_time_limit\(seconds=-1\)"),
         ({"time_limit": float("nan")}, r"quantum\.negative_time_limit\(seconds=nan\)"),
-        ({"initial_states": {"v0": 1}}, r"quantum\.initial_state_missing\(variable=v1\)"),
-        (
-            {"initial_states": {"v0": 1, "v1": -1, "v2": 0}},
-            r"quantum\.initial_state_invalid\(allowed=0 and 1\)",
-        ),
     ],
 )
 def test_wrong_arguments_are_named(wrong: dict[str, object], sentence: str) -> None:

@@ -1,7 +1,6 @@
 """Whatever a sampler does in its process, here is an answer or a sentence, in time."""
 
 import contextlib
-import io
 import os
 import signal
 import subprocess
@@ -25,7 +24,6 @@ from infrastructure.features.quantum.samplers.deadline import Deadline
 from infrastructure.features.quantum.samplers.process_sampler import (
     Child,
     ProcessSampler,
-    Talk,
     _checked,
     _end,
 )
@@ -43,13 +41,13 @@ def bqm() -> dimod.BinaryQuadraticModel:
 
 @pytest.fixture(scope="module")
 def answering() -> Iterator[ProcessSampler]:
-    sampler = ProcessSampler(f"{MODULE}:Answering", {"bonus": 5})
+    sampler = ProcessSampler(f"{MODULE}:Answering")
     yield sampler
     sampler.close()
 
 
 def misbehaving(how: str) -> ProcessSampler:
-    return ProcessSampler(f"{MODULE}:Misbehaving", {"how": how})
+    return ProcessSampler(f"{MODULE}:{how}")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +68,6 @@ def test_answers_come_with_labels_energies_and_info(
     found = answering.sample(bqm, seed=3, flavour="sweet")
     dimod.testing.assert_response_energies(found, bqm)
     assert found.first.energy == pytest.approx(least_energy(bqm))
-    assert found.info["bonus"] == 5
     assert found.info["given"] == {"seed": 3, "flavour": "sweet"}
     assert "raw" not in found.info  # what JSON cannot say stays there
 
@@ -120,7 +117,7 @@ def test_one_that_hangs_is_ended_at_the_deadline(how: str, bqm: dimod.BinaryQuad
 def test_nonsense_is_an_error_with_its_reason(
     how: str, code: str, bqm: dimod.BinaryQuadraticModel, wrong: ProcessSampler
 ) -> None:
-    wrong.name, wrong.options = f"{MODULE}:Misbehaving", {"how": how}
+    wrong.name = f"{MODULE}:{how}"
     with pytest.raises(SamplerError, match=code):
         wrong.sample(bqm, time_limit=60)
 
@@ -132,13 +129,13 @@ def test_nonsense_is_an_error_with_its_reason(
         (f"{MODULE}:Lacking", r"sampler_failed.*core\.plugin_attribute_missing.*=Lacking"),
         (f"{MODULE}:NoSampler", r"quantum\.not_a_dimod_sampler.*name=.*NoSampler"),
         (f"{MODULE}:Misbehaving", r"sampler_failed.*quantum\.sampler_not_created.*'how'"),
-        ("tabbu", r"quantum\.sampler_failed.*name=tabbu, hint=core\.did_you_mean\(meant=tabu\)"),
+        ("azure", r"quantum\.sampler_failed.*hint=core\.did_you_mean\(meant=azure_quantum\)"),
     ],
 )
 def test_wrong_names_are_an_error_with_its_reason(
     name: str, code: str, bqm: dimod.BinaryQuadraticModel, wrong: ProcessSampler
 ) -> None:
-    wrong.name, wrong.options = name, {}
+    wrong.name = name
     with pytest.raises(SamplerError, match=code):
         wrong.sample(bqm, time_limit=60)
 
@@ -162,7 +159,7 @@ PARENT = f"""
 import sys, threading, time
 from infrastructure.features.quantum.samplers.process_sampler import ProcessSampler, _checked
 from tests.features.quantum.samplers.questions import random_model
-sampler = ProcessSampler("{MODULE}:Misbehaving", {{"how": "busy"}})
+sampler = ProcessSampler("{MODULE}:busy")
 sampler.start()
 print(sampler._child.process.pid, flush=True)
 sampler.sample(random_model(5, 0))
@@ -196,7 +193,7 @@ def test_of_the_time_that_there_is_the_sampler_gets_a_little_less(
         limits.append(question["parameters"])
         return {}, {}
 
-    sampler = ProcessSampler(f"{MODULE}:Answering", {})
+    sampler = ProcessSampler(f"{MODULE}:Answering")
     monkeypatch.setattr(sampler, "start", lambda: None)
     monkeypatch.setattr(sampler, "_child", SimpleNamespace(exchange=exchange))
     sampler._query(bqm, Deadline(10), {"seed": 3})
@@ -211,7 +208,7 @@ def test_questions_of_two_threads_are_put_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch, bqm: dimod.BinaryQuadraticModel
 ) -> None:
     """There is one process, and one pipe for all answers."""
-    sampler = ProcessSampler(f"{MODULE}:Answering", {})
+    sampler = ProcessSampler(f"{MODULE}:Answering")
     first_is_solving, another_begins = threading.Event(), threading.Event()
 
     def exchange(question: Any, arrays: Any, deadline: Deadline) -> Any:
@@ -239,7 +236,7 @@ def test_questions_of_two_threads_are_put_one_after_the_other(
 
 def test_closing_ends_the_process_whoever_else_knows_it() -> None:
     ended: list[bool] = []
-    sampler = ProcessSampler(f"{MODULE}:Answering", {})
+    sampler = ProcessSampler(f"{MODULE}:Answering")
     known: Any = SimpleNamespace(end=lambda: ended.append(True))
     sampler._child = known
     sampler.close()
@@ -283,17 +280,6 @@ def test_a_process_that_cannot_be_started_leaves_nothing_open(
     for descriptor in made:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
-
-
-def test_a_process_that_never_answers_keeps_no_program_from_ending() -> None:
-    reading, writing = os.pipe()
-    with os.fdopen(reading, "rb") as answers:
-        talk = Talk(io.BytesIO(), answers, {}, {})
-        held = (talk._thread.daemon, talk.is_over)
-        os.close(writing)
-        with pytest.raises(EOFError):
-            talk.result(Deadline(60))
-    assert held == (True, False)
 
 
 @pytest.mark.parametrize(("given", "answered"), [("SPIN", "BINARY"), ("BINARY", "SPIN")])

@@ -1,8 +1,10 @@
 """Small real trainings with a quantum step, for tests of what it does to them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from infrastructure.config.sections.data_config import DataConfig
@@ -10,6 +12,8 @@ from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.features.quantum.config import AT_ANY_COST, QuantumConfig
+from infrastructure.features.quantum.solving.quantum_step import Solution
+from infrastructure.features.quantum.training import solver_session
 from infrastructure.features.quantum.training.quantum_extension import QuantumExtension
 from infrastructure.features.quantum.training.step_records import Record
 from infrastructure.training.core.state import TrainingState
@@ -63,6 +67,17 @@ def extension_of(trainer: EnhancedTrainer) -> QuantumExtension:
 
 def records(trainer: EnhancedTrainer) -> list[Record]:
     return extension_of(trainer).session.history.records()
+
+
+def alternate_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each quantum step choose the next block, whatever its solver answers."""
+    solve = solver_session.quantum_solve
+
+    def solved(problem: Any, *given: Any, seed: int, **more: Any) -> Solution:
+        chosen = [problem.labels[seed % len(problem.labels)]]
+        return replace(solve(problem, *given, seed=seed, **more), decision=chosen)
+
+    monkeypatch.setattr(solver_session, "quantum_solve", solved)
 
 
 def weights(trainer: EnhancedTrainer) -> list[torch.Tensor]:

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from infrastructure.config.sections.model_config import LoraConfig
-from infrastructure.features.quantum.training import gradient_steps as step_questions
+from infrastructure.features.quantum.training import block_selection_step
 from infrastructure.features.quantum.training.freeze_blocks import block_name
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from tests.features.quantum.training.quantum_runs import (
     StopAt,
+    alternate_blocks,
     quantum_trainer,
     records,
     same_weights,
@@ -49,39 +50,31 @@ class Moved(Observer):
     "kind", [{}, {"lora": LORA}, {"gradient_checkpointing": True}, {"optimizer": "sgd"}], ids=str
 )
 def test_only_the_chosen_blocks_move_until_the_next_choice(
-    saved_llama: Path, tmp_path: Path, kind: dict[str, Any]
+    saved_llama: Path, tmp_path: Path, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    alternate_blocks(monkeypatch)
     moved = Moved()
-    quantum = {"problem": "block_selection", "num_blocks": 1, "answer": "cyclic"}
+    quantum = {"problem": "block_selection", "num_blocks": 1}
     settings = {"optimization_frequency": 3, "max_steps": 8, **kind}
     trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, hooks=(moved,), **settings)
     trainer.train()
     found = records(trainer)
     assert [record["step"] for record in found] == [0, 3, 6]
-    assert [record["blocks"] for record in found] == [["block 1"], ["block 0"], ["block 1"]]
+    first, second, third = (set(record["blocks"]) for record in found)
+    assert first == third
+    assert first | second == {"block 0", "block 1"}
     rest = set() if kind.get("lora") else {"rest"}
-    expected = [{"block 1"}] * 3 + [{"block 0"}] * 3 + [{"block 1"}] * 2
+    expected = [first] * 3 + [second] * 3 + [third] * 2
     assert moved.moved == [blocks | rest for blocks in expected]
     if kind.get("optimizer") != "sgd":
         assert moved.remembered == [blocks | rest for blocks in expected]
 
 
-def test_a_sampler_chooses_by_second_order(saved_llama: Path, tmp_path: Path) -> None:
+def test_a_training_that_goes_on_freezes_the_same(
+    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alternate_blocks(monkeypatch)
     quantum = {"problem": "block_selection", "num_blocks": 1}
-    trainer = quantum_trainer(
-        saved_llama, tmp_path, quantum=quantum, optimization_frequency=2, max_steps=4
-    )
-    trainer.train()
-    found = records(trainer)
-    assert [record["outcome"] for record in found] == ["answered", "answered"]
-    for record in found:
-        assert record["num_variables"] == 2
-        assert record["energy"] <= min(record["alternatives"].values()) + 1e-9
-        assert record["all_blocks"] == ["block 0", "block 1"]
-
-
-def test_a_training_that_goes_on_freezes_the_same(saved_llama: Path, tmp_path: Path) -> None:
-    quantum = {"problem": "block_selection", "num_blocks": 1, "answer": "random"}
     settings = {"optimization_frequency": 3, "max_steps": 8, "checkpoint_frequency": 1}
     whole = quantum_trainer(saved_llama, tmp_path, quantum=quantum, **settings)
     whole.train()
@@ -118,10 +111,11 @@ class Breaks(Observer):
 
 
 def test_a_step_that_breaks_after_its_answer_leaves_no_trace(
-    saved_llama: Path, tmp_path: Path
+    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the optimizer knows of the blocks so far is in the checkpoint of the step before."""
-    quantum = {"problem": "block_selection", "num_blocks": 1, "answer": "cyclic"}
+    alternate_blocks(monkeypatch)
+    quantum = {"problem": "block_selection", "num_blocks": 1}
     settings = {"optimization_frequency": 2, "max_steps": 4}
     whole = quantum_trainer(saved_llama, tmp_path, quantum=quantum, **settings)
     whole.train()
@@ -145,7 +139,7 @@ def test_a_lack_of_memory_costs_the_choice_and_nothing_else(
     def no_room(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory: planted")
 
-    monkeypatch.setattr(step_questions, "block_statistics", no_room)
+    monkeypatch.setattr(block_selection_step, "block_statistics", no_room)
     quantum = {"problem": "block_selection", "num_blocks": 1}
     trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, max_steps=2)
     trainer.train()

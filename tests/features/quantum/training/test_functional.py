@@ -8,10 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.features.quantum.config import QuantumConfig, config_of
 from infrastructure.features.quantum.solving.quantum_step import Solution
-from infrastructure.features.quantum.training.lora_rank_pruning import ranks_of
 from infrastructure.features.specification.context import TrainingContext
 from infrastructure.training import (
     apply_quantum_solution,
@@ -115,26 +113,6 @@ def test_examples_that_are_chosen_in_an_epoch_count_from_the_next_one_on(
         one.end_epoch()
         one.start_epoch()
         assert one.trainer.data.selected.tolist() == others
-
-
-def test_components_in_ones_own_loop(saved_llama: Path, tmp_path: Path) -> None:
-    config = configure(saved_llama, tmp_path, optimization_frequency=2)
-    config.model.lora_config = LoraConfig(r=2, alpha=4, dropout=0.0)
-    config.quantum.problem = "rank_allocation"
-    context = initialize_training(config, checkpoint_directory=tmp_path / "c")
-    with pytest.raises(ValueError, match=r"training\.no_gradients_before_first_step"):
-        quantum_optimize(context)
-    context.trainer.train_step(next(iter(context.pipeline)))
-    ranks = ranks_of(context.state.model)
-    kept = quantum_optimize(context).decision
-    assert sum(map(len, kept.values())) == sum(ranks.values()) // 2
-    with pytest.raises(ValueError, match=r"quantum\.no_such_component.*count=2.*number=2"):
-        apply_quantum_solution(context, answer({next(iter(ranks)): [2]}))
-    with pytest.raises(ValueError, match="what=LoRA module, name=q,"):
-        apply_quantum_solution(context, answer({"q": [0]}))
-    assert extension_of(context.trainer).session.decisions.kept == {
-        m: tuple(k) for m, k in kept.items()
-    }
 
 
 def answer(decision: Any) -> Solution:

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -17,14 +16,9 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core import optional
 from infrastructure.data.data_pipeline import DataPipeline
-from infrastructure.features.quantum.config import BASELINES, QuantumConfig
-from infrastructure.features.quantum.problems.block_selection import BlockSelection
-from infrastructure.features.quantum.problems.data_selection import DataSelection
-from infrastructure.features.quantum.problems.rank_allocation import RankAllocation
+from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.features.quantum.training.overhead_budget import OverheadBudget
 from infrastructure.features.quantum.training.quantum_extension import QuantumExtension
-from infrastructure.features.quantum.training.solver_session import Waiting
-from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from tests.deployment.runs import deploy, losses, runs_of, small_settings
@@ -33,7 +27,6 @@ from tests.features.quantum.training.quantum_runs import (
     extension_of,
     quantum_trainer,
     records,
-    same_weights,
 )
 from tests.forks import outcome_of_forked
 from tests.slow import slow
@@ -112,24 +105,22 @@ def test_the_next_of_the_chain_answers(saved_llama: Path, tmp_path: Path) -> Non
     assert record["answered_by"] == "dense_annealer" or record["is_fallback"]
 
 
-@pytest.mark.parametrize("quantum", [{"solver": "tabuu"}, {"fallback": ["tabuu"]}], ids=str)
+@pytest.mark.parametrize("quantum", [{"solver": "exakt"}, {"fallback": ["exakt"]}], ids=str)
 def test_an_unknown_sampler_is_refused_before_anything(
     saved_llama: Path, tmp_path: Path, quantum: dict[str, Any]
 ) -> None:
-    with pytest.raises(ValueError, match=r"core\.did_you_mean\(meant=tabu\)"):
+    with pytest.raises(ValueError, match=r"core\.did_you_mean\(meant=exact\)"):
         quantum_trainer(saved_llama, tmp_path, quantum=quantum)
 
 
 def test_a_solver_that_is_not_here_is_refused_before_anything(
     saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optional, "is_installed", lambda package: package != "dwave.system")
-    needed = (
-        r"needed_for=quantum\.the_sampler\(name=qpu\), package=dwave\.system, command=pip install"
-    )
+    monkeypatch.setattr(optional, "is_installed", lambda package: package != "azure.quantum")
+    needed = r"needed_for=quantum\.the_sampler\(name=azure_quantum\), package=azure\.quantum, "
     missing = rf"setting=quantum\.solver, .*core\.package_not_installed\({needed}"
     with pytest.raises(ValueError, match=missing):
-        quantum_trainer(saved_llama, tmp_path, quantum={"solver": "qpu"})
+        quantum_trainer(saved_llama, tmp_path, quantum={"solver": "azure_quantum"})
     lost = r"setting=quantum\.fallback, .*core\.plugin_module_not_found\(.*address=lost:Cls"
     with pytest.raises(ValueError, match=lost):
         quantum_trainer(saved_llama, tmp_path, quantum={"fallback": ["lost:Cls"]})
@@ -160,15 +151,6 @@ def test_a_solver_has_what_the_overhead_leaves_it(
     assert "10000" in record["remarks"][-1].replace("_", "").replace(",", "")
 
 
-def test_an_answer_that_comes_too_late_is_reported(saved_llama: Path, tmp_path: Path) -> None:
-    hanging = {"solver": f"{BAD}:Hanging", "timeout": 300}
-    quantum = {"data_budget": 0.5, "background": True, **hanging}
-    trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, max_steps=2)
-    trainer.train()
-    assert [record["outcome"] for record in records(trainer)] == ["asked", "unused"]
-    assert "quantum.ended_before_answer_used" in records(trainer)[-1]["why"]
-
-
 def test_an_answer_holds_with_all_its_records_or_not_at_all(
     saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +158,7 @@ def test_an_answer_holds_with_all_its_records_or_not_at_all(
         raise LookupError("planted")
 
     monkeypatch.setattr(DataPipeline, "places_of", broken)
-    quantum = {"data_budget": 0.5, "answer": "greedy"}
+    quantum = {"data_budget": 0.5}
     trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, num_epochs=1)
     trainer.train()
     assert [record["outcome"] for record in records(trainer)] == ["failed"]
@@ -200,76 +182,6 @@ def test_numbers_that_are_not_reported_yet_are_reported_after_a_resume(
     extension_of(first).session.unlogged = {"quantum_energy": 1.5}
     extension_of(second).load_state_dict(json.loads(json.dumps(extension_of(first).state_dict())))
     assert extension_of(second).session.unlogged == {"quantum_energy": 1.5}
-
-
-@pytest.mark.parametrize("is_open", [True, False])
-def test_a_question_that_another_process_was_at_comes_again_after_a_resume(
-    saved_llama: Path, tmp_path: Path, is_open: bool
-) -> None:
-    """Its numbers are gone with that process; one that was answered is not asked twice."""
-    quantum = {"problem": "block_selection", "num_blocks": 1, "answer": "top"}
-    first, second = (
-        quantum_trainer(
-            saved_llama, tmp_path, quantum=quantum, optimization_frequency=50, max_steps=2
-        )
-        for _ in range(2)
-    )
-    session = extension_of(first).session
-    session.last_step = 0
-    if is_open:
-        session.waiting = Waiting(background=None, step=None, record={})  # type: ignore[arg-type]
-    saved = json.loads(json.dumps(extension_of(first).state_dict()))
-    extension_of(second).load_state_dict(saved)
-    second.train()
-    assert [(r["outcome"], r["step"]) for r in records(second)] == [("answered", 0)] * is_open
-
-
-class Patience(Observer):
-    """Waits, at the end of a step, until another process has answered."""
-
-    def __init__(self, step: int) -> None:
-        self.step, self.extension = step, None
-
-    def step_end(self, state: TrainingState) -> None:
-        waiting = self.extension.session.waiting if self.extension is not None else None
-        deadline = time.monotonic() + 60
-        while state.step >= self.step and waiting is not None and not waiting.background.is_done:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-
-def test_an_answer_in_the_background_is_used_where_it_is_recorded(
-    saved_llama: Path, tmp_path: Path
-) -> None:
-    quantum = {"problem": "block_selection", "num_blocks": 1, "background": True}
-    patience = Patience(3)
-    trainer = quantum_trainer(
-        saved_llama,
-        tmp_path,
-        quantum=quantum,
-        hooks=(patience,),
-        checkpoints=tmp_path / "c",
-        optimization_frequency=50,
-        max_steps=7,
-        checkpoint_interval=None,
-    )
-    patience.extension = extension_of(trainer)
-    trainer.train()
-    solved_at, answered = records(trainer)
-    assert (solved_at["outcome"], solved_at["step"]) == ("asked", 0)
-    assert (answered["outcome"], answered["step"]) == ("answered", 0)
-    used = answered["used_at_step"]
-    assert 1 <= used <= 4
-    assert trainer.checkpoints is not None
-    steps = by_step(trainer.checkpoints.store)
-    assert used + 1 in steps  # saved at once, so a resume uses it there too
-    again = quantum_trainer(
-        saved_llama, tmp_path, quantum=quantum, optimization_frequency=50, max_steps=7
-    )
-    again.restore(steps[used + 1])
-    again.train()
-    assert same_weights(trainer, again)
-    assert records(again) == records(trainer)
 
 
 KILLED = """
@@ -319,17 +231,6 @@ def test_killed_in_a_quantum_step_and_gone_on_with(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_the_plain_answers_that_a_configuration_may_name_are_there() -> None:
-    pairs = np.eye(4, dtype=np.float32)
-    problems = [
-        DataSelection(range(4), pairs, 2),
-        BlockSelection("abcd", -np.ones(4), pairs, 2, gradient_norms=np.ones(4)),
-        RankAllocation({"a": 4}, np.ones(4), pairs, 2),
-    ]
-    found = {problem.name: tuple(problem.alternatives()) for problem in problems}
-    assert found == BASELINES
-
-
 def extension_without_a_model(frequency: int | None, **quantum: Any) -> QuantumExtension:
     parts: Any = SimpleNamespace(
         sections={"quantum": QuantumConfig(**quantum)},
@@ -361,9 +262,6 @@ def test_a_selection_of_the_next_epoch_is_not_in_force_after_a_restart_either(
         ("data_selection", None, 0, []),
         ("data_selection", 5, 3, [10, 20]),
         ("block_selection", 5, 5, [10, 20]),
-        ("rank_allocation", None, None, [10, 20]),  # half-way
-        ("rank_allocation", 5, None, [5, 10, 20]),
-        ("rank_allocation", 5, 5, []),  # once
     ],
 )
 def test_when_something_is_to_be_decided(
@@ -379,8 +277,6 @@ def test_when_something_is_to_be_decided(
     state.step, state.position.phase = 6, 1  # other blocks train than were chosen from
     is_new_phase = problem == "block_selection" and last is not None
     assert not is_new_phase or extension._is_due(state)
-    extension.session.waiting = object()  # type: ignore[assignment]
-    assert not extension._is_due(state)
     ahead = {None: 14, 5: 5}[frequency]
     assert extension._steps_ahead(state) == ahead
     state.step = 18

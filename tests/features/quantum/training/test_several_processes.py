@@ -35,14 +35,10 @@ def blocks_chosen(
     return losses, records(trainer), weights_of(trainer)
 
 
-@pytest.mark.parametrize("answer", ["sampler", "cyclic"])
 @slow
-def test_two_processes_train_the_blocks_that_one_trains(
-    saved_llama: Path, tmp_path: Path, answer: str
-) -> None:
-    settings = {"quantum.answer": answer}
-    losses, alone, weights = blocks_chosen(tmp_path, saved_llama, **settings)
-    shared, together, same = blocks_chosen(tmp_path, saved_llama, num_processes=2, **settings)
+def test_two_processes_train_the_blocks_that_one_trains(saved_llama: Path, tmp_path: Path) -> None:
+    losses, alone, weights = blocks_chosen(tmp_path, saved_llama)
+    shared, together, same = blocks_chosen(tmp_path, saved_llama, num_processes=2)
     assert [record["outcome"] for record in together] == ["answered", "answered"]
     assert [record["blocks"] for record in together] == [record["blocks"] for record in alone]
     for one, other in zip(together, alone, strict=True):
