@@ -116,8 +116,8 @@ class TrainingConfig(FieldsOfFeatures):
     prefix: ClassVar[str] = "training"
     help_note: ClassVar[str] = (
         "{=training.strategy} says how the layers are trained. standard: all of them alike."
-        " finetune: the same, but {=training.layerwise_lr_decay} can give each layer its own learning"
-        " rate. curriculum: easy rows first."
+        " finetune: the same, but {=training.layerwise_lr_decay} can give each layer its own rate."
+        " curriculum: easy rows first."
         " progressive and end_to_end: block-wise, which has its own section below. auto: what the"
         " other settings need, or else finetune with LoRA and standard without it."
     )
