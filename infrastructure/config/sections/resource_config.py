@@ -162,11 +162,9 @@ class MonitorConfig(ConfigSection):
         SplitCommas,
         EachOnce,
         RegisteredName(ALERT_SINKS),
-        Allowed(
-            "a list of console, log, notebook, webhook, apprise, or a name of your own, each once"
-        ),
+        Allowed("a list of console, log, webhook, apprise, or a name of your own, each once"),
     ] = Field(
-        default=["console", "log", "notebook"],
+        default=["console", "log"],
         description="Where alerts are sent; webhook and apprise read their URLs from"
         " environment variables.",
     )

@@ -135,7 +135,6 @@ class Machine(TypedDict):
         curves: the (time, value) pairs of each key. Pauses in training are cut out of the Unix
             times.
         pauses: the pauses in training, as (begin, end) in Unix time.
-        rows: rows of name, mean, 95th percentile of the newest values, maximum, last.
         is_watched: whether the monitor took samples of the machine.
         profile: the operations that took the most time in a few steps.
     """
@@ -143,7 +142,6 @@ class Machine(TypedDict):
     meters: list[Meter]
     curves: PointsByKey
     pauses: list[tuple[float, float]]
-    rows: list[list[str]]
     is_watched: bool
     profile: JsonObject
 
@@ -277,7 +275,6 @@ def view_of(run: LiveRun) -> RunView:
             "meters": [] if run.has_ended else run.machine.meters(),
             "curves": run.machine.curves,
             "pauses": [*run.machine.pauses],
-            "rows": run.machine.rows(),
             "is_watched": bool(run.machine.last),
             "profile": facts.object_in(PROFILE_FILE),
         },

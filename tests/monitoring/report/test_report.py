@@ -102,9 +102,7 @@ RUN = {
     "data": {
         "lines": ["4,000 rows read"],
         "num_rows": 4000,
-        "quarantined": {"broken JSON": 3},
-        "examples": [{"file": "a.jsonl", "line": 17}],
-        "preview_html": "<p>2 + 2 = <mark>4</mark><script>alert(3)</script></p>",
+        "preview": ["2 + 2 = ⟦4⟧"],
     },
 }
 SUMMARY = {
@@ -134,10 +132,7 @@ def test_the_report_of_a_finished_run_is_complete(tmp_path: Path) -> None:
         "reverse 0 % 95.0 %",
         "Before aaa After as expected cba",
         "4,000 rows read",
-        "broken JSON 3",
-        "a.jsonl 17",
-        "used 3,997",
-        "2 + 2 = 4",
+        "2 + 2 = ⟦4⟧",
         "Loss last 0.2000 · held out 0.5000",
         "Exact match, held out",
         "monitoring.num_defaults(count=1)",
@@ -148,7 +143,7 @@ def test_the_report_of_a_finished_run_is_complete(tmp_path: Path) -> None:
     ):
         assert text in page.all_text, text
     assert "train-resume" not in page.all_text
-    assert sum("data-chart" in given for _, given in page.tags) == 5
+    assert sum("data-chart" in given for _, given in page.tags) == 6
 
 
 def test_a_narrow_screen_breaks_names_of_settings_between_their_words(tmp_path: Path) -> None:
@@ -312,16 +307,6 @@ def test_paths_are_shown_as_they_are_typed_there(
     assert "temper ask runs/mine/final" in shown
     assert "run runs/mine" in shown
     assert "/elsewhere/mine" in shown
-
-
-def test_what_is_counted_of_the_data_is_shown_in_words(tmp_path: Path) -> None:
-    counted = {"num_train": 90, "leaked": 0, "special_text_rows": 3, "unread": ""}
-    data = {"lines": ["90 rows to train on"], **counted, "task_counts": {"": 90}}
-    write_run(tmp_path, run={**RUN, "data": data}, summary=SUMMARY)
-    shown = page_of(tmp_path).all_text
-    assert "rows that contain special tokens as text 3" in shown
-    for raw in ("leaked", "unread", "Task counts", "held-out rows that are trained on"):
-        assert raw not in shown
 
 
 def test_other_data_on_the_way_is_shown_with_what_was_accepted(tmp_path: Path) -> None:
