@@ -24,9 +24,6 @@ from infrastructure.deployment import forecast
 from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.run import replication as run_copies
 from infrastructure.run.directory import RunDirectory
-from infrastructure.run.replication import (
-    versions_kept,
-)
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from tests.deployment.runs import (
     deploy,
@@ -306,9 +303,3 @@ def test_what_a_version_takes_is_known_before_there_is_one(
     loaded = dict(store.load(store.read(store.versions()[0])))
     written = sum(len(loaded[name].data) for name in tensors)
     assert reported[0] == pytest.approx(written, rel=0.02), optimizer
-
-
-def test_as_many_versions_as_rotation_keeps_must_fit(tmp_path: Path) -> None:
-    training = small_config(tmp_path, keep_checkpoints=3, keep_best=1, keep_every=10).training
-    assert versions_kept(training, 100) == 14
-    assert versions_kept(training, 2) == 2

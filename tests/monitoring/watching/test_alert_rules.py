@@ -118,7 +118,7 @@ def test_the_scenario_has_every_rule() -> None:
     rules = [*machine_rules(limits), *gpu_rules(limits), *training_rules(limits)]
     named = {rule.name for rule in rules}
     assert named == {*INCIDENTS, *OF_THE_TRAINING}
-    assert named == set(AlertThresholds.model_fields)
+    assert named > set(AlertThresholds.model_fields)
 
 
 def test_the_limits_are_those_of_the_specification() -> None:
@@ -131,7 +131,7 @@ def test_a_limit_that_somebody_sets_holds(name: str) -> None:
     limits = AlertThresholds(**{name: 42})
     rules = [*machine_rules(limits), *gpu_rules(limits), *training_rules(limits)]
     (rule,) = [rule for rule in rules if rule.name == name]
-    assert rule.limit == (42e6 if name == "disk_free" else 42)
+    assert rule.limit == 42
 
 
 @pytest.mark.parametrize("number", range(13))
