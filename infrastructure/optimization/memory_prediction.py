@@ -70,8 +70,8 @@ class MemoryBudget:
     Attributes:
         max_percent: the percentage of main memory for all programs together.
         cpu_limit: the maximum main memory for the training, as a size or a share; None means no
-            limit.
-        gpu_limit: the maximum memory of a GPU, as a size or a share; None means no limit.
+            further limit.
+        gpu_limit: the maximum memory of a GPU, as a size or a share; None means no further limit.
     """
 
     max_percent: float = MAX_MEMORY_PERCENT

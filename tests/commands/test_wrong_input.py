@@ -410,56 +410,9 @@ CONFIGURATION = [
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
-        "PiSSA of rounded weights",
-        "train d.jsonl --model org/m --lora --lora-init-lora-weights pissa --quantization 4bit",
-        ["config.pissa_with_quantized_model", "quantization=4bit"],
-        {"d.jsonl": GOOD_DATA},
-    ),
-    Wrong(
-        "PiSSA of new weights",
-        "train d.jsonl --model embedded --lora --lora-init-lora-weights pissa",
-        ["config.pissa_on_new_model"],
-        {"d.jsonl": GOOD_DATA},
-    ),
-    Wrong(
-        "LoftQ of whole weights",
-        "train d.jsonl --model org/m --lora --lora-init-lora-weights loftq",
-        ["config.loftq_without_4bit"],
-        {"d.jsonl": GOOD_DATA},
-    ),
-    Wrong(
-        "LoftQ on a CPU",
-        "train d.jsonl --model m --lora --lora-init-lora-weights loftq --quantization 4bit"
-        " --device cpu",
-        ["models.loftq_on_cpu"],
-        {
-            "d.jsonl": GOOD_DATA,
-            "m/config.json": json.dumps(LLAMA),
-            "m/model.safetensors": (2).to_bytes(8, "little") + b"{}",
-        },
-    ),
-    Wrong(
-        "DoRA of a PiSSA",
-        "train d.jsonl --model org/m --lora --lora-init-lora-weights pissa --lora-use-dora",
-        ["config.dora_with_lora_init", "init_lora_weights=pissa"],
-        {"d.jsonl": GOOD_DATA},
-    ),
-    Wrong(
-        "PiSSA with dropout",
-        "train d.jsonl --model org/m --lora --lora-init-lora-weights pissa --lora-dropout 0.1",
-        ["config.pissa_with_dropout"],
-        {"d.jsonl": GOOD_DATA},
-    ),
-    Wrong(
         "DoRA by unsloth",
         "train d.jsonl --model org/m --lora --lora-use-dora --backend unsloth",
         ["config.lora_variant_with_unsloth", "lora_variant=model.lora_config.use_dora"],
-        {"d.jsonl": GOOD_DATA},
-    ),
-    Wrong(
-        "a router where there are no experts",
-        "train d.jsonl --model embedded --lora --lora-router --max-length 64",
-        ["models.lora_router_without_experts", "name=LlamaForCausalLM"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
@@ -2416,11 +2369,6 @@ FITTING = [
             "model=MixtralForCausalLM",
         ],
         SMALL_MIXTRAL,
-    ),
-    fitting(
-        "ranks of blocks that are not there",
-        '--lora --lora-rank-pattern {"9":4}',
-        ["models.rank_pattern_matches_nothing", "pattern=9", "name=LlamaForCausalLM", "last=1"],
     ),
     fitting(
         "an attention by unsloth",

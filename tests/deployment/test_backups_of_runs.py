@@ -24,9 +24,6 @@ from infrastructure.deployment import forecast
 from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.run import replication as run_copies
 from infrastructure.run.directory import RunDirectory
-from infrastructure.run.replication import (
-    versions_kept,
-)
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from tests.deployment.runs import (
     deploy,
@@ -163,7 +160,8 @@ def test_a_new_machine_goes_on_with_what_lies_at_the_place(
     assert "monitoring.total_step_time" in page
     start = "start=monitoring.resumed_from_step(step=4)"
     back = f"restored=monitoring.restored_from(places={place}))"
-    assert f"monitoring.resumed_times(times=once,, cause=a stop, {start}, {back}." in page
+    often = "times=monitoring.once(), cause=monitoring.a_stop()"
+    assert f"monitoring.resumed_times({often}, {start}, {back}." in page
     fresh = small_config(tmp_path)
     fresh.new_run = True
     assert losses(again) == losses(deploy(fresh)[0])
@@ -305,9 +303,3 @@ def test_what_a_version_takes_is_known_before_there_is_one(
     loaded = dict(store.load(store.read(store.versions()[0])))
     written = sum(len(loaded[name].data) for name in tensors)
     assert reported[0] == pytest.approx(written, rel=0.02), optimizer
-
-
-def test_as_many_versions_as_rotation_keeps_must_fit(tmp_path: Path) -> None:
-    training = small_config(tmp_path, keep_checkpoints=3, keep_best=1, keep_every=10).training
-    assert versions_kept(training, 100) == 14
-    assert versions_kept(training, 2) == 2

@@ -190,7 +190,8 @@ def test_where_a_killed_run_went_on_stays_known_to_its_end(run: RunDirectory) ->
     record_running(run, 100)
     assert "went_on" not in read_summary(run)
     record_running(run, 100)
-    once = "monitoring.resumed_times(times=once,, cause=a kill, start=the first step, restored=)."
+    often = "times=monitoring.once(), cause=monitoring.a_kill()"
+    once = f"monitoring.resumed_times({often}, start=the first step, restored=)."
     assert words_of(run).endswith(once)
     record_running(run, 100, first_step=60)  # nobody had written an end
     cost: Any = {"price_per_hour": "2 EUR", "seconds": 1800.0, "amount": 1.0, "text": "1 EUR"}
@@ -201,7 +202,8 @@ def test_where_a_killed_run_went_on_stays_known_to_its_end(run: RunDirectory) ->
     went_on = [{"step": step, "was_killed": step < 80} for step in (0, 60, 80)]
     assert read_summary(run)["went_on"] == went_on
     start = "start=monitoring.resumed_from_step(step=80), restored=)"
-    resumed = f"monitoring.resumed_times(times=3 times, last, cause=a stop, {start}."
+    often = "times=monitoring.times_last(times=3), cause=monitoring.a_stop()"
+    resumed = f"monitoring.resumed_times({often}, {start}."
     last = f"Finished at step 100monitoring.after_last_resume(duration=9.3 s){resumed}"
     assert words_of(run) == last
     steps = [f'{{"step": {step}, "loss": 1.0, "seconds": 30}}\n' for step in (40, 100)]
@@ -228,7 +230,7 @@ def test_a_run_that_was_brought_back_knows_its_earlier_sessions(run: RunDirector
     assert read_summary(run)["went_on"] == read_record(run.run_file)["went_on"]
     write_summary(run, {"status": "finished", "steps": 100, "seconds": 9.3})
     assert words_of(run).endswith(
-        "monitoring.resumed_times(times=3 times, last, cause=a kill,"
+        "monitoring.resumed_times(times=monitoring.times_last(times=3), cause=monitoring.a_kill(),"
         " start=monitoring.resumed_from_step(step=80),"
         " restored=monitoring.restored_from(places=ftp://***@host/temper, /mnt/disk))."
     )

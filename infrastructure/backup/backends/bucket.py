@@ -78,7 +78,7 @@ class BucketPlace(HubPlace):
 
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
         at = self.at(path)
-        hf_xet = require("hf_xet", f"the place {self.url}")
+        hf_xet = require("hf_xet", f"the backup destination {self.url}")
         with self.plain_errors(self.shown(path)), tempfile.NamedTemporaryFile() as file:
             for buffer in buffers:
                 file.write(buffer)

@@ -212,7 +212,7 @@ class FsspecPlace(Place):
 
 def _root_of(url: str, scheme: str, shown: str) -> str:
     """Return the path of `url`'s folder in its file system, without connecting."""
-    fsspec = require("fsspec", f"the place {shown}")
+    fsspec = require("fsspec", f"the backup destination {shown}")
     if "::" in url or scheme in NO_STORES:
         raise InputError("backup.destination_not_writable_store", url=shown)
     known = {*fsspec.available_protocols(), *fsspec.registry}

@@ -82,7 +82,7 @@ class HubPlace(Place):
     @cached_property
     def api(self) -> "HfApi":
         """The client of the Hub. For each request, it looks up the token again."""
-        module = require("huggingface_hub", f"the place {self.url}")
+        module = require("huggingface_hub", f"the backup destination {self.url}")
         self.show_progress(False)
         api: HfApi = module.HfApi(endpoint=self.endpoint)
         return api
@@ -90,7 +90,7 @@ class HubPlace(Place):
     def show_progress(self, is_shown: bool) -> None:
         """Show or hide the client's progress bars for uploads."""
         # not an attribute of the package until it is imported, and a copier imports little
-        utils = require("huggingface_hub.utils", f"the place {self.url}")
+        utils = require("huggingface_hub.utils", f"the backup destination {self.url}")
         (utils.enable_progress_bars if is_shown else utils.disable_progress_bars)()
 
     def confirm(self, path: Path, content: Content) -> Evidence:

@@ -343,10 +343,10 @@ class TemplateFormat:
         greetings = (Turn("assistant", CHANGED), Turn("assistant", CHANGED[::-1]))
         outputs = [self._render((greeting, *turns[1:]), inputs)[0] for greeting in greetings]
         before = _common_start(*outputs, text)
-        asked, prompt = (self._render((QUESTION,), inputs, prompts=p)[0] for p in (False, True))
-        header = prompt[len(_common_start(asked, prompt)) :]
+        question, prompt = (self._render((QUESTION,), inputs, prompts=p)[0] for p in (False, True))
+        header = prompt[len(_common_start(question, prompt)) :]
         if not header or (start := before.rfind(header)) < 0:
-            raise FormatError(phrase("data.conversation_begins_with_answer"))
+            raise FormatError(phrase("data.first_answer_not_located"))
         return start + len(header)
 
     def _spans_of(

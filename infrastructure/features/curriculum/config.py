@@ -21,7 +21,6 @@ CONTRADICTIONS = (
         "not several_tasks",
     ),
     ("curriculum.trains_layers_alike", _IS_CURRICULUM, "not training.layerwise_lr_decay=1.0"),
-    ("curriculum.trains_layers_alike", _IS_CURRICULUM, "training.unfreeze_interval"),
 )
 
 

@@ -21,7 +21,6 @@ CONTRADICTIONS = (
     ("stackwise.stacks_with_quantized_model", "by_stacks", "model.quantization"),
     ("stackwise.stacks_with_compile", "by_stacks", "training.compile_mode"),
     ("stackwise.stacks_with_lr_decay", "by_stacks", "not training.layerwise_lr_decay=1.0"),
-    ("stackwise.stacks_with_unfreezing", "by_stacks", "training.unfreeze_interval"),
     ("stackwise.stacks_with_early_stopping", "by_stacks", "training.early_stopping_patience"),
     (
         "stackwise.half_weights_with_fp32",

@@ -52,11 +52,6 @@ class Chart:
             self.format_value(p[-1][1]) for p in (self.points, self.marks) if p
         )
 
-    @property
-    def is_one_dot(self) -> bool:
-        """True if there is only one point, so that a number is shown instead of the chart."""
-        return sum(math.isfinite(value) for _, value in self.points) < 2 and len(self.marks) < 2
-
 
 def figure(
     key: str, chart: Chart, now: str = "", caption: Markup | None = None, is_wide: bool = False

@@ -150,12 +150,6 @@ div.narrow { display: none; }
 details { margin-top: 14px; }
 summary { cursor: pointer; color: var(--soft); font-size: 14px; }
 details[open] > summary { margin-bottom: 10px; }
-.preview { background: var(--code); border-radius: 7px; padding: 12px 14px; max-height: 420px;
-           overflow: auto; overflow-wrap: anywhere; font-size: 13px; }
-.preview pre { white-space: pre-wrap; margin: 0 0 14px; line-height: 1.7; }
-.preview mark, .preview .supervised { background: var(--faint); color: inherit;
-                                      border-radius: 3px; }
-.preview mark.stop { outline: 1px solid var(--mark); font-weight: 650; }
 footer { color: var(--soft); font-size: 13px; text-align: center; margin-top: 28px; }
 @media print { body { background: none; } section { break-inside: avoid; } }
 """

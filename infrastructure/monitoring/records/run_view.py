@@ -20,6 +20,7 @@ from infrastructure.monitoring.drawing.curves import PointsByKey
 from infrastructure.monitoring.drawing.formatting import (
     clip,
     format_bytes,
+    format_moment,
     format_number,
     format_rate,
     format_share,
@@ -39,7 +40,6 @@ from infrastructure.monitoring.records.run_reader import (
     config_of,
     continuations,
     data_words,
-    format_moment,
     model_words,
     numbers_of,
     objects_in,
@@ -135,7 +135,6 @@ class Machine(TypedDict):
         curves: the (time, value) pairs of each key. Pauses in training are cut out of the Unix
             times.
         pauses: the pauses in training, as (begin, end) in Unix time.
-        rows: rows of name, mean, 95th percentile of the newest values, maximum, last.
         is_watched: whether the monitor took samples of the machine.
         profile: the operations that took the most time in a few steps.
     """
@@ -143,7 +142,6 @@ class Machine(TypedDict):
     meters: list[Meter]
     curves: PointsByKey
     pauses: list[tuple[float, float]]
-    rows: list[list[str]]
     is_watched: bool
     profile: JsonObject
 
@@ -277,7 +275,6 @@ def view_of(run: LiveRun) -> RunView:
             "meters": [] if run.has_ended else run.machine.meters(),
             "curves": run.machine.curves,
             "pauses": [*run.machine.pauses],
-            "rows": run.machine.rows(),
             "is_watched": bool(run.machine.last),
             "profile": facts.object_in(PROFILE_FILE),
         },
@@ -334,7 +331,7 @@ def _subject(facts: RunFacts) -> str:
     if path := config_of(facts.run).get("data.path", (None, ""))[0]:
         parts.append(f"data: {data_words(str(path))}")
     if created := facts.run.get("created"):
-        parts.append(f"started {format_moment(str(created))}")
+        parts.append(f"started {clip(format_moment(str(created)), 60)}")
     if facts.title != facts.run_id:
         parts.append(f"run {facts.run_id}")
     return " · ".join(parts)

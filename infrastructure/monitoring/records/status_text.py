@@ -103,13 +103,15 @@ def _went_on_words(continuations: list[JsonObject]) -> str:
     if not continuations:
         return ""
     newest, times = continuations[-1], len(continuations)
-    what = "a kill" if newest.get("was_killed") else "a stop"
-    often = "once," if times == 1 else f"{times} times, last"
+    cause = phrase("monitoring.a_kill" if newest.get("was_killed") else "monitoring.a_stop")
+    often = (
+        phrase("monitoring.once") if times == 1 else phrase("monitoring.times_last", times=times)
+    )
     places = dict.fromkeys(str(each["place"]) for each in continuations if "place" in each)
     back = phrase("monitoring.restored_from", places=", ".join(places)) if places else ""
     step = newest.get("step")
     start = phrase("monitoring.resumed_from_step", step=step) if step else "the first step"
-    return phrase("monitoring.resumed_times", times=often, cause=what, start=start, restored=back)
+    return phrase("monitoring.resumed_times", times=often, cause=cause, start=start, restored=back)
 
 
 def progress_words(run: LiveRun) -> str:

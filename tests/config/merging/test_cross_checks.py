@@ -35,10 +35,6 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
             "config.setting_without_effect(setting=training.layerwise_lr_decay=0.9,",
         ),
         (
-            {"training.strategy": "standard", "training.unfreeze_interval": 1},
-            "config.setting_without_effect(setting=training.unfreeze_interval=1,",
-        ),
-        (
             {"training.compile_mode": "auto", "enable_gpu_optimization": False},
             "config.auto_compile_not_measured",
         ),
@@ -90,10 +86,6 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
                 (
                     {"training.mode": "blockwise"},
                     "config.shard_with_strategy(strategy=progressive",
-                ),
-                (
-                    {"training.strategy": "finetune", "training.unfreeze_interval": 1},
-                    "config.shard_with_unfreezing",
                 ),
                 (QUANTUM, "config.shard_with_extensions(extensions=quantum"),
                 (
@@ -203,11 +195,8 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("memory.cpu_memory_limit", "8GB", {"enable_memory_optimization": False}),
     ("memory.cache_ttl", 60, {"enable_memory_optimization": False}),
     ("max_memory_percent", 70.0, {"enable_memory_optimization": False}),
-    ("training.adam_beta1", 0.8, {"training.optimizer": "sgd"}),
-    ("training.adam_beta2", 0.8, {"training.optimizer": "sgd"}),
     ("training.keep_best", 2, {"data.validation_split": 0}),
     ("training.early_stopping_patience", 2, {"data.validation_split": 0}),
-    ("training.early_stopping_min_delta", 0.1, {}),
     ("training.curriculum_by", "loss", {}),
     ("training.curriculum_stages", 5, {}),
     ("training.curriculum_order", ["a", "b"], {}),
@@ -316,21 +305,9 @@ def test_a_setting_of_stackwise_training_is_taken_in_it(settings: dict[str, Any]
     assert not [one for one in problems if "config.setting_without_effect" in one]
 
 
-def test_experts_are_reached_by_all_linear_alone() -> None:
-    """Not in the list above: it has no default where there is no LoRA."""
-    lora = {"target_modules": ["q_proj"], "experts": False}
-    config = DeploymentConfig(**{"model.lora_config": lora})
-    with pytest.raises(
-        ValueError, match=r"without_effect\(setting=model\.lora_config\.experts=false"
-    ):
-        config.check_supported()
-
-
 def test_every_unused_setting_is_tried() -> None:
     tried = {key for key, *_ in UNUSED_BECAUSE} | {
         "training.layerwise_lr_decay",
-        "training.unfreeze_interval",
-        "model.lora_config.experts",
     }
     with_conditions = {spec.key for spec in FIELDS.values() if conditions_of(spec)}
     stackwise = {f"training.{name}" for name in StackwiseFields.model_fields}
@@ -373,7 +350,7 @@ def test_sections_that_were_changed_by_hand_are_checked() -> None:
         {"model.name": "some/model", "model.trust_remote_code": True},
         {"data.streaming": True, "data.buffer_size": 10},
         {"data.num_workers": 0, "data.prefetch_factor": 4},
-        {"training.early_stopping_patience": 2, "training.early_stopping_min_delta": 0.1},
+        {"training.early_stopping_patience": 2},
         {**QUANTUM, "quantum.target": "validation", "quantum.data_budget": 0.1},
         {**QUANTUM, "quantum.problem": "block_selection", "data.streaming": True},
         {"training.optimization_frequency": 100, "quantum.solver": "exact"},
