@@ -270,7 +270,7 @@ CONFIGURATION = [
             "config.setting_says",
             "setting=training.quantization_type",
             "what=quantization, name=nf_fp4,",
-            "meant=nf4",
+            "meant=nf_fp8",
         ],
     ),
     Wrong(
@@ -1321,14 +1321,6 @@ FURTHER = [
         "reconstruct rack",
         "train --strategy end_to_end --end-to-end-scope rackwise --local-loss reconstruct",
         ["stackwise.reconstruct_with_one_loss"],
-    ),
-    Wrong(
-        "reconstruct top",
-        "train --mode layerwise --local-loss reconstruct --with-top 1",
-        ["stackwise.reconstruct_with_top"],
-    ),
-    Wrong(
-        "with top", "train --strategy progressive --with-top 1", ["stackwise.top_with_progressive"]
     ),
     Wrong("cache nothing", "train --stack-cache-activations", ["stackwise.cache_with_all_layers"]),
     Wrong(

@@ -47,7 +47,7 @@ enabled_extensions memory.layer memory.slots memory.heads memory.width memory.st
 multimodal.vision_tower multimodal.projector_epochs multimodal.image_token
 extension_learning_rate train_extensions_only optimization_frequency mode block_size
 best_metric best_metric_mode
-train_head with_top local_loss reconstruct_weight cache_activations cache_dtype end_to_end_scope
+local_loss reconstruct_weight cache_activations cache_dtype end_to_end_scope
 progressive.target_stacks progressive.trunk_strategy progressive.new_stack_precision
 progressive.growth progressive.init time_interpretation corruption mask_weighting
 time_step_masking num_time_steps time_step_bins time_step_mask_fractions store_all_time_steps

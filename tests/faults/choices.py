@@ -79,7 +79,6 @@ NEEDS: dict[str, dict[str, Any]] = {
     "training.mode=": {"training.block_size": 99},
     "training.end_to_end_scope": {"training.strategy": "end_to_end", **ONE_STACK},
     "training.strategy=progressive": ONE_STACK,
-    "training.train_head": ONE_UNIT,
     "training.local_loss": ONE_UNIT,
     "training.time_step_masking=True": MASKED,
     "training.time_interpretation": MASKED,

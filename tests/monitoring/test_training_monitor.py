@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from infrastructure.config.sections.resource_config import AlertThresholds
 from infrastructure.core.gpu_readings import GpuReadings
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.monitoring.training_monitor import (
@@ -24,7 +23,7 @@ from infrastructure.monitoring.training_monitor import (
     TrainingMonitor,
 )
 from infrastructure.monitoring.watching.alerts import Alert
-from tests.monitoring.scripted_machine import GIB, Moments, ScriptedGpus, ScriptedMachine
+from tests.monitoring.scripted_machine import Moments, ScriptedGpus, ScriptedMachine
 
 SAMPLE_OF_THE_SPECIFICATION = """
 from infrastructure.monitoring.training_monitor import TrainingMonitor
@@ -171,15 +170,6 @@ def test_an_alert_is_reported_at_once_and_written_with_its_end(tmp_path: Path) -
     assert [(r["step"], r["state"]) for r in written] == [(5, "raised"), (6, "ended")]
 
 
-def test_a_threshold_of_one_s_own_holds() -> None:
-    sink = Remembering()
-    limits = AlertThresholds(memory_percent=10.0)
-    monitor = scripted(sinks=[sink], thresholds=limits)
-    for _ in range(5):
-        monitor.sample()
-    assert [alert.rule for alert in sink.alerts] == ["memory_percent"]
-
-
 def test_a_sink_that_fails_is_reported_once_and_the_others_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -280,9 +270,3 @@ def test_memory_does_not_grow_with_the_samples() -> None:
         tracemalloc.stop()
     assert grown < 20_000
     assert len(monitor.recent_samples) == len(monitor.recent_metrics) == HISTORY
-
-
-def test_gpu_memory_is_reported_in_percent() -> None:
-    gpus = ScriptedGpus()
-    gpus.set(memory_used_bytes=12 * GIB)
-    assert scripted(gpus=gpus).sample()["gpus"][0]["memory_percent"] == 75.0

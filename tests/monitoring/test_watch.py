@@ -46,24 +46,6 @@ def a_training(folder: Path) -> Path:
     return directory
 
 
-def test_a_frame_shows_everything_that_matters_now(tmp_path: Path) -> None:
-    run = read_view(a_training(tmp_path))
-    text = shown(run, 240)  # codes are wider than words
-    for part in (
-        "20260101-a",
-        f"Training (process {os.getpid()} on ",
-        "step 30 of 40 · 75.0 %",
-        "monitoring.time_left(duration=5.0 s) · monitoring.steps_took(duration=15 s)",
-        "loss 1.069 · held-out loss 1.250",
-        "▁",
-        "monitoring.checkpoints_not_backed_up",
-        "step 29: 93 % is above 90 %",
-        "step 12: spike; went back to step 10 (loss 9)",
-        "monitoring.ctrl_c_exits_watch",
-    ):
-        assert part in text, part
-
-
 @pytest.mark.parametrize("width", [40, 60, 200])
 def test_a_frame_fits_its_terminal(tmp_path: Path, width: int) -> None:
     run = read_view(a_training(tmp_path))
@@ -161,12 +143,6 @@ def test_a_run_that_was_broken_off_is_shown_with_what_goes_on_with_it(tmp_path: 
     text = shown(read_view(directory))
     assert "monitoring.next_run_own_script" in text
     assert "temper resume" not in text
-
-
-def test_a_line_calls_a_state_as_the_frame_does(tmp_path: Path) -> None:
-    directory = a_training(tmp_path)
-    (directory / "trained_by").write_text(f"process 1 on {os.uname().nodename} ended\n")
-    assert status_line(read_view(directory)).startswith("interrupted · step 30 of 40")
 
 
 def enough(seconds: float) -> None:

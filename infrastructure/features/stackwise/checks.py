@@ -89,12 +89,6 @@ CONTRADICTIONS = (
         "training.end_to_end_scope=rackwise",
     ),
     (
-        "stackwise.reconstruct_with_top",
-        "by_stacks",
-        "training.local_loss=reconstruct",
-        "training.with_top",
-    ),
-    (
         "stackwise.reconstruct_with_trained_layers",
         "by_stacks",
         "training.local_loss=reconstruct",
@@ -105,12 +99,6 @@ CONTRADICTIONS = (
         "by_stacks",
         "training.local_loss=reconstruct",
         "training.trunk_is_adapted",
-    ),
-    (
-        "stackwise.top_with_progressive",
-        "by_stacks",
-        "training.with_top",
-        "training.strategy=progressive",
     ),
 )
 ADDED_WEIGHTS = (

@@ -5,7 +5,6 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from infrastructure.config.merging.precedence import EXCLUDING
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.curves import charts_of, curves
 from infrastructure.monitoring.drawing.formatting import blank, clip
@@ -16,12 +15,10 @@ from infrastructure.monitoring.drawing.html import (
     as_markup,
     element,
     facts,
-    joined,
     raw_markup,
     table,
 )
 from infrastructure.monitoring.drawing.quantity_names import split_direction
-from infrastructure.monitoring.drawing.tables import UNKNOWN
 from infrastructure.monitoring.records.run_reader import FINISHED, objects_in
 from infrastructure.monitoring.records.run_view import RunView, list_of
 
@@ -163,9 +160,6 @@ def before_after(view: RunView) -> Markup:
         return NOTHING
     classes = ["part" if row[0].startswith(" ") else "total" for row in rows]
     names = [_quantity(row[0].strip()) for row in rows]
-    if all(before == UNKNOWN for _, before, _, _ in rows):  # as with a custom Trainer
-        only = [(name, after) for name, (_, _, after, _) in zip(names, rows, strict=True)]
-        return section("After training", table((), only, "numbers", classes))
     cells = [(name, *row[1:]) for name, row in zip(names, rows, strict=True)]
     headings = ("", "before", "after", "change")
     return section("Before → after", table(headings, cells, "numbers change", classes))
@@ -240,7 +234,7 @@ def changed_under_way(view: RunView) -> Markup:
     if not rows:
         return NOTHING
     headings = ("after step", "what changed", "from", "to", "effect")
-    return section("Changed during the run", _limited(headings, rows, "stack"))
+    return section("Changed during the run", table(headings, rows, "stack"))
 
 
 def _before_and_now(change: Mapping[str, object]) -> Iterator[str]:
@@ -277,25 +271,11 @@ def _data_parts(known: Mapping[str, object]) -> list[Markup]:
     return parts
 
 
-def _limited(
-    headings: Sequence[str], rows: Sequence[Sequence[object]], css_class: str | None
-) -> Markup:
-    parts = [table(headings, rows[:MAX_ROWS], css_class)]
-    if len(rows) > MAX_ROWS:
-        parts.append(
-            element(
-                "p", phrase("monitoring.more_rows", count=len(rows) - MAX_ROWS), css_class="soft"
-            )
-        )
-    return joined(parts)
-
-
 def configuration(view: RunView) -> Markup:
     """Return the section on the settings. Settings that the user did not give are collapsed."""
     config = view["config"]
-    shown = {key: pair for key, pair in config.items() if not _is_switched_off(key, config)}
-    given = {key: pair for key, pair in shown.items() if pair[1] != "default"}
-    rest = {key: pair for key, pair in shown.items() if key not in given}
+    given = {key: pair for key, pair in config.items() if pair[1] != "default"}
+    rest = {key: pair for key, pair in config.items() if key not in given}
     parts = [element("pre", view["command"])] if view["command"] else []
     if given:
         parts.append(_config_table(given))
@@ -303,13 +283,6 @@ def configuration(view: RunView) -> Markup:
         label = phrase("monitoring.num_defaults", count=len(rest))
         parts.append(element("details", element("summary", label), _config_table(rest)))
     return section("Configuration", *parts)
-
-
-def _is_switched_off(key: str, config: Mapping[str, tuple[object, str]]) -> bool:
-    """Return whether a setting is unset because the user gave another setting that replaces it."""
-    value, source = config[key]
-    other_value, other_source = config.get(EXCLUDING.get(key, ""), (None, ""))
-    return value is None and other_value is not None and source == other_source
 
 
 def _config_table(values: Mapping[str, tuple[object, str]]) -> Markup:
@@ -348,35 +321,9 @@ def places(view: RunView) -> Markup:
 def safety(view: RunView) -> Markup:
     """Return the section on the backup, with the work that would be lost with this machine."""
     known = view["backup"]
-    if known["place"] is None:
-        return section(
-            phrase("monitoring.backups_heading"),
-            element("p", f"{known['text']}.", css_class="soft"),
-        )
-    rows: list[tuple[str, object]] = [("destination", element("code", known["place"]))]
-    step, newest = known["confirmed_step"], known["newest_step"]
-    moments = [
-        joined([f", {word} ", moment(at)])
-        for word, at in (("saved", known["saved_at"]), ("confirmed", known["confirmed_at"]))
-        if at is not None
-    ]
-    safe = (
-        phrase("monitoring.nothing_confirmed")
-        if step is None
-        else joined([f"step {step}", *moments])
-    )
-    rows.append(("confirmed there", safe))
-    if known["present_at"] is not None and known["compared_at"] is not None:
-        compared = [", bytes compared ", moment(known["compared_at"])]
-        how = f" ({known['compared_by']})" if known["compared_by"] else ""
-        rows.append(("last seen there", joined([moment(known["present_at"]), *compared, how])))
-    if newest is not None and newest != step:
-        rows.append((phrase("monitoring.newest_here_only_label"), f"step {newest}"))
-    if known["published"] is not None:
-        rows.append(("trained model", element("code", known["published"])))
-    if known["problem"] is not None:
-        rows.append(("problem", clip(known["problem"], MAX_TEXT_CHARACTERS)))
-    return section(phrase("monitoring.backups_heading"), table((), rows, "stack names"))
+    published = element("pre", known["published"]) if known["published"] else NOTHING
+    state = element("p", f"{known['state']}.", css_class="soft")
+    return section(phrase("monitoring.backups_heading"), state, published)
 
 
 def next_steps(view: RunView) -> Markup:

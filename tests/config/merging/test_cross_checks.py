@@ -292,7 +292,7 @@ def test_stacks_in_16_bits_are_not_computed_in_32(precision: object) -> None:
     [
         {"training.mode": "fused", "training.block_size": 2},
         {"training.strategy": "progressive", "training.progressive.growth": "once"},
-        {"training.mode": "blockwise", "training.cache_size": 5, "training.train_head": "always"},
+        {"training.mode": "blockwise", "training.cache_size": 5},
         {"training.mode": "blockwise", "training.qlora_enabled": True, "training.qlora_rank": 4},
         {"training.mode": "blockwise", "training.progressive.new_stack_precision": "nf_fp8"},
         {"training.time_step_masking": True, "training.num_time_steps": 3},

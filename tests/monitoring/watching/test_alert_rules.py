@@ -134,27 +134,6 @@ def test_a_limit_that_somebody_sets_holds(name: str) -> None:
     assert rule.limit == 42
 
 
-def test_what_is_compared_how_long_it_must_last_and_how_bad_it_is() -> None:
-    limits = AlertThresholds()
-    rules = [*machine_rules(limits), *gpu_rules(limits), *training_rules(limits)]
-    assert {rule.name: (rule.severity, rule.num_samples) for rule in rules} == {
-        "cpu_percent": ("info", 15),
-        "memory_percent": ("critical", 2),
-        "disk_free": ("critical", 1),
-        "checkpoint_age": ("warning", 1),
-        "backup_age": ("warning", 1),
-        "copier_failures": ("critical", 1),
-        "gpu_utilization": ("info", 15),
-        "gpu_memory_percent": ("warning", 2),
-        "gpu_temperature": ("warning", 2),
-        "training_time_per_step": ("warning", 3),
-        "gradient_norm": ("warning", 1),
-        "data_wait_percent": ("warning", 5),
-        "tied_steps": ("warning", 1),
-    }
-    assert [rule.name for rule in rules if rule.is_lower] == ["disk_free"]
-
-
 @pytest.mark.parametrize("number", range(13))
 def test_what_an_alert_shows_can_be_written_in_words(
     number: int, monkeypatch: pytest.MonkeyPatch
