@@ -15,7 +15,6 @@ from infrastructure.monitoring.drawing.html import (
     as_markup,
     element,
     facts,
-    joined,
     raw_markup,
     table,
 )
@@ -322,35 +321,9 @@ def places(view: RunView) -> Markup:
 def safety(view: RunView) -> Markup:
     """Return the section on the backup, with the work that would be lost with this machine."""
     known = view["backup"]
-    if known["place"] is None:
-        return section(
-            phrase("monitoring.backups_heading"),
-            element("p", f"{known['text']}.", css_class="soft"),
-        )
-    rows: list[tuple[str, object]] = [("destination", element("code", known["place"]))]
-    step, newest = known["confirmed_step"], known["newest_step"]
-    moments = [
-        joined([f", {word} ", moment(at)])
-        for word, at in (("saved", known["saved_at"]), ("confirmed", known["confirmed_at"]))
-        if at is not None
-    ]
-    safe = (
-        phrase("monitoring.nothing_confirmed")
-        if step is None
-        else joined([f"step {step}", *moments])
-    )
-    rows.append(("confirmed there", safe))
-    if known["present_at"] is not None and known["compared_at"] is not None:
-        compared = [", bytes compared ", moment(known["compared_at"])]
-        how = f" ({known['compared_by']})" if known["compared_by"] else ""
-        rows.append(("last seen there", joined([moment(known["present_at"]), *compared, how])))
-    if newest is not None and newest != step:
-        rows.append((phrase("monitoring.newest_here_only_label"), f"step {newest}"))
-    if known["published"] is not None:
-        rows.append(("trained model", element("code", known["published"])))
-    if known["problem"] is not None:
-        rows.append(("problem", clip(known["problem"], MAX_TEXT_CHARACTERS)))
-    return section(phrase("monitoring.backups_heading"), table((), rows, "stack names"))
+    published = element("pre", known["published"]) if known["published"] else NOTHING
+    state = element("p", f"{known['state']}.", css_class="soft")
+    return section(phrase("monitoring.backups_heading"), state, published)
 
 
 def next_steps(view: RunView) -> Markup:
