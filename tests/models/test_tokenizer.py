@@ -31,14 +31,14 @@ sys.modules["torch"] = None
 import hashlib, json
 from infrastructure.data.samples import SAMPLE_TRAIN
 from infrastructure.models.tokenizer import train_tokenizer
-texts = [json.loads(line)["prompt"] for line in SAMPLE_TRAIN.open(encoding="utf-8")]
+texts = [json.loads(line)["prompt"] for line in SAMPLE_TRAIN.read_text("utf-8").splitlines()]
 tokenizer = train_tokenizer(texts, 800)
 print(hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest())
 """
 
 
 def sample_texts() -> list[str]:
-    rows = map(json.loads, SAMPLE_TRAIN.open(encoding="utf-8"))
+    rows = map(json.loads, SAMPLE_TRAIN.read_text("utf-8").splitlines())
     return [row[part] for row in rows for part in ("prompt", "completion")]
 
 
