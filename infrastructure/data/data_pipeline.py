@@ -54,7 +54,6 @@ from infrastructure.data.readers.rows import Conversation
 from infrastructure.data.serving.example_order import Indices, random_selection
 from infrastructure.data.serving.example_sources import (
     AugmentedExamples,
-    ExampleSource,
     Order,
     StoredConversations,
     StoredExamples,
@@ -89,7 +88,7 @@ class _Prepared:
     entry: CacheEntry
     report: DataReport
     encoder: ConversationEncoder
-    source: ExampleSource
+    source: StoredExamples | AugmentedExamples | StreamedExamples
     held_out: Indices
 
 
@@ -480,7 +479,7 @@ class DataPipeline:
 
     def _make_source(
         self, plan: PreparationPlan, store: TokenStore, augment: Augmentation | None
-    ) -> ExampleSource:
+    ) -> StoredExamples | AugmentedExamples | StreamedExamples:
         if self.config.streaming:
             return StreamedExamples(self._stream(plan, store), self._texts(plan, augment))
         rows: Indices = store.array("train_rows.npy")

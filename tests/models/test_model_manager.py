@@ -1,6 +1,5 @@
 """Models from every source come ready to train; what cannot be trained is refused in a sentence."""
 
-import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -176,22 +175,6 @@ def test_a_saved_lora_goes_on_training(llama_folder: Path, tmp_path: Path) -> No
         changed = rf"models\.lora_settings_differ\(.*differences={next(iter(change))}="
         with pytest.raises(ValueError, match=changed):
             load(tmp_path / "lora", lora_config=same.copy_with(**change))
-
-
-def test_a_lora_has_its_own_tokenizer_and_without_one_that_of_its_base(
-    llama_folder: Path, tmp_path: Path
-) -> None:
-    first = load(llama_folder, lora_config=LoraConfig(r=2))
-    base: Any = first.tokenizer
-    tokenizer = copy.deepcopy(base)
-    tokenizer.chat_template = "{{ messages }} of its own"
-    save_model(first.model, tokenizer, tmp_path / "with")
-    save_model(first.model, None, tmp_path / "without")
-    of_own, of_base = (load(tmp_path / name).tokenizer for name in ("with", "without"))
-    assert of_own is not None
-    assert of_base is not None
-    assert of_own.chat_template == tokenizer.chat_template
-    assert of_base.chat_template == base.chat_template != tokenizer.chat_template
 
 
 def test_a_lora_that_was_saved_recomputes_and_keeps_its_own_tokenizer(
