@@ -86,12 +86,6 @@ def measured_answers() -> Count:
     return Count(phrase("evaluation.evaluating_model"), "answers")
 
 
-def evaluate_model(config: DeploymentConfig) -> list[str]:
-    """Evaluate as `measure_model` does, and return only the lines to print."""
-    _, lines = measure_model(config)
-    return lines
-
-
 def measure_model(
     config: DeploymentConfig,
     request: Request | None = None,

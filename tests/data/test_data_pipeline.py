@@ -14,8 +14,8 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.data.data_pipeline import first_examples, training_texts
 from infrastructure.data.encoding.augmentation import (
+    AUGMENTATIONS,
     register_augmentation,
-    unregister_augmentation,
 )
 from infrastructure.data.readers.rows import Conversation, Turn
 from infrastructure.data.store.token_cache import TokenCache
@@ -64,7 +64,7 @@ def shout(conversation: Conversation, rng: np.random.RandomState) -> Conversatio
 def shouting() -> Any:
     register_augmentation("shout", shout)
     yield
-    unregister_augmentation("shout")
+    AUGMENTATIONS.unregister("shout")
 
 
 @pytest.mark.usefixtures("shouting")
@@ -258,7 +258,7 @@ def test_an_augmentation_that_cannot_be_used_leaves_the_row(data: Path, cache: P
         blown = pipeline(data, cache, augmentation="blow_up")
         assert epoch(blown) == epoch(pipeline(data, cache))
     finally:
-        unregister_augmentation("blow_up")
+        AUGMENTATIONS.unregister("blow_up")
     with pytest.raises(ValueError, match=r"data\.unknown_augmentation"):
         pipeline(data, cache, augmentation="blow_up").prepare()
 
@@ -408,7 +408,7 @@ def test_every_example_is_named_by_its_file_and_line(
             expected = [next(lines[q] for q in lines if q in text) for text in shown]
             assert prepared.places(number, start, count) == expected
     finally:
-        unregister_augmentation("same")
+        AUGMENTATIONS.unregister("same")
 
 
 @pytest.mark.parametrize("mode", ["stored", "streaming"])

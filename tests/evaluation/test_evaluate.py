@@ -24,7 +24,6 @@ from infrastructure.evaluation import evaluate, run_settings
 from infrastructure.evaluation.comparison import Difference
 from infrastructure.evaluation.evaluate import (
     _notes_of,
-    evaluate_model,
     measure_model,
     set_aside,
 )
@@ -75,7 +74,7 @@ def test_settings_that_do_not_fit_are_refused_before_anything_is_loaded() -> Non
     config = DeploymentConfig(model_name="nowhere", data_path="nowhere.jsonl")
     config.training.enabled_extensions = ["multimodal"]
     with pytest.raises(ValueError, match=r"config\.vision_encoder_not_set"):
-        evaluate_model(config)
+        measure_model(config)
 
 
 @pytest.fixture(scope="module")

@@ -420,31 +420,27 @@ def test_what_a_language_model_cannot_do(
         ({"dtype": "bf16"}, "dtype", "not_a_language_model"),
         ({"attention": "sdpa"}, "attention", "not_a_language_model"),
         ({"memory_efficient_attention": True}, "attention", "not_a_language_model"),
+        ({"name": "embedded", "backend": "unsloth"}, "backend", "not_loaded_by_unsloth"),
+        (
+            {"name": "embedded", "quantization": "8bit", "lora_config": LoraConfig()},
+            "quantization",
+            "no_trained_weights",
+        ),
     ],
 )
-def test_what_a_registered_module_cannot_do(
+def test_what_a_module_that_is_made_here_cannot_do(
     settings: dict[str, Any], key: str, reason: str
 ) -> None:
-    about = rf"key=model\.{key}, name=tactical_mappo, reason=models\.{reason}\("
+    given = {"name": "tactical_mappo"} | settings
+    about = rf"key=model\.{key}, name={given['name']}, reason=models\.{reason}\("
     with pytest.raises(ValueError, match=rf"models\.setting_no_effect\({about}"):
-        load("tactical_mappo", **settings)
+        load(**given)
 
 
 def test_a_registered_module_has_no_gradient_checkpointing() -> None:
     refusal = r"optimization\.no_gradient_checkpointing\(model=TacticalMappo\)"
     with pytest.raises(ValueError, match=refusal):
         load("tactical_mappo", gradient_checkpointing=True)
-
-
-def test_what_only_other_sources_can_do(llama_folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"key=model\.revision.*models\.not_a_hub_model"):
-        load(llama_folder, revision="main")
-    with pytest.raises(
-        ValueError, match=r"models\.setting_no_effect\(key=model\.backend, name=embedded"
-    ):
-        load_embedded(backend="unsloth")
-    with pytest.raises(ValueError, match=r"key=model\.quantization.*models\.no_trained_weights"):
-        load_embedded(quantization="8bit", lora_config=LoraConfig())
 
 
 def test_a_name_that_is_nowhere_is_reported_quickly() -> None:

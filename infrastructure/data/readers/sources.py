@@ -138,11 +138,6 @@ def register_format(name: str, reader: PluginReader) -> None:
     FORMATS.register(name, reader)
 
 
-def unregister_format(name: str) -> None:
-    """Remove a format that `register_format` added."""
-    FORMATS.unregister(name)
-
-
 @dataclass(frozen=True)
 class DataFile:
     """One file to read, or one dataset of the `datasets` library.

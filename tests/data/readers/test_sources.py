@@ -33,7 +33,6 @@ from infrastructure.data.readers.sources import (
     data_files_hash,
     discover,
     register_format,
-    unregister_format,
 )
 from infrastructure.data.readers.table_formats import load_huggingface
 from tests.data.file_shapes import sheet, zipped
@@ -558,7 +557,7 @@ def test_a_plugin_format_is_used_by_its_ending(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"core\.plugin_name_taken"):
             register_format("arrows", lambda path: [])
     finally:
-        unregister_format("arrows")
+        FORMATS.unregister("arrows")
     with pytest.raises(ValueError, match=r"data\.format_name_taken"):
         register_format("csv", read_pairs)
     with pytest.raises(ValueError, match=r"data\.unknown_file_extension"):
