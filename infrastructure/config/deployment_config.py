@@ -60,6 +60,7 @@ from infrastructure.config.serialize import (
     PATHS,
     absolute_place,
     refuse_masked,
+    without_gone_defaults,
     without_masked_place,
     without_secrets,
 )
@@ -460,7 +461,9 @@ class DeploymentConfig(FieldsOfFeatures):
         refuse_masked(saved)
         plugins = plugin_names.from_json(saved.get(PLUGINS, {}))
         note_origins(plugins)
-        values: dict[str, Any] = without_masked_place(saved)
+        values = without_gone_defaults(
+            without_masked_place(saved), schema_of(DeploymentConfig).fields, saved["sources"]
+        )
         config = cls(**values)
         config._plugins = plugins
         sources = {

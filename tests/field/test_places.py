@@ -315,7 +315,7 @@ def test_p3_the_end_of_a_run_waits_as_long_as_the_server_wants(
         server.answers = [(429, {"Retry-After": "6"})]
         sink = WebhookAlerts(server.url, first_wait_seconds=0.01)
         sink.send(alert(3))
-        while sink._queue._pauses_until < 0:
+        while sink._pauses_until < 0:
             time.sleep(0.01)
         monkeypatch.setattr(alert_queue, "CLOSE_SECONDS", 5.0)
         sink.close()
