@@ -57,10 +57,7 @@ class Arm:
 PROGRESSIVE = {"strategy": "progressive"}
 BLOCKS = {"mode": "blockwise", "block_size": 2}
 LOPT = {"strategy": "end_to_end", "end_to_end_scope": "stackwise", "local_loss": "reconstruct"}
-
-
-def _growth(init: str) -> dict[str, Any]:
-    return {**PROGRESSIVE, "progressive": {"growth": "once", "init": init, "target_stacks": 4}}
+GROWING = {**PROGRESSIVE, "progressive": {"growth": "once", "init": "copy", "target_stacks": 4}}
 
 
 SCRATCH = [
@@ -68,18 +65,15 @@ SCRATCH = [
     Arm("full, half the compute", share=0.5),
     Arm("full, 4 layers", num_layers=4),
     Arm("progressive, 4 stacks", {**PROGRESSIVE, "progressive": {"target_stacks": 4}}),
-    Arm("one step, copy", _growth("copy")),
-    Arm("one step, copy, half the compute", _growth("copy"), share=0.5),
-    Arm("one step, middle, half the compute", _growth("middle"), share=0.5),
+    Arm("one step, copy", GROWING),
+    Arm("one step, copy, half the compute", GROWING, share=0.5),
     Arm("layer-wise", {"mode": "layerwise"}),
     Arm("block-wise", BLOCKS),
-    Arm("block-wise with the top", {**BLOCKS, "with_top": 1}),
 ]
 FINE_TUNING = [
     Arm("full"),
     Arm("layer-wise", {"mode": "layerwise"}),
     Arm("block-wise", BLOCKS),
-    Arm("block-wise with the top", {**BLOCKS, "with_top": 1}),
     Arm("block-wise, reconstructing", {**BLOCKS, "local_loss": "reconstruct"}),
     Arm("LoPT", {**LOPT, "progressive": {"target_stacks": 2}}),
     Arm("LoRA", lora=True),

@@ -35,9 +35,9 @@ from benchmarks.tensor_peak import TensorPeak
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.process_memory import resident_bytes, trim_heap
 from infrastructure.features.stackwise.training.quantized_trunk import (
+    QuantizedWeight,
     dequantize_layers,
     quantize_layers,
-    stored_bytes,
 )
 from infrastructure.features.stackwise.training.rack import Rack
 from infrastructure.optimization.peak_memory import PeakMemory
@@ -48,7 +48,7 @@ from infrastructure.training.trainer_factory import TrainerFactory
 NUM_LAYERS = PUBLISHED["Qwen2.5-0.5B"]["num_hidden_layers"]
 FULL = ("full", "full, fp32 throughout")
 MOST_AGAINST_FULL, MOST_OFF_FORMULA = 0.4, 0.1
-LEAST_SMALLER = {"nf_fp8": 3.8, "nf4": 7.5}
+LEAST_SMALLER = {"nf_fp8": 3.8}
 TINY = Shape(divisor=8, num_layers=2, length=16, batch_size=1)
 
 
@@ -163,6 +163,13 @@ def compared(measurements: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             row["against_formula"] = round(one["states"]["layers"] / formula, 3)
         rows.append(row)
     return rows
+
+
+def stored_bytes(module: torch.nn.Module) -> int:
+    """Of the weights of linear layers, quantised or not."""
+    parts = list(module.modules())
+    stored = sum(part.num_bytes() for part in parts if isinstance(part, QuantizedWeight))
+    return stored + sum(part.weight.nbytes for part in parts if type(part) is torch.nn.Linear)
 
 
 def quantised(shape: Shape, steps: int) -> dict[str, Any]:

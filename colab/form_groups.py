@@ -23,7 +23,7 @@ BASIC = (
 )
 RUN = "run"
 # Too many for one list.
-_CHECKPOINTS = ("checkpoint_", "keep_", "compress_checkpoints", "deadline")
+_CHECKPOINTS = ("checkpoint_", "keep_", "deadline")
 _EXTENSIONS = (
     "enabled_extensions",
     "extension_",

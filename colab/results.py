@@ -19,11 +19,9 @@ from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import require
 from infrastructure.data.data_pipeline import first_examples
 from infrastructure.data.encoding.token_preview import (
-    PREVIEW_STYLE,
     counts_line,
     kinds_of,
     token_preview,
-    token_preview_html,
 )
 from infrastructure.data.samples.sample_chats import write_sample_chats
 from infrastructure.deployment.export import export_model
@@ -72,12 +70,9 @@ def show_data(config: DeploymentConfig) -> None:
     print(*data.report.lines(), sep="\n")
     print(phrase("notebook.example_preview_heading"))
     for one in first_examples(data, NUM_PREVIEWED):
-        if in_notebook_kernel():
-            shown = token_preview_html(one.example, data.tokenizer, one.left_out)
-            _display_html(f"{PREVIEW_STYLE}{shown}", "temper-tokens")
-        else:
-            print(token_preview(one.example, data.tokenizer, left_out=one.left_out))
-            print(counts_line(kinds_of(one.example, data.tokenizer)))
+        has_colour = in_notebook_kernel()
+        print(token_preview(one.example, data.tokenizer, has_colour, one.left_out))
+        print(counts_line(kinds_of(one.example, data.tokenizer)))
 
 
 @speaking(as_cell)
@@ -245,9 +240,5 @@ def display_page(title: str, content: str, height_pixels: int = HEIGHT_PIXELS) -
     """Show a page below the cell in a frame, so that its styles do not affect the notebook."""
     style = f"width:100%;height:{height_pixels}px;border:0"
     frame = f'<iframe title="{title}" style="{style}" srcdoc="{html.escape(content)}"></iframe>'
-    _display_html(frame, f"temper-{title}")
-
-
-def _display_html(text: str, css_class: str) -> None:
     display = require("IPython.display", "notebook.showing_in_notebook")
-    display.display(display.HTML(f'<div class="{css_class}">{text}</div>'))
+    display.display(display.HTML(f'<div class="temper-{title}">{frame}</div>'))

@@ -10,19 +10,13 @@ model and a data file by name, with backup, reports and everything else that bel
 
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from infrastructure.training import (
-    ProgressiveConfig,
-    TrainingConfig,
-    UnifiedTrainer,
-    generate_masked,
-)
+from infrastructure.training import ProgressiveConfig, TrainingConfig, UnifiedTrainer
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Hook
 
@@ -107,7 +101,7 @@ def block_wise() -> None:
     A block trains with the head right above it; the layers below are finished, and only hand hidden
     states up. What they give is computed once for each example and kept on the disk for the other
     epochs (`cache_activations`). Without its head a block could not learn from the loss: final norm
-    and head train with the first block (`train_head`).
+    and head train with the first block.
     """
     config = settings(mode="blockwise", block_size=2)
     UnifiedTrainer(config, hooks=[Losses()]).train_all_layers(data_loader(), new_model())
@@ -151,11 +145,10 @@ def quantised() -> None:
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-def masked() -> list[list[int]]:
+def masked() -> None:
     """Masked diffusion: a share of the tokens is masked, and the model, which attends in both
     directions, predicts them. Here each example draws its share; with `mode="blockwise"` or
-    `strategy="progressive"` each stack has its own share. Then the model generates: all tokens
-    are masked at first and revealed step by step, the most confident ones first.
+    `strategy="progressive"` each stack has its own share.
     """
     config = settings(
         strategy="end_to_end",
@@ -168,14 +161,6 @@ def masked() -> list[list[int]]:
     model = new_model()
     model.config.mask_token_id = MASK  # without it, the last token of the vocabulary
     UnifiedTrainer(config, hooks=[Losses()]).train_all_layers(data_loader(), model)
-    tokenizer = SimpleNamespace(mask_token_id=MASK, pad_token_id=PAD)
-    begun = [[3, 1, 4], [9, 0, 2]]
-    prompts = [[BEGIN, *(ZERO + digit for digit in digits)] for digits in begun]
-    answers = generate_masked(model, tokenizer, prompts, num_new_tokens=LENGTH - 1 - PERIOD)
-    written = [[token - ZERO for token in answer] for answer in answers]
-    for digits, answer in zip(begun, written, strict=True):
-        print("  ", *digits, "→", *answer)
-    return written
 
 
 def broken_off() -> bool:
@@ -240,7 +225,7 @@ def main() -> None:
     stack_by_stack_at_once()
     print("4  finished blocks in 8 bits, with low-rank matrices")
     quantised()
-    print("5  hidden tokens, and what the model writes")
+    print("5  hidden tokens")
     masked()
     print("6  broken off, and gone on")
     broken_off()

@@ -58,7 +58,7 @@ SINKS: Registry[Any] = Registry(
 )
 # monitoring.watching.alert_sinks
 ALERT_SINKS: Registry[Any] = Registry(
-    "alert sink", "temper.alert_sinks", ("console", "log", "notebook", "webhook", "apprise")
+    "alert sink", "temper.alert_sinks", ("console", "log", "webhook", "apprise")
 )
 # backup.backends; the names are schemes of URLs, and fsspec is asked for any other
 BACKENDS: Registry[Any] = Registry(

@@ -32,7 +32,7 @@ class Command:
         help: one line of help.
         group: the heading in `temper --help`.
         resuming: subcommands that resume their work if the user gives them again after an
-            interruption, such as `("queue run",)`.
+            interruption, such as `("sweep",)`.
     """
 
     module: str
@@ -79,7 +79,6 @@ class Feature:
             user-defined part in the feature's own settings.
         run_files: files that it writes into a run directory and that are backed up with the run.
         outputs: name of an output in a run directory → code of the text that describes it.
-        quantities: key of a quantity that it measures during training → label.
         notebook: names that `import colab` offers → module.
         on_samples: address of a function that is called when a run uses the sample data. It gets a
             configuration and the text that names the source, and may change settings that the user
@@ -111,7 +110,6 @@ class Feature:
     own_code: str | None = None
     run_files: tuple[str, ...] = ()
     outputs: Mapping[str, str] = field(default_factory=dict)
-    quantities: Mapping[str, str] = field(default_factory=dict)
     notebook: Mapping[str, str] = field(default_factory=dict)
     on_samples: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)

@@ -293,10 +293,6 @@ class DataPipeline:
         """Return the length in tokens of each training example, by id, before augmentation."""
         return self.store.lengths()[self._order().all_rows]
 
-    def candidate_tasks(self) -> list[str]:
-        """Return the task of each training example, indexed by id."""
-        return [self.store.task(int(row)) for row in self._order().all_rows]
-
     def lengths_of_selection(self, ids: Indices, epoch: int) -> Indices:
         """Return the length in tokens of each example of an epoch, in order, as if `ids` were
         selected.

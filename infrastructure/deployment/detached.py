@@ -1,6 +1,6 @@
 """A run in a separate process that outlives the shell or the kernel that started it.
 
-The process and whoever watches it share these files:
+The process and those that watch it share these files:
 
     <output_dir>/.detached/<token>/trained_by     names the process that prepares or trains the run
                                   /purpose.json   the settings of the run, to detect the same run

@@ -12,7 +12,7 @@ from infrastructure.core.files import whole_directory
 from infrastructure.core.messages import phrase
 from infrastructure.data.data_pipeline import DataPipeline, first_examples
 from infrastructure.data.defaults import num_positions
-from infrastructure.data.encoding.token_preview import token_preview_html
+from infrastructure.data.encoding.token_preview import token_preview
 from infrastructure.data.readers.sources import data_files_hash
 from infrastructure.evaluation.held_out import HeldOut
 from infrastructure.evaluation.run_settings import run_folder
@@ -145,11 +145,11 @@ def describe_data(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[st
 def _as_read(data: Any, report: Any, config: DeploymentConfig) -> dict[str, object]:
     lines = report.lines(num_positions=num_positions(config, may_fetch=False))
     examples = first_examples(data, NUM_PREVIEWED)
-    preview = "".join(
-        token_preview_html(shown.example, data.tokenizer, shown.left_out) for shown in examples
-    )
+    preview = [
+        token_preview(shown.example, data.tokenizer, left_out=shown.left_out) for shown in examples
+    ]
     facts = {name: fact for name, fact in report.to_dict().items() if name != "losses"}
-    return {**facts, "lines": lines, "preview_html": preview}
+    return {**facts, "lines": lines, "preview": preview}
 
 
 def summarise(

@@ -23,12 +23,12 @@ OF_LEARNING = (
     *("method", "rewards", "teacher", "beta", "num_generations", "max_completion_length"),
     *("temperature", "method_settings", "num_epochs", "max_steps", "gradient_accumulation"),
     *("learning_rate", "weight_decay", "warmup_steps", "scheduler_type", "max_grad_norm"),
-    *("optimizer", "adam_beta1", "adam_beta2", "gradient_checkpointing"),
+    *("optimizer", "gradient_checkpointing"),
     *("gradient_checkpointing_mode", "shard", "checkpoint_interval", "checkpoint_frequency"),
     *("keep_checkpoints", "checkpoint_seconds", "keep_best", "best_metric", "best_metric_mode"),
-    *("keep_every", "compress_checkpoints", "deadline", "validation_interval"),
+    *("deadline", "validation_interval"),
     *("validation_frequency", "log_frequency", "early_stopping_patience"),
-    *("early_stopping_min_delta", "layerwise_lr_decay", "unfreeze_interval"),
+    *("layerwise_lr_decay"),
     *("extension_learning_rate", "train_extensions_only"),
     *(
         name

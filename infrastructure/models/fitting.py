@@ -17,7 +17,6 @@ from infrastructure.models.added_modules import (
 from infrastructure.models.lora import (
     adapted_paths,
     count_parameters,
-    peft_ranks,
     target_paths,
 )
 from infrastructure.models.model_inputs import PROJECTOR, inner_model
@@ -88,12 +87,12 @@ def check_same_lora(
             ("dropout", wanted.dropout, has.lora_dropout),
             ("use_dora", wanted.use_dora, has.use_dora),
             ("use_rslora", wanted.use_rslora, has.use_rslora),
-            ("router", wanted.router, bool(set(has.modules_to_save or ()) - {PROJECTOR})),
-            ("rank_pattern", peft_ranks(wanted), has.rank_pattern or {}),
+            ("trains in full", [], sorted({*(has.modules_to_save or ())} - {PROJECTOR})),
+            ("rank_pattern", {}, has.rank_pattern or {}),
         )
         if ours != theirs
     ]
-    targets = target_paths(base, wanted.target_modules, experts=wanted.experts, within=within)
+    targets = target_paths(base, wanted.target_modules, within=within)
     if targets != adapted_paths(base):
         differing.append(f"target_modules={wanted.target_modules} (there {_leaves(has)})")
     if differing:

@@ -1,18 +1,17 @@
 """LoRA by PEFT, and information that follows from parameter names.
 
 Method: Hu et al. 2021, arXiv 2106.09685. The base is frozen. LoRA matrices are stored in fp32
-whatever the base's dtype, so that small updates are not rounded away. Variants, all by PEFT: DoRA
-(2402.09353), rsLoRA (2312.03732), PiSSA (2404.02948), LoftQ (2310.08659).
+whatever the base's dtype, so that small updates are not rounded away. Variants, by PEFT: DoRA
+(2402.09353), rsLoRA (2312.03732).
 
 The experts of a mixture of experts are one parameter with three dimensions, (experts, out, in).
-PEFT adds matrices of rank r to each expert's part. Routers are frozen, or train in full.
+PEFT adds matrices of rank r to each expert's part. Routers are frozen.
 """
 
 import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -25,12 +24,8 @@ from infrastructure.models.flops import num_weights
 from infrastructure.models.model_inputs import inner_model, language_model
 
 HEAD_LAYER = 1_000_000
-# Attribute of a model with the matrices that PiSSA began with. The saved LoRA is the difference, so
-# that it fits the original base model.
-PISSA_START = "pissa_start"
 NAMES_OF_OLD_EXPERTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
-_BLOCKS = "layers|layer|h|blocks|block"
-_BLOCK = re.compile(rf"(?:^|\.)(?:{_BLOCKS})\.(\d+)\.")
+_BLOCK = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
 _HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output|score)\.")
 _EMBEDDING = re.compile(r"(?:^|\.)(?:wte|wpe|\w*embed\w*)\.")
 
@@ -57,23 +52,18 @@ def apply_lora(
         in_full: names of modules that are trained in full, because their weights are new.
 
     Raises:
-        ValueError: a target module is not a linear layer of this model, or a rank pattern matches
-            no layer. The message lists the layers that exist.
+        ValueError: a target module is not a linear layer of this model. The text lists those that
+            exist.
     """
     peft = require("peft", "model.lora_config")
     arguments = peft_arguments(model, lora_config, within, in_full)
     with no_words_on_ties():
-        tuned = peft.get_peft_model(
+        tuned: torch.nn.Module = peft.get_peft_model(
             model,
             peft.LoraConfig(task_type="CAUSAL_LM", **arguments),
             # the version of a Hub model that these matrices belong to
             revision=getattr(getattr(model, "config", None), "_commit_hash", None),
         )
-    if lora_config.init_lora_weights == "loftq":
-        peft.replace_lora_weights_loftq(tuned, model_path=_folder_of(model))
-    if lora_config.init_lora_weights == "pissa":
-        start = peft.get_peft_model_state_dict(tuned)
-        setattr(tuned, PISSA_START, {n: t.detach().clone() for n, t in start.items()})
     return tuned
 
 
@@ -122,25 +112,21 @@ def peft_arguments(
     """
     if lora_config.target_modules != "all-linear":
         check_target_modules(model, lora_config.target_modules)
-    check_rank_pattern(model, lora_config)
     return {
         "r": lora_config.r,
-        "rank_pattern": peft_ranks(lora_config),
         "lora_alpha": lora_config.alpha,
         "lora_dropout": lora_config.dropout,
         # GPT-2's Conv1D is a linear layer with a transposed weight
         "fan_in_fan_out": any(type(module).__name__ == "Conv1D" for module in model.modules()),
         "use_dora": lora_config.use_dora,
         "use_rslora": lora_config.use_rslora,
-        # LoftQ follows later, because PEFT needs the matrices first
-        "init_lora_weights": "pissa" if lora_config.init_lora_weights == "pissa" else True,
         **_targets_for_peft(model, lora_config, within, in_full),
     }
 
 
 def _paths_within(model: torch.nn.Module, lora_config: LoraConfig, within: str | None) -> set[str]:
-    targets, experts = lora_config.target_modules, lora_config.experts
-    paths = target_paths(model, targets, experts=experts, within=within)
+    targets = lora_config.target_modules
+    paths = target_paths(model, targets, within=within)
     if within is not None and not paths:
         raise InputError("models.lora_targets_outside_language", targets=targets)
     return paths
@@ -159,13 +145,10 @@ def _targets_for_peft(
     that name.
 
     Raises:
-        ValueError: PEFT has no such LoRA for experts, or `router` is set but the model has no
-            routers.
+        ValueError: PEFT has no such LoRA for experts.
     """
     experts = set(expert_parameters(model))
     if not experts:
-        if lora_config.router:
-            raise InputError("models.lora_router_without_experts", name=type(model).__name__)
         if within is None and not in_full:
             return {"target_modules": lora_config.target_modules}
         paths = _paths_within(model, lora_config, within)
@@ -177,7 +160,6 @@ def _targets_for_peft(
     for name, value in (
         ("dropout", lora_config.dropout),
         ("use_dora", lora_config.use_dora),
-        ("init_lora_weights", lora_config.init_lora_weights != "default"),
     ):
         if value and as_parameters:
             names = sorted({_leaf(path.removesuffix(".weight")) for path in as_parameters})
@@ -190,22 +172,12 @@ def _targets_for_peft(
     return {
         "target_modules": sorted(as_modules),
         "target_parameters": sorted(as_parameters) or None,
-        "modules_to_save": [*(routers(model) if lora_config.router else ()), *in_full] or None,
+        "modules_to_save": [*in_full] or None,
     }
 
 
 def _outside(paths: set[str], modules: Sequence[str]) -> list[str]:
     return sorted(p for p in paths if not any(f".{m}." in f".{p}." for m in modules))
-
-
-def _folder_of(model: torch.nn.Module) -> str:
-    """Return the folder that contains the files of a model loaded from a folder or the Hub."""
-    name = str(getattr(model, "name_or_path", ""))
-    if Path(name).is_dir():
-        return name
-    hub = require("huggingface_hub", "models.load_from_hub")
-    commit = getattr(getattr(model, "config", None), "_commit_hash", None)
-    return str(hub.snapshot_download(name, revision=commit, local_files_only=True))
 
 
 def check_target_modules(model: torch.nn.Module, names: list[str]) -> None:
@@ -230,47 +202,14 @@ def check_target_modules(model: torch.nn.Module, names: list[str]) -> None:
         )
 
 
-def peft_ranks(lora_config: LoraConfig) -> dict[str, int]:
-    """Return `rank_pattern` in PEFT's form. A number as a key means all layers of that block."""
-    return {
-        rf"(?:{_BLOCKS})\.{key}\..*" if key.isdecimal() else key: rank
-        for key, rank in lora_config.rank_pattern.items()
-    }
-
-
-def check_rank_pattern(model: torch.nn.Module, lora_config: LoraConfig) -> None:
-    """Raise ValueError unless every pattern matches a layer that gets LoRA matrices.
-
-    PEFT would silently ignore a pattern that matches no layer.
-    """
-    of_experts = set(expert_parameters(model))  # PEFT uses the name of their module
-    targets = target_paths(model, lora_config.target_modules, experts=lora_config.experts)
-    paths = {path.rpartition(".")[0] if path in of_experts else path for path in targets}
-    for given, pattern in zip(lora_config.rank_pattern, peft_ranks(lora_config), strict=True):
-        if not any(re.match(rf"(.*\.)?({pattern})$", path) for path in paths):
-            blocks = {int(match[1]) for path in paths if (match := _BLOCK.search(path))}
-            last = phrase("models.block_range", last=max(blocks)) if blocks else ""
-            raise InputError(
-                "models.rank_pattern_matches_nothing",
-                pattern=given,
-                name=type(model).__name__,
-                blocks=last,
-            )
-
-
 def target_paths(
-    model: torch.nn.Module,
-    targets: str | list[str],
-    *,
-    experts: bool = True,
-    within: str | None = None,
+    model: torch.nn.Module, targets: str | list[str], *, within: str | None = None
 ) -> set[str]:
     """Return the full names of the layers and expert weights to which `targets` refers.
 
     Args:
         targets: "all-linear" or names.
-        experts: whether "all-linear" includes experts.
-        within: the name of the part of the model to search. None: the whole model.
+        within: the name of the part of the model that is meant. None: the whole model.
     """
     paths, of_experts = linear_paths(model), set(expert_parameters(model))
     if within is not None:
@@ -278,8 +217,7 @@ def target_paths(
         of_experts = {path for path in of_experts if path.startswith(f"{within}.")}
     if targets == "all-linear":
         head = language_model(model).get_output_embeddings()
-        linear = {path for path in paths if model.get_submodule(path) is not head}
-        return linear | of_experts if experts else linear
+        return {path for path in paths if model.get_submodule(path) is not head} | of_experts
     return {p for p in paths | of_experts if any(_is_called(p, name) for name in targets)}
 
 
@@ -301,16 +239,6 @@ def expert_parameters(model: torch.nn.Module) -> list[str]:
         for name, parameter in model.named_parameters()
         if parameter.ndim == 3 and ".experts." in name and ".lora_" not in name
     ]
-
-
-def routers(model: torch.nn.Module) -> list[str]:
-    """Return the full names of the modules that route tokens to experts."""
-    beside = {name.rpartition(".experts.")[0] for name in expert_parameters(model)}
-    return sorted(
-        name
-        for name, module in model.named_modules()
-        if name.rpartition(".")[0] in beside and type(module).__name__.endswith("Router")
-    )
 
 
 def linear_paths(model: torch.nn.Module) -> set[str]:

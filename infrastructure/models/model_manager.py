@@ -267,7 +267,7 @@ class ModelManager:
         something is computed from its weights before training.
         """
         source, lora = find_source(self.config.name), self.config.lora_config
-        needs_weights = lora is not None and (lora.use_dora or lora.init_lora_weights != "default")
+        needs_weights = lora is not None and lora.use_dora
         is_read = source.kind in (SourceKind.FOLDER, SourceKind.HUB, SourceKind.LORA_FOLDER)
         if not is_read or needs_weights or self.needs_mask_token or self.sees:
             return None
@@ -370,9 +370,6 @@ class ModelManager:
 
     def _check_lora(self, source: ModelSource) -> None:
         config = self.config
-        lora = config.lora_config
-        if lora is not None and lora.init_lora_weights == "loftq" and self.device.type == "cpu":
-            raise InputError("models.loftq_on_cpu")
         trains_lora = config.lora_config is not None or source.kind is SourceKind.LORA_FOLDER
         refuse_quantized_weights_that_train(config, trains_lora=trains_lora)
 

@@ -8,10 +8,6 @@ and the base model in `base/` if it exists nowhere else. Registered module: `tem
 """
 
 import json
-import tempfile
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,7 +22,7 @@ from infrastructure.core.lookup import look_up
 from infrastructure.core.messages import phrase
 from infrastructure.models.added_modules import added_modules, is_added, save_added
 from infrastructure.models.answer_end import GENERATION_FILE
-from infrastructure.models.lora import PISSA_START, count_parameters
+from infrastructure.models.lora import count_parameters
 from infrastructure.models.model_inputs import inner_model
 from infrastructure.models.progress_bars import without_progress_bars
 from infrastructure.models.registry import MODELS
@@ -195,10 +191,7 @@ def _save_lora(
     model: Any, tokenizer: "PreTrainedTokenizerBase | None", part: Path, processor: Any
 ) -> None:
     # "auto" would ask the Hub whether the vocabulary has grown, which never happens here
-    with _start_of_pissa(model) as start:
-        model.save_pretrained(
-            part, save_embedding_layers=False, path_initial_model_for_weight_conversion=start
-        )
+    model.save_pretrained(part, save_embedding_layers=False)
     base = model.get_base_model()
     write_generation_config(model, part)
     if not base.name_or_path:
@@ -209,30 +202,6 @@ def _save_lora(
         config["base_model_name_or_path"] = f"./{BASE}"  # relative; not a Hub name
         write_json(part / "adapter_config.json", config)
     write_lora_card(part, base, sees=processor is not None)
-
-
-@contextmanager
-def _start_of_pissa(model: Any) -> Iterator[str | None]:
-    """Yield a folder with the initial matrices of a PiSSA LoRA, or None for any other LoRA.
-
-    With these, PEFT converts it to an ordinary LoRA of twice the rank for the original base model.
-    """
-    start = getattr(model, PISSA_START, None)
-    if start is None:
-        yield None
-        return
-    config = model.peft_config["default"]
-    with tempfile.TemporaryDirectory() as folder:
-        config.init_lora_weights = True  # PEFT would subtract it from the base again
-        try:
-            config.save_pretrained(folder)
-        finally:
-            config.init_lora_weights = "pissa"
-        save_file({n: t.contiguous() for n, t in start.items()}, f"{folder}/{LORA_WEIGHTS}")
-        with torch.random.fork_rng(), warnings.catch_warnings():
-            # PEFT temporarily loads it as a second LoRA
-            warnings.filterwarnings("ignore", "PiSSA changes the base weights")
-            yield folder
 
 
 def write_lora_card(folder: Path, model: torch.nn.Module, sees: bool = False) -> None:

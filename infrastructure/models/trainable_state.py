@@ -1,7 +1,7 @@
 """The tensors of a model that a checkpoint must contain.
 
-Full fine-tuning: every parameter, including those that are frozen at the moment (by gradual
-unfreezing). LoRA: the LoRA matrices and what else is trained, but not the frozen base, which is
+Full fine-tuning: every parameter, including those that are frozen at the moment (by the
+phase). LoRA: the LoRA matrices and what else is trained, but not the frozen base, which is
 loaded from its source. The same holds if only added modules are trained. Persistent buffers are
 always included.
 """

@@ -193,14 +193,12 @@ def check_unsloth_lora(model: torch.nn.Module, lora_config: LoraConfig) -> None:
     """Raise if Unsloth does not support a LoRA for these layers. No weights are read.
 
     Raises:
-        ValueError: a target module is not a linear layer of this model (the message lists those
-            that exist), the layers have different ranks, or experts are to get LoRA.
+        ValueError: a target module is not a linear layer of this model (the text lists those that
+            exist), or experts are to have matrices.
     """
-    if lora_config.rank_pattern:
-        raise InputError("models.unsloth_rank_pattern")
     if lora_config.target_modules != "all-linear":
         check_target_modules(model, lora_config.target_modules)
-    if lora_config.experts and expert_parameters(model):
+    if target_paths(model, lora_config.target_modules) & {*expert_parameters(model)}:
         raise InputError("models.unsloth_lora_on_experts", name=type(model).__name__)
 
 
@@ -218,7 +216,7 @@ def apply_unsloth_lora(
     """
     check_unsloth_lora(model, lora_config)
     unsloth = require("unsloth", "model.backend=unsloth")
-    paths = target_paths(model, lora_config.target_modules, experts=False)
+    paths = target_paths(model, lora_config.target_modules)
     names = sorted({path.rpartition(".")[2] for path in paths})
     with prints_to_log():
         return unsloth.FastLanguageModel.get_peft_model(

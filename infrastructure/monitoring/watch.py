@@ -11,21 +11,16 @@ from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Column, Table
 from rich.text import Text
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
-from infrastructure.monitoring.drawing.curves import WIDE, charts_of
+from infrastructure.monitoring.drawing.charts import WIDE
 from infrastructure.monitoring.drawing.downsampling import Points
 from infrastructure.monitoring.drawing.formatting import printable
-from infrastructure.monitoring.drawing.quantity_names import name_of
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_reader import FINISHED
-from infrastructure.monitoring.records.run_view import Alert, RunView, view_of
+from infrastructure.monitoring.records.run_view import Alert, Headline, RunView, view_of
 from infrastructure.monitoring.records.status_text import STATE_WORDS
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -41,7 +36,6 @@ STATE_STYLES = {
     "interrupted": "bold yellow",
     "failed": "bold red",
 }
-LEVEL_STYLES = {"fine": "green", "high": "yellow", "full": "red"}
 SEVERITY_STYLES = {"info": "dim", "warning": "yellow", "critical": "bold red"}
 NUM_HEADLINES = 3
 
@@ -149,14 +143,19 @@ def status_line(view: RunView) -> str:
     """Return one line on the run: `step 120 of 500 · 24 % · loss 0.51 · about 12 min 03 s left`."""
     state = [] if view["state"] == "running" else [STATE_WORDS[view["state"]].lower()]
     numbers = [
-        f"{line['name'].lower()} {line['text']}" for line in view["headlines"][:NUM_HEADLINES]
+        f"{line['name'].lower()} {_was_and_is(line)}" for line in view["headlines"][:NUM_HEADLINES]
     ]
     times = [] if view["is_over"] else [view["times"]]
     parts = [*state, view["progress"], *numbers, *times]
     return " · ".join(printable(part) for part in parts if part)
 
 
-def sparkline(points: Points, width: int, from_zero: bool = False) -> str:
+def _was_and_is(line: Headline) -> str:
+    """Return the value of a headline, after the one before training if that is known."""
+    return f"{line['before']} → {line['text']}" if "before" in line else line["text"]
+
+
+def sparkline(points: Points, width: int) -> str:
     """Return a sparkline of at most `width` characters. A × marks a value that is not finite."""
     if not points or width < 1:
         return ""
@@ -169,7 +168,7 @@ def sparkline(points: Points, width: int, from_zero: bool = False) -> str:
     finite = [mean for mean in means if mean is not None]
     if not finite:
         return NOT_FINITE_MARK * num_columns
-    low, high = min([*finite, 0.0] if from_zero else finite), max(finite)
+    low, high = min(finite), max(finite)
     return "".join(_block(mean, low, high) for mean in means)
 
 
@@ -187,82 +186,20 @@ def _block(value: float | None, low: float, high: float) -> str:
 
 def frame(view: RunView, width: int) -> RenderableType:
     """Return the complete display for a terminal of `width` columns."""
-    parts: list[RenderableType] = [_head(view, width), Text()]
-    parts += [part for part in (_numbers(view, width), _machine(view, width)) if part is not None]
-    parts.append(Text(printable(view["backup"]["text"]), style="dim"))
-    parts += [Text(printable(words), style=style) for words, style in messages(view)]
-    if view["is_over"] and view["state"] != FINISHED:
-        parts.append(Text(_next_step(view)))
-    title = f"[bold]{escape(printable(view['title']))}[/]"
-    foot = None if view["is_over"] else phrase("monitoring.ctrl_c_exits_watch")
-    return Panel(
-        Group(*parts), title=title, subtitle=foot, border_style="dim", padding=(0, 1), width=width
-    )
-
-
-def _head(view: RunView, width: int) -> RenderableType:
-    grid = Table.grid(expand=True, padding=(0, 1))
-    grid.add_column(ratio=1)
-    grid.add_column(justify="right")
-    grid.add_row(Text(view["progress"]), Text(view["times"]))
-    parts: list[RenderableType] = [
-        Text(printable(view["state_text"]), style=STATE_STYLES[view["state"]]),
-        grid,
+    loss = view["curves"].get(WIDE, [])
+    lines = [
+        (view["title"], "bold"),
+        (view["state_text"], STATE_STYLES[view["state"]]),
+        (status_line(view), ""),
+        (sparkline(loss if len(loss) > 1 else [], width), "cyan"),
+        (view["backup"]["text"], "dim"),
+        *messages(view),
     ]
-    result = [
-        f"{line['name']} {line['before']} → {line['text']}"
-        for line in view["headlines"]
-        if "before" in line
-    ]
-    if result:
-        parts.insert(1, Text(" · ".join(result), style="bold"))
-    if (share := view["share_done"]) is None:
-        return Group(*parts)
-    return Group(*parts, _bar(share, "green" if view["state"] == FINISHED else "cyan", width - 4))
-
-
-def _bar(share: float, style: str, width: int | None = None) -> ProgressBar:
-    return ProgressBar(1.0, share, width, complete_style=style, finished_style=style)
-
-
-def _numbers(view: RunView, width: int) -> RenderableType | None:
-    """Return the newest value of each chart, with a sparkline if there is more than one point."""
-    rows = []
-    for key, chart in charts_of(view["curves"], view["evaluated"]).items():
-        if (known := name_of(key)).is_detail:
-            continue  # only in the report
-        title = known.title if known.better else chart.title
-        held_out = f"{title}, held out" if chart.points else title
-        rows.append((title, chart, chart.points))
-        rows.append((view["held_out_name"] if key == WIDE else held_out, chart, chart.marks))
-    rows = [row for row in rows if row[2]]
-    if not rows:
-        return None
-    table = _table(Column(justify="right"), Column(style="cyan"))
-    space = max(8, width - 30 - max(len(name) for name, _, _ in rows))
-    for name, chart, points in rows:
-        line = sparkline(points if len(points) > 1 else [], space, chart.from_zero)
-        shown = printable(name[:1].upper() + name[1:])
-        table.add_row(Text(shown), chart.format_value(points[-1][1]), line)
-    return Group(table, Text())
-
-
-def _table(*columns: Column) -> Table:
-    names = Column(style="dim")
-    for column in (names, *columns):
-        column.no_wrap = True
-    return Table(names, *columns, box=None, show_header=False, padding=(0, 2, 0, 0))
-
-
-def _machine(view: RunView, width: int) -> RenderableType | None:
-    if not view["machine"]["meters"]:
-        return None
-    table = _table(Column(width=max(8, min(40, width - 50))), Column())
-    for meter in view["machine"]["meters"]:
-        table.add_row(
-            meter["name"], _bar(meter["share"], LEVEL_STYLES[meter["level"]]), meter["text"]
-        )
-    return Group(table, Text())
+    if not view["is_over"]:
+        lines.append((phrase("monitoring.ctrl_c_exits_watch"), "dim"))
+    elif view["state"] != FINISHED:
+        lines.append((_next_step(view), ""))
+    return Group(*[Text(printable(words), style=style) for words, style in lines if words])
 
 
 def messages(view: RunView) -> list[tuple[str, str]]:

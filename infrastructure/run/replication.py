@@ -278,17 +278,9 @@ def _is_over(status: BackupStatus, newest: str, look: str) -> bool:
 
 def versions_kept(training: TrainingConfig, total_steps: int) -> int:
     """Return the maximum number of checkpoints that are kept on this machine."""
-    return min(
-        training.keep_checkpoints + training.num_best_kept + _every(training, total_steps),
-        total_steps,
-    )
+    return min(training.keep_checkpoints + training.num_best_kept, total_steps)
 
 
 def newest_kept(training: TrainingConfig, total_steps: int) -> int:
     """Return how many checkpoints are kept if the newest ones are also the best."""
-    newest = max(training.keep_checkpoints, training.num_best_kept)
-    return min(newest + _every(training, total_steps), total_steps)
-
-
-def _every(training: TrainingConfig, total_steps: int) -> int:
-    return total_steps // training.keep_every if training.keep_every else 0
+    return min(max(training.keep_checkpoints, training.num_best_kept), total_steps)

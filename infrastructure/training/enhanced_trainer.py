@@ -318,9 +318,7 @@ class EnhancedTrainer:
                 The training stops that much earlier before a deadline.
         """
         config = self.training_config
-        self.checkpoints = CheckpointManager(
-            directory, retention_of(config), run_files, compress=config.compress_checkpoints
-        )
+        self.checkpoints = CheckpointManager(directory, retention_of(config), run_files)
         self.schedule.request = directory / REQUEST_FILE
         self.schedule.reserve = reserve_seconds
 
@@ -576,7 +574,7 @@ class EnhancedTrainer:
             remember_limit=self._remember_limit,
             seed=config.seed,
         )
-        failures = SaveRetryPolicy(recovery.max_failed_saves)
+        failures = SaveRetryPolicy()
         checkpointer = Checkpointer(self.checkpoints, step, self.identity, self.schedule, failures)
         return TrainingLoop(
             step,

@@ -96,7 +96,7 @@ def test_a_run_from_the_form_records_what_was_set_there(small: DeploymentConfig)
         "model.lora_config.r": "2",
         "monitor.thresholds.cpu_percent": "80%",
         "monitor.alert_sinks": "log",
-        "training.recovery.max_rollbacks": "1",
+        "training.recovery.loss_spike": "stop",
         "cache.max_age_days": "3",
         "log_level": "WARNING",
         "run_name": "from-the-form",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import (
     affects_result,
@@ -27,7 +28,7 @@ COUNT = """
 model.name backend adapter train_vision quantization quantization_aware lora_config lora_config.r
 lora_config.alpha
 lora_config.dropout lora_config.target_modules lora_config.use_dora lora_config.use_rslora
-lora_config.init_lora_weights lora_config.experts lora_config.router lora_config.rank_pattern
+
 dtype attention trust_remote_code revision
 embedded.hidden_size embedded.num_layers embedded.num_heads embedded.num_kv_heads
 embedded.intermediate_size embedded.vocab_size embedded.max_positions
@@ -38,16 +39,16 @@ balance_by augmentation chat_template
 training.method rewards teacher beta num_generations max_completion_length temperature
 method_settings strategy num_epochs max_steps batch_size gradient_accumulation learning_rate
 weight_decay
-warmup_steps scheduler_type max_grad_norm optimizer adam_beta1 adam_beta2 mixed_precision
+warmup_steps scheduler_type max_grad_norm optimizer   mixed_precision
 gradient_checkpointing compile_mode memory_efficient_attention seed validation_interval
-validation_frequency validation_prompts early_stopping_patience early_stopping_min_delta
+validation_frequency validation_prompts early_stopping_patience
 layerwise_lr_decay
-unfreeze_interval curriculum_stages curriculum_by curriculum_order curriculum_keeps_easier
+ curriculum_stages curriculum_by
 enabled_extensions memory.layer memory.slots memory.heads memory.width memory.store
 multimodal.vision_tower multimodal.projector_epochs multimodal.image_token
 extension_learning_rate train_extensions_only optimization_frequency mode block_size
 best_metric best_metric_mode
-train_head with_top local_loss reconstruct_weight cache_activations cache_dtype end_to_end_scope
+local_loss reconstruct_weight cache_activations cache_dtype end_to_end_scope
 progressive.target_stacks progressive.trunk_strategy progressive.new_stack_precision
 progressive.growth progressive.init time_interpretation corruption mask_weighting
 time_step_masking num_time_steps time_step_bins time_step_mask_fractions store_all_time_steps
@@ -61,10 +62,9 @@ solver max_qubits fallback max_overhead_percent timeout
 SAME_RESULT = """
 data.num_workers prefetch_factor pin_memory max_bad_rows_percent accept_small_data
 training.checkpoint_interval checkpoint_frequency checkpoint_seconds keep_checkpoints
-gradient_checkpointing_mode keep_best keep_every compress_checkpoints deadline
+gradient_checkpointing_mode keep_best   deadline
 log_frequency metrics metrics_sinks shard
-recovery.out_of_memory recovery.not_finite recovery.loss_spike recovery.loss_spike_factor
-recovery.max_rollbacks recovery.max_failed_saves
+recovery.out_of_memory recovery.not_finite recovery.loss_spike
 cache_dir cache_storage cache_size save_stacks save_rack
 """
 OUTSIDE = ("backup.", "cache.", "memory.", "monitor.", "resources.gpu.")
@@ -193,6 +193,21 @@ def test_a_run_of_before_there_were_encodings_is_the_same_training() -> None:
 )
 def test_what_has_loaded_a_model_is_of_its_record(recorded: dict[str, str], backend: str) -> None:
     assert backend_taken(recorded) == backend
+
+
+def test_settings_that_no_longer_exist_start_no_second_run_unless_they_had_been_set() -> None:
+    recorded = DeploymentConfig(**{"model.lora_config": {"r": 4}}).to_dict()
+    recorded["values"]["training"]["gone"] = True
+    recorded["values"]["gone_section"] = {"size": 3}
+    began = DeploymentConfig.from_dict(recorded)
+    wanted = DeploymentConfig(**{"model.lora_config": {"r": 4}})
+    assert result_settings(began) == result_settings(wanted)
+    checkpoint = {**result_settings(wanted), "training.gone": True, "gone_section.size": 3}
+    assert is_same(checkpoint, result_settings(wanted), ())
+    for key in ("training.gone", "gone_section.size"):
+        given = {**recorded["sources"], key: {"layer": "flag", "place": "--gone"}}
+        with pytest.raises(ConfigurationError, match=r"gone"):
+            DeploymentConfig.from_dict({**recorded, "sources": given})
 
 
 def test_a_run_keeps_the_defaults_of_the_version_in_which_it_began() -> None:

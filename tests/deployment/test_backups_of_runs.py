@@ -24,9 +24,6 @@ from infrastructure.deployment import forecast
 from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.run import replication as run_copies
 from infrastructure.run.directory import RunDirectory
-from infrastructure.run.replication import (
-    versions_kept,
-)
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from tests.deployment.runs import (
     deploy,
@@ -94,9 +91,7 @@ def test_every_view_shows_what_is_safe_and_other_machines_learn_of_the_place(
     assert any("backup.destination_on_same_disk" in line for line in lines)
     page = (run / "report.html").read_text()
     assert "monitoring.backups_heading" in page
-    assert "step 4, saved" in page
-    assert "seen there" in page
-    assert "(read-back)" in page
+    assert f"monitoring.backup_step_confirmed(step=4, place={place})" in page
     assert Store(place / run.name).newest()[1] == []
     summary["backup"]["text"] = "as it stood then"
     (run / "summary.json").write_text(json.dumps(summary))
@@ -306,9 +301,3 @@ def test_what_a_version_takes_is_known_before_there_is_one(
     loaded = dict(store.load(store.read(store.versions()[0])))
     written = sum(len(loaded[name].data) for name in tensors)
     assert reported[0] == pytest.approx(written, rel=0.02), optimizer
-
-
-def test_as_many_versions_as_rotation_keeps_must_fit(tmp_path: Path) -> None:
-    training = small_config(tmp_path, keep_checkpoints=3, keep_best=1, keep_every=10).training
-    assert versions_kept(training, 100) == 14
-    assert versions_kept(training, 2) == 2

@@ -386,7 +386,7 @@ def test_the_checkpoints_of_a_training_are_counted(settings: dict[str, Any], sav
 
 
 def test_the_space_of_a_run_is_that_of_its_versions_its_model_and_its_files(tmp_path: Path) -> None:
-    kept: dict[str, Any] = {"keep_checkpoints": 3, "keep_best": 1, "keep_every": 4}
+    kept: dict[str, Any] = {"keep_checkpoints": 3, "keep_best": 3}
     place = {"place": str(tmp_path / "place"), "keep": 5}
     config = DeploymentConfig(training=kept, backup=place)
     tokenizer = RunDirectory(tmp_path).tokenizer

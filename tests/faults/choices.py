@@ -68,9 +68,6 @@ NEEDS: dict[str, dict[str, Any]] = {
     "model.trust_remote_code": {"model.name": "{llama}"},
     "model.backend=unsloth": {"model.name": "{llama}", "model.lora_config": True},
     "model.quantization": {"model.name": "{llama}", "model.lora_config": True},
-    "model.lora_config.init_lora_weights=loftq": {
-        **{"model.name": "{llama}", "model.quantization": "4bit"},
-    },
     "model.lora_config.": {"model.name": "{llama}"},
     "model.dtype=fp16": {"model.lora_config": True},
     "model.adapter=tactical_mappo": {"model.name": "tactical_mappo"},
@@ -82,7 +79,6 @@ NEEDS: dict[str, dict[str, Any]] = {
     "training.mode=": {"training.block_size": 99},
     "training.end_to_end_scope": {"training.strategy": "end_to_end", **ONE_STACK},
     "training.strategy=progressive": ONE_STACK,
-    "training.train_head": ONE_UNIT,
     "training.local_loss": ONE_UNIT,
     "training.time_step_masking=True": MASKED,
     "training.time_interpretation": MASKED,
@@ -109,7 +105,7 @@ SLOW = ("training.compile_mode=", "model.backend=unsloth")
 ELSEWHERE = (
     *("training.method=", "training.strategy=curriculum", "training.curriculum_"),
     *("model.adapter=dialogue", "model.adapter=multimodal", "model.train_vision"),
-    *("model.lora_config.router", "model.quantization_aware"),
+    "model.quantization_aware",
     "training.enabled_extensions=['multimodal']",
     *("training.shard=yes", "training.shard=offload"),  # they need two processes
 )
@@ -200,7 +196,6 @@ def refusal(choice: Choice) -> str | None:
 OF_A_SERVICE = ("trackio", "wandb", "apprise")
 WITHOUT_GPU = {
     ("model.attention", "flash_attention_2"): "models.flash_attention_unavailable(",
-    ("model.lora_config.init_lora_weights", "loftq"): "models.loftq_on_cpu(",
     ("training.mixed_precision", "fp16"): "core.fp16_needs_gpu(",
     ("training.mixed_precision", "fp8"): "core.fp8_needs_newer_gpu(",
     ("device", "cuda"): "core.pytorch_sees_no_gpu(device=cuda)",

@@ -88,7 +88,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "streaming": {"data.streaming": True},
     "quantum": QUANTUM,
     "bf16": {"training.mixed_precision": "bf16"},
-    "compressed": {"backup.compression": "zstd", "training.compress_checkpoints": True},
+    "compressed": {"backup.compression": "zstd"},
     "uncompressed": {"backup.compression": "off", "training.optimizer": "sgd"},
     "drive": {"backup.place": "drive:{place}"},
     "fsspec": {"backup.place": "temperstore://{place}"},

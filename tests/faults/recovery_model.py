@@ -208,7 +208,7 @@ def poisoned(examples: range, log_frequency: int, *, once: bool = False) -> Pois
     """Rows that are not numbers, one after the other; `once`: only the first time that they are
     seen, so that nobody who goes on would find out again what was chosen."""
     outcome = Poison()
-    settings: dict[str, Any] = {"log_frequency": log_frequency, "recovery": {"max_rollbacks": 9}}
+    settings: dict[str, Any] = {"log_frequency": log_frequency}
     with directories() as new:
         for example in examples:
             outcome.rows += 1

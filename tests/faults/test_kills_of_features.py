@@ -64,9 +64,8 @@ FEATURES = {
     "stages by length": Feature(settings={"training": CURRICULUM}),
     "stages by loss": Feature(settings={"training": {**CURRICULUM, "curriculum_by": "loss"}}),
     "experts": Feature("mixtral", {"model": lora(dropout=0)}),
-    "experts and router": Feature("qwen_moe", {"model": lora(dropout=0, router=True)}),
+    "experts of Qwen": Feature("qwen_moe", {"model": lora(dropout=0)}),
     "DoRA": Feature("llama", {"model": lora(use_dora=True)}),
-    "PiSSA": Feature("llama", {"model": lora(dropout=0, init_lora_weights="pissa")}),
     "rounded int4": Feature("llama", {"model": {"quantization_aware": "int4"}}),
     "rounded int8_int4": Feature("llama", {"model": {"quantization_aware": "int8_int4"}}),
 }
@@ -158,7 +157,7 @@ def ended(config: DeploymentConfig, *observers: Observer) -> int:
     return os.waitpid(in_child(work), 0)[1]
 
 
-QUICK = ["experts and router"]
+QUICK = ["experts of Qwen"]
 
 
 @pytest.mark.parametrize("name", slow_but(QUICK, FEATURES))

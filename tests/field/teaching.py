@@ -174,10 +174,6 @@ def useless(inputs: Inputs) -> list[Case]:
             *("own loop", "masked gradients", False),
             own(enabled_extensions=[f"{PARTS}:ZeroesGradients"]),
         ),
-        of_settings(
-            *("own loop", "layers that no phase reaches", False),
-            own(strategy="finetune", unfreeze_interval=2, num_epochs=3, max_steps=None),
-        ),
         of_settings("dpo", "beta 0", False, of("dpo", training={"beta": 0.0})),
         of_settings("kto", "beta 0", False, of("kto", training={"beta": 0.0})),
         of_settings("dpo", "equal after the cut", False, of("dpo", equal, data={"max_length": 6})),
@@ -311,10 +307,6 @@ def healthy(inputs: Inputs) -> list[Case]:
         of_settings(
             *("own loop", "batches of one row", True),
             own(log_frequency=1, batch_size=1, learning_rate=3e-3),
-        ),
-        of_settings(
-            *("own loop", "layers join from the top", True),
-            own(strategy="finetune", unfreeze_interval=1, num_epochs=6, max_steps=None),
         ),
         of_settings("dpo", "LoRA, whose A has no gradient at first", True, of("dpo", model=lora)),
         of_settings(

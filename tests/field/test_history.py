@@ -357,13 +357,13 @@ def test_d10_a_run_restored_at_an_earlier_step_is_the_newest_at_its_place(
     place = MemoryPlace()
     rig = Rig(tmp_path / "one")
     rig.place, rig.remote = place, Store(Path(RUN), place)
-    rig.copier = rig.new_copier(keep_every=1)
+    rig.copier = rig.new_copier(keep_last=9)
     names = [rig.copy(step) for step in (1, 2, 3)]
     back = Rig(tmp_path / "two")
     back.place, back.remote = place, rig.remote
     fetch_version(rig.remote, names[0], back.local, lambda done, total: None)
     Lineage(back.local.root).restored(rig.remote.versions())
-    back.copier = back.new_copier(keep_every=1)
+    back.copier = back.new_copier(keep_last=9)
     newest = back.copy(9)
     assert rig.remote.newest() == (newest, [])
     assert back.copier.status().state == "idle"

@@ -120,8 +120,6 @@ MASKED = {**LAYERWISE, "time_step_masking": True}
 # are kept is left out.
 CHOICES: dict[str, tuple[dict[str, Any], object]] = {
     "block_size": ({"mode": "blockwise", "block_size": 1}, 2),
-    "train_head": (LAYERWISE, "always"),
-    "with_top": (LAYERWISE, 1),
     "local_loss": (LAYERWISE, "reconstruct"),
     "reconstruct_weight": ({**LAYERWISE, "local_loss": "reconstruct"}, 3.0),
     "cache_dtype": ({**LAYERWISE, "cache_activations": True}, "fp32"),

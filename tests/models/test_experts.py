@@ -18,7 +18,6 @@ from infrastructure.models.lora import (
     apply_lora,
     count_parameters,
     expert_parameters,
-    routers,
     target_paths,
 )
 from infrastructure.models.model_manager import ModelManager
@@ -116,8 +115,7 @@ def test_all_linear_reaches_every_expert_and_not_the_router(make: Make) -> None:
 @pytest.mark.parametrize("make", MODELS)
 def test_saved_loaded_and_merged_it_is_the_same(make: Make, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
-    model = tuned(make, router=True)
-    assert len(routers(seeded(make))) == (1 if make is qwen_with_a_dense_layer else 2)
+    model = tuned(make)
     with torch.no_grad():
         for number, tensor in enumerate(trainable_state(model).values()):
             generator = torch.Generator().manual_seed(number)
@@ -127,9 +125,9 @@ def test_saved_loaded_and_merged_it_is_the_same(make: Make, tmp_path: Path) -> N
     model.save_pretrained(tmp_path, save_embedding_layers=False)  # type: ignore[operator]
     loaded = peft.PeftModel.from_pretrained(seeded(make), str(tmp_path))
     assert torch.equal(logits(loaded), expected)
-    check_same_lora(loaded, LoraConfig(r=2, alpha=4, router=True), "folder")
+    check_same_lora(loaded, LoraConfig(r=2, alpha=4), "folder")
     with pytest.raises(ValueError, match=r"models\.lora_settings_differ"):
-        check_same_lora(loaded, LoraConfig(r=2, alpha=4), "folder")
+        check_same_lora(loaded, LoraConfig(r=2, alpha=4, target_modules=["q_proj"]), "folder")
     torch.testing.assert_close(logits(loaded.merge_and_unload()), expected, atol=1e-5, rtol=1e-4)
 
 
@@ -142,22 +140,13 @@ def test_a_token_meets_two_of_four_experts() -> None:
     assert arithmetic_of(model).per_token == 4 * used
 
 
-def test_the_router_trains_in_full_by_choice() -> None:
-    model = tuned(mixtral, router=True)
-    trained = {n for n, p in model.named_parameters() if p.requires_grad and "lora_" not in n}
-    assert len(trained) == 2
-    assert all("gate.modules_to_save" in name for name in trained)
-    assert trained <= trainable_state(model).keys()
-    assert all(gradients(model)[name].abs().sum() > 0 for name in trained)
-
-
 def test_experts_are_named_as_their_weights_or_left_out() -> None:
     named = tuned(mixtral, target_modules=["q_proj", "down_proj"])
     found = adapted_paths(named.get_base_model())  # type: ignore[operator]
     assert {path.rpartition(".")[2] for path in found} == {"q_proj", "down_proj"}
-    without = tuned(mixtral, experts=False, dropout=0.1)
+    without = tuned(mixtral, target_modules=["q_proj"], dropout=0.1)
     found = adapted_paths(without.get_base_model())  # type: ignore[operator]
-    assert not any("experts" in path for path in found)
+    assert {path.rpartition(".")[2] for path in found} == {"q_proj"}
     with pytest.raises(ValueError, match=r"models\.lora_option_on_experts.*dropout"):
         tuned(mixtral, dropout=0.1)
     with pytest.raises(ValueError, match=r"models\.lora_option_on_experts.*use_dora"):
@@ -166,7 +155,7 @@ def test_experts_are_named_as_their_weights_or_left_out() -> None:
 
 @pytest.mark.parametrize("make", MODELS)
 def test_what_the_optimizer_will_hold_is_known_before_its_first_step(make: Make) -> None:
-    model = tuned(make, router=True)
+    model = tuned(make)
     predicted = optimizer_state_bytes(adamw, model)
     optimizer = adamw(model)
     gradients(model)

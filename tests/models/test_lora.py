@@ -51,23 +51,6 @@ def test_only_the_lora_matrices_train() -> None:
 
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2])
-def test_a_block_may_have_a_rank_of_its_own(make: object) -> None:
-    """By its number, and a kind of layer by PEFT's pattern of names; the others have r."""
-    tuned = apply_lora(make(), LoraConfig(r=2, rank_pattern={"1": 4}))  # type: ignore[operator]
-    ranks = {
-        name: p.shape[0]
-        for name, p in tuned.named_parameters()
-        if name.endswith("lora_A.default.weight")
-    }
-    assert {layer_of(name): rank for name, rank in ranks.items()} == {1: 2, 2: 4}
-    assert len(ranks) > 2
-    with pytest.raises(ValueError, match=r"models\.rank_pattern_matches_nothing.*pattern=2"):
-        apply_lora(make(), LoraConfig(r=2, rank_pattern={"2": 4}))  # type: ignore[operator]
-    with pytest.raises(ValueError, match=r"models\.rank_pattern_matches_nothing.*pattern=query"):
-        apply_lora(make(), LoraConfig(r=2, rank_pattern={"query": 4}))  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2])
 def test_all_linear_means_every_linear_layer_but_the_head(make: object) -> None:
     model = make()  # type: ignore[operator]
     expected = target_paths(model, "all-linear")

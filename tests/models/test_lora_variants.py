@@ -1,4 +1,4 @@
-"""DoRA, rsLoRA, PiSSA and LoftQ: each starts as it should, gives the same logits when it is loaded
+"""DoRA and rsLoRA: each starts as it should, gives the same logits when it is loaded
 again and when it is merged, and goes on to the same bits."""
 
 import json
@@ -10,7 +10,6 @@ import torch
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.models.fitting import check_same_lora
-from infrastructure.models.lora import apply_lora
 from infrastructure.models.model_manager import LoadedModel, ModelManager, load_saved
 from infrastructure.models.saving import save_model
 from infrastructure.run.checkpoint_paths import by_step
@@ -22,8 +21,6 @@ IDS = torch.arange(3, 19).unsqueeze(0)
 VARIANTS: dict[str, dict[str, Any]] = {
     "dora": {"use_dora": True},
     "rslora": {"use_rslora": True},
-    "pissa": {"init_lora_weights": "pissa"},
-    "pissa by the square root": {"init_lora_weights": "pissa", "use_rslora": True},
 }
 
 
@@ -50,10 +47,9 @@ def test_trained_resumed_saved_and_merged(saved_llama: Path, tmp_path: Path, var
     lora = VARIANTS[variant]
     start = logits(load_saved(saved_llama, device=CPU).model)
     trainer = trainer_of(saved_llama, tmp_path, lora, tmp_path / "run")
-    variants = {"init" if name == "init_lora_weights" else name: v for name, v in lora.items()}
     trainer.initialize_model()
     described: Any = trainer.adapter.describe()["lora"]
-    assert {**described, **variants} == described
+    assert {**described, **lora} == described
     torch.testing.assert_close(logits(trainer.initialize_model()), start, atol=1e-5, rtol=1e-4)
     trainer.train()
     trained = logits(trainer.initialize_model())
@@ -69,55 +65,13 @@ def test_trained_resumed_saved_and_merged(saved_llama: Path, tmp_path: Path, var
         save_model(trainer.initialize_model(), trainer.adapter.tokenizer, tmp_path / "final")
         assert torch.equal(logits(trainer.initialize_model()), trained)
         assert torch.equal(torch.get_rng_state(), drawn)
-        tuned: Any = trainer.initialize_model()
-        assert tuned.peft_config["default"].init_lora_weights == lora.get("init_lora_weights", True)
     loaded = load_saved(tmp_path / "final", device=CPU).model
     torch.testing.assert_close(logits(loaded), trained, atol=1e-5, rtol=1e-4)
     merged = loaded.merge_and_unload()  # type: ignore[operator]
     torch.testing.assert_close(logits(merged), trained, atol=1e-5, rtol=1e-4)
     config = json.loads((tmp_path / "final" / "adapter_config.json").read_text())
-    assert config["r"] == (8 if "pissa" in variant else 4)
-    assert config["init_lora_weights"] is True
+    assert config["r"] == 4
     assert config["use_dora"] is (variant == "dora")
-
-
-def test_pissa_begins_with_the_largest_part_of_the_weights(saved_llama: Path) -> None:
-    plain = load_saved(saved_llama, device=CPU).model
-    tuned = load(saved_llama, {"init_lora_weights": "pissa"})
-    layer = tuned.model.get_submodule("base_model.model.model.layers.0.self_attn.q_proj")
-    weight = plain.get_parameter("model.layers.0.self_attn.q_proj.weight")
-    update = layer.get_delta_weight("default")  # type: ignore[operator]
-    left, values, right = torch.linalg.svd(weight)
-    largest = (left[:, :4] * values[:4]) @ right[:4]
-    torch.testing.assert_close(update, largest, atol=1e-5, rtol=1e-3)
-    torch.testing.assert_close(layer.weight + update, weight, atol=1e-5, rtol=1e-3)  # type: ignore[operator]
-    assert tuned.description["lora"]["init"] == "pissa"  # type: ignore[index,call-overload]
-
-
-def test_loftq_lies_nearer_to_the_weights_than_4_bits_alone(
-    saved_llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """PEFT computes on a GPU, by name: here the same is computed on the CPU."""
-    functional = pytest.importorskip("bitsandbytes").functional
-    loftq = pytest.importorskip("peft.utils.loftq_utils")
-
-    def on_cpu(quantized: Any, weight: torch.Tensor, num_bits: int, reduced_rank: int) -> Any:
-        assert num_bits == 4
-        rounded = functional.dequantize_4bit(quantized.data, quantized.quant_state)
-        parts = loftq._low_rank_decomposition(weight.float() - rounded.float(), reduced_rank)
-        return parts["R"], parts["L"]
-
-    with pytest.raises(ValueError, match=r"models\.loftq_on_cpu"):
-        load(saved_llama, {"init_lora_weights": "loftq"}, quantization="4bit")
-    whole = logits(load_saved(saved_llama, device=CPU).model)
-    rounded = load(saved_llama, {}, quantization="4bit").model
-    before = logits(rounded)
-    monkeypatch.setattr(loftq, "_loftq_init_new", on_cpu)
-    tuned = apply_lora(
-        rounded.unload(),  # type: ignore[operator]
-        LoraConfig(r=16, alpha=16, init_lora_weights="loftq"),
-    )
-    assert (logits(tuned) - whole).norm() < 0.9 * (before - whole).norm()
 
 
 def test_a_lora_goes_on_as_the_variant_that_it_is(saved_llama: Path) -> None:
@@ -125,7 +79,3 @@ def test_a_lora_goes_on_as_the_variant_that_it_is(saved_llama: Path) -> None:
     check_same_lora(tuned, LoraConfig(r=4, alpha=8, use_dora=True), "folder")
     with pytest.raises(ValueError, match=r"models\.lora_settings_differ"):
         check_same_lora(tuned, LoraConfig(r=4, alpha=8), "folder")
-    with pytest.raises(
-        ValueError, match=r"models\.lora_router_without_experts.*name=LlamaForCausalLM"
-    ):
-        load(saved_llama, {"router": True})

@@ -2,6 +2,8 @@
 
 import itertools
 import logging
+import math
+import random
 import statistics
 import time
 import tracemalloc
@@ -11,20 +13,22 @@ from typing import Any
 
 import pytest
 
-from infrastructure.config.sections.resource_config import AlertThresholds
 from infrastructure.core.gpu_readings import GpuReadings
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.monitoring.training_monitor import (
     ALERTS_FILE,
     HISTORY,
     PERFORMANCE_FILE,
+    RECENT,
     SUMMARY_FILE,
     SYSTEM_FILE,
+    Statistics,
+    Table,
     TrainingMetrics,
     TrainingMonitor,
 )
 from infrastructure.monitoring.watching.alerts import Alert
-from tests.monitoring.scripted_machine import GIB, Moments, ScriptedGpus, ScriptedMachine
+from tests.monitoring.scripted_machine import Moments, ScriptedGpus, ScriptedMachine
 
 SAMPLE_OF_THE_SPECIFICATION = """
 from infrastructure.monitoring.training_monitor import TrainingMonitor
@@ -171,15 +175,6 @@ def test_an_alert_is_reported_at_once_and_written_with_its_end(tmp_path: Path) -
     assert [(r["step"], r["state"]) for r in written] == [(5, "raised"), (6, "ended")]
 
 
-def test_a_threshold_of_one_s_own_holds() -> None:
-    sink = Remembering()
-    limits = AlertThresholds(memory_percent=10.0)
-    monitor = scripted(sinks=[sink], thresholds=limits)
-    for _ in range(5):
-        monitor.sample()
-    assert [alert.rule for alert in sink.alerts] == ["memory_percent"]
-
-
 def test_a_sink_that_fails_is_reported_once_and_the_others_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -282,7 +277,39 @@ def test_memory_does_not_grow_with_the_samples() -> None:
     assert len(monitor.recent_samples) == len(monitor.recent_metrics) == HISTORY
 
 
-def test_gpu_memory_is_reported_in_percent() -> None:
-    gpus = ScriptedGpus()
-    gpus.set(memory_used_bytes=12 * GIB)
-    assert scripted(gpus=gpus).sample()["gpus"][0]["memory_percent"] == 75.0
+def test_they_are_those_of_all_values() -> None:
+    numbers = random.Random(0)
+    values = [numbers.uniform(-5, 5) for _ in range(RECENT)]
+    found = Statistics()
+    for value in values:
+        found.add(value)
+    assert found.to_dict() == {
+        "last": values[-1],
+        "mean": pytest.approx(statistics.fmean(values)),
+        "min": min(values),
+        "max": max(values),
+        "p95": pytest.approx(statistics.quantiles(values, n=100, method="inclusive")[94]),
+    }
+
+
+def test_the_percentile_is_of_recent_values() -> None:
+    found = Statistics()
+    for value in [1000.0] * 10 + [1.0] * RECENT:
+        found.add(value)
+    assert found.to_dict()["p95"] == 1.0
+    assert found.to_dict()["max"] == 1000.0
+    assert len(found.recent) == RECENT
+
+
+def test_what_is_no_number_is_left_out() -> None:
+    found = Statistics()
+    for value in (math.nan, math.inf, 2.0):
+        found.add(value)
+    assert found.count == 1
+    assert found.to_dict()["mean"] == 2.0
+
+
+def test_nothing_comes_to_nothing() -> None:
+    table = Table()
+    table.add({"name": "T4", "is_on": True, "missing": None, "bad": math.nan})
+    assert table.to_dict() == {}

@@ -223,9 +223,9 @@ NAMED = {
         "max_norm = self.config.max_grad_norm or math.inf",
         "max_norm = math.inf",
     ),
-    "AdamW has other betas than the configuration": (
+    "AdamW has other betas than ours": (
         "infrastructure/training/strategies/optimizers.py",
-        '{"betas": betas} if takes_betas else {}',
+        '{"betas": BETAS} if takes_betas else {}',
         "{}",
     ),
     "an update takes the schedule two steps on": (

@@ -328,10 +328,11 @@ def test_performance_monitoring_of_000(context: TrainingContext) -> None:
 
 @elsewhere("000 Resource Monitoring", "ResourceMonitor")
 def test_resource_monitoring_of_000() -> None:
-    monitor = TrainingMonitor(thresholds={"disk_free": "1000TB"})
+    monitor = TrainingMonitor(thresholds={"memory_percent": 0.001})
     monitor.start_monitoring()
+    monitor.sample()
     monitor.stop_monitoring()
-    assert monitor.get_performance_summary()["alerts"]["raised"]["disk_free"] == 1
+    assert monitor.get_performance_summary()["alerts"]["raised"]["memory_percent"] == 1
 
 
 @elsewhere("000 Training Errors", "TrainingErrorHandler")

@@ -12,13 +12,12 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.testing import preflight
 from infrastructure.testing.baseline import Baselines
-from infrastructure.testing.parameter_checks import check_start
 from infrastructure.testing.speed_checks import check_speed, work_of
 from infrastructure.testing.subject import Subject
 from infrastructure.testing.test_pipeline import CheckPipeline, create_test_pipeline
 from tests.deployment.runs import small_config, small_settings
 from tests.slow import slow
-from tests.testing.check_models import by_name, save_model_of, settings_of, subject_of
+from tests.testing.check_models import by_name, subject_of
 
 ROW = '{"prompt": "2 + 2", "completion": "4"}\n'
 SLOW_SECONDS = 0.2  # a step of the tiny model takes a few hundredths
@@ -193,15 +192,3 @@ def test_doubtful_data_does_not_pass(
         assert results["data"].status == "fail"
         assert doubt in results["data"].text
         assert results["data"].remedy == "data.confirm_small_data()"
-
-
-def test_a_lora_that_begins_with_other_values_was_not_trained_before(tmp_path: Path) -> None:
-    model = {
-        "name": str(save_model_of("llama", tmp_path / "model")),
-        "lora_config": {"r": 2, "init_lora_weights": "pissa"},
-    }
-    result = check_start(subject_of(DeploymentConfig(**settings_of(tmp_path, model))))
-    assert (result.status, result.text) == (
-        "skipped",
-        "testing.lora_starts_nonzero(method=pissa)",
-    )

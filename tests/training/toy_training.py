@@ -99,7 +99,7 @@ class Training:
             recovery=self.config.recovery,
         )
         manager = CheckpointManager(directory, Retention(99)) if directory is not None else None
-        failures = SaveRetryPolicy(self.config.recovery.max_failed_saves)
+        failures = SaveRetryPolicy()
         self.checkpointer = Checkpointer(manager, self.step, dict, SaveSchedule(), failures)
         self.loop = TrainingLoop(
             self.step,

@@ -20,8 +20,6 @@ class Retention:
     Attributes:
         keep_last: the number of newest checkpoints to keep; at least 2.
         keep_best: the number of checkpoints with the lowest score to keep.
-        keep_every: keep all checkpoints whose step is a multiple of this number; None disables this
-            rule.
 
     Raises:
         ValueError: if `keep_last` is below 2.
@@ -29,7 +27,6 @@ class Retention:
 
     keep_last: int = 2
     keep_best: int = 0
-    keep_every: int | None = None
 
     def __post_init__(self) -> None:
         if self.keep_last < 2:
@@ -38,7 +35,7 @@ class Retention:
 
 def retention_of(training: "TrainingConfig") -> Retention:
     """Return the rules for keeping checkpoints on this machine, from the section `training`."""
-    return Retention(training.keep_checkpoints, training.num_best_kept, training.keep_every)
+    return Retention(training.keep_checkpoints, training.num_best_kept)
 
 
 def versions_to_keep(store: Store, retention: Retention) -> set[str]:
@@ -81,11 +78,6 @@ def _worth_keeping(
     scored = scores_of(manifests)
     best = (name for name in sorted(scored, key=lambda n: (scored[n], n)) if is_good(store, name))
     yield from itertools.islice(best, retention.keep_best)  # each candidate is read completely
-    if retention.keep_every is not None:
-        of_step = {m.step: name for name, m in reversed(healthy.items())}
-        yield from (
-            name for step, name in of_step.items() if step and step % retention.keep_every == 0
-        )
     yield from [name for name, m in healthy.items() if m.kind == "emergency"][:1]
 
 

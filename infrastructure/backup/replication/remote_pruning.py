@@ -114,13 +114,10 @@ class PlacePruning:
         return newer | unclear | {*self._special(readable), *self._special(sure)}
 
     def _special(self, manifests: dict[str, Manifest]) -> Iterator[str]:
-        """Yield the other checkpoints to keep: the best, every n-th, the last emergency one."""
+        """Yield the other checkpoints to keep: the best and the last emergency one."""
         healthy = {n: m for n, m in sorted(manifests.items(), reverse=True) if m.healthy}
         scored = scores_of(manifests)
         yield from sorted(scored, key=lambda name: (scored[name], name))[: self.retention.keep_best]
-        if every := self.retention.keep_every:
-            of_step = {m.step: name for name, m in reversed(healthy.items())}
-            yield from (name for step, name in of_step.items() if step and step % every == 0)
         yield from [name for name, m in healthy.items() if m.kind == "emergency"][:1]
 
     def _forget(self, name: str) -> None:

@@ -37,13 +37,11 @@ class BackgroundWriter:
 
     Args:
         root: the directory of the store.
-        compress: as in `Store`. Compression takes time in the helper, not in the training.
     """
 
-    def __init__(self, root: Path, retention: Retention, *, compress: bool = False) -> None:
+    def __init__(self, root: Path, retention: Retention) -> None:
         self.root = root
         self.retention = retention
-        self.compress = compress
         self._copy = SharedBuffer()
         self._helper: HelperProcess | None = None
         self._lock: Lock | None = None
@@ -62,7 +60,7 @@ class BackgroundWriter:
         """
         assert self._in_flight is None, "a version is in flight"
         self._copy.take(state)
-        text = self._message({"values": values, "facts": facts, "compress": self.compress})
+        text = self._message({"values": values, "facts": facts})
         self._in_flight = (self._copy.append(text), len(text))
         self._hand_over(b"%d %d\n" % self._in_flight)
 

@@ -45,7 +45,6 @@ def commit_message(
         for name, dtype, shape, begin, length in places
     }
     store = _STORES.setdefault(root, Store(root))
-    store.objects.compresses = rest["compress"]
     try:
         store.sweep()
         name = store.commit(tensors, rest["values"], **rest["facts"])

@@ -38,8 +38,6 @@ _OWN_FACTS: Mapping[str, Callable[[Any], object]] = MappingProxyType(
     }
 )
 
-_INIT = "model.lora_config.init_lora_weights"
-
 CONTRADICTIONS: Table = (
     ("config.balance_with_streaming", "data.streaming", "data.balance_by"),
     (
@@ -53,13 +51,7 @@ CONTRADICTIONS: Table = (
         "training.best_needs_answers",
         "not training.validation_prompts",
     ),
-    ("config.testing_interval_without_tests", "testing_interval", "not enable_testing"),
     # Variants of LoRA.
-    ("config.pissa_with_quantized_model", f"{_INIT}=pissa", "model.quantization"),
-    ("config.pissa_on_new_model", f"{_INIT}=pissa", "model.name=embedded"),
-    ("config.loftq_without_4bit", f"{_INIT}=loftq", "not model.quantization=4bit"),
-    ("config.dora_with_lora_init", "model.lora_config.use_dora", f"not {_INIT}=default"),
-    ("config.pissa_with_dropout", f"{_INIT}=pissa", "model.lora_config.dropout"),
     ("config.lora_variant_with_unsloth", "lora_variant", "model.backend=unsloth"),
     # Quantization-aware training.
     ("config.qat_with_lora", "model.quantization_aware", "model.lora_config"),
@@ -107,7 +99,6 @@ SHARDED: Table = (
     ("config.shard_with_offloaded_adamw", "training.optimizer=adamw_offload"),
     ("config.shard_with_trl_method", "not training.method=sft"),
     ("config.shard_with_strategy", "not strategy=standard|finetune"),
-    ("config.shard_with_unfreezing", "training.unfreeze_interval"),
     ("config.shard_with_extensions", "training.extensions"),
     ("config.shard_with_adapter", "not model.adapter=auto|standard|dialogue"),
     ("config.shard_with_answer_metric", "training.best_metric", "training.best_needs_answers"),

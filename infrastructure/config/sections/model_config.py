@@ -1,17 +1,14 @@
 """The settings of the model: which one is trained and how it is loaded. No model is loaded."""
 
-import re
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from infrastructure.config.base import ConfigSection, ConfigurationError
 from infrastructure.config.registries import ADAPTERS
 from infrastructure.config.types import (
     Allowed,
     Count,
-    FromJson,
     PathText,
     Positive,
     RegisteredName,
@@ -19,7 +16,6 @@ from infrastructure.config.types import (
     UsedWhen,
 )
 from infrastructure.core.comma_list import split_items
-from infrastructure.core.errors import InputError
 
 _EMBEDDED = UsedWhen(
     lambda config: config.model.name == "embedded",
@@ -30,35 +26,11 @@ _NOT_EMBEDDED = UsedWhen(
 )
 
 
-_ALL_LINEAR = UsedWhen(
-    lambda config: (
-        config.model.lora_config is None or config.model.lora_config.target_modules == "all-linear"
-    ),
-    "config.unused_target_modules_are_named",
-)
-
-
 def _modules(value: object) -> object:
     """Split a comma-separated text into module names, unless it is "all-linear"."""
     if not isinstance(value, str) or value == "all-linear":
         return value
     return split_items(value)
-
-
-def _text_keys(value: object) -> object:
-    """Convert integer keys to text, because layers may be given by number."""
-    if not isinstance(value, Mapping):
-        return value
-    return {str(k) if isinstance(k, int) else k: rank for k, rank in value.items()}
-
-
-def _patterns(value: dict[str, int]) -> dict[str, int]:
-    for pattern in value:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise InputError("config.invalid_regex", pattern=pattern) from error
-    return value
 
 
 class LoraConfig(ConfigSection):
@@ -85,29 +57,6 @@ class LoraConfig(ConfigSection):
     use_rslora: bool = Field(
         default=False, description="Use rsLoRA: scale by alpha / sqrt(r), for high ranks."
     )
-    init_lora_weights: Literal["default", "pissa", "loftq"] = Field(
-        default="default",
-        description="Initial LoRA; default: zero; pissa: principal components; loftq: corrects"
-        " 4-bit rounding.",
-    )
-    experts: Annotated[bool, _ALL_LINEAR] = Field(
-        default=True,
-        description="With all-linear: also adapt the experts of a mixture-of-experts model.",
-    )
-    router: bool = Field(
-        default=False, description="Also train the routers of a mixture-of-experts model, in full."
-    )
-    rank_pattern: Annotated[
-        dict[str, Count],
-        AfterValidator(_patterns),
-        BeforeValidator(_text_keys),
-        FromJson,
-        Allowed('a mapping from layer to rank, such as {"0": 4, "q_proj": 8}'),
-    ] = Field(
-        default={},
-        description="Ranks of some layers, by layer number or PEFT pattern; others use"
-        " {=model.lora_config.r}.",
-    )
 
 
 def variants_of(lora: LoraConfig) -> dict[str, bool]:
@@ -115,9 +64,6 @@ def variants_of(lora: LoraConfig) -> dict[str, bool]:
     return {
         "use_dora": lora.use_dora,
         "use_rslora": lora.use_rslora,
-        "init_lora_weights": lora.init_lora_weights != "default",
-        "router": lora.router,
-        "rank_pattern": bool(lora.rank_pattern),
     }
 
 

@@ -2,11 +2,10 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Gt
 from pydantic import Field
 
 from infrastructure.config.base import ConfigSection
-from infrastructure.config.types import SAME_RESULT, CountOrZero
+from infrastructure.config.types import SAME_RESULT
 
 
 class RecoveryConfig(ConfigSection):
@@ -27,16 +26,4 @@ class RecoveryConfig(ConfigSection):
         default="note",
         description="If the loss is far above the previous ones: roll back and skip the"
         " batch, note, or stop.",
-    )
-    loss_spike_factor: Annotated[float, Gt(1), SAME_RESULT] = Field(
-        default=5.0,
-        description="A loss above this multiple of the previous losses' median counts as a spike.",
-    )
-    max_rollbacks: Annotated[CountOrZero, SAME_RESULT] = Field(
-        default=3,
-        description="Rollbacks allowed for bad losses before the run stops.",
-    )
-    max_failed_saves: Annotated[CountOrZero, SAME_RESULT] = Field(
-        default=2,
-        description="Failed saves in a row that are allowed before the run stops.",
     )

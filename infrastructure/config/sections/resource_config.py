@@ -126,27 +126,6 @@ class AlertThresholds(ConfigSection):
     gradient_norm: Positive = Field(
         default=100.0, description="Alert if the gradient norm before clipping is above this."
     )
-    data_wait_percent: Percent = Field(
-        default=50.0,
-        description="Alert if more than this percentage of a step is spent waiting for data.",
-    )
-    tied_steps: Count = Field(
-        default=20,
-        description="Alert after N steps in a row in which all answers to each prompt get"
-        " equal rewards.",
-    )
-    disk_free: Megabytes = Field(
-        default=1000, description="Alert if less disk space than this is free, in MB."
-    )
-    checkpoint_age: Duration = Field(
-        default=7200.0, description="Alert if the newest checkpoint is older than this."
-    )
-    backup_age: Duration = Field(
-        default=7200.0, description="Alert if the newest confirmed backup is older than this."
-    )
-    copier_failures: Count = Field(
-        default=2, description="Alert if the backup process has failed this many times in a row."
-    )
 
 
 class MonitorConfig(ConfigSection):
@@ -162,16 +141,11 @@ class MonitorConfig(ConfigSection):
         SplitCommas,
         EachOnce,
         RegisteredName(ALERT_SINKS),
-        Allowed(
-            "a list of console, log, notebook, webhook, apprise, or a name of your own, each once"
-        ),
+        Allowed("a list of console, log, webhook, apprise, or a name of your own, each once"),
     ] = Field(
-        default=["console", "log", "notebook"],
+        default=["console", "log"],
         description="Where alerts are sent; webhook and apprise read their URLs from"
         " environment variables.",
-    )
-    alert_cooldown: Duration = Field(
-        default=300.0, description="Minimum time between two alerts of the same kind."
     )
     prometheus: Annotated[
         str | None,

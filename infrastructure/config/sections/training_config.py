@@ -42,7 +42,6 @@ from infrastructure.config.types import (
     Positive,
     RegisteredName,
     Share,
-    ShareBelowOne,
     SplitCommas,
     TimeLimit,
     UsedWhen,
@@ -74,18 +73,10 @@ _CHECKPOINTED = UsedWhen(
 _TRANSFORMERS = UsedWhen(
     lambda config: config.model.backend != "unsloth", "config.unused_unsloth_checkpoints"
 )
-_HAS_BETAS = UsedWhen(
-    lambda config: config.training.optimizer != "sgd", "config.unused_sgd_has_no_betas"
-)
 _HOLDS_OUT = UsedWhen(
     lambda config: config.data.holds_out,
     "config.unused_nothing_held_out",
     "config.unused_hold_rows_out",
-)
-_STOPS_EARLY = UsedWhen(
-    lambda config: config.training.early_stopping_patience is not None,
-    "config.unused_no_early_stopping",
-    "config.unused_set_patience",
 )
 _OWN_METRIC = UsedWhen(
     lambda config: config.training.best_metric not in MEASURES,
@@ -125,8 +116,8 @@ class TrainingConfig(FieldsOfFeatures):
     prefix: ClassVar[str] = "training"
     help_note: ClassVar[str] = (
         "{=training.strategy} says how the layers are trained. standard: all of them alike."
-        " finetune: the same, but {=training.layerwise_lr_decay} and {=training.unfreeze_interval}"
-        " can give each layer its own learning rate and start. curriculum: easy rows first."
+        " finetune: the same, but {=training.layerwise_lr_decay} can give each layer its own rate."
+        " curriculum: easy rows first."
         " progressive and end_to_end: block-wise, which has its own section below. auto: what the"
         " other settings need, or else finetune with LoRA and standard without it."
     )
@@ -224,12 +215,6 @@ class TrainingConfig(FieldsOfFeatures):
         description="Optimizer; the 8bit, paged (both bitsandbytes) and offload variants save"
         " GPU memory.",
     )
-    adam_beta1: Annotated[ShareBelowOne, _HAS_BETAS] = Field(
-        default=0.9, description="AdamW's beta1: decay of the mean of gradients."
-    )
-    adam_beta2: Annotated[ShareBelowOne, _HAS_BETAS] = Field(
-        default=0.95, description="AdamW's beta2: decay of the mean of squared gradients."
-    )
     mixed_precision: bool | Literal["bf16", "fp16", "fp32", "fp8"] = Field(
         default=True,
         description="Precision of the forward pass; true: the fastest safe one on this machine;"
@@ -296,13 +281,6 @@ class TrainingConfig(FieldsOfFeatures):
         description="For a metric of your own: whether lower (min) or higher (max) values are"
         " better.",
     )
-    keep_every: Annotated[Count | None, SAME_RESULT] = Field(
-        default=None,
-        description="Also keep every checkpoint whose step is a multiple of this; none: off.",
-    )
-    compress_checkpoints: Annotated[bool, SAME_RESULT] = Field(
-        default=False, description="Compress checkpoints on this machine's disk."
-    )
     deadline: Annotated[TimeLimit | None, SAME_RESULT] = Field(
         default=None,
         description="Save and stop before this much time has passed since the start; none: never.",
@@ -329,17 +307,9 @@ class TrainingConfig(FieldsOfFeatures):
         description="Stop after N evaluations without improvement, and use the best model;"
         " none: never.",
     )
-    early_stopping_min_delta: Annotated[NotNegative, _STOPS_EARLY] = Field(
-        default=0.0, description="Smallest improvement that counts for early stopping."
-    )
     layerwise_lr_decay: Annotated[float, Gt(0), Le(1), _FINETUNES] = Field(
         default=1.0,
         description="Learning rate of a layer, relative to that of the layer above; 1: all equal.",
-    )
-    unfreeze_interval: Annotated[Count | None, _FINETUNES] = Field(
-        default=None,
-        description="Start with only the top layer, and unfreeze the next one every N epochs;"
-        " none: off.",
     )
     enabled_extensions: Annotated[
         Names,
@@ -463,7 +433,7 @@ class TrainingConfig(FieldsOfFeatures):
             return self.strategy
         if self.needed_strategy is not None:
             return self.needed_strategy
-        finetunes = model.lora_config or self.layerwise_lr_decay < 1 or self.unfreeze_interval
+        finetunes = model.lora_config or self.layerwise_lr_decay < 1
         return "finetune" if finetunes else "standard"
 
     def enables(self, name: str) -> bool:

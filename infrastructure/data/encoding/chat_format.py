@@ -333,7 +333,7 @@ class TemplateFormat:
         question, prompt = (self._render((QUESTION,), inputs, prompts=p)[0] for p in (False, True))
         header = prompt[len(_common_start(question, prompt)) :]
         if not header or (start := before.rfind(header)) < 0:
-            raise FormatError(phrase("data.conversation_begins_with_answer"))
+            raise FormatError(phrase("data.first_answer_not_located"))
         return start + len(header)
 
     def _spans_of(

@@ -1,9 +1,8 @@
 """A display of an example's tokens, with the trained ones and the ends of answers marked.
 
-It can be plain text, text with terminal colors, or HTML.
+It is plain text, with or without terminal colors.
 """
 
-import html
 from collections.abc import Sequence
 from enum import Enum
 from itertools import groupby
@@ -35,12 +34,6 @@ class Kind(Enum):
 COLOURS = {Kind.MASKED: "2", Kind.TRAINED: "32", Kind.STOP: "7;32"}
 HALF, MOST_BYTES = "\ufffd", 4  # decoded from a part of a character; bytes per character
 MOST_TOKENS = 2000  # shown of an example; the rest is counted
-# For pages without a style sheet; the backgrounds are readable in light and dark mode.
-PREVIEW_STYLE = """<style>
-.temper-tokens pre {white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.7}
-.temper-tokens mark {background: #2463c43d; color: inherit; border-radius: 3px}
-.temper-tokens mark.stop {background: #c65d0e66; outline: 1px solid #c65d0e}
-</style>"""
 
 
 def kinds_of(example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase") -> list[Kind]:
@@ -100,33 +93,6 @@ def token_preview(
         parts.append(joined if is_masked else f"⟦{joined}⟧")
     below = "".join("\n" + phrase("data.left_out", text=one) for one in left_out)
     return "".join(parts) + _rest(example) + below
-
-
-def token_preview_html(
-    example: TokenizedExample,
-    tokenizer: "PreTrainedTokenizerBase",
-    left_out: Sequence[str] = (),
-) -> str:
-    """Return the tokens as HTML, with a legend above and the left-out texts of the row below.
-
-    Trained tokens are highlighted, and show their kind when the pointer is on them.
-    """
-    spans = []
-    for text, kind in _tokens(example, tokenizer):
-        shown = html.escape(text).replace("\n", "⏎\n")
-        spans.append(_element(kind, shown))
-    key = " ".join(_element(kind, kind.value) for kind in Kind)
-    line = html.escape(counts_line(kinds_of(example, tokenizer)))
-    lost = (html.escape(phrase("data.left_out", text=one)) for one in left_out)
-    below = "".join(f"<p>{one}</p>" for one in lost)
-    return f"<p>{key} · {line}</p><pre>{'&#8203;'.join(spans)}{_rest(example)}</pre>{below}"
-
-
-def _element(kind: Kind, shown: str) -> str:
-    if kind is Kind.MASKED:
-        return f'<span title="masked">{shown}</span>'
-    stop = ' class="stop"' if kind is Kind.STOP else ""
-    return f'<mark{stop} title="{kind.value}">{shown}</mark>'
 
 
 def _in_text(text: str, kind: Kind, has_colour: bool) -> str:

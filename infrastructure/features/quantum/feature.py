@@ -26,7 +26,6 @@ FEATURE = Feature(
     own_code=f"{_HERE}.checks:own_samplers",
     report=(f"{_HERE}.report:quantum_steps",),
     run_files=("quantum.json",),
-    quantities={"quantum_solver_seconds": "Solver time of a quantum step"},
     on_samples=f"{_HERE}.samples:choose_among_samples",
     names={
         "apply_quantum_solution": f"{_HERE}.training.functional",

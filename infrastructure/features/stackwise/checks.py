@@ -21,7 +21,6 @@ CONTRADICTIONS = (
     ("stackwise.stacks_with_quantized_model", "by_stacks", "model.quantization"),
     ("stackwise.stacks_with_compile", "by_stacks", "training.compile_mode"),
     ("stackwise.stacks_with_lr_decay", "by_stacks", "not training.layerwise_lr_decay=1.0"),
-    ("stackwise.stacks_with_unfreezing", "by_stacks", "training.unfreeze_interval"),
     ("stackwise.stacks_with_early_stopping", "by_stacks", "training.early_stopping_patience"),
     (
         "stackwise.half_weights_with_fp32",
@@ -90,12 +89,6 @@ CONTRADICTIONS = (
         "training.end_to_end_scope=rackwise",
     ),
     (
-        "stackwise.reconstruct_with_top",
-        "by_stacks",
-        "training.local_loss=reconstruct",
-        "training.with_top",
-    ),
-    (
         "stackwise.reconstruct_with_trained_layers",
         "by_stacks",
         "training.local_loss=reconstruct",
@@ -106,12 +99,6 @@ CONTRADICTIONS = (
         "by_stacks",
         "training.local_loss=reconstruct",
         "training.trunk_is_adapted",
-    ),
-    (
-        "stackwise.top_with_progressive",
-        "by_stacks",
-        "training.with_top",
-        "training.strategy=progressive",
     ),
 )
 ADDED_WEIGHTS = (

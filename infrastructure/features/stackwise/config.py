@@ -15,7 +15,6 @@ from infrastructure.config.types import (
     SAME_RESULT,
     Allowed,
     Count,
-    CountOrZero,
     FromJson,
     Megabytes,
     PathText,
@@ -132,10 +131,9 @@ class ProgressiveConfig(ConfigSection):
         default="stages",
         description="Add one stack after another (stages), or all others after the first (once).",
     )
-    init: Annotated[Literal["keep", "zero", "copy", "middle"], _PROGRESSIVE] = Field(
+    init: Annotated[Literal["keep", "copy"], _PROGRESSIVE] = Field(
         default="keep",
-        description="New stack's weights; keep: own; zero: no effect; copy: stack below; middle:"
-        " mid layers.",
+        description="New stack's weights; keep: its own; copy: those of the stack below.",
     )
 
 
@@ -163,14 +161,6 @@ class StackwiseFields(TrainingFields):
         " it (fused).",
     )
     block_size: Annotated[Count, _IN_BLOCKS] = Field(default=4, description="Layers in a block.")
-    train_head: Annotated[Literal["first", "always"], _IN_TURN] = Field(
-        default="first",
-        description="Train the final norm and an untied head only with the first unit, or always.",
-    )
-    with_top: Annotated[CountOrZero, _IN_TURN] = Field(
-        default=0,
-        description="Number of top units that also train in every phase, through the whole model.",
-    )
     local_loss: Annotated[Literal["head", "reconstruct"], _STACKWISE] = Field(
         default="head",
         description="Loss of a unit below the top: the model's own (head), or feature"

@@ -5,7 +5,7 @@ from infrastructure.core.features import Feature
 _HERE = "infrastructure.features.stackwise"
 # The flag of each of these settings begins with `--stack-`, or is its plain name.
 _EITHER = """
-    mode block_size train_head with_top local_loss reconstruct_weight end_to_end_scope
+    mode block_size local_loss reconstruct_weight end_to_end_scope
     time_step_masking num_time_steps time_step_bins time_step_mask_fractions
     time_interpretation corruption mask_weighting store_all_time_steps
     time_step_cache_size backbone_quantized adapters_full_precision
@@ -52,10 +52,8 @@ FEATURE = Feature(
     folders=("training.cache_dir",),
     run_files=("stackwise.json",),
     outputs={"stacks": "stackwise.path_stacks", "rack": "stackwise.path_rack"},
-    notebook={"show_stacks": f"{_HERE}.notebook"},
     names={
         "ProgressiveConfig": f"{_HERE}.config",
         "UnifiedTrainer": f"{_HERE}.training.unified_trainer",
-        "generate_masked": f"{_HERE}.training.diffusion_sampler",
     },
 )

@@ -13,7 +13,7 @@ CORRUPTIONS: Registry[Any] = Registry(
 )
 # quantized_trunk
 QUANTIZATIONS: Registry[Any] = Registry(
-    "quantization", "temper.quantizations", ("nf_fp8", "nf4", "fp16", "fp32"), decides=True
+    "quantization", "temper.quantizations", ("nf_fp8", "fp16", "fp32"), decides=True
 )
 # activation_cache
 CACHES: Registry[Any] = Registry("activation cache", "temper.activation_caches", ("disk",))

@@ -3,7 +3,7 @@
     training.learning_rate=1e-5..1e-3:log      a range with a logarithmic scale
     model.embedded.num_layers=2..8             a range of whole numbers; 2..8:2 is 2, 4, 6, 8
     model.lora_config.r=4,8,16                 a list of values
-    model.lora_config.rank_pattern.0=4,8,16    an entry of a setting that is a mapping
+    training.settings.stages=1..3              an entry of a setting that is a mapping
     model.lora_config.target_modules=[["q_proj"], "all-linear"]     JSON, for values that are lists
 
 This module loads neither torch nor Optuna.

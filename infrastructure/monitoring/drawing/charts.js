@@ -141,7 +141,7 @@ window.temperCharts ??= (() => {
       const colour = (name) => this.colour(name);
       const line = (name, width, more) => ({ stroke: () => colour(name), width, points: { show: false }, ...more });
       const marks = (name) => ({ ...line(name, 1.4), points: { show: true, size: 6, fill: () => colour(name) } });
-      const series = [{}, line("--faint", 1), line("--main", 1.8, { points: { show: false } }), marks("--mark")];
+      const series = [{}, line("--faint", 1), line("--main", 1.8, { points: { show: data.y.length === 1, size: 6 } }), marks("--mark")];
       this.laid.forEach((run) => {
         const name = colourOf(others.indexOf(run));
         series.push(line(name, 1.8), { ...marks(name), dash: [4, 3] });

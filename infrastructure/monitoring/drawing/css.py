@@ -105,11 +105,6 @@ figcaption { font-size: 13px; color: var(--soft); }
 .chart text { fill: var(--soft); font: 11px system-ui, sans-serif;
               font-variant-numeric: tabular-nums; }
 .chart .grid { stroke: var(--grid); } .chart .axis { stroke: var(--soft); stroke-opacity: .5; }
-.chart .bar { fill: var(--mark); } .chart .cell { fill: var(--main); }
-.chart .frozen { fill: var(--faint); } .chart .adapted { fill: var(--mark); }
-.chart .planned { fill-opacity: .3; }
-.chart .answer { stroke: var(--main); stroke-width: 2.4; }
-.chart .other { stroke: var(--soft); stroke-width: 1; }
 @media (max-width: 640px) {
   main { padding: 24px 14px 40px; } section { padding: 16px; }
   section.tiles { padding: 0; }
@@ -145,9 +140,7 @@ figcaption { font-size: 13px; color: var(--soft); }
 .key::before { content: ""; display: inline-block; width: 14px; height: 3px; border-radius: 2px;
                margin-right: 6px; vertical-align: 3px; background: var(--main); }
 .key.band::before { height: 10px; vertical-align: 0; background: var(--faint); }
-.key.cell::before, .key.adapted::before, .key.frozen::before { height: 10px; vertical-align: 0; }
-.key.frozen::before { background: var(--faint); }
-.key.adapted::before, .key.held-out::before { background: var(--mark); }
+.key.held-out::before { background: var(--mark); }
 .key.none::before { display: none; }
 .direction { font-size: 12px; font-weight: 400; }
 .bad { color: var(--bad); } .good { color: var(--good); } .soft { color: var(--soft); }
@@ -157,12 +150,6 @@ div.narrow { display: none; }
 details { margin-top: 14px; }
 summary { cursor: pointer; color: var(--soft); font-size: 14px; }
 details[open] > summary { margin-bottom: 10px; }
-.preview { background: var(--code); border-radius: 7px; padding: 12px 14px; max-height: 420px;
-           overflow: auto; overflow-wrap: anywhere; font-size: 13px; }
-.preview pre { white-space: pre-wrap; margin: 0 0 14px; line-height: 1.7; }
-.preview mark, .preview .supervised { background: var(--faint); color: inherit;
-                                      border-radius: 3px; }
-.preview mark.stop { outline: 1px solid var(--mark); font-weight: 650; }
 footer { color: var(--soft); font-size: 13px; text-align: center; margin-top: 28px; }
 @media print { body { background: none; } section { break-inside: avoid; } }
 """

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from html.parser import HTMLParser
 from typing import Any
 
 from infrastructure.monitoring.drawing.formatting import (
@@ -157,47 +156,3 @@ def readable_value(key: str, value: object) -> str:
 def as_json(value: object) -> str:
     """Return a value as JSON. Values that JSON cannot represent become text."""
     return json.dumps(value, ensure_ascii=False, default=str)
-
-
-ALLOWED_TAGS = {"b", "br", "code", "div", "em", "i", "mark", "p", "pre", "small", "span", "strong"}
-ALLOWED_ATTRIBUTES = {"class", "title"}
-
-
-class _Cleaner(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.parts: list[str] = []
-        self.open_tags: list[str] = []
-        self.hidden_depth = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in ("script", "style"):
-            self.hidden_depth += 1
-        if tag not in ALLOWED_TAGS:
-            return
-        kept = {name: value for name, value in attrs if name in ALLOWED_ATTRIBUTES}
-        text = "".join(f' {name}="{escape_text(value or "")}"' for name, value in kept.items())
-        self.parts.append(f"<{tag}{text}>")
-        if tag not in VOID_TAGS:
-            self.open_tags.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in ("script", "style"):
-            self.hidden_depth = max(0, self.hidden_depth - 1)
-        if tag in self.open_tags:
-            while self.open_tags[-1] != tag:
-                self.parts.append(f"</{self.open_tags.pop()}>")
-            self.parts.append(f"</{self.open_tags.pop()}>")
-
-    def handle_data(self, data: str) -> None:
-        if not self.hidden_depth:
-            self.parts.append(as_markup(data))
-
-
-def clean_markup(html: str) -> Markup:
-    """Reduce untrusted HTML to harmless tags and attributes, and close every tag."""
-    cleaner = _Cleaner()
-    cleaner.feed(html)
-    cleaner.close()
-    closing = "".join(f"</{tag}>" for tag in reversed(cleaner.open_tags))
-    return raw_markup("".join(cleaner.parts) + closing)

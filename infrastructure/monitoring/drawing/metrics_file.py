@@ -6,37 +6,19 @@ these three spellings therefore cannot be stored as text.
 """
 
 import json
-import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import parse_json
-from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact_shapes
 from infrastructure.monitoring.drawing.formatting import NOT_FINITE, not_finite_name
-
-logger = logging.getLogger(__name__)
 
 FINITE_AGAIN = {text: float(text) for text in NOT_FINITE.values()}
 
 Record = dict[str, Any]
-
-
-@dataclass
-class ParsedMetrics:
-    """The contents of a metrics file.
-
-    Attributes:
-        records: the readable lines, in order.
-        unreadable_lines: the numbers, from 1, of complete lines that are not JSON objects. An
-            incomplete last line, as a kill leaves it, is not an error and is not included.
-    """
-
-    records: list[Record] = field(default_factory=list)
-    unreadable_lines: list[int] = field(default_factory=list)
 
 
 def plain_value(value: Any) -> object:
@@ -89,36 +71,14 @@ def decode_record(line: bytes) -> Record:
     }
 
 
-def parse_metrics(path: Path) -> ParsedMetrics:
-    """Return all readable records of the file, and the numbers of the unreadable lines.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-    """
-    parsed = ParsedMetrics()
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                break
-            try:
-                parsed.records.append(decode_record(line))
-            except ValueError:
-                parsed.unreadable_lines.append(number)
-    return parsed
-
-
 def read_metrics(path: Path) -> list[Record]:
-    """Return the records of `metrics.jsonl`, with NaN and infinity restored.
-
-    An incomplete last line is left out. Other unreadable lines are left out with a warning.
+    """Return the records of a metrics file, without lines that are damaged or incomplete.
 
     Raises:
         FileNotFoundError: if there is no such file.
     """
-    parsed = parse_metrics(path)
-    if parsed.unreadable_lines:
-        first, count = parsed.unreadable_lines[0], len(parsed.unreadable_lines)
-        logger.warning(
-            phrase("monitoring.unreadable_lines_skipped", path=path, count=count, first=first)
-        )
-    return parsed.records
+    records = []
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        with suppress(ValueError):
+            records.append(decode_record(line))
+    return records

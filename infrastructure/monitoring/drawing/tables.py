@@ -5,9 +5,10 @@ replaced. This module does not depend on colors.
 """
 
 import math
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from rich.cells import cell_len, set_cell_size
 
 from infrastructure.monitoring.drawing.formatting import format_number, format_share, printable
 from infrastructure.monitoring.drawing.quantity_names import (
@@ -34,35 +35,24 @@ def held_out_loss(loss: object = None) -> str:
     return HELD_OUT_LOSS if is_plain else f"{HELD_OUT_LOSS} ({printable(loss)})"
 
 
-def text_width(text: str) -> int:
-    """Return the width of `text` in terminal columns: wide characters take two, combining none."""
-    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
-    combining = sum(unicodedata.combining(character) > 0 for character in text)
-    return len(text) + wide - combining
-
-
-def fit(text: str, width: int) -> str:
-    """Return `text`, cut with an ellipsis to at most `width` columns."""
-    if text_width(text) <= width:
-        return text
-    while text_width(text) > width - 1:
-        text = text[:-1]
-    return text + "…"
-
-
 def render_table(
     headings: Sequence[str], rows: Sequence[Sequence[object]], max_cell_width: int = MAX_CELL_WIDTH
 ) -> str:
     """Return a text table. The first column is left-aligned, the others are right-aligned."""
-    cells = [[fit(printable(cell), max_cell_width) for cell in row] for row in (headings, *rows)]
-    widths = [max(map(text_width, column)) for column in zip(*cells, strict=True)]
+    cells = [[_fit(printable(cell), max_cell_width) for cell in row] for row in (headings, *rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(map(_padded, row, widths, range(len(row)))).rstrip() for row in cells]
     rule = "  ".join("─" * width for width in widths)
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
+def _fit(text: str, width: int) -> str:
+    """Return `text`, cut with an ellipsis to at most `width` columns of a terminal."""
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
+
+
 def _padded(text: str, width: int, column: int) -> str:
-    space = " " * (width - text_width(text))
+    space = " " * (width - cell_len(text))
     return text + space if column == 0 else space + text
 
 
@@ -147,6 +137,4 @@ def before_after_table(
 ) -> str:
     """Return the table of metrics before and after training, or "" if there are none."""
     rows = before_after_rows(before, after, loss, has_details=False)
-    if rows and all(row[1] == UNKNOWN for row in rows):  # as with a custom Trainer
-        return render_table(["", "after"], [(name, now) for name, _, now, _ in rows])
     return render_table(["", "before", "after", "change"], rows) if rows else ""

@@ -4,21 +4,16 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TypedDict
 
-from infrastructure.core.features import merged
 from infrastructure.monitoring.drawing.charts import Chart
 from infrastructure.monitoring.drawing.downsampling import BoundedPoints, Points
 from infrastructure.monitoring.drawing.formatting import (
     format_bytes,
     format_number,
-    format_share,
-    format_step_time,
     is_number,
 )
 from infrastructure.monitoring.drawing.metrics_file import Record
-from infrastructure.monitoring.watching.running_stats import Statistics
 
 MAX_POINTS = 600  # enough, because these curves are small
 # A gap between samples of this length, and of this many times the previous interval, is a pause in
@@ -44,7 +39,7 @@ class Meter(TypedDict):
     level: str
 
 
-# Quantities that are drawn, and those that are only a row of the table; the key contains the unit.
+# Quantities that are drawn; the key contains the unit.
 DRAWN = {
     "gpu_utilization_percent": "GPU load",
     "gpu_memory_used_bytes": "GPU memory",
@@ -59,18 +54,6 @@ DRAWN = {
     "network_received_bytes_per_second": "Network, received",
     "network_sent_bytes_per_second": "Network, sent",
 }
-COUNTED = {
-    "memory_percent": "Memory of the machine",
-    "disk_free_bytes": "Free disk space",
-    "checkpoint_age_seconds": "Age of the newest checkpoint",
-    "backup_age_seconds": "Age of the newest backup",
-    "cache_bytes": "Data cache",
-    "seconds_per_step": "Time per step, sampled",
-    "samples_per_second": "Examples per second, sampled",
-    "tokens_per_second": "Tokens per second, sampled",
-    "inference_latency_seconds": "Inference latency",
-}
-UNITS = {"_celsius": " °C", "_watts": " W"}
 
 
 @dataclass
@@ -104,13 +87,11 @@ class MachineHistory:
         last: the newest sample; empty if there is none.
         points: the (Unix time, value) pairs of each key. Keys of GPUs are `gpu_…`, with a number
             from the second GPU on.
-        numbers: the statistics of all values of each key.
         pauses: the newest pauses in training, as (begin, end) in Unix time.
     """
 
     last: Record = field(default_factory=dict)
     points: dict[str, BoundedPoints] = field(default_factory=dict)
-    numbers: dict[str, Statistics] = field(default_factory=dict)
     pauses: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_PAUSES))
     _interval: float = math.inf
     _samples: _ForwardClock = field(default_factory=_ForwardClock)
@@ -156,11 +137,8 @@ class MachineHistory:
 
     def _add(self, moment: float, values: Mapping[str, float]) -> None:
         for key, value in values.items():
-            kind = key.partition("#")[0]
-            if kind in DRAWN:
+            if key.partition("#")[0] in DRAWN:
                 self.points.setdefault(key, BoundedPoints(MAX_POINTS)).add(moment, value)
-            if kind in DRAWN or kind in counted():
-                self.numbers.setdefault(key, Statistics()).add(value)
 
     def meters(self) -> list[Meter]:
         """Return the current use of each resource that has a maximum."""
@@ -174,51 +152,22 @@ class MachineHistory:
             meters.append(_memory_meter(f"{name} memory", used, total))
         return [meter for meter in meters if meter is not None]
 
-    def rows(self) -> list[list[str]]:
-        """Return a row for each quantity: name, mean, recent 95th percentile, maximum, last."""
-        known = {key: summed for key in self.numbers if (summed := self.numbers[key].to_dict())}
-        return [
-            [title, *(with_unit(key, known[key][name]) for name in ("mean", "p95", "max", "last"))]
-            for key, title in _titles(DRAWN | counted(), known)
-            if known[key]["max"]  # a quantity that is always zero is left out
-        ]
-
 
 def machine_charts(points_of: Mapping[str, Points]) -> dict[str, Chart]:
     """Return a chart, by key, for each sampled quantity that is not always zero."""
     return {
         key: _chart(title, points_of[key], key)
-        for key, title in _titles(DRAWN, points_of)
+        for key, title in _titles(points_of)
         if any(value for _, value in points_of[key])
     }
 
 
-@cache
-def counted() -> dict[str, str]:
-    """Return the quantities that are only in the table and not drawn: key → label."""
-    return COUNTED | merged("quantities")
-
-
-def _titles(names: Mapping[str, str], known: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield (key, title) of each known quantity, in the order of `names`, one for each GPU."""
-    for kind, title in names.items():
+def _titles(known: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield (key, title) of each known quantity, in the order of `DRAWN`, one for each GPU."""
+    for kind, title in DRAWN.items():
         for key in known:
             if key.partition("#")[0] == kind:
                 yield key, title + (f", card {key.partition('#')[2]}" if "#" in key else "")
-
-
-def with_unit(key: str, value: float) -> str:
-    """Format a value of the machine with the unit that is part of its key."""
-    if key.endswith("_bytes_per_second"):
-        return f"{format_bytes(value)}/s"
-    if "_bytes" in key:
-        return format_bytes(value)
-    if key.endswith("_seconds") or key == "seconds_per_step":
-        return format_step_time(value)
-    if "_percent" in key:
-        return format_share(value / 100)
-    unit = next((unit for ending, unit in UNITS.items() if ending in key), "")
-    return f"{format_number(value, 3)}{unit}"
 
 
 def gpus_of(sample: Record) -> list[dict[str, object]]:

@@ -7,14 +7,13 @@ A file that is missing or unreadable counts as empty. For a damaged file, a sent
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.features import run_files_of_features
 from infrastructure.core.json_text import JsonObject, JsonValue, parse_json
 from infrastructure.core.messages import phrase
-from infrastructure.monitoring.drawing.formatting import clip
+from infrastructure.monitoring.drawing.formatting import clip, format_moment
 from infrastructure.monitoring.drawing.metrics_file import FINITE_AGAIN
 from infrastructure.monitoring.records.run_list import FINAL
 
@@ -36,7 +35,6 @@ MAX_INITIALS = 4  # of a method named by its initials: DPO, GRPO
 MADE_FROM_THE_TIME = re.compile(r"20\d{6}-\d{6}-(.*)-[0-9a-f]{4}")
 OWN_MODEL, SAMPLE_TASKS = "new small model", "sample tasks"
 SAMPLES = re.compile(r"samples?$|.*[/\\]infrastructure[/\\]training[/\\]data[/\\]samples[/\\]")
-MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 FINISHED = "finished"
 STATUSES = (FINISHED, "stopped", "failed", "running")
@@ -138,8 +136,8 @@ def title_of(run: Mapping[str, object], run_id: str) -> str:
         return clip(name, MAX_NAME_CHARACTERS)
     if not MADE_FROM_THE_TIME.fullmatch(run_id) or not isinstance(model, str):
         return run_id
-    moment = f", {format_moment(created)}" if isinstance(created, str) else ""
-    return training_words(config) + moment
+    began = f", {format_moment(created)}" if isinstance(created, str) else ""
+    return training_words(config) + clip(began, MAX_NAME_CHARACTERS)
 
 
 def training_words(config: Mapping[str, tuple[object, str]]) -> str:
@@ -173,15 +171,6 @@ def data_words(data: str) -> str:
 def _short(path: str) -> str:
     """Return the last part of a path or of a Hub name."""
     return clip(re.split(r"[/\\]", path.rstrip("/\\"))[-1] or path, MAX_NAME_CHARACTERS)
-
-
-def format_moment(moment: str) -> str:
-    """Format a time: `2026-11-23T18:25:55+0000` → `23 Nov 2026, 18:25`; other text is clipped."""
-    try:
-        at = datetime.fromisoformat(moment)
-    except ValueError:
-        return clip(moment, MAX_NAME_CHARACTERS)
-    return f"{at.day} {MONTHS[at.month - 1]} {at.year}, {at:%H:%M}"
 
 
 def numbers_of(value: object) -> dict[str, object]:

@@ -10,16 +10,13 @@ from infrastructure.monitoring.records.run_view import Machine, RunView
 from infrastructure.monitoring.report.report_sections import NOTHING, section
 
 MAX_OPERATIONS = 15
-COLUMNS = ("", "mean", "95th percentile of the newest", "maximum", "last")
 
 
 def machine_figures(view: RunView) -> Markup:
     """Return the curves of the machine during training, and a note on pauses (not drawn)."""
     curves = view["machine"]["curves"]
     charts = machine_charts(curves)
-    figures = [
-        figure(key, chart, _newest(chart)) for key, chart in charts.items() if not chart.is_one_dot
-    ]
+    figures = [figure(key, chart, _numbers(chart)) for key, chart in charts.items()]
     if not figures:
         return NOTHING
     return element(
@@ -27,10 +24,11 @@ def machine_figures(view: RunView) -> Markup:
     )
 
 
-def _newest(chart: Chart) -> str:
-    """Return the newest value of a chart with its unit."""
-    unit = chart.title.rpartition(", ")[2]
-    return f"{chart.format_value(chart.points[-1][1])} {unit}"
+def _numbers(chart: Chart) -> str:
+    """Return the maximum and the newest value, in the unit of the curve."""
+    values = [value for _, value in chart.points]
+    shown = chart.format_value
+    return f"max {shown(max(values))} · last {shown(values[-1])}"
 
 
 def _pauses(known: Machine) -> Markup:
@@ -53,7 +51,6 @@ def machine_use(view: RunView) -> Markup:
         if is_quiet
         else NOTHING,
         machine_figures(view),
-        table(COLUMNS, known["rows"], "numbers machine") if known["rows"] else NOTHING,
         _profile(known["profile"]),
     )
 

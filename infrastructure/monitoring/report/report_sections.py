@@ -6,51 +6,42 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from infrastructure.config.merging.precedence import EXCLUDING
+from infrastructure.core.json_text import JsonObject, as_number
 from infrastructure.core.messages import phrase
-from infrastructure.monitoring.drawing.curves import charts_of, curves, single_numbers
-from infrastructure.monitoring.drawing.formatting import blank, clip
+from infrastructure.monitoring.drawing.charts import charts_of, curves
+from infrastructure.monitoring.drawing.formatting import (
+    blank,
+    clip,
+    format_bytes,
+    format_duration,
+    format_share,
+    is_number,
+)
 from infrastructure.monitoring.drawing.html import (
     MAX_TEXT_CHARACTERS,
     Markup,
     as_json,
     as_markup,
-    clean_markup,
     element,
     facts,
-    joined,
     raw_markup,
-    readable_key,
-    readable_value,
     table,
 )
 from infrastructure.monitoring.drawing.quantity_names import split_direction
-from infrastructure.monitoring.drawing.tables import UNKNOWN
 from infrastructure.monitoring.records.run_reader import FINISHED, objects_in
-from infrastructure.monitoring.records.run_view import RunView
+from infrastructure.monitoring.records.run_view import RunView, list_of, mapping_of
 
 HASH, HASH_CHARACTERS = re.compile("[0-9a-f]{64}"), 12
-# Page labels of counts in the data report; other keys are readable as they are.
-DATA_WORDS = {
-    "num_train": "training rows",
-    "num_evaluation": "held-out rows",
-    "supervised_tokens": "trained tokens",
-    "template_tokens": "chat template tokens in each row",
-    "leaked": "held-out rows that are also trained on",
-    "special_text_rows": "rows that contain special tokens as text",
-    "unread": "fields that are not read",
-    "left_out": "text that the model never reads",
-    "survivals": "changes of answers by the tokenizer",
-    "undetermined_rows": "rows that could not be checked for lost text",
-    "quarantined": "skipped rows",
-    "truncated": "truncated rows",
-    "truncated_examples": "examples of truncated rows",
-    "duplicates": "rows that repeat an earlier row",
-    "from_cache": "read from the cache of prepared data",
+FORECAST_NAMES = {
+    "seconds": "time from the first step to the end",
+    "peak_memory_bytes": "peak memory of training",
+    "disk_bytes": "run directory on disk",
+    "backup_bytes": "backup at the destination",
 }
+STAGE_COLUMNS = ("stage", "time", "share", "description")
 MAX_ROWS = 200
 MAX_ALERTS = 8
-MAX_PREVIEW_CHARACTERS = 200_000
+MAX_PREVIEW_CHARACTERS = 50_000
 NOTHING = raw_markup("")
 HEADING = re.compile(r'<section id="(at-[a-z0-9-]+)"[^>]*><h2>(.*?)</h2>')
 MIN_CONTENTS = 4
@@ -185,9 +176,6 @@ def before_after(view: RunView) -> Markup:
         return NOTHING
     classes = ["part" if row[0].startswith(" ") else "total" for row in rows]
     names = [_quantity(row[0].strip()) for row in rows]
-    if all(before == UNKNOWN for _, before, _, _ in rows):  # as with a custom Trainer
-        only = [(name, after) for name, (_, _, after, _) in zip(names, rows, strict=True)]
-        return section("After training", table((), only, "numbers", classes))
     cells = [(name, *row[1:]) for name, row in zip(names, rows, strict=True)]
     headings = ("", "before", "after", "change")
     return section("Before → after", table(headings, cells, "numbers change", classes))
@@ -236,16 +224,15 @@ def _as_text(value: object) -> str:
 
 def curve_section(view: RunView) -> Markup:
     """Return the curves of the run, or a note on why there are none yet."""
-    charts = charts_of(view["curves"], view["evaluated"])
-    figures, numbers = curves(charts), single_numbers(charts)
-    if not figures and not numbers:
+    figures = curves(charts_of(view["curves"], view["evaluated"]))
+    if not figures:
         waits = phrase("monitoring.preparing_before_first_step")
         text = phrase("monitoring.no_step_logged_yet", explanation=waits)
         if view["is_over"]:
             text = phrase("monitoring.ended_before_first_log")
         return section("Curves", element("p", text, css_class="soft"))
     small = element("div", *figures[1:], css_class="columns") if figures[1:] else NOTHING
-    return section("Curves", *figures[:1], small, numbers)
+    return section("Curves", *figures[:1], small)
 
 
 def changed_under_way(view: RunView) -> Markup:
@@ -263,7 +250,7 @@ def changed_under_way(view: RunView) -> Markup:
     if not rows:
         return NOTHING
     headings = ("after step", "what changed", "from", "to", "effect")
-    return section("Changed during the run", _limited(headings, rows, "stack"))
+    return section("Changed during the run", table(headings, rows, "stack"))
 
 
 def _before_and_now(change: Mapping[str, object]) -> Iterator[str]:
@@ -289,68 +276,22 @@ def data(view: RunView) -> Markup:
 
 
 def _data_parts(known: Mapping[str, object]) -> list[Markup]:
-    """Return the contents of a data report: sentences, counts, tables, and the token preview."""
-    report = dict(known)
-    lines = report.pop("lines", None)
-    sentences = lines if isinstance(lines, list) else []
-    previews = [str(report.pop(key)) for key in list(report) if key.endswith("html")]
-    report = {
-        DATA_WORDS.get(key, key): value
-        for key, value in report.items()
-        if value and not (isinstance(value, dict) and set(value) == {""})  # rows without a task
-    }
-    single = {key: value for key, value in report.items() if not isinstance(value, dict | list)}
-    groups = [_group(key, value) for key, value in report.items() if key not in single]
-    counts = [element("div", *groups, css_class="columns")] if any(groups) else []
-    parts = [*counts, facts(single)] if single else counts
-    if sentences:
-        items = [element("li", sentence) for sentence in sentences[:MAX_ROWS]]
-        more = [element("details", element("summary", "Details"), *parts)] if parts else []
-        parts = [element("ul", *items), *more]
-    return [*parts, *[_preview(preview) for preview in previews]]
-
-
-def _group(key: str, value: Any) -> Markup:
-    if not value:
-        return NOTHING
-    heading = element("h3", readable_key(key).capitalize())
-    if isinstance(value, Mapping):
-        rows = [(name, readable_value(str(name), number)) for name, number in value.items()]
-        return element("div", heading, _limited(("", ""), rows, "numbers"))
-    if all(isinstance(item, Mapping) for item in value):
-        columns = list(dict.fromkeys(str(name) for item in value for name in item))
-        cells = [[readable_value(c, item.get(c, "")) for c in columns] for item in value]
-        return element("div", heading, _limited([readable_key(c) for c in columns], cells, None))
-    items = [element("li", readable_value("", item)) for item in value[:MAX_ROWS]]
-    return element("div", heading, element("ul", *items))
-
-
-def _limited(
-    headings: Sequence[str], rows: Sequence[Sequence[object]], css_class: str | None
-) -> Markup:
-    parts = [table(headings, rows[:MAX_ROWS], css_class)]
-    if len(rows) > MAX_ROWS:
-        parts.append(
-            element(
-                "p", phrase("monitoring.more_rows", count=len(rows) - MAX_ROWS), css_class="soft"
-            )
-        )
-    return joined(parts)
-
-
-def _preview(html: str) -> Markup:
-    if len(html) > MAX_PREVIEW_CHARACTERS:
-        return element("p", phrase("monitoring.preview_too_large"), css_class="soft")
-    box = element("div", clean_markup(html), css_class="preview")
-    return element("details", element("summary", phrase("monitoring.first_examples_preview")), box)
+    """Return the sentences on the data, or its facts without them, and a preview of the tokens."""
+    lines, previews = list_of(known.get("lines")), list_of(known.get("preview"))
+    items = [element("li", sentence) for sentence in lines[:MAX_ROWS]]
+    parts = [element("ul", *items)] if items else [facts(known)] if known else []
+    if previews:
+        shown = [element("pre", clip(str(text), MAX_PREVIEW_CHARACTERS)) for text in previews]
+        summary = element("summary", phrase("monitoring.first_examples_preview"))
+        parts.append(element("details", summary, *shown))
+    return parts
 
 
 def configuration(view: RunView) -> Markup:
     """Return the section on the settings. Settings that the user did not give are collapsed."""
     config = view["config"]
-    shown = {key: pair for key, pair in config.items() if not _is_switched_off(key, config)}
-    given = {key: pair for key, pair in shown.items() if pair[1] != "default"}
-    rest = {key: pair for key, pair in shown.items() if key not in given}
+    given = {key: pair for key, pair in config.items() if pair[1] != "default"}
+    rest = {key: pair for key, pair in config.items() if key not in given}
     parts = [element("pre", view["command"])] if view["command"] else []
     if given:
         parts.append(_config_table(given))
@@ -358,13 +299,6 @@ def configuration(view: RunView) -> Markup:
         label = phrase("monitoring.num_defaults", count=len(rest))
         parts.append(element("details", element("summary", label), _config_table(rest)))
     return section("Configuration", *parts)
-
-
-def _is_switched_off(key: str, config: Mapping[str, tuple[object, str]]) -> bool:
-    """Return whether a setting is unset because the user gave another setting that replaces it."""
-    value, source = config[key]
-    other_value, other_source = config.get(EXCLUDING.get(key, ""), (None, ""))
-    return value is None and other_value is not None and source == other_source
 
 
 def _config_table(values: Mapping[str, tuple[object, str]]) -> Markup:
@@ -403,35 +337,9 @@ def places(view: RunView) -> Markup:
 def safety(view: RunView) -> Markup:
     """Return the section on the backup, with the work that would be lost with this machine."""
     known = view["backup"]
-    if known["place"] is None:
-        return section(
-            phrase("monitoring.backups_heading"),
-            element("p", f"{known['text']}.", css_class="soft"),
-        )
-    rows: list[tuple[str, object]] = [("destination", element("code", known["place"]))]
-    step, newest = known["confirmed_step"], known["newest_step"]
-    moments = [
-        joined([f", {word} ", moment(at)])
-        for word, at in (("saved", known["saved_at"]), ("confirmed", known["confirmed_at"]))
-        if at is not None
-    ]
-    safe = (
-        phrase("monitoring.nothing_confirmed")
-        if step is None
-        else joined([f"step {step}", *moments])
-    )
-    rows.append(("confirmed there", safe))
-    if known["present_at"] is not None and known["compared_at"] is not None:
-        compared = [", bytes compared ", moment(known["compared_at"])]
-        how = f" ({known['compared_by']})" if known["compared_by"] else ""
-        rows.append(("last seen there", joined([moment(known["present_at"]), *compared, how])))
-    if newest is not None and newest != step:
-        rows.append((phrase("monitoring.newest_here_only_label"), f"step {newest}"))
-    if known["published"] is not None:
-        rows.append(("trained model", element("code", known["published"])))
-    if known["problem"] is not None:
-        rows.append(("problem", clip(known["problem"], MAX_TEXT_CHARACTERS)))
-    return section(phrase("monitoring.backups_heading"), table((), rows, "stack names"))
+    published = element("pre", known["published"]) if known["published"] else NOTHING
+    state = element("p", f"{known['state']}.", css_class="soft")
+    return section(phrase("monitoring.backups_heading"), state, published)
 
 
 def next_steps(view: RunView) -> Markup:
@@ -442,3 +350,66 @@ def next_steps(view: RunView) -> Markup:
         for part in (element("p", what), *([element("pre", line)] if line else []))
     ]
     return section(phrase("monitoring.next_steps_heading"), *lines)
+
+
+def forecast(view: RunView) -> Markup:
+    """Return the forecast next to the actual values, and the values measured for `auto`."""
+    parts = [part for part in (_compared(view["forecast"]), _decided(view["decided"])) if part]
+    return section("Forecast", *parts)
+
+
+def _compared(forecast: Sequence[Mapping[str, Any]]) -> Markup | None:
+    rows = [
+        (_forecast_name(row), _shown(row, "foretold"), _shown(row, "was"), _error(row["error"]))
+        for row in forecast
+        if row.get("what") in FORECAST_NAMES and _is_whole(row)
+    ]
+    return table(("", "forecast", "actual", "error"), rows, "numbers forecast") if rows else None
+
+
+def _forecast_name(row: Mapping[str, Any]) -> str:
+    """Return the name of a forecast quantity, with its first step if the run was resumed."""
+    if row["what"] == "seconds" and row.get("first_step"):
+        return phrase("monitoring.forecast_time_since_resume", step=row["first_step"])
+    return FORECAST_NAMES[row["what"]]
+
+
+def _decided(decided: Mapping[str, object]) -> Markup | None:
+    rows = [
+        (key, str(mapping_of(decision).get("value")), str(mapping_of(decision).get("origin")))
+        for key, decision in decided.items()
+    ]
+    return table(("setting", "value", "decided by"), rows) if rows else None
+
+
+def _is_whole(row: Mapping[str, object]) -> bool:
+    return all(isinstance(row.get(name), int | float) for name in ("foretold", "was", "error"))
+
+
+def _shown(row: Mapping[str, Any], name: str) -> str:
+    shown = format_duration if row["what"] == "seconds" else format_bytes
+    return shown(row[name])
+
+
+def _error(share: float) -> str:
+    return ("+" if share >= 0 else "") + format_share(share)
+
+
+def stages(view: RunView) -> Markup:
+    """Return the duration of each stage of the run's last process, or nothing if not recorded."""
+    whole = [record for record in view["stages"] if is_number(record.get("seconds"))]
+    total = sum(as_number(record["seconds"]) for record in whole)
+    if not total:
+        return NOTHING
+    rows = [_stage_row(record, total) for record in whole]
+    since = phrase("monitoring.since_last_resume") if view["num_sessions"] > 1 else ""
+    return section(
+        phrase("monitoring.timing_heading", since=since), table(STAGE_COLUMNS, rows, "stages")
+    )
+
+
+def _stage_row(record: JsonObject, total: float) -> tuple[str, ...]:
+    seconds, what = as_number(record["seconds"]), str(record.get("what", ""))
+    ended = f" (ended by {record['error']})" if "error" in record else ""
+    share = f"{100 * seconds / total:.0f} %"
+    return str(record.get("name", "")), format_duration(seconds), share, what + ended

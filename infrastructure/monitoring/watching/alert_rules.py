@@ -1,4 +1,4 @@
-"""The alert rules: one for each setting in `monitor.thresholds`.
+"""The alert rules: one for each setting in `monitor.thresholds`, and some with a fixed limit.
 
 A value that fluctuates, such as the CPU load, must be beyond its limit for a while before an alert
 is raised. Other values, such as the gradient norm, raise an alert at once. Alerts on a high load of
@@ -9,6 +9,11 @@ from infrastructure.config.sections.resource_config import AlertThresholds
 from infrastructure.monitoring.watching.alerts import AlertRule
 
 BUSY_SAMPLES = 15  # half a minute at the default interval
+FREE_DISK_BYTES = 1e9
+OLD_SECONDS = 7200.0  # of the newest checkpoint, and of the newest confirmed backup
+COPIER_FAILURES = 2  # in a row
+DATA_WAIT_PERCENT = 50.0  # of a step
+TIED_STEPS = 20  # in a row, in which all answers to each prompt got equal rewards
 
 
 def machine_rules(limits: AlertThresholds) -> list[AlertRule]:
@@ -33,7 +38,7 @@ def machine_rules(limits: AlertThresholds) -> list[AlertRule]:
         AlertRule(
             "disk_free",
             "disk_free_bytes",
-            limits.disk_free * 1e6,
+            FREE_DISK_BYTES,
             "monitoring.run_disk_nearly_full",
             severity="critical",
             is_lower=True,
@@ -41,19 +46,19 @@ def machine_rules(limits: AlertThresholds) -> list[AlertRule]:
         AlertRule(
             "checkpoint_age",
             "checkpoint_age_seconds",
-            limits.checkpoint_age,
+            OLD_SECONDS,
             "monitoring.newest_checkpoint_too_old",
         ),
         AlertRule(
             "backup_age",
             "backup_age_seconds",
-            limits.backup_age,
+            OLD_SECONDS,
             "monitoring.newest_backup_too_old",
         ),
         AlertRule(
             "copier_failures",
             "copier_failures",
-            limits.copier_failures,
+            COPIER_FAILURES,
             "monitoring.backup_worker_keeps_ending",
             severity="critical",
         ),
@@ -107,14 +112,14 @@ def training_rules(limits: AlertThresholds) -> list[AlertRule]:
         AlertRule(
             "data_wait_percent",
             "data_wait_percent",
-            limits.data_wait_percent,
+            DATA_WAIT_PERCENT,
             "monitoring.steps_wait_for_data",
             num_samples=5,
         ),
         AlertRule(
             "tied_steps",
             "num_tied_steps",
-            limits.tied_steps,
+            TIED_STEPS,
             "monitoring.rewards_all_tied",
         ),
     ]

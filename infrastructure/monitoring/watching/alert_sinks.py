@@ -1,10 +1,9 @@
-"""Destinations of alerts: the console, the log, a notebook, a webhook, apprise.
+"""Destinations of alerts: the console, the log, a webhook, apprise.
 
 To add a destination, call `register_alert_sink(name, class)`, declare an entry point in the group
 "temper.alert_sinks", or set its address: `monitor.alert_sinks: [module:Class]`.
 """
 
-import html
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -14,8 +13,7 @@ from infrastructure.config import registries
 from infrastructure.core.console_log import SHOWN
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
-from infrastructure.core.notebook import in_notebook_kernel
-from infrastructure.core.optional import refuse_missing, require
+from infrastructure.core.optional import refuse_missing
 from infrastructure.core.registry import Registry
 from infrastructure.monitoring.watching.alerts import Alert, Severity
 from infrastructure.monitoring.watching.apprise_alerts import VARIABLE as APPRISE
@@ -29,7 +27,6 @@ LOG_LEVELS: dict[Severity, int] = {
     "warning": logging.WARNING,
     "critical": logging.ERROR,
 }
-COLOURS: dict[Severity, str] = {"info": "#3b6ea5", "warning": "#b7791f", "critical": "#c0392b"}
 
 
 class AlertSink(Protocol):
@@ -92,19 +89,6 @@ class LogAlerts:
     def close(self) -> None: ...
 
 
-class NotebookAlerts:
-    """A sink that shows alerts on which the user should act in a box below the notebook cell."""
-
-    name = "notebook"
-
-    def send(self, alert: Alert) -> None:
-        if alert.severity != "info":
-            display = require("IPython.display", "monitoring.alerts_in_notebook")
-            display.display(display.HTML(box(alert)))
-
-    def close(self) -> None: ...
-
-
 ALERT_SINKS: Registry[Callable[[], AlertSink]] = registries.ALERT_SINKS
 ALERT_SINKS.provide({}, AlertSink)  # `make_alert_sinks` creates the built-in ones
 
@@ -120,16 +104,6 @@ def register_alert_sink(name: str, sink: Callable[[], AlertSink]) -> None:
     ALERT_SINKS.register(name, sink)
 
 
-def box(alert: Alert) -> str:
-    """Return an alert as an HTML box."""
-    colour = COLOURS[alert.severity]
-    return (
-        f'<div style="border-left:4px solid {colour};padding:.4em .8em;margin:.3em 0">'
-        f"<b>{html.escape(alert.severity)}</b> at step {alert.step}:"
-        f" {html.escape(alert.message)}</div>"
-    )
-
-
 def make_alert_sinks(
     names: Iterable[str],
     report: Callable[[str], None] = print,
@@ -137,9 +111,6 @@ def make_alert_sinks(
     environment: Mapping[str, str] = os.environ,
 ) -> list[AlertSink]:
     """Create the destinations for alerts that have these names.
-
-    In a notebook, alerts are shown in a box instead of a console line. Elsewhere, no box is
-    created.
 
     Args:
         report: a function that shows a line to the user.
@@ -151,14 +122,10 @@ def make_alert_sinks(
     chosen = list(names)
     ours: dict[str, Callable[[], AlertSink]] = {
         "console": lambda: ConsoleAlerts(report),
-        "log": lambda: LogAlerts(is_shown=not {"console", "notebook"}.isdisjoint(chosen)),
-        "notebook": NotebookAlerts,
+        "log": lambda: LogAlerts(is_shown="console" in chosen),
         "webhook": lambda: WebhookAlerts(_secret(environment, "webhook", VARIABLE), source),
         "apprise": lambda: AppriseAlerts(_secret(environment, "apprise", APPRISE), source),
     }
-    if "notebook" in chosen:
-        left_out = "console" if in_notebook_kernel() else "notebook"
-        chosen = [name for name in chosen if name != left_out or ALERT_SINKS.is_own(name)]
     return [
         ours[name]() if name in ours and not ALERT_SINKS.is_own(name) else ALERT_SINKS.make(name)
         for name in chosen

@@ -23,7 +23,7 @@ class AlertRule:
     """A limit for one value, and the alert that is raised beyond it.
 
     Attributes:
-        name: the setting in `monitor.thresholds`.
+        name: the setting in `monitor.thresholds`, if its limit can be set.
         key: the key of the value.
         limit: the value beyond which an alert is raised. NaN is beyond every limit.
         message: the code of the message to the user. Its values are `subject`, `value` and `limit`,

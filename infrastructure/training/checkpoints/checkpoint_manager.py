@@ -45,7 +45,6 @@ class CheckpointManager:
         retention: which checkpoints to keep when old ones are removed.
         run_files: returns files of the run that every checkpoint also contains; see
             `backup.run_files`.
-        compress: write an object compressed if that makes it smaller.
 
     Attributes:
         apart: returns where other machines store their parts of a checkpoint, or None if all parts
@@ -57,11 +56,8 @@ class CheckpointManager:
         directory: Path,
         retention: Retention = DEFAULT_RETENTION,
         run_files: Callable[[], Mapping[str, TensorBytes]] = dict,
-        *,
-        compress: bool = False,
     ) -> None:
-        self.store = Store(directory, compress=compress)
-        self.compress = compress
+        self.store = Store(directory)
         self.retention = retention
         self.run_files = run_files
         self.apart: Callable[[], ApartSettings | None] = lambda: None
@@ -105,7 +101,7 @@ class CheckpointManager:
             self._committed.append(self._save(as_bytes(state), snapshot, facts).stem)
             return
         if self._writer is None:
-            self._writer = BackgroundWriter(self.store.root, self.retention, compress=self.compress)
+            self._writer = BackgroundWriter(self.store.root, self.retention)
         self._writer.begin(state, snapshot.values, step=snapshot.values["step"], **facts)
 
     def _state(self, snapshot: Snapshot) -> State:

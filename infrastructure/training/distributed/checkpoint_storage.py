@@ -81,7 +81,6 @@ def save_distributed(
     step: int,
     retention: Retention | None = None,
     files: Mapping[str, TensorBytes] | None = None,
-    compress: bool = False,
     apart: RemoteSession | None = None,
     hash_name: str | None = None,
     **facts: Unpack[VersionFacts],
@@ -95,7 +94,6 @@ def save_distributed(
         values: values of the manifest, as in `Store.commit`; rank 0's values are used.
         retention: which checkpoints to keep. None: all.
         files: files of the run to include; rank 0's files are used.
-        compress: as in `Store`.
         apart: where this process uploads its part instead of `root`; never set on rank 0.
         hash_name: the hash function for all objects. None: the best that each process has.
         facts: `kind`, `healthy`, `score` as in `Store.commit`.
@@ -106,7 +104,7 @@ def save_distributed(
     Raises:
         StorageError: a rank could not write. No checkpoint was made; earlier ones are untouched.
     """
-    store = Store(root, compress=compress)
+    store = Store(root)
     store.hash_name = hash_name or store.hash_name
     writer = StoreWriter(store, values, files or {}, apart, step=step, **facts)
     try:
@@ -173,7 +171,6 @@ def save_together(
         step=snapshot.values["step"],
         retention=None if manager is None else manager.retention,
         files=None if manager is None else manager.files(),
-        compress=manager is not None and manager.compress,
         apart=apart,
         hash_name=hash_name,
         **facts,

@@ -441,7 +441,7 @@ def _save_timing(run: TrainerRun, snapshots: TrainerSnapshots, first: Path | Non
     schedule = SaveSchedule(training.checkpoint_seconds, training.deadline, request)
     schedule.reserve = run.copies.seconds_to_confirm
     schedule.start(state.step)
-    failures = SaveRetryPolicy(training.recovery.max_failed_saves)
+    failures = SaveRetryPolicy()
 
     def announce(checkpoint: Path) -> None:
         state.checkpoint = checkpoint

@@ -53,6 +53,7 @@ from infrastructure.training.hf_bridge.trainer_facts import (
     checked_names,
     facts_before_loading,
     lora_of,
+    shows_logs,
     trainer_of,
 )
 from infrastructure.training.hf_bridge.trainer_run import TrainerRun
@@ -172,6 +173,7 @@ class TemperCallback:
         its_trainer = call.trainer if hasattr(call.trainer, "callback_handler") else None
         if self._is_replaced(its_trainer):
             return
+        self._correct_logs_first(its_trainer)
         is_another_try = self._call is not None and self._call.is_tried_again()
         if is_another_try:
             self._resumed = self._begun_with()
@@ -209,6 +211,19 @@ class TemperCallback:
             return True
         callbacks[after:] = [one for one in callbacks[after:] if one not in later]
         return False
+
+    def _correct_logs_first(self, trainer: Any) -> None:
+        """Move callbacks that show or write logs behind this one, which corrects the last log.
+
+        The Trainer is iterating over the list now; the callbacks behind keep their positions.
+        """
+        if trainer is None:
+            return
+        callbacks = trainer.callback_handler.callbacks
+        index = callbacks.index(self)
+        shown = [one for one in callbacks[:index] if shows_logs(one)]
+        others = [one for one in callbacks[:index] if one not in shown]
+        callbacks[: index + 1] = [*others, self, *shown]
 
     def _is_of_this_run(self, callback: object) -> bool:
         if not isinstance(callback, TemperCallback):

@@ -165,7 +165,7 @@ NO_PARTS = frozenset(
     }
 )
 WATCHING = ("transformers.integrations", "transformers.utils.notebook")
-WATCHING_CLASSES = ("DefaultFlowCallback", "ProgressCallback", "PrinterCallback")
+DISPLAYS = ("ProgressCallback", "PrinterCallback")
 
 
 class TrainerFacts(MachineFacts):
@@ -435,10 +435,7 @@ class FactsReader:
         parts: dict[str, JsonValue] = {"extensions": read or None}
         training = self.run.config.training
         if self.run.is_whole and training.early_stopping_patience is not None:
-            parts["early_stopping"] = [
-                training.early_stopping_patience,
-                training.early_stopping_min_delta,
-            ]
+            parts["early_stopping"] = training.early_stopping_patience
         return parts
 
 
@@ -471,8 +468,13 @@ def _is_metric(value: Any) -> bool:
 def _watches(callback: object) -> bool:
     """Return whether a callback is known not to affect the training."""
     kind = type(callback)
-    is_known = kind.__module__.startswith(WATCHING) or kind.__name__ in WATCHING_CLASSES
-    return is_known or is_ours(kind)
+    return shows_logs(callback) or kind.__name__ == "DefaultFlowCallback" or is_ours(kind)
+
+
+def shows_logs(callback: object) -> bool:
+    """Return whether a callback of transformers only shows logs or writes them somewhere."""
+    kind = type(callback)
+    return kind.__module__.startswith(WATCHING) or kind.__name__ in DISPLAYS
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> list[JsonValue]:

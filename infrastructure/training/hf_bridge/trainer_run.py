@@ -64,9 +64,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Settings that have an effect here; the Trainer decides everything else.
 TAKES_EFFECT = (
     *("backup.", "monitor.", "output_dir", "enable_monitoring", "enable_backups", "cache."),
-    *("training.checkpoint_seconds", "training.keep_", "training.compress_checkpoints"),
+    *("training.checkpoint_seconds", "training.keep_"),
     *("training.deadline", "training.metrics_sinks", "training.enabled_extensions"),
-    *("training.recovery.max_failed_saves", "log_level"),
+    "log_level",
 )
 
 
@@ -115,7 +115,6 @@ class TrainerRun:
             self.files.checkpoints,
             retention_of(config.training),
             lambda: read_run_files(self.directory),
-            compress=config.training.compress_checkpoints,
         )
         self.copies = RunReplication(self.files, config, report)
         self.describe_model: Callable[[torch.nn.Module], JsonObject] = name_and_size

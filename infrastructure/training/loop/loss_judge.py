@@ -44,7 +44,7 @@ class LossJudge:
         self.device = device
         self.has_scaler = has_scaler
         self.sums = MetricAccumulator()
-        self.watch = LossSpikeDetector(recovery.loss_spike_factor)
+        self.watch = LossSpikeDetector()
         self.batch_at: Position | None = None
         self.last_step: MetricAccumulator | None = None
 

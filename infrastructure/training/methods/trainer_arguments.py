@@ -14,6 +14,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.optimization.gpu_capability import AMPERE
 from infrastructure.training.core.precision import choose_precision
 from infrastructure.training.methods.settings_table import OPTIMIZERS, SCHEDULES
+from infrastructure.training.strategies.optimizers import BETAS
 
 LORA_FACTOR = 10  # times TRL's default learning rate, as TRL's documentation advises for adapters
 # Methods that take `max_length`. Both TRL versions in the table of `method_table` have them.
@@ -85,8 +86,8 @@ def arguments_of(
         "weight_decay": training.weight_decay,
         "max_grad_norm": training.max_grad_norm or 0.0,
         "optim": OPTIMIZERS[training.optimizer],
-        "adam_beta1": training.adam_beta1,
-        "adam_beta2": training.adam_beta2,
+        "adam_beta1": BETAS[0],
+        "adam_beta2": BETAS[1],
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
         "tf32": _tf32(config, device),

@@ -17,27 +17,22 @@ class EarlyStopping(Observer):
 
     Args:
         patience: number of evaluations without improvement after which the run stops.
-        min_delta: a change counts as an improvement if it is greater than this.
         metric: the key of the metric in the evaluation.
         greater_is_better: True if a higher value is better, False if a lower one is.
 
     Raises:
-        ValueError: `patience` is below 1 or `min_delta` below 0.
+        ValueError: `patience` is below 1.
     """
 
     def __init__(
         self,
         patience: int,
-        min_delta: float = 0.0,
         metric: str = "eval_loss",
         greater_is_better: bool = False,
     ) -> None:
         if patience < 1:
             raise InputError("training.patience_too_small", patience=patience)
-        if not min_delta >= 0:
-            raise InputError("training.negative_min_delta", min_delta=min_delta)
         self.patience = patience
-        self.min_delta = min_delta
         self.metric = metric
         self.greater_is_better = greater_is_better
         self.best: float | None = None
@@ -91,7 +86,7 @@ class EarlyStopping(Observer):
         if not math.isfinite(value) or self.best is None:
             return math.isfinite(value)
         gain = value - self.best if self.greater_is_better else self.best - value
-        return gain > self.min_delta
+        return gain > 0
 
     @property
     def _name(self) -> str:
@@ -147,7 +142,6 @@ def early_stopping(config: TrainingConfig) -> list[Hook]:
         *best,
         EarlyStopping(
             config.early_stopping_patience,
-            config.early_stopping_min_delta,
             config.best_metric_key,
             config.best_is_greater,
         ),

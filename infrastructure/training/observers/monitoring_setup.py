@@ -93,7 +93,6 @@ class RunMonitoring:
             thresholds=_limits(monitor.thresholds, device_type),
             sinks=sinks,
             interval_seconds=monitor.interval,
-            cooldown_seconds=monitor.alert_cooldown,
             probes={**probes, "cache_bytes": seldom(self._cache_bytes, CACHE_SECONDS)},
             on_sample=None if self._tensorboard is None else self._draw,
         )

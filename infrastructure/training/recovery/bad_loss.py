@@ -22,6 +22,8 @@ from infrastructure.training.recovery.recovery_log import (
 )
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
+MAX_ROLLBACKS = 3  # for bad losses, in one run
+
 
 def bad_step(
     kind: RecoveryKind,
@@ -49,8 +51,8 @@ def rollback_refusal(state: TrainingState, bad: BadStep, policy: RecoveryConfig)
     chosen = policy.loss_spike if is_spike else policy.not_finite
     if chosen != "roll_back":
         return phrase("training.policy_is", policy=Setting(f"training.recovery.{bad.kind}", chosen))
-    if num_rollbacks(state) >= policy.max_rollbacks:
-        return phrase("training.max_rollbacks_reached", limit=policy.max_rollbacks)
+    if num_rollbacks(state) >= MAX_ROLLBACKS:
+        return phrase("training.max_rollbacks_reached", limit=MAX_ROLLBACKS)
     return None
 
 

@@ -10,6 +10,7 @@ from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.training.core.state import RecoveryKind
 
+SPIKE_FACTOR = 5.0
 NUM_REMEMBERED = 50
 NUM_NEEDED = 20
 # The least rise of a spike, as a share of the run's highest median. When almost nothing is left to
@@ -36,7 +37,7 @@ class LossSpikeDetector:
             0: no search.
     """
 
-    factor: float
+    factor: float = SPIKE_FACTOR
     recent: list[float] = field(default_factory=list)
     highest: float = 0.0
     is_high: bool = False

@@ -12,6 +12,7 @@ from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.recovery.recovery_log import record_recovery
 
 RETRY_SECONDS = 10.0
+MAX_FAILED_SAVES = 2  # in a row
 
 
 @dataclass
@@ -25,7 +26,7 @@ class SaveRetryPolicy:
         count: failures since the last committed save.
     """
 
-    max_failed: int
+    max_failed: int = MAX_FAILED_SAVES
     retry_seconds: float = RETRY_SECONDS
     clock: Callable[[], float] = time.monotonic
     count: int = 0

@@ -195,8 +195,7 @@ class TrainingStrategy(ABC):
         groups = self._with_rate_of_added(model, groups)
         if not groups:
             raise InputError("training.no_trainable_parameters")
-        betas = self.config.adam_beta1, self.config.adam_beta2
-        return build_optimizer(self.config.optimizer, groups, learning_rate, betas)
+        return build_optimizer(self.config.optimizer, groups, learning_rate)
 
     def _with_rate_of_added(
         self, model: torch.nn.Module, groups: ParameterGroups

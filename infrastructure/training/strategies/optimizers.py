@@ -21,12 +21,13 @@ from infrastructure.core.registry import Registry
 from infrastructure.optimization.offloaded_adamw import OffloadedAdamW
 
 ParameterGroups = list[dict[str, Any]]
+BETAS = (0.9, 0.95)  # of AdamW, and of each other optimizer that takes them
 OPTIMIZERS: Registry[Callable[..., torch.optim.Optimizer]] = registries.OPTIMIZERS
 SCHEDULERS: Registry[Callable[[float], float]] = registries.SCHEDULERS
 
 
 def build_optimizer(
-    name: str, groups: ParameterGroups, learning_rate: float, betas: tuple[float, float]
+    name: str, groups: ParameterGroups, learning_rate: float
 ) -> torch.optim.Optimizer:
     """Create the optimizer with a name or address.
 
@@ -34,7 +35,7 @@ def build_optimizer(
         ValueError: there is no such optimizer, or it cannot be created with these arguments.
     """
     takes_betas = "betas" in inspect.signature(OPTIMIZERS.get(name)).parameters
-    options: dict[str, Any] = {"betas": betas} if takes_betas else {}
+    options: dict[str, Any] = {"betas": BETAS} if takes_betas else {}
     made: torch.optim.Optimizer = OPTIMIZERS.make(name, groups, lr=learning_rate, **options)
     return made
 

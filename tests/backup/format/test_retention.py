@@ -50,10 +50,6 @@ def test_a_damaged_best_is_not_counted(tmp_path: Path) -> None:
     assert sorted(int(name[:12]) for name in kept) == [1, 3, 4]
 
 
-def test_every_nth_stays() -> None:
-    assert kept_steps(Retention(2, keep_every=3), [{}] * 8) == [3, 6, 7, 8]
-
-
 def test_the_newest_emergency_stays() -> None:
     versions: list[dict[str, Any]] = [{}, {"kind": "emergency"}, {"kind": "emergency"}, {}, {}, {}]
     assert kept_steps(Retention(2), versions) == [3, 5, 6]
@@ -67,16 +63,6 @@ def test_what_is_not_healthy_is_not_counted() -> None:
 def test_one_is_too_few() -> None:
     with pytest.raises(ValueError, match=r"backup\.too_few_checkpoints_kept"):
         Retention(1)
-
-
-def test_of_a_step_that_was_saved_twice_the_newer_is_the_nth_and_the_first_step_is_none(
-    tmp_path: Path,
-) -> None:
-    store = Store(tmp_path)
-    for step in (0, 5, 5, 6, 7):
-        store.commit(tensors_at(step), {}, step=step)
-    kept = versions_to_keep(store, Retention(2, keep_every=5))
-    assert sorted(int(name[:12]) for name in kept) == [3, 4, 5]
 
 
 def test_while_too_few_are_whole_everything_stays(tmp_path: Path) -> None:
@@ -95,8 +81,8 @@ def test_one_whose_manifest_is_damaged_is_no_good_one_and_no_reason_to_fail(
 
 
 def test_versions_are_kept_as_configured() -> None:
-    training = TrainingConfig(keep_checkpoints=4, keep_best=3, keep_every=50)
-    assert retention_of(training) == Retention(keep_last=4, keep_best=3, keep_every=50)
+    training = TrainingConfig(keep_checkpoints=4, keep_best=3)
+    assert retention_of(training) == Retention(keep_last=4, keep_best=3)
 
 
 def test_of_the_best_no_more_are_read_than_stay(

@@ -35,7 +35,7 @@ class Rig:
         copier = Copier(
             self.local,
             link,
-            Retention(keep_last=2, **options),  # type: ignore[arg-type]
+            Retention(**{"keep_last": 2, **options}),  # type: ignore[arg-type]
             now=self.clock,
             draw=lambda: 1.0,
         )

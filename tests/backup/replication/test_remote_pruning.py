@@ -183,13 +183,6 @@ def test_one_that_could_not_be_read_and_is_gone_stops_nothing(rig: Rig) -> None:
     assert not rig.pruning.is_due()
 
 
-def test_each_nth_stays_the_newer_of_one_step_and_not_the_first_step() -> None:
-    rig = Rig(keep_every=10)
-    names = [rig.save(step) for step in (0, 5, 10, 10, 20, 21, 22)]
-    rig.prune()
-    assert rig.link.store.versions() == [names[6], names[5], names[4], names[3]]
-
-
 def test_of_the_emergency_versions_the_newest_stays(rig: Rig) -> None:
     kinds = ("emergency", "emergency", "scheduled", "scheduled", "scheduled")
     names = [rig.save(step, kind=kind) for step, kind in enumerate(kinds, start=1)]

@@ -54,15 +54,6 @@ def test_what_goes_in_comes_out(writer: BackgroundWriter) -> None:
     assert writer.collect(wait=True) is None
 
 
-def test_the_helper_compresses_where_it_is_configured_to(tmp_path: Path) -> None:
-    writer = BackgroundWriter(tmp_path / "store", Retention(2), compress=True)
-    writer.begin({"model/a": TensorBytes("F32", (9999,), bytes(39996))}, {}, step=1)
-    name = writer.collect(wait=True)
-    writer.close()
-    assert [path.suffix for path in writer.root.glob("objects/*/*")] == [".zst"]
-    assert Store(writer.root).newest() == (name, [])
-
-
 def test_the_training_may_change_its_tensors_at_once(writer: BackgroundWriter) -> None:
     weights = bytearray(struct.pack("<4f", 1, 2, 3, 4))
     writer.begin({"model/a": TensorBytes("F32", (4,), weights)}, {}, step=1)

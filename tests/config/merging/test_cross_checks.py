@@ -35,10 +35,6 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
             "config.setting_without_effect(setting=training.layerwise_lr_decay=0.9,",
         ),
         (
-            {"training.strategy": "standard", "training.unfreeze_interval": 1},
-            "config.setting_without_effect(setting=training.unfreeze_interval=1,",
-        ),
-        (
             {"training.compile_mode": "auto", "enable_gpu_optimization": False},
             "config.auto_compile_not_measured",
         ),
@@ -91,10 +87,6 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
                     {"training.mode": "blockwise"},
                     "config.shard_with_strategy(strategy=progressive",
                 ),
-                (
-                    {"training.strategy": "finetune", "training.unfreeze_interval": 1},
-                    "config.shard_with_unfreezing",
-                ),
                 (QUANTUM, "config.shard_with_extensions(extensions=quantum"),
                 (
                     {"training.enabled_extensions": ["memory"]},
@@ -113,10 +105,6 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
                     "config.shard_with_auto_batch_size",
                 ),
                 ({"training.method": "dpo"}, "config.shard_with_trl_method(method=dpo)"),
-                (
-                    {"testing_interval": 100},
-                    "config.shard_with_testing_interval(name=training.shard=yes, testing_inter",
-                ),
             ]
         ),
         (
@@ -203,15 +191,10 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("memory.cpu_memory_limit", "8GB", {"enable_memory_optimization": False}),
     ("memory.cache_ttl", 60, {"enable_memory_optimization": False}),
     ("max_memory_percent", 70.0, {"enable_memory_optimization": False}),
-    ("training.adam_beta1", 0.8, {"training.optimizer": "sgd"}),
-    ("training.adam_beta2", 0.8, {"training.optimizer": "sgd"}),
     ("training.keep_best", 2, {"data.validation_split": 0}),
     ("training.early_stopping_patience", 2, {"data.validation_split": 0}),
-    ("training.early_stopping_min_delta", 0.1, {}),
     ("training.curriculum_by", "loss", {}),
     ("training.curriculum_stages", 5, {}),
-    ("training.curriculum_order", ["a", "b"], {}),
-    ("training.curriculum_keeps_easier", False, {}),
     ("training.best_metric", "exact_match", {"data.validation_split": 0}),
     ("training.best_metric_mode", "max", {}),
     ("training.rewards", ["exact_answer"], {}),
@@ -228,9 +211,6 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("quantum.target", "validation", {}),
     ("training.curriculum_stages", 7, {}),
     ("training.curriculum_by", "loss", {}),
-    ("training.curriculum_keeps_easier", False, {}),
-    ("training.curriculum_order", ["one", "two"], {}),
-    ("training.curriculum_order", ["one", "two"], {"training.strategy": "curriculum"}),
     ("quantum.target", "validation", {**QUANTUM, "quantum.problem": "block_selection"}),
     ("quantum.candidates", 100, {}),
     ("quantum.candidates", 100, {**QUANTUM, "quantum.problem": "block_selection"}),
@@ -303,7 +283,7 @@ def test_stacks_in_16_bits_are_not_computed_in_32(precision: object) -> None:
     [
         {"training.mode": "fused", "training.block_size": 2},
         {"training.strategy": "progressive", "training.progressive.growth": "once"},
-        {"training.mode": "blockwise", "training.cache_size": 5, "training.train_head": "always"},
+        {"training.mode": "blockwise", "training.cache_size": 5},
         {"training.mode": "blockwise", "training.qlora_enabled": True, "training.qlora_rank": 4},
         {"training.mode": "blockwise", "training.progressive.new_stack_precision": "nf_fp8"},
         {"training.time_step_masking": True, "training.num_time_steps": 3},
@@ -316,21 +296,9 @@ def test_a_setting_of_stackwise_training_is_taken_in_it(settings: dict[str, Any]
     assert not [one for one in problems if "config.setting_without_effect" in one]
 
 
-def test_experts_are_reached_by_all_linear_alone() -> None:
-    """Not in the list above: it has no default where there is no LoRA."""
-    lora = {"target_modules": ["q_proj"], "experts": False}
-    config = DeploymentConfig(**{"model.lora_config": lora})
-    with pytest.raises(
-        ValueError, match=r"without_effect\(setting=model\.lora_config\.experts=false"
-    ):
-        config.check_supported()
-
-
 def test_every_unused_setting_is_tried() -> None:
     tried = {key for key, *_ in UNUSED_BECAUSE} | {
         "training.layerwise_lr_decay",
-        "training.unfreeze_interval",
-        "model.lora_config.experts",
     }
     with_conditions = {spec.key for spec in FIELDS.values() if conditions_of(spec)}
     stackwise = {f"training.{name}" for name in StackwiseFields.model_fields}
@@ -373,7 +341,7 @@ def test_sections_that_were_changed_by_hand_are_checked() -> None:
         {"model.name": "some/model", "model.trust_remote_code": True},
         {"data.streaming": True, "data.buffer_size": 10},
         {"data.num_workers": 0, "data.prefetch_factor": 4},
-        {"training.early_stopping_patience": 2, "training.early_stopping_min_delta": 0.1},
+        {"training.early_stopping_patience": 2},
         {**QUANTUM, "quantum.target": "validation", "quantum.data_budget": 0.1},
         {**QUANTUM, "quantum.problem": "block_selection", "data.streaming": True},
         {"training.optimization_frequency": 100, "quantum.solver": "exact"},

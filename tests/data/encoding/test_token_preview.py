@@ -8,7 +8,6 @@ from infrastructure.data.encoding.token_preview import (
     counts_line,
     kinds_of,
     token_preview,
-    token_preview_html,
 )
 from infrastructure.data.encoding.tokenization import ConversationEncoder, Encoded
 from infrastructure.data.readers.rows import Conversation, Turn
@@ -40,7 +39,7 @@ def test_letters_of_several_tokens_are_whole() -> None:
     example = TokenizedExample(ids, np.ones(len(ids), dtype=bool))
     shown = token_preview(example, tokenizer)
     assert {"ü", "日"} <= set(shown.replace("⟦", "|").replace("⟧", "|").split("|"))
-    assert "\ufffd" not in shown + token_preview_html(example, tokenizer)
+    assert "\ufffd" not in shown
     half = TokenizedExample(ids[:2], np.ones(2, dtype=bool))  # where the row was cut
     assert token_preview(half, tokenizer) == "⟦f|\ufffd⟧"
 
@@ -51,18 +50,6 @@ def test_colours() -> None:
     assert "\033[2mb\033[0m" in shown
     assert "\033[32m The\033[0m" in shown
     assert "\033[7;32m<|endoftext|>■\033[0m" in shown
-
-
-def test_html() -> None:
-    tokenizer = byte_level_tokenizer()
-    shown = token_preview_html(preview_example(tokenizer), tokenizer)
-    key, _, tokens = shown.partition("<pre>")
-    assert tokens.count('title="trained"') == 1
-    assert tokens.count('<mark class="stop" title="stop">&lt;|endoftext|&gt;</mark>') == 1
-    assert tokens.count('title="masked"') == 3
-    assert "data.token_counts(total=5, trained=2, num_ends=1, verb=ends, masked=3)" in key
-    assert all(kind.value in key for kind in Kind)
-    assert "<b>" not in shown
 
 
 def test_each_answer_has_its_stop_and_white_space_behind_it_is_none() -> None:
@@ -92,4 +79,3 @@ def test_an_answer_that_was_cut_has_no_stop_and_a_long_one_is_cut_here() -> None
     ids = np.full(MOST_TOKENS + 7, example.input_ids[1], dtype=np.int32)
     long = TokenizedExample(ids, np.arange(len(ids)) > 3)
     assert token_preview(long, tokenizer).endswith("data.more_tokens(count=7)")
-    assert token_preview_html(long, tokenizer).count("<mark") < MOST_TOKENS

@@ -295,7 +295,7 @@ def test_a_greeting_is_learnt_where_its_header_is_found() -> None:
     ]
     headless = "{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}"
     refused = refusal(byte_level_tokenizer(headless), greeted).detail
-    assert refused == "data.conversation_begins_with_answer()"
+    assert refused == "data.first_answer_not_located()"
 
 
 def test_a_template_with_a_date_writes_the_same_every_day() -> None:

@@ -90,21 +90,6 @@ def test_ones_own_loop_ends_where_it_is_configured_to(saved_llama: Path, tmp_pat
     assert list(context.pipeline) == []
 
 
-def test_ones_own_loop_unfreezes_layer_by_layer(saved_llama: Path, tmp_path: Path) -> None:
-    config = configure(saved_llama, tmp_path, unfreeze_interval=1, num_epochs=4)
-    context = initialize_training(config)
-    parameters = [p for _, p in context.state.model.named_parameters()]
-    names, num_trained = [], []
-    for _ in range(context.num_epochs):
-        context.start_epoch()
-        names.append(context.state.phase.name)
-        num_trained.append(sum(p.requires_grad for p in parameters))
-        context.end_epoch()
-    assert names == [f"top {number} layers" for number in (1, 2, 3, 4)]
-    assert num_trained[0] < num_trained[1] < num_trained[2]
-    assert context.state.position.phase == 4
-
-
 def test_ones_own_steps_are_the_steps_of_the_loop(saved_llama: Path, tmp_path: Path) -> None:
     config = configure(saved_llama, tmp_path, batch_size=2, gradient_accumulation=2)
     own, real = initialize_training(config), initialize_training(config)

@@ -27,10 +27,6 @@ GIVEN: list[tuple[str, Dimension]] = [
     ("lora=true,false", Dimension("model.lora_config", choices=(True, False))),
     ("batch_size=4,auto", Dimension("training.batch_size", choices=(4, "auto"))),
     (
-        "model.lora_config.rank_pattern.0=4,8",
-        Dimension("model.lora_config.rank_pattern", "0", choices=(4, 8)),
-    ),
-    (
         "settings.stages=1..3",
         Dimension("training.settings", "stages", low=1, high=3, is_whole=True),
     ),
@@ -48,13 +44,12 @@ def test_what_is_typed_is_what_is_tried(text: str, meant: Dimension) -> None:
     assert parse_search([dimension.describe()]) == [dimension]
 
 
-def test_ranks_of_layers_are_added_to_those_that_are_given() -> None:
-    dimensions = parse_search(["lora_rank_pattern.0=4,8", "lora_rank_pattern.1=4,8", "lr=1,2"])
-    config = DeploymentConfig(model={"lora_config": {"rank_pattern": {"q_proj": 2, "1": 32}}})
+def test_entries_of_a_mapping_are_added_to_those_that_are_given() -> None:
+    dimensions = parse_search(["settings.a=4,8", "settings.b=4,8", "lr=1,2"])
+    config = DeploymentConfig(training={"settings": {"c": 2, "b": 32}})
     values: dict[str, Any] = {one.name: one.choices[0] for one in dimensions}
     tried = config.changed(settings_of(dimensions, values, config))
-    assert tried.model.lora_config is not None
-    assert tried.model.lora_config.rank_pattern == {"q_proj": 2, "0": 4, "1": 4}
+    assert tried.training.settings == {"c": 2, "a": 4, "b": 4}
     assert tried.training.learning_rate == 1
     assert tried.source("training.learning_rate").place == "--search"
 

@@ -14,7 +14,6 @@ from infrastructure.monitoring.records.run_view import view_of
 from tests.monitoring.report.test_report import Page
 from tests.monitoring.written_run import (
     add,
-    evaluation,
     falling,
     sample,
     step_record,
@@ -42,20 +41,6 @@ def text_of(run: LiveRun, rows: list[RunRow] | None = None) -> dict[str, str]:
 def write_backup(directory: Path, text: str) -> None:
     (directory / "checkpoints").mkdir(exist_ok=True)
     (directory / "checkpoints/backup.json").write_text(text)
-
-
-def test_a_training_shows_how_far_it_is(tmp_path: Path) -> None:
-    directory = write_run(tmp_path)
-    add(directory, *falling(1, 30), evaluation(10, 1.25), evaluation(30, 1.5))
-    with opened(directory) as run:
-        text = text_of(run)
-    times = "monitoring.time_left(duration=5.0 s) · monitoring.steps_took(duration=15 s)"
-    assert text["progress"] == f"step 30 of 40 · 75.0 % {times}"
-    assert "Held-out loss 1.500 best 1.250" in text["tiles"]
-    assert "Time per step 500 ms" in text["tiles"]
-    assert "Training (process " in text["head"]
-    assert "Model: my-llama · 3.00 M parameters, of which 1.50 M are trained" in text["head"]
-    assert text["next"] == text["result"] == text["machine"] == text["alerts"] == ""
 
 
 def test_nothing_changes_until_something_happens(tmp_path: Path) -> None:
@@ -124,19 +109,6 @@ def test_alerts_show_the_newest_first_and_how_many_there_were(tmp_path: Path) ->
     assert "number 11" not in text
 
 
-def test_a_run_that_was_broken_off_explains_how_to_go_on(tmp_path: Path) -> None:
-    directory = write_run(tmp_path)
-    (directory / "trained_by").write_text(
-        (directory / "trained_by").read_text().replace(" ", " 99", 1)
-    )
-    add(directory, *falling(1, 3))
-    with opened(directory) as run:
-        text = text_of(run)
-    assert "at step 3: monitoring.training_process_gone()." in text["head"]
-    assert "temper resume" in text["next"]
-    assert "left" not in text["progress"]
-
-
 def test_a_run_before_its_first_step_shows_what_happens(tmp_path: Path) -> None:
     directory = write_run(tmp_path)
     (directory / "summary.json").unlink()
@@ -146,15 +118,6 @@ def test_a_run_before_its_first_step_shows_what_happens(tmp_path: Path) -> None:
     assert "monitoring.no_metrics_yet()" in text["head"]
     assert text["progress"] == ""
     assert "monitoring.preparing_before_first_step" in text["curves"]
-
-
-def test_problems_are_reported_once_however_often_one_looks(tmp_path: Path) -> None:
-    directory = write_run(tmp_path)
-    (directory / "metrics.jsonl").write_text("???\n")
-    with opened(directory) as run:
-        for _ in range(3):
-            text = text_of(run)["notices"]
-    assert text.count("monitoring.damaged_lines_skipped") == 1
 
 
 def test_runs_beside_it_are_listed_and_the_shown_one_is_marked(tmp_path: Path) -> None:

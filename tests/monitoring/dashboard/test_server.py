@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from infrastructure.monitoring.dashboard.server import Dashboard
-from tests.monitoring.written_run import add, falling, step_record, write_run
+from tests.monitoring.written_run import add, falling, write_run
 
 
 @contextmanager
@@ -137,20 +137,3 @@ def test_a_port_that_is_taken_is_reported(runs: Path) -> None:
         Dashboard(runs, port=dashboard.port)
     with pytest.raises(ValueError, match=r"monitoring\.dashboard_port_unavailable"):
         Dashboard(runs, port=99999)
-
-
-def test_ten_viewers_see_a_training_that_goes_on(runs: Path) -> None:
-    (directory,) = runs.iterdir()
-    with serving(runs) as dashboard:
-        seen: list[int] = []
-
-        def view() -> None:
-            seen.append(fetch(dashboard, "/look")[0])
-
-        viewers = [threading.Thread(target=view) for _ in range(10)]
-        for viewer in viewers:
-            viewer.start()
-        add(directory, step_record(11))
-        for viewer in viewers:
-            viewer.join()
-    assert seen == [200] * 10

@@ -51,19 +51,6 @@ def test_a_look_is_shared_until_its_time_is_over(
     assert second.version != first.version
 
 
-def test_where_nothing_happens_the_version_stays(
-    looks_at: Callable[..., Looks], tmp_path: Path
-) -> None:
-    add(write_run(tmp_path), *falling(1, 10))
-    clock = Clock()
-    looks = looks_at(tmp_path, clock=clock, cpu_clock=Clock())
-    versions = set()
-    for _ in range(4):
-        versions.add(looks.look().version)
-        clock.now += 100
-    assert len(versions) == 1
-
-
 def test_looks_that_cost_much_are_made_less_often(
     looks_at: Callable[..., Looks], tmp_path: Path
 ) -> None:

@@ -36,8 +36,3 @@ def test_text_in_a_figure_is_never_markup() -> None:
     html = figure(title, Chart(title, [(1, 1.0), (2, 2.0)], axis=title))
     assert "<script" not in html
     assert "\u2028" not in html.partition('data-chart="')[2].partition('"')[0]
-
-
-def test_one_point_is_no_chart() -> None:
-    assert Chart("x", [(1, 1.0)], [(1, 2.0)]).is_one_dot
-    assert not Chart("x", [(1, 1.0), (2, 1.0)]).is_one_dot

@@ -1,5 +1,4 @@
 from infrastructure.monitoring.drawing.html import (
-    clean_markup,
     element,
     facts,
     flatten,
@@ -32,17 +31,6 @@ def test_control_characters_do_not_reach_the_page() -> None:
 def test_a_table_escapes_its_cells() -> None:
     assert "<td>&lt;b&gt;</td>" in table(["<i>"], [["<b>"]])
     assert "<th" not in table((), [["a", "b"]])
-
-
-def test_foreign_markup_keeps_only_what_is_harmless() -> None:
-    foreign = (
-        '<p onclick="x()" class="t" style="position:fixed">a <mark>b'
-        "<img src=http://evil/x onerror=y><script>alert(1)</script><a href='http://e'>link</a>"
-        "<style>*{}</style> &lt;i&gt;</p></div><span>open"
-    )
-    assert clean_markup(foreign) == (
-        '<p class="t">a <mark>blink &lt;i&gt;</mark></p><span>open</span>'
-    )
 
 
 def test_keys_and_values_are_readable() -> None:

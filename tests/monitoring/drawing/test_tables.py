@@ -1,10 +1,11 @@
 import math
 
+from rich.cells import cell_len
+
 from infrastructure.monitoring.drawing.tables import (
     before_after_rows,
     before_after_table,
     render_table,
-    text_width,
 )
 
 RANKED = "pairs ranked correctly (higher is better)"
@@ -76,7 +77,7 @@ def test_nothing_measured_is_no_table() -> None:
 
 def test_wide_characters_keep_the_columns_aligned() -> None:
     lines = render_table(["task", "n"], [["数える", 1], ["abc", 22], ["e\u0301", 3]]).splitlines()
-    assert {text_width(line) for line in lines} == {len(lines[1])}
+    assert {cell_len(line) for line in lines} == {len(lines[1])}
 
 
 def test_names_from_data_are_cut_and_cannot_steer_the_terminal() -> None:
@@ -102,18 +103,3 @@ def test_a_small_change_is_no_minus_nothing() -> None:
     assert change(0.69315, 0.69297) == "-0.03 %"
     assert change(2.0, 2.001) == "+0.05 %"
     assert change(2.0, 2.0 - 1e-9) == change(2.0, 2.0) == "+0.0 %"
-
-
-def test_what_was_measured_at_the_end_alone_has_one_column() -> None:
-    table = before_after_table({}, {"eval_loss": 0.5})
-    assert table.splitlines()[0].split() == ["after"]
-    assert table.splitlines()[-1].split() == ["held-out", "loss", "0.5000"]
-
-
-def test_numbers_by_turn_have_names_directions_and_changes() -> None:
-    before = {"eval_loss_first_answers": 7.9, "eval_end_accuracy": 0.0}
-    after = {"eval_loss_first_answers": 7.4, "eval_end_accuracy": 0.25}
-    assert before_after_rows(before, after) == [
-        ("loss of first answers (lower is better)", "7.900", "7.400", "-0.5000"),
-        ("answer ends predicted correctly (higher is better)", "0 %", "25.0 %", "+25.0 points"),
-    ]

@@ -10,8 +10,6 @@ import time
 import tracemalloc
 from pathlib import Path
 
-import pytest
-
 from infrastructure.core.files import write_json, write_text
 from infrastructure.monitoring.drawing.metrics_file import encode_record
 from infrastructure.monitoring.records.live_run import LiveRun
@@ -179,11 +177,6 @@ def test_what_cannot_be_read_is_reported_and_the_rest_is_shown(tmp_path: Path) -
     assert "monitoring.file_unreadable(name=run.json" in run.problems[0]
     assert run.problems[1] == "monitoring.damaged_lines_skipped(count=1, file=metrics.jsonl)"
     run.close()
-
-
-def test_a_directory_that_is_gone_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"monitoring\.not_a_run_directory"):
-        LiveRun(tmp_path / "nothing")
 
 
 @slow

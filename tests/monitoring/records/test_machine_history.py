@@ -55,21 +55,14 @@ def test_curves_are_over_time_in_round_units() -> None:
 def test_the_hours_between_a_kill_and_going_on_are_left_out() -> None:
     history = MachineHistory()
     hours = 5 * 3600
-    take(history, [sample(hours + ago) for ago in range(120, -1, -2)])
-    take(history, [sample(ago) for ago in range(120, -1, -2)])
-    [(begin, end)] = history.pauses
-    assert end - begin == pytest.approx(hours - 120, abs=1)
+    for begin in (2 * hours, hours, 0):
+        take(history, [sample(begin + ago) for ago in range(60, -1, -2)])
+    assert [end - begin for begin, end in history.pauses] == [pytest.approx(hours - 60, abs=1)] * 2
     memory = next(chart for chart in charts_of(history) if chart.title == "GPU memory, GiB")
     assert memory.axis == "seconds"
-    assert memory.points[-1][0] == pytest.approx(240, abs=1)  # of training
+    assert memory.points[-1][0] == pytest.approx(180, abs=2)  # of training
     steps = [b - a for (a, _), (b, _) in pairwise(memory.points)]
     assert max(steps) == pytest.approx(2, abs=1)
-
-
-def test_a_monitor_that_seldom_looks_has_no_pauses() -> None:
-    history = MachineHistory()
-    take(history, [sample(ago) for ago in range(6000, -1, -600)])
-    assert not history.pauses
 
 
 @pytest.mark.parametrize(
@@ -103,38 +96,6 @@ def test_odd_samples_are_left_out_and_nothing_always_zero_is_drawn() -> None:
     assert "CPU load, %" not in [chart.title for chart in charts_of(history)]
     assert [meter["name"] for meter in history.meters()] == ["processor", "memory"]
     assert len(history.points["cpu_percent"].kept) == 1
-
-
-def test_the_table_has_what_all_samples_come_to() -> None:
-    history = MachineHistory()
-    cards = [GPU, {**GPU, "index": 1, "temperature_celsius": 40.0}]
-    for ago, load in ((20, 10.0), (10, 40.0), (0, 25.0)):
-        take(history, [sample(ago, cpu_percent=load, gpus=cards, backup_age_seconds=90.0)])
-    moment = history.last["time"]
-    for share, seconds in ((0.25, 2.0), (0.5, 4.0)):
-        numbers = {"time": moment, "model_flops_utilization": share, "seconds_per_step": seconds}
-        history.add_performance({**numbers, "name": "x"})
-    history.add_performance({"seconds_per_step": 1e9})  # nobody knows when that was
-    rows = {title: values for title, *values in history.rows()}
-    mean, _, most, last = rows["CPU load"]
-    assert (mean, most, last) == ("25.0 %", "40.0 %", "25.0 %")
-    assert rows["GPU temperature"] == ["71 °C"] * 4
-    assert rows["GPU temperature, card 1"] == ["40 °C"] * 4
-    assert rows["Age of the newest backup"][0].startswith("1 min 30")
-    assert rows["Share of peak FLOPS used (MFU)"][0] == "37.5 %"
-    assert rows["Time per step, sampled"][-1].startswith("4")
-    assert "Disk writes" not in rows, "what was always zero says nothing"
-    assert history.curves["model_flops_percent"] == [(moment, 25.0), (moment, 50.0)]
-
-
-def test_each_pause_is_left_out_once() -> None:
-    history, hour = MachineHistory(), 3600.0
-    for begin in (4 * hour, 2 * hour, 0.0):  # three sessions of a minute
-        take(history, [sample(begin + ago) for ago in range(60, -1, -2)])
-    assert len(history.pauses) == 2
-    moments = [moment for moment, _ in history.curves["gpu_memory_used_bytes"]]
-    assert moments[-1] - moments[0] == pytest.approx(180, abs=2)
-    assert max(b - a for a, b in pairwise(moments)) == pytest.approx(2, abs=1)
 
 
 def test_a_clock_that_is_set_back_lets_no_curve_run_backwards() -> None:

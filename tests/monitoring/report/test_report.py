@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from infrastructure.config.sources.load import load_config
 from infrastructure.monitoring.drawing.metrics_file import encode_record
+from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.monitoring.report.report import write_report
+from infrastructure.monitoring.report.report_sections import forecast, stages
 from tests.slow import slow
 
 ATTACK = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -102,9 +103,7 @@ RUN = {
     "data": {
         "lines": ["4,000 rows read"],
         "num_rows": 4000,
-        "quarantined": {"broken JSON": 3},
-        "examples": [{"file": "a.jsonl", "line": 17}],
-        "preview_html": "<p>2 + 2 = <mark>4</mark><script>alert(3)</script></p>",
+        "preview": ["2 + 2 = ⟦4⟧"],
     },
 }
 SUMMARY = {
@@ -134,10 +133,7 @@ def test_the_report_of_a_finished_run_is_complete(tmp_path: Path) -> None:
         "reverse 0 % 95.0 %",
         "Before aaa After as expected cba",
         "4,000 rows read",
-        "broken JSON 3",
-        "a.jsonl 17",
-        "used 3,997",
-        "2 + 2 = 4",
+        "2 + 2 = ⟦4⟧",
         "Loss last 0.2000 · held out 0.5000",
         "Exact match, held out",
         "monitoring.num_defaults(count=1)",
@@ -148,27 +144,7 @@ def test_the_report_of_a_finished_run_is_complete(tmp_path: Path) -> None:
     ):
         assert text in page.all_text, text
     assert "train-resume" not in page.all_text
-    assert sum("data-chart" in given for _, given in page.tags) == 5
-
-
-def test_a_narrow_screen_breaks_names_of_settings_between_their_words(tmp_path: Path) -> None:
-    write_run(tmp_path, run=RUN, summary=SUMMARY)
-    page_of(tmp_path)
-    assert "<td>training.<wbr>learning_<wbr>rate</td>" in (tmp_path / "report.html").read_text()
-
-
-def test_a_setting_that_nobody_gave_is_not_listed_beside_the_one_that_excludes_it(
-    tmp_path: Path,
-) -> None:
-    config = load_config(environment={}, flags={"--checkpoint-frequency": "20"})
-    sources = config.sources()
-    keys = ("training.checkpoint_interval", "training.checkpoint_frequency")
-    listed = {k: {"value": config.value(k), "source": sources[k].place} for k in keys}
-    assert listed[keys[0]] == {"value": None, "source": "--checkpoint-frequency"}
-    write_run(tmp_path, run=RUN | {"config": listed}, summary=SUMMARY)
-    shown = page_of(tmp_path).all_text
-    assert "training.checkpoint_frequency 20 --checkpoint-frequency" in shown
-    assert "checkpoint_interval" not in shown
+    assert sum("data-chart" in given for _, given in page.tags) == 6
 
 
 def test_the_page_needs_nothing_but_itself(tmp_path: Path) -> None:
@@ -235,33 +211,6 @@ def test_a_run_whose_last_loss_is_nan_does_not_show_a_number(tmp_path: Path) -> 
     assert "Loss last NaN" in page.all_text
 
 
-def test_an_unfinished_run_is_shown_with_how_to_go_on(tmp_path: Path) -> None:
-    write_run(tmp_path, run=RUN, summary={"status": "running"})
-    write_records(tmp_path, [step_record(7, 2.0)])
-    page = page_of(tmp_path)
-    assert "Training." in page.all_text
-    assert f"temper resume {tmp_path}" in page.all_text
-    assert page.count("span", "status running") == 1
-
-
-def test_a_failed_run_shows_the_error_first(tmp_path: Path) -> None:
-    summary = {**SUMMARY, "status": "failed", "error": "TrainingDivergedError: nan", "after": None}
-    write_run(tmp_path, run=RUN, summary=summary)
-    page = page_of(tmp_path)
-    assert page.all_text.index("TrainingDivergedError: nan") < page.all_text.index("Curves")
-    assert "Failed at step 40" in page.all_text
-    assert "Before → after" not in page.all_text
-
-
-def test_what_was_measured_at_the_end_alone_has_one_column(tmp_path: Path) -> None:
-    """A Trainer of one's own measures nothing before its first step."""
-    write_run(tmp_path, run=RUN, summary={**SUMMARY, "before": None, "after": {"eval_loss": 0.5}})
-    page = page_of(tmp_path)
-    assert "After training" in page.all_text
-    assert "Before → after" not in page.all_text
-    assert "–" not in page.all_text[page.all_text.index("After training") :][:60]
-
-
 @pytest.mark.parametrize(
     ("method", "held_out", "architecture", "command"),
     [
@@ -314,16 +263,6 @@ def test_paths_are_shown_as_they_are_typed_there(
     assert "/elsewhere/mine" in shown
 
 
-def test_what_is_counted_of_the_data_is_shown_in_words(tmp_path: Path) -> None:
-    counted = {"num_train": 90, "leaked": 0, "special_text_rows": 3, "unread": ""}
-    data = {"lines": ["90 rows to train on"], **counted, "task_counts": {"": 90}}
-    write_run(tmp_path, run={**RUN, "data": data}, summary=SUMMARY)
-    shown = page_of(tmp_path).all_text
-    assert "rows that contain special tokens as text 3" in shown
-    for raw in ("leaked", "unread", "Task counts", "held-out rows that are trained on"):
-        assert raw not in shown
-
-
 def test_other_data_on_the_way_is_shown_with_what_was_accepted(tmp_path: Path) -> None:
     changes = [
         {"name": "data", "was": "a" * 64, "is": "b" * 64},
@@ -352,30 +291,12 @@ def test_a_finished_run_begins_with_its_result(
     errors = tmp_path / "logs" / "errors"
     errors.mkdir(parents=True)
     record = {"step": 7, "kind": "loss_spike", "action": "went back to step 4", "message": "0.015"}
-    (errors / "errors.jsonl").write_bytes(encode_record(record))
+    (errors / "errors.jsonl").write_bytes(encode_record({**record, "rows": ["data.jsonl:12"]}))
     write_run(tmp_path, run=RUN, summary={**SUMMARY, "status": status})
     write_records(tmp_path, [step_record(7, 2.0)])
     text = page_of(tmp_path).all_text
     assert (text.index(title) < text.index("Curves")) is is_first
-
-
-def test_an_empty_directory_gives_a_page(tmp_path: Path) -> None:
-    assert "monitoring.no_step_logged_yet" in page_of(tmp_path).all_text
-
-
-def test_damaged_files_are_named_on_the_page(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("{")
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n???\n')
-    text = page_of(tmp_path).all_text
-    assert "monitoring.file_unreadable" in text
-    assert "monitoring.damaged_lines_skipped" in text
-
-
-@pytest.mark.parametrize("wrong", [{"config": [1]}, {"config": {"a": None}}, {"model": "x"}])
-def test_odd_shapes_do_not_stop_the_report(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    summary = {"before": 3, "example": "x", "paths": [1], "seconds": "long", "status": "odd"}
-    write_run(tmp_path, run={"data": "x", "hardware": 3, **wrong}, summary=summary)
-    page_of(tmp_path)
+    assert "7 loss_spike 0.015 went back to step 4 data.jsonl:12" in text
 
 
 @slow
@@ -400,16 +321,51 @@ def test_a_new_report_replaces_the_old_one(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("*report*")] == ["report.html"]
 
 
-def test_what_went_wrong_and_what_was_done_is_on_the_page(tmp_path: Path) -> None:
-    errors = tmp_path / "logs" / "errors"
-    errors.mkdir(parents=True)
-    record = {"step": 7, "kind": "not_finite", "action": "went back to step 4", "message": ATTACK}
-    lines = [encode_record({**record, "rows": ["data.jsonl:12", ATTACK]}), b"{torn\n"]
-    (errors / "errors.jsonl").write_bytes(b"".join(lines))
-    page = Page(write_report(tmp_path).read_text())
-    assert "monitoring.errors_and_actions_heading" in page.all_text
-    assert "went back to step 4" in page.all_text
-    assert "data.jsonl:12" in page.all_text
-    assert "monitoring.damaged_lines_skipped" in page.all_text
-    assert page.count("script") == 1  # our own
-    assert page.count("img") == 0
+ROW = {"what": "peak_memory_bytes", "foretold": 1 << 30, "was": 1 << 29, "error": 1.0}
+
+
+def forecast_of(folder: Path, summary: dict[str, Any], run: dict[str, Any] | None = None) -> str:
+    write_run(folder, run=run or {}, summary=summary)
+    return str(forecast(read_view(folder)))
+
+
+def test_forecast_and_truth_stand_side_by_side(tmp_path: Path) -> None:
+    seconds = {"what": "seconds", "foretold": 59.0, "was": 60.0, "error": -0.02}
+    html = forecast_of(tmp_path, {"forecast": [ROW, seconds]})
+    assert "1.0 GiB" in html
+    assert "512.0 MiB" in html
+    assert "+100 %" in html
+    assert "1 min 00 s" in html
+    assert "-2.0 %" in html
+    assert "time from the first step to the end" in html
+    html = forecast_of(tmp_path, {"forecast": [{**seconds, "first_step": 60}]})
+    assert "monitoring.forecast_time_since_resume" in html
+
+
+def test_what_was_decided_is_shown_with_its_origin(tmp_path: Path) -> None:
+    decided = {"training.batch_size": {"value": 16, "origin": "measured <here>"}}
+    html = forecast_of(tmp_path, {}, {"decided": decided})
+    assert "training.batch_size" in html
+    assert "measured &lt;here&gt;" in html
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [{}, {"forecast": []}, {"forecast": 3}, {"forecast": [4, {"what": "x"}, {**ROW, "was": "?"}]}],
+)
+def test_nothing_known_gives_no_section(tmp_path: Path, summary: dict[str, Any]) -> None:
+    assert forecast_of(tmp_path, summary) == ""
+
+
+@pytest.mark.parametrize("records", [None, "x", [1], [{"name": "a", "seconds": "long"}], {}])
+def test_damaged_stages_are_left_out(tmp_path: Path, records: Any) -> None:
+    write_run(tmp_path, run={}, summary={"stages": records})
+    assert stages(read_view(tmp_path)) == ""
+
+
+def test_the_time_and_the_share_of_each_stage_are_shown(tmp_path: Path) -> None:
+    failed = {"name": "save", "seconds": 3, "error": "OSError"}
+    write_run(tmp_path, run={}, summary={"stages": [{"name": "model", "seconds": 1}, failed]})
+    shown = stages(read_view(tmp_path))
+    for text in ("monitoring.timing_heading", "25 %", "75 %", "ended by OSError"):
+        assert text in shown, text

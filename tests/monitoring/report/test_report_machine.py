@@ -47,8 +47,8 @@ def test_the_page_has_numbers_curves_and_alerts(run: Path) -> None:
     assert "monitoring.gpu_too_hot(subject=GPU 0 (Tesla T4), value=87" in page
     assert "CPU load, %" in page
     assert "GPU temperature, °C" in page
-    assert "<td>40.0 %</td>" in page  # the most that the processor was used
-    assert "<td>90 °C</td>" in page
+    assert "max 40 · last 40<" in page  # of the processor
+    assert "max 90 · last 90<" in page
 
 
 def test_a_run_without_alerts_is_shown_as_one(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_damaged_samples_are_left_out(run: Path) -> None:
         json.dumps({"gpus": ["GPU"], "cpu_percent": None}),
     ]
     file.write_text(file.read_text() + "\n".join(damaged) + "\n")
-    assert "<td>40.0 %</td>" in machine_use(read_view(run))
+    assert "max 40 · last 40<" in machine_use(read_view(run))
 
 
 def test_a_curve_and_its_newest_value_have_one_unit(tmp_path: Path) -> None:
@@ -95,7 +95,8 @@ def test_a_curve_and_its_newest_value_have_one_unit(tmp_path: Path) -> None:
     view = read_view(tmp_path)
     view["machine"]["curves"] = {"process_memory_bytes": [(0.0, 2.0 * GIB), (60.0, 0.98 * GIB)]}
     page = machine_figures(view)
-    assert '<span class="now">0.980 GiB</span>' in page
+    assert "Memory of the run, GiB" in page
+    assert "max 2 · last 0.980<" in page
     assert "MiB" not in page
 
 

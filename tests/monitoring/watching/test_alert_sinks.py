@@ -1,7 +1,6 @@
 """Who is told of an alert, and how."""
 
 import logging
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -10,7 +9,6 @@ import pytest
 from infrastructure.core.console_log import is_for_people
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.monitoring.watching.alert_sinks import (
-    box,
     check_alert_sinks,
     make_alert_sinks,
 )
@@ -49,39 +47,6 @@ def test_the_log_gets_all_by_their_severity(
             " message=a step takes 12.0 s)",
         )
     ]
-
-
-def test_outside_of_a_notebook_there_is_no_box() -> None:
-    assert [sink.name for sink in make_alert_sinks(["console", "log", "notebook"])] == [
-        "console",
-        "log",
-    ]
-
-
-def test_in_a_notebook_the_box_replaces_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    shell = SimpleNamespace(kernel=object())
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    names = [sink.name for sink in make_alert_sinks(["console", "log", "notebook"])]
-    assert names == ["log", "notebook"]
-    assert [sink.name for sink in make_alert_sinks(["console"])] == ["console"]
-
-
-def test_the_box_is_shown_by_ipython() -> None:
-    program = (
-        "from infrastructure.monitoring.watching.alert_sinks import NotebookAlerts\n"
-        "from infrastructure.monitoring.watching.alerts import Alert\n"
-        "NotebookAlerts().send(Alert(1, 4, 'r', '', 'raised', 'warning', 2, 1, 'slow'))\n"
-    )
-    shown = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True
-    )
-    assert "HTML object" in shown.stdout  # what IPython shows of it without a browser
-
-
-def test_text_in_a_box_is_no_markup() -> None:
-    shown = box(alert(message="<script>"))
-    assert "<script>" not in shown
-    assert "&lt;script&gt;" in shown
 
 
 def test_the_webhook_s_address_comes_from_the_environment() -> None:

@@ -26,8 +26,6 @@ class TestFinetune(TestStandard):
     name = "finetune"
     settings: ClassVar[dict[str, Any]] = {
         "strategy": "finetune",
-        "unfreeze_interval": 1,
-        "num_epochs": 4,
         "layerwise_lr_decay": 0.9,
     }
 

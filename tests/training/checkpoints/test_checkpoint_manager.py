@@ -180,26 +180,6 @@ def test_no_pickle_is_written(tmp_path: Path) -> None:
     assert not any(path.read_bytes().startswith((b"\x80", b"PK")) for path in files)
 
 
-@pytest.mark.parametrize("in_background", [False, True])
-def test_compressed_checkpoints_are_smaller_and_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool
-) -> None:
-    if in_background:
-        monkeypatch.setattr(checkpoint_manager, "BACKGROUND_BYTES", 0)
-    saved = Snapshot({"model": {"w": torch.arange(100_000, dtype=torch.float32)}}, {"step": 3})
-    sizes = {}
-    for compress in (False, True):
-        directory = tmp_path / str(compress)
-        manager = CheckpointManager(directory, compress=compress)
-        manager.begin(saved)
-        manager.close()
-        loaded = load_checkpoint(manager.newest())
-        assert torch.equal(loaded.tensors["model"]["w"], saved.tensors["model"]["w"])
-        objects = (directory / "objects").rglob("*")
-        sizes[compress] = sum(path.stat().st_size for path in objects if path.is_file())
-    assert sizes[True] < 0.8 * sizes[False]
-
-
 @pytest.mark.parametrize("least_bytes", [0, 1 << 20])
 def test_facts_and_rotation_of_versions_are_the_same_wherever_they_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least_bytes: int

@@ -39,7 +39,7 @@ QUANTUM: dict[str, Any] = {
     "quantum.max_overhead_percent": 1e6,
 }
 SAVES: dict[str, Any] = {"training.checkpoint_frequency": 1, "training.keep_checkpoints": 9}
-SHORT: dict[str, Any] = {"training.max_steps": 6, "training.recovery.max_failed_saves": 0}
+SHORT: dict[str, Any] = {"training.max_steps": 6}
 STACKS: dict[str, Any] = {
     "training.strategy": "progressive",
     "training.progressive": {"target_stacks": 2},

@@ -259,7 +259,7 @@ def test_a_second_session_has_all_that_the_first_had(tmp_path: Path) -> None:
 
 def test_versions_come_by_the_configuration(tmp_path: Path) -> None:
     training = {
-        **{"checkpoint_seconds": 33, "deadline": "2h", "recovery": {"max_failed_saves": 9}},
+        **{"checkpoint_seconds": 33, "deadline": "2h"},
     }
     run = TrainerRun("tiny", settings(tmp_path, training=training), print)
     run.copies.seconds_to_confirm = lambda: 12.5  # type: ignore[method-assign]
@@ -276,7 +276,6 @@ def test_versions_come_by_the_configuration(tmp_path: Path) -> None:
     )
     schedule.interval_seconds = 0
     assert schedule.kind_due(4) is None, "the training resumes from this step"
-    assert saves.failures.max_failed == 9
     saves.announce(Path("version"))
     assert announced == [(Event.CHECKPOINT_SAVED, Path("version"))]
     assert (saves.first, saves.due) == (Path("first"), None)

@@ -1,5 +1,6 @@
 """Real Trainers with the callback: undisturbed, killed, stopped, broken off, and going on."""
 
+import ast
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.trainer_callback import PrinterCallback
 
 from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -410,6 +412,22 @@ def test_a_signal_after_an_error_reaches_whom_it_reached_before(tmp_path: Path) 
         assert received == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_the_last_log_that_is_shown_is_of_the_whole_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, hooks=[InterruptedAfter(4)])
+    trainer = trainer_of(tmp_path)
+    trainer.add_callback(PrinterCallback)
+    callback = TemperCallback("tiny", settings(tmp_path), say=lambda line: None)
+    trainer.add_callback(callback)
+    trainer.train(resume_from_checkpoint=callback.resume_from())
+    lines = capsys.readouterr().out.splitlines()
+    shown = [ast.literal_eval(line) for line in lines if line.startswith("{'")]
+    [last] = [entry for entry in trainer.state.log_history if "train_runtime" in entry]
+    [printed] = [entry for entry in shown if "train_runtime" in entry]
+    assert float(printed["train_runtime"]) == pytest.approx(last["train_runtime"], rel=1e-3)
 
 
 def test_another_machine_goes_on_from_the_place(

@@ -56,10 +56,9 @@ def run(tmp_path: Path, lines: list[str]) -> TrainerRun:
 def test_versions_are_kept_by_the_configuration_with_the_files_of_the_run(
     tmp_path: Path, lines: list[str]
 ) -> None:
-    kept = {"keep_checkpoints": 4, "keep_best": 3, "keep_every": 7, "compress_checkpoints": True}
+    kept = {"keep_checkpoints": 4, "keep_best": 3}
     run = TrainerRun("tiny", settings(tmp_path, training=kept), lines.append)
-    assert run.versions.retention == Retention(4, 3, 7)
-    assert run.versions.compress
+    assert run.versions.retention == Retention(4, 3)
     run.directory.mkdir(parents=True)
     (run.directory / "run.json").write_text("{}")
     assert [name.partition("@")[0] for name in run.versions.files()] == ["files/run.json"]
@@ -155,9 +154,8 @@ def test_the_record_is_of_the_beginning_and_without_secrets(
 
 def test_settings_that_take_effect_are_not_called_idle(tmp_path: Path) -> None:
     training = {
-        **{"checkpoint_seconds": 60, "keep_checkpoints": 3, "keep_best": 2, "keep_every": 5},
-        **{"compress_checkpoints": True, "deadline": "1h", "metrics_sinks": ["jsonl"]},
-        **{"recovery": {"max_failed_saves": 9}},
+        **{"checkpoint_seconds": 60, "keep_checkpoints": 3, "keep_best": 2},
+        **{"deadline": "1h", "metrics_sinks": ["jsonl"]},
     }
     more: dict[str, Any] = {"enable_backups": True, "log_level": "WARNING"}
     more["cache"] = {"directory": str(tmp_path)}

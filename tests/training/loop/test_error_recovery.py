@@ -66,7 +66,7 @@ def trained_without(directory: Path, **settings: Any) -> Training:
 @pytest.mark.parametrize("log_frequency", slow_but([3], [1, 3, 100]))
 def test_a_poisoned_row_is_named_and_passed_over(tmp_path: Path, log_frequency: int) -> None:
     """In each of three epochs; weights, schedule and hooks are as if those batches were not."""
-    settings = {"log_frequency": log_frequency, "recovery": {"max_rollbacks": 9}}
+    settings = {"log_frequency": log_frequency}
     training = poisoned(tmp_path / "poisoned", **settings).run()
     reference = trained_without(tmp_path / "reference", **settings)
     assert training.state.step == reference.state.step == training.state.total_steps == 12
@@ -92,7 +92,6 @@ def test_a_run_killed_before_in_or_after_going_back_ends_the_same(
 ) -> None:
     """Any version that was ever committed could have been the last one before a kill."""
     settings: dict[str, Any] = {"log_frequency": log_frequency, "num_epochs": 2}
-    settings["recovery"] = {"max_rollbacks": 9}
     whole = poisoned(tmp_path / "whole", **settings).run()
     versions = whole.checkpoints.checkpoints()
     assert len(versions) > 6
@@ -155,8 +154,8 @@ def test_killed_anywhere_and_resumed_from_the_newest_it_ends_the_same(
             assert lasting(directory) == lasting(tmp_path / "whole")
 
 
-def everything_poisoned(directory: Path, **recovery: Any) -> Training:
-    training = Training(directory, recovery=recovery)
+def everything_poisoned(directory: Path) -> Training:
+    training = Training(directory)
     loss = training.adapter.compute_loss
 
     def compute(model: torch.nn.Module, batch: dict[str, Any]) -> Any:
@@ -169,34 +168,34 @@ def everything_poisoned(directory: Path, **recovery: Any) -> Training:
 
 
 def test_after_too_many_ways_back_the_evidence_is_kept(tmp_path: Path) -> None:
-    training = everything_poisoned(tmp_path, max_rollbacks=2)
+    training = everything_poisoned(tmp_path)
     with pytest.raises(TrainingDivergedError) as caught:
         training.run()
     text = str(caught.value)
     assert text.startswith(
-        "step 6: training.bad_loss_numbers(loss=NaN, norm=NaN, extent=), rows "
+        "step 7: training.bad_loss_numbers(loss=NaN, norm=NaN, extent=), rows "
         "training.row_place(number=6, epoch=1)"
     )
-    assert "training.max_rollbacks_reached(limit=2)" in text
+    assert "training.max_rollbacks_reached(limit=3)" in text
     assert "step 4: training.rolled_back_to_skip(start=0, step=4)" in text
     assert "step 5: training.rolled_back_to_skip(start=4, step=5)" in text
     evidence = training.checkpoints.checkpoints()[-1]
     assert str(evidence) in text
     assert not training.checkpoints.is_healthy(evidence)
-    assert step_of(evidence) == 6
+    assert step_of(evidence) == 7
     assert load_checkpoint(evidence).tensors["model"]["head.weight"].isnan().any()
     good = load_checkpoint(training.checkpoints.newest())
     assert all(t.isfinite().all() for t in good.tensors["model"].values())
 
 
 def test_the_count_of_ways_back_outlives_a_resume(tmp_path: Path) -> None:
-    training = everything_poisoned(tmp_path, max_rollbacks=2)
+    training = everything_poisoned(tmp_path)
     with pytest.raises(TrainingDivergedError):
         training.run()
-    again = everything_poisoned(tmp_path, max_rollbacks=2)
-    with pytest.raises(TrainingDivergedError, match=r"training\.max_rollbacks_reached.*limit=2"):
+    again = everything_poisoned(tmp_path)
+    with pytest.raises(TrainingDivergedError, match=r"training\.max_rollbacks_reached.*limit=3"):
         again.resume(training.checkpoints.newest())
-    assert num_rollbacks(again.state) == 2
+    assert num_rollbacks(again.state) == 3
 
 
 @pytest.mark.parametrize(
@@ -207,7 +206,6 @@ def test_the_count_of_ways_back_outlives_a_resume(tmp_path: Path) -> None:
             {"not_finite": "stop"},
             r"training\.policy_is\(policy=training\.recovery\.not_finite=stop\)",
         ),
-        ("runs", {"max_rollbacks": 0}, "training.max_rollbacks_reached"),
         (None, {}, "training.no_checkpoints_saved"),
     ],
 )
@@ -238,7 +236,7 @@ def spiking(directory: Path, example: int, **settings: Any) -> Training:
 
 @pytest.mark.parametrize("log_frequency", [1, 3])
 def test_a_loss_spike_is_gone_back_from(tmp_path: Path, log_frequency: int) -> None:
-    policy = {"loss_spike": "roll_back", "loss_spike_factor": 20.0}
+    policy = {"loss_spike": "roll_back"}
     training = spiking(tmp_path, POISON, recovery=policy, log_frequency=log_frequency)
     if log_frequency == 3:
         training.step.losses.watch.recent = [
@@ -257,8 +255,9 @@ def test_a_bad_state_is_not_rescued_when_going_back_fails(
     tmp_path: Path, failure: BaseException
 ) -> None:
     """The save that it waits for is refused once too often, or the user gives up just then."""
-    policy = {"loss_spike": "roll_back", "loss_spike_factor": 20.0, "max_failed_saves": 0}
+    policy = {"loss_spike": "roll_back"}
     training = spiking(tmp_path, POISON, recovery=policy)
+    training.checkpointer.failures.max_failed = 0
     collect = training.checkpointer.collect
 
     def fail(wait: bool) -> Any:

@@ -16,7 +16,7 @@ from tests.training.toy import ToySource
 
 
 def judge_of(loss_spike: str = "roll_back", *, has_scaler: bool = False) -> LossJudge:
-    recovery = RecoveryConfig(loss_spike=loss_spike, loss_spike_factor=5.0)
+    recovery = RecoveryConfig(loss_spike=loss_spike)
     return LossJudge(recovery, ToySource(), torch.device("cpu"), has_scaler)  # type: ignore[arg-type]
 
 

@@ -52,13 +52,6 @@ def test_too_many_in_a_row_stop_it_with_a_last_attempt(tmp_path: Path) -> None:
     assert training.attempts == [0, 2, 4, 6, 6]  # type: ignore[attr-defined]
 
 
-def test_no_failed_save_is_tolerated_where_the_configuration_forbids_it(tmp_path: Path) -> None:
-    training = refusing(tmp_path, lambda number: True, recovery={"max_failed_saves": 0})
-    with pytest.raises(StorageError, match=r"training\.too_many_failed_saves.*count=1"):
-        training.run()
-    assert training.state.step == 0
-
-
 def test_a_refused_save_is_tried_again_soon(tmp_path: Path) -> None:
     training = refusing(tmp_path, lambda number: number == 1, checkpoint_frequency=6)
     now = [0.0]

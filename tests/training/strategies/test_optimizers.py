@@ -13,16 +13,16 @@ def groups() -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("name", ["torch.optim:Adamax", "adamw"])
-def test_an_optimizer_with_betas_gets_those_of_the_configuration(name: str) -> None:
-    made = build_optimizer(name, groups(), 3e-3, (0.5, 0.75))
+def test_an_optimizer_with_betas_gets_ours(name: str) -> None:
+    made = build_optimizer(name, groups(), 3e-3)
     assert [(g["lr"], g["betas"], g["weight_decay"]) for g in made.param_groups] == [
-        (3e-3, (0.5, 0.75), 0.25)
+        (3e-3, (0.9, 0.95), 0.25)
     ]
 
 
 @pytest.mark.parametrize("name", ["torch.optim:RMSprop", "sgd"])
 def test_one_without_betas_gets_none(name: str) -> None:
-    made = build_optimizer(name, groups(), 3e-3, (0.5, 0.75))
+    made = build_optimizer(name, groups(), 3e-3)
     assert [(g["lr"], g["weight_decay"]) for g in made.param_groups] == [(3e-3, 0.25)]
 
 
@@ -46,7 +46,7 @@ def test_a_registered_name_is_used_and_its_class_must_be_there() -> None:
         made = strategy.create_optimizer(torch.nn.Linear(2, 2), 1.0)
     assert isinstance(made, torch.optim.Adagrad)
     with pytest.raises(ValueError, match=r"core\.\w+"):
-        build_optimizer("torch.optim:NoSuch", groups(), 1.0, (0.9, 0.9))
+        build_optimizer("torch.optim:NoSuch", groups(), 1.0)
 
 
 def test_a_schedule_may_be_anyones() -> None:

@@ -47,10 +47,8 @@ def forms_of(
     precision = config.progressive.new_stack_precision
     is_quantized = precision not in DTYPES
     new = LayerForm(stored_as=precision) if is_quantized else LayerForm(DTYPES[precision])
-    top = plan.units[max(0, len(plan.units) - config.with_top)].first if config.with_top else None
     for index in range(num_layers):
-        is_top = top is not None and index >= top
-        if phase.unit.first <= index < phase.unit.last or is_top:
+        if phase.unit.first <= index < phase.unit.last:
             forms[index] = new
         elif index < phase.unit.first and not config.trunk_trains and config.trunk_is_quantized:
             forms[index] = LayerForm(stored_as=config.quantization_type)

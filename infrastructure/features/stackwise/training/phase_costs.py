@@ -22,7 +22,6 @@ from infrastructure.core.messages import phrase
 from infrastructure.features.stackwise.training.layer_forms import AS_LOADED, LayerForm, forms_of
 from infrastructure.features.stackwise.training.plain_weights import plain_tensors
 from infrastructure.features.stackwise.training.quantized_trunk import (
-    BLOCK,
     QuantizedWeight,
     quantized_bytes,
 )
@@ -48,7 +47,6 @@ from infrastructure.optimization.optimizer_memory import (
 LAYERS, LOW_RANK, DECODER = "layers", "low-rank matrices", "feature decoder"
 WORDS_OF_FORMS = {
     "nf_fp8": "8 bits (fp8)",
-    "nf4": "4 bits (nf4)",
     "fp16": "16 bits",
     "fp32": "32 bits",
 }
@@ -430,10 +428,9 @@ def _dtype_of(weight: Weight, forms: Sequence[LayerForm]) -> torch.dtype:
 
 def _stored_bytes(weight: Weight, forms: Sequence[LayerForm]) -> int:
     kind = _form_of(weight, forms).stored_as
-    is_stack = len(weight.shape) == 3 and weight.shape[-1] >= BLOCK
-    if kind is None or not (len(weight.shape) == 2 or is_stack):
+    if kind is None or len(weight.shape) != 2:
         return weight.count * _dtype_of(weight, forms).itemsize
-    rows, width = weight.count // weight.shape[-1], weight.shape[-1]
+    rows, width = weight.shape
     sample_rows = min(rows, SAMPLE_ROWS)
     return quantized_bytes(kind, sample_rows, width) * rows // sample_rows
 

@@ -12,7 +12,6 @@ from infrastructure.features.stackwise.training.quantized_trunk import (
     QuantizedLinear,
     QuantizedWeight,
     is_conv1d,
-    quantized_name,
 )
 from infrastructure.features.stackwise.training.stack_adapters import (
     LayerAdapters,
@@ -75,9 +74,6 @@ def _own_weights(module: torch.nn.Module) -> Named:
         yield "weight", weight.t() if module.is_conv1d else weight
     for name, parameter in module.named_parameters(recurse=False):
         yield name, parameter.detach()
-    for name in getattr(module, "quantized_names", ()):  # experts
-        stored = getattr(module, quantized_name(name))
-        yield name, stored.dequantized(stored.dtype)
 
 
 def _adapted(

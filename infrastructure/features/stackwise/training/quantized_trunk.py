@@ -3,7 +3,6 @@
 | kind | stored | bits per weight |
 | --- | --- | --- |
 | nf_fp8 | blocks of 64 along the input dimension: float8 (e4m3fn) and a scale in fp16 | 8.25 |
-| nf4 | NF4 with double quantization by bitsandbytes (Dettmers 2023, arXiv 2305.14314) | 4.13 |
 | fp16, fp32 | plain casts | 16, 32 |
 
 nf_fp8 is not a public format; this is its definition. The scale of a block is absmax / 448 (the
@@ -98,51 +97,6 @@ def _widened(payload: torch.Tensor) -> torch.Tensor:
     return bits.view(torch.float16).float().mul_(2.0**8)
 
 
-def _store_nf4(weight: torch.Tensor) -> Buffers:
-    functional = require("bitsandbytes.functional", "quantization nf4")
-    flat = weight.float().flatten()
-    flat = F.pad(flat, (0, -len(flat) % BLOCK))
-    payload, state = functional.quantize_4bit(
-        flat, blocksize=BLOCK, compress_statistics=True, quant_type="nf4"
-    )
-    return {
-        "payload": payload.flatten(),
-        "scales": state.absmax,
-        "scales_of_scales": state.state2.absmax,
-        "mean_scale": state.offset,
-    }
-
-
-def _restore_nf4(stored: Mapping[str, torch.Tensor], shape: torch.Size) -> torch.Tensor:
-    functional = require("bitsandbytes.functional", "quantization nf4")
-    payload = stored["payload"]
-    levels, scale_levels = _nf4_levels(payload.device)
-    state = functional.QuantState(
-        absmax=stored["scales"],
-        shape=torch.Size([2 * len(payload)]),
-        code=levels,
-        blocksize=BLOCK,
-        quant_type="nf4",
-        dtype=torch.float32,
-        offset=stored["mean_scale"],
-        state2=functional.QuantState(
-            absmax=stored["scales_of_scales"],
-            code=scale_levels,
-            blocksize=256,  # bitsandbytes' block size for scales
-            dtype=torch.float32,
-        ),
-    )
-    flat = functional.dequantize_4bit(payload.unsqueeze(-1), state).flatten()
-    return flat[: shape.numel()].view(shape)
-
-
-@cache
-def _nf4_levels(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    functional = require("bitsandbytes.functional", "quantization nf4")
-    levels = functional.get_4bit_type("nf4", device=device)
-    return levels, functional.create_dynamic_map().to(device)
-
-
 def _store_fp16(weight: torch.Tensor) -> Buffers:
     payload = weight.to(torch.float16)
     if not payload.isfinite().all():
@@ -162,7 +116,6 @@ QUANTIZATIONS: Registry[Quantization] = registries.QUANTIZATIONS
 QUANTIZATIONS.provide(
     {
         "nf_fp8": Quantization(_store_fp8, _restore_fp8),
-        "nf4": Quantization(_store_nf4, _restore_nf4),
         "fp16": Quantization(_store_fp16, _restore_float),
         "fp32": Quantization(_store_fp32, _restore_float),
     },
@@ -172,7 +125,7 @@ QUANTIZATIONS.provide(
 
 
 class QuantizedWeight(torch.nn.Module):
-    """A matrix (out, in), or a stack of them (experts, out, in), that is stored as buffers.
+    """A matrix (out, in) that is stored as buffers.
 
     Args:
         weight: the weight to store; the tensor itself is not kept.
@@ -180,7 +133,6 @@ class QuantizedWeight(torch.nn.Module):
 
     Raises:
         ValueError: the kind is unknown, or cannot store these weights.
-        MissingPackageError: bitsandbytes is not installed.
     """
 
     def __init__(self, weight: torch.Tensor, kind: str) -> None:
@@ -192,22 +144,13 @@ class QuantizedWeight(torch.nn.Module):
         own = weight.detach()
         if not own.isfinite().all():
             raise InputError("stackwise.weights_not_finite", kind=kind)
-        if own.ndim == 2:
-            buffers = self._quantization.store(own)
-        else:
-            matrices = [self._quantization.store(matrix) for matrix in own]
-            buffers = {name: torch.stack([m[name] for m in matrices]) for name in matrices[0]}
-        for name, buffer in buffers.items():
+        for name, buffer in self._quantization.store(own).items():
             self.register_buffer(name, buffer)
 
-    def dequantized(self, dtype: torch.dtype, index: int | None = None) -> torch.Tensor:
-        """Return the dequantized weights; for a stack, all of them or matrix number `index`."""
+    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the dequantized weights."""
         buffers = dict(self.named_buffers(recurse=False))
-        if index is None and len(self.shape) == 3:
-            return torch.stack([self.dequantized(dtype, i) for i in range(self.shape[0])])
-        if index is not None:
-            buffers = {name: buffer[index] for name, buffer in buffers.items()}
-        return self._quantization.restore(buffers, self.shape[-2:]).to(dtype)
+        return self._quantization.restore(buffers, self.shape).to(dtype)
 
     def num_bytes(self) -> int:
         """Return the total size of the buffers in bytes."""
@@ -308,73 +251,11 @@ def _compute_dtype(x: torch.Tensor) -> torch.dtype:
     return x.dtype
 
 
-class _QuantizedExperts:
-    """A mixin for modules of experts, whose stacked matrices it stores quantized.
-
-    During the module's forward pass, the dequantized stacks are available under their own names.
-    Autograd saves only references to them, except for copies that an operation makes itself.
-    """
-
-    quantized_names: tuple[str, ...]
-
-    def forward(self, *args: object, **kwargs: object) -> object:
-        inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
-        dtype = _compute_dtype(next(x for x in inputs if x.is_floating_point()))
-        stored = {name: getattr(self, quantized_name(name)) for name in self.quantized_names}
-        weights = {name: weight.dequantized(dtype) for name, weight in stored.items()}
-        with _saved_as_places(weights, stored):
-            self.__dict__.update(weights)
-            try:
-                return super().forward(*args, **kwargs)  # type: ignore[misc]
-            finally:
-                for name in weights:
-                    del self.__dict__[name]
-
-
-@contextmanager
-def _saved_as_places(
-    weights: Mapping[str, torch.Tensor], stored: Mapping[str, QuantizedWeight]
-) -> Iterator[None]:
-    names = {weight.untyped_storage().data_ptr(): name for name, weight in weights.items()}
-    strides = {name: weight.stride(0) for name, weight in weights.items()}
-
-    def pack(saved: torch.Tensor) -> object:
-        name = names.get(saved.untyped_storage().data_ptr())
-        if name is None:
-            return saved.detach()  # the tensor itself would be a reference cycle
-        place = saved.size(), saved.stride(), saved.storage_offset()
-        return name, saved.dtype, place
-
-    def unpack(packed: Any) -> torch.Tensor:
-        if isinstance(packed, torch.Tensor):
-            return packed
-        name, dtype, (size, stride, offset) = packed
-        first, within = divmod(offset, strides[name])
-        reach = within + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-        if reach < strides[name]:  # within one expert
-            return stored[name].dequantized(dtype, first).as_strided(size, stride, within)
-        return stored[name].dequantized(dtype).as_strided(size, stride, offset)
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield
-
-
-@cache
-def _with_quantized_experts(plain: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    return type(plain.__name__, (_QuantizedExperts, plain), {"plain_class": plain})
-
-
-def quantized_name(name: str) -> str:
-    """Return the attribute name of a module's quantized parameter `name`."""
-    return f"quantized_{name}"
-
-
 def quantize_layers(modules: Iterable[torch.nn.Module], kind: str) -> int:
     """Store the weights of all linear layers inside `modules` as `kind`, in place.
 
-    `Conv1D` layers of transformers are included, and so are the stacked matrices of experts, one
-    matrix at a time. LoRA matrices, quantized layers, embeddings, norms and biases stay as they
-    are. A weight that is shared with a module outside is no longer shared.
+    `Conv1D` layers of transformers are included. LoRA matrices, quantized layers, embeddings, norms
+    and biases stay as they are. A weight that is shared with a module outside is no longer shared.
 
     Returns:
         The number of weights that were quantized.
@@ -382,7 +263,6 @@ def quantize_layers(modules: Iterable[torch.nn.Module], kind: str) -> int:
     Raises:
         ValueError: as for `QuantizedWeight`, with the layer's name. Earlier layers are already
             quantized then.
-        MissingPackageError: bitsandbytes is not installed.
     """
     QUANTIZATIONS.get(kind)
     count = 0
@@ -391,10 +271,6 @@ def quantize_layers(modules: Iterable[torch.nn.Module], kind: str) -> int:
             for child_name, child in _linear_children(parent):
                 with _named(name, child_name):
                     setattr(parent, child_name, _quantized(child, kind))
-                count += 1
-            for parameter_name in _stacks(parent):
-                with _named(name, parameter_name):
-                    _quantize_stack(parent, parameter_name, kind)
                 count += 1
     return count
 
@@ -420,22 +296,7 @@ def dequantize_layers(modules: Iterable[torch.nn.Module], dtype: torch.dtype | N
                     if child.is_conv1d and hasattr(parent, "fan_in_fan_out"):
                         parent.fan_in_fan_out = True  # PEFT reads this when it merges
                     count += 1
-            if isinstance(parent, _QuantizedExperts):
-                count += _dequantize_stacks(parent, dtype)
     return count
-
-
-def stored_bytes(module: torch.nn.Module) -> int:
-    """Return the size of the stored weights of linear layers and experts inside `module`, in bytes.
-
-    Scales are included, biases are not.
-    """
-    total = sum(m.num_bytes() for m in module.modules() if isinstance(m, QuantizedWeight))
-    for _, parent in _frozen_modules(module):
-        weights = [child.weight for _, child in _linear_children(parent)]
-        stacks = [parent.get_parameter(name) for name in _stacks(parent)]
-        total += sum(weight.nbytes for weight in (*weights, *stacks))
-    return total
 
 
 def _frozen_modules(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
@@ -464,18 +325,6 @@ def is_conv1d(module: torch.nn.Module) -> bool:
     """Return whether `module` is the linear layer of GPT-2, whose weight is transposed."""
     layers = sys.modules.get("transformers.pytorch_utils")  # not loaded: no such layer exists
     return layers is not None and type(module) is layers.Conv1D
-
-
-def _stacks(module: torch.nn.Module) -> list[str]:
-    """Return the names of a module's parameters that are stacked matrices of experts."""
-    return [
-        name
-        for name, parameter in module.named_parameters(recurse=False)
-        if parameter.ndim == 3
-        and parameter.is_floating_point()
-        and parameter.shape[-1] >= BLOCK  # a convolution kernel is shorter
-        and not _is_tuned(name)
-    ]
 
 
 @contextmanager
@@ -512,26 +361,3 @@ def _dequantized(layer: QuantizedLinear, dtype: torch.dtype | None) -> torch.nn.
     plain.bias = layer.bias
     plain.train(layer.training)
     return plain
-
-
-def _quantize_stack(module: torch.nn.Module, name: str, kind: str) -> None:
-    quantized = QuantizedWeight(module.get_parameter(name), kind)
-    delattr(module, name)
-    module.add_module(quantized_name(name), quantized)
-    if not isinstance(module, _QuantizedExperts):
-        plain: object = module.__class__
-        module.__class__ = _with_quantized_experts(plain)
-        module.quantized_names = ()  # type: ignore[assignment]
-    module.quantized_names = (*module.quantized_names, name)  # type: ignore
-
-
-def _dequantize_stacks(module: Any, dtype: torch.dtype | None) -> int:
-    names = module.quantized_names
-    module.__class__ = module.plain_class
-    del module.quantized_names
-    for name in names:
-        stored = getattr(module, quantized_name(name))
-        delattr(module, quantized_name(name))
-        weight = stored.dequantized(dtype or stored.dtype)
-        module.register_parameter(name, torch.nn.Parameter(weight, requires_grad=False))
-    return len(names)

@@ -237,12 +237,6 @@ class Rack:
         finally:
             handle.remove()
 
-    def is_silent(self, index: int) -> bool:
-        """Return whether a layer returns exactly its input."""
-        with probing(self.model), torch.no_grad():
-            given = self.hidden_at(index, self._run)
-            return torch.equal(self.hidden_at(index + 1, self._run), given)
-
     def _run(self) -> torch.Tensor:
         output = call_model(self.model, self._probe)
         return output if isinstance(output, torch.Tensor) else logits_of(output)

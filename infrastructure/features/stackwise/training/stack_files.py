@@ -17,23 +17,19 @@ checkpoint, and the whole model is in `final/`.
 
 import hashlib
 import json
-import mmap
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from infrastructure.backup.format.packs import TensorBytes, decode, encode
-from infrastructure.backup.format.tensor_bytes import from_bytes, to_bytes
+from infrastructure.backup.format.packs import TensorBytes, encode
+from infrastructure.backup.format.tensor_bytes import to_bytes
 from infrastructure.core.checksums import read_record, write_record
-from infrastructure.core.errors import CheckpointError, DamagedFileError, InputError
+from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.files import atomic_write, remove_parts, sync_directory
 from infrastructure.core.json_text import JsonObject
-from infrastructure.core.messages import phrase
 from infrastructure.features.stackwise.training.plain_weights import plain_tensors
 from infrastructure.features.stackwise.training.rack import Rack
 from infrastructure.features.stackwise.training.stack_phases import Unit
@@ -194,148 +190,3 @@ def _forget(path: Path) -> None:
     if path.exists():
         path.unlink()
         sync_directory(path.parent)
-
-
-def read_stack(folder: Path, stack: int) -> tuple[StackRecord, Tensors]:
-    """Read one stack, with its tensors on the CPU, and verify its hash.
-
-    Raises:
-        ValueError: the stack is missing, or its record has another format version.
-        DamagedFileError: the file is damaged.
-    """
-    record = read_stack_record(folder, stack)
-    with _stored(folder, record) as stored:
-        return record, {name: from_bytes(tensor) for name, tensor in stored.items()}
-
-
-def read_stack_record(folder: Path, stack: int) -> StackRecord:
-    """Read the description of one stack.
-
-    Raises:
-        ValueError, DamagedFileError: as for `read_stack`.
-    """
-    tensor_file, record_file = stack_paths(folder, stack)
-    if not record_file.is_file() or not tensor_file.is_file():
-        there = sorted(
-            {int(m[1]) for p in folder.glob("stack_*.json") if (m := _FILE.fullmatch(p.name))}
-        )
-        raise InputError(
-            "stackwise.no_such_stack",
-            folder=folder,
-            stack=stack,
-            available=phrase("stackwise.stacks_available", stacks=", ".join(map(str, there)))
-            if there
-            else phrase("stackwise.no_stacks"),
-        )
-    record: dict[str, Any] = read_record(record_file)
-    if record.get("format") != FORMAT_VERSION:
-        raise InputError(
-            "stackwise.unsupported_stack_format",
-            record_file=record_file,
-            version=record.get("format"),
-            supported=FORMAT_VERSION,
-        )
-    try:
-        return StackRecord(**record)
-    except TypeError as error:
-        raise DamagedFileError(
-            "stackwise.malformed_stack_record", record_file=record_file, error=error
-        ) from error
-
-
-@contextmanager
-def _stored(folder: Path, record: StackRecord) -> Iterator[dict[str, TensorBytes]]:
-    """Verify a stack's hash, and yield its tensors as mapped from its file."""
-    tensor_file, _ = stack_paths(folder, record.stack)
-    try:
-        with tensor_file.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        stored = decode(memoryview(data))
-    except (CheckpointError, ValueError) as error:  # an empty file cannot be mapped
-        raise DamagedFileError(
-            "stackwise.stack_file_unreadable", tensor_file=tensor_file, error=error
-        ) from error
-    if digest_of(stored) != record.sha256:
-        raise DamagedFileError("stackwise.stack_file_damaged", tensor_file=tensor_file)
-    yield stored
-
-
-def load_stacks(folder: str | Path, model: torch.nn.Module) -> list[StackRecord]:
-    """Load the trained weights of all stacks in `folder` into `model`.
-
-    Args:
-        model: an unquantized model of the same shape, as transformers builds it from its
-            configuration; its dtypes stay the same.
-
-    Returns:
-        The description of each stack.
-
-    Raises:
-        ValueError: a stack is missing, belongs to another run or model, or the run that wrote them
-            has not ended. The model is unchanged then.
-        DamagedFileError: a stack is damaged; the model is unchanged.
-    """
-    folder = Path(folder)
-    records = [read_stack_record(folder, 0)]
-    records += [read_stack_record(folder, s) for s in range(1, records[0].num_stacks)]
-    _refuse_mixed(folder, records)
-    own = each_once(dict(plain_tensors(inner_model(model))))
-    given: set[str] = set()
-    for record in records:  # check all of them before anything is changed
-        with _stored(folder, record) as stored:
-            for name, tensor in stored.items():
-                _refuse_other_model(record, name, tensor, own, model)
-            given |= stored.keys()
-    if missing := own.keys() - given:
-        raise InputError(
-            "stackwise.stacks_lack_tensor",
-            folder=folder,
-            model=records[0].model["class"],
-            tensor=min(missing),
-            target=type(inner_model(model)).__name__,
-        )
-    with torch.no_grad():
-        for record in records:
-            with _stored(folder, record) as stored:
-                for name, tensor in stored.items():
-                    own[name].copy_(from_bytes(tensor))
-    return records
-
-
-def _refuse_mixed(folder: Path, records: Sequence[StackRecord]) -> None:
-    first = records[0]
-    for record in records[1:]:
-        if record.model != first.model or record.num_stacks != first.num_stacks:
-            raise InputError("stackwise.mixed_models", stack=record.stack, folder=folder)
-        if record.training != first.training:
-            raise InputError("stackwise.mixed_runs", stack=record.stack, folder=folder)
-    unfinished = [r.stack for r in records if r.final_step is None]
-    if unfinished or len({r.final_step for r in records}) > 1:
-        raise InputError("stackwise.run_of_stacks_unfinished", folder=folder)
-
-
-def _refuse_other_model(
-    record: StackRecord,
-    name: str,
-    tensor: TensorBytes,
-    own: Mapping[str, torch.Tensor],
-    model: torch.nn.Module,
-) -> None:
-    shape = tuple(own[name].shape) if name in own else None
-    if shape == tuple(tensor.shape):
-        return
-    kind = type(inner_model(model)).__name__
-    has = (
-        phrase("stackwise.tensor_missing_in_model")
-        if shape is None
-        else phrase("stackwise.tensor_has_shape", shape=str(list(shape)))
-    )
-    raise InputError(
-        "stackwise.stack_of_other_model",
-        stack=record.stack,
-        model=record.model["class"],
-        tensor=name,
-        shape=list(tensor.shape),
-        kind=kind,
-        has=has,
-    )

@@ -155,11 +155,6 @@ def _phase(
         names += rack.below
     if trains_head(config, unit, units):
         names += rack.above
-    depth = unit.last
-    if config.with_top:
-        depth = len(rack)
-        top = units[max(0, len(units) - config.with_top)].first
-        names += weight_names(rack, top, depth)
     names += decoder_names(rack, unit)
     training = Unit(unit.index, 0, unit.last) if trains_trunk else unit
     what = f"{training.name} of {len(rack)}"
@@ -168,7 +163,7 @@ def _phase(
     keeps_prefix = trains_trunk or config.trunk_is_adapted
     keeps_prefix |= unit.index == 0
     start = 0 if keeps_prefix else unit.first
-    return StackPhase(what, num_epochs, frozenset(names), True, unit, start, depth, time_step)
+    return StackPhase(what, num_epochs, frozenset(names), True, unit, start, unit.last, time_step)
 
 
 def weight_names(rack: Rack, first: int, last: int) -> list[str]:
@@ -206,7 +201,7 @@ def adapter_pairs(config: TrainingConfig, plan: StackPlan, unit: Unit) -> list[s
 
 def trains_head(config: TrainingConfig, unit: Unit, units: Sequence[Unit]) -> bool:
     """Return whether the final norm and an untied head train with a unit."""
-    if config.trunk_trains or config.train_head == "always" or config.with_top:
+    if config.trunk_trains:
         return True
     first = units[-1] if config.local_loss == "reconstruct" else units[0]
     return unit == first  # with feature reconstruction, the loss reaches only the top unit

@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
-from infrastructure.features.stackwise.training.growth import initialize_unit
+from infrastructure.features.stackwise.training.growth import copy_from_below
 from infrastructure.features.stackwise.training.layer_forms import AS_LOADED, forms_of, take_forms
 from infrastructure.features.stackwise.training.outputs import StackRun
 from infrastructure.features.stackwise.training.quantized_trunk import BLOCK, quantized_bytes
@@ -125,8 +125,11 @@ class StackwiseStrategy(TrainingStrategy):
         assert self.rack is not None
         for phase in self.plan.phases:
             for form in forms_of(self.config, self.plan, phase, len(self.rack)):
-                if form.stored_as is not None:
-                    quantized_bytes(form.stored_as, 1, BLOCK)
+                if form.stored_as is None:
+                    continue
+                quantized_bytes(form.stored_as, 1, BLOCK)
+                if any(p.ndim == 3 and p.shape[-1] >= BLOCK for p in self.rack.layers.parameters()):
+                    raise InputError("stackwise.experts_cannot_be_quantized")
 
     @property
     def loaded_dtype(self) -> torch.dtype:
@@ -168,9 +171,10 @@ class StackwiseStrategy(TrainingStrategy):
         assert self.plan is not None
         assert self.rack is not None
         phase = self.plan.phases[index]
-        is_new_unit = phase.unit is not None and phase.unit.index > self._unit_index(self.entered)
-        if self.entered < index and phase.unit is not None and is_new_unit:
-            initialize_unit(self.rack, phase.unit, self.config.progressive.init)
+        unit, last = phase.unit, self._unit_index(self.entered)
+        is_copied = self.config.progressive.init == "copy" and self.entered < index
+        if is_copied and unit is not None and last < unit.index > 0:
+            copy_from_below(self.rack, unit)
         self.take_form(model, optimizer, index)
         self._fill_cache(model, phase)
 

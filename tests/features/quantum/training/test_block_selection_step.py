@@ -1,6 +1,5 @@
 """Block selection in a real training: what is frozen, for how long, and what a resume repeats."""
 
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -149,20 +148,6 @@ def test_a_lack_of_memory_costs_the_choice_and_nothing_else(
     (record,) = records(trainer)
     assert record["outcome"] == "failed"
     assert "out of memory" in record["why"]
-
-
-def test_a_new_phase_chooses_among_its_own_blocks(saved_llama: Path, tmp_path: Path) -> None:
-    """Gradual unfreezing: first the top, then the rest joins."""
-    moved = Moved()
-    quantum = {"problem": "block_selection", "num_blocks": 1}
-    settings = {"strategy": "finetune", "unfreeze_interval": 1, "num_epochs": 4}
-    trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, hooks=(moved,), **settings)
-    trainer.train()
-    phases = defaultdict(set)
-    for record in records(trainer):
-        phases[record["epoch"]].add(record["outcome"])
-    assert phases[0] == {"failed"}  # in the first phase only what lies above all blocks trains
-    assert "answered" in phases[1] | phases[2]
 
 
 def test_too_many_blocks_are_refused(saved_llama: Path, tmp_path: Path) -> None:

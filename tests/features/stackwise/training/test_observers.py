@@ -14,7 +14,6 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.files import file_sha256
 from infrastructure.features.stackwise.training import observers
 from infrastructure.features.stackwise.training.observers import StackFiles
-from infrastructure.features.stackwise.training.stack_files import load_stacks, read_stack
 from infrastructure.features.stackwise.training.unified_trainer import UnifiedTrainer
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
@@ -22,6 +21,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
 )
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import deploy, losses
+from tests.features.stackwise.training.read_stacks import load_stacks, read_stack
 from tests.features.stackwise.training.test_strategy import (
     AT_ONCE,
     LAYERS,

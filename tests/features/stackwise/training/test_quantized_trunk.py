@@ -7,7 +7,6 @@ import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from infrastructure.backup.format import packs
 from infrastructure.backup.format.tensor_bytes import from_bytes, to_bytes
@@ -20,14 +19,13 @@ from infrastructure.features.stackwise.training.quantized_trunk import (
     _widened,
     dequantize_layers,
     quantize_layers,
-    stored_bytes,
 )
 from infrastructure.models.trainable_state import load_trainable_state, trainable_state
 
 KINDS = QUANTIZATIONS.names()
 # Largest part of fp32's bytes, and the error of a weight in parts of the largest of its block.
-BYTES = {"nf_fp8": 0.27, "nf4": 0.14, "fp16": 0.5, "fp32": 1.0}
-ERRORS = {"nf_fp8": 0.5 * 2**-3, "nf4": 0.16, "fp16": 2**-11, "fp32": 0.0}
+BYTES = {"nf_fp8": 0.27, "fp16": 0.5, "fp32": 1.0}
+ERRORS = {"nf_fp8": 0.5 * 2**-3, "fp16": 2**-11, "fp32": 0.0}
 
 
 def weight(rows: int = 64, width: int = 128, seed: int = 0) -> torch.Tensor:
@@ -107,7 +105,7 @@ class TestWeights:
 
     def test_what_cannot_be_held_is_refused_by_name(self) -> None:
         model = torch.nn.Sequential(torch.nn.Linear(64, 64))
-        for value, kind in [(3e7, "nf_fp8"), (7e4, "fp16"), (float("nan"), "nf4")]:
+        for value, kind in [(3e7, "nf_fp8"), (7e4, "fp16"), (float("nan"), "fp32")]:
             with torch.no_grad():
                 model[0].weight[1, 1] = value
             with pytest.raises(
@@ -160,7 +158,7 @@ class TestComputing:
             output.sum().backward()
         assert torch.equal(inputs[0].grad, inputs[1].grad)  # type: ignore[arg-type]
 
-    @pytest.mark.parametrize("kind", ["nf_fp8", "nf4", "fp16"])
+    @pytest.mark.parametrize("kind", ["nf_fp8", "fp16"])
     def test_nothing_wide_is_kept_for_backward(self, kind: str) -> None:
         of_other_tests = living_tensors()  # held, so that no new one takes the id of one of them
         before = set(map(id, of_other_tests))
@@ -219,15 +217,11 @@ def models() -> dict[str, Any]:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
     }
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    qwen_experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
     gpt2 = {"vocab_size": 97, "n_embd": 64, "n_layer": 2, "n_head": 4}
     dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     return {
         "llama": transformers.LlamaConfig(**sizes),
         "gpt2": transformers.GPT2Config(**gpt2, **dropouts),
-        "mixtral": transformers.MixtralConfig(**sizes, **experts),
-        "qwen3_moe": transformers.Qwen3MoeConfig(**sizes, **qwen_experts, head_dim=16),
     }
 
 
@@ -253,7 +247,7 @@ def frozen(model: Any) -> Any:
 
 class TestModels:
     # layers × linear weights in each
-    COUNTS = {"llama": 2 * 7, "gpt2": 2 * 4, "mixtral": 2 * 6, "qwen3_moe": 2 * 6}  # noqa: RUF012
+    COUNTS = {"llama": 2 * 7, "gpt2": 2 * 4}  # noqa: RUF012
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("name", COUNTS)
@@ -261,16 +255,12 @@ class TestModels:
         self, name: str, kind: str, input_ids: torch.Tensor
     ) -> None:
         model = frozen(model_of(name))
-        before = stored_bytes(model)
-        head = stored_bytes(torch.nn.Sequential(model.lm_head))
         names = sorted(n for n, _ in model.named_parameters())
         assert quantize_layers(layers_of(model), kind) == self.COUNTS[name]
         assert quantize_layers(layers_of(model), kind) == 0
-        assert stored_bytes(model) - head <= BYTES[kind] * (before - head)
         logits = model(input_ids).logits
         assert dequantize_layers(layers_of(model)) == self.COUNTS[name]
         assert sorted(n for n, _ in model.named_parameters()) == names
-        assert stored_bytes(model) == before
         torch.testing.assert_close(model(input_ids).logits, logits, rtol=0, atol=2e-6)
 
     @pytest.mark.parametrize("name", COUNTS)
@@ -285,53 +275,6 @@ class TestModels:
             one(inputs_embeds=embeddings, labels=input_ids).loss.backward()
             gradients.append(embeddings.grad)
         torch.testing.assert_close(*gradients)
-
-    @pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
-    def test_every_way_to_compute_experts(
-        self, implementation: str, input_ids: torch.Tensor
-    ) -> None:
-        model = frozen(model_of("mixtral"))
-        model.set_experts_implementation(implementation)
-        quantize_layers(layers_of(model), "nf_fp8")
-        plain = copy.deepcopy(model)
-        dequantize_layers(layers_of(plain))
-        gradients = []
-        for one in (model, plain):
-            embeddings = one.get_input_embeddings()(input_ids).detach().requires_grad_()
-            one(inputs_embeds=embeddings, labels=input_ids).loss.backward()
-            gradients.append(embeddings.grad)
-        torch.testing.assert_close(*gradients)
-
-    def test_experts_keep_nothing_wide_for_backward(
-        self, input_ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        model = frozen(model_of("mixtral"))
-        model.set_experts_implementation("eager")
-        quantize_layers(layers_of(model), "nf_fp8")
-        wide: list[StorageWeakRef] = []
-        dequantized = QuantizedWeight.dequantized
-
-        def noted(weight: QuantizedWeight, *args: Any) -> torch.Tensor:
-            found = dequantized(weight, *args)
-            wide.append(StorageWeakRef(found.untyped_storage()))
-            return found
-
-        monkeypatch.setattr(QuantizedWeight, "dequantized", noted)
-        embeddings = model.get_input_embeddings()(input_ids).detach().requires_grad_()
-        loss = model(inputs_embeds=embeddings, labels=input_ids).loss
-        gc.collect()
-        assert len(wide) > 2 * 6
-        assert all(storage.expired() for storage in wide)
-        loss.backward()
-        assert not hasattr(model.model.layers[0].mlp.experts, "gate_up_proj")
-
-    def test_an_error_inside_leaves_no_wide_weights(self) -> None:
-        model = frozen(model_of("mixtral"))
-        quantize_layers(layers_of(model), "nf_fp8")
-        experts = model.model.layers[0].mlp.experts
-        with pytest.raises((RuntimeError, IndexError, AttributeError)):
-            experts(torch.randn(3, 5), None, None)
-        assert not hasattr(experts, "gate_up_proj")
 
     def test_lora_trains_beside_and_stays_as_it_is(self, input_ids: torch.Tensor) -> None:
         import peft
@@ -353,7 +296,7 @@ class TestModels:
                 optimizer.zero_grad()
                 losses.append(loss.item())
             assert losses[-1] < losses[0] - 0.05
-            assert quantize_layers([tuned], "nf4") == 1  # the head; LoRA is none of it
+            assert quantize_layers([tuned], "fp16") == 1  # the head; LoRA is none of it
             for is_safe in (False, True):  # fails instead of being lost
                 with pytest.raises((RuntimeError, ValueError)):
                     tuned.merge_adapter(safe_merge=is_safe)
@@ -399,7 +342,7 @@ class TestCheckpoints:
         return request.param
 
     def test_our_packs_bring_back_every_bit(self, kind: str) -> None:
-        source, target = model_of("mixtral"), model_of("mixtral")
+        source, target = model_of("llama"), model_of("llama")
         with torch.no_grad():
             for parameter in target.parameters():
                 parameter.mul_(1.5)
@@ -435,9 +378,8 @@ def test_another_quantisation_can_be_added() -> None:
 
     model = torch.nn.Sequential(torch.nn.Linear(128, 64))
     x = torch.randn(3, 128)
-    before, size = model(x), stored_bytes(model)
+    before = model(x)
     with QUANTIZATIONS.registered("int8_rows", Quantization(_store_int8, restore)):
         assert quantize_layers([model], "int8_rows") == 1
     torch.testing.assert_close(model(x), before, rtol=0.05, atol=0.02)
-    assert stored_bytes(model) < 0.27 * size
     assert F.mse_loss(model(x), before) > 0

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from infrastructure.features.stackwise.training.growth import initialize_unit, silence
+from infrastructure.features.stackwise.training.growth import copy_from_below
 from infrastructure.features.stackwise.training.rack import Rack
 from infrastructure.features.stackwise.training.stack_phases import Unit
 from infrastructure.models.model_inputs import call_model, logits_of
@@ -44,35 +44,13 @@ def test_every_parameter_lies_below_in_or_above_the_layers(architecture: str) ->
     assert any("norm" in name or "ln_f" in name for name in rack.above)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@torch.no_grad()
-def test_a_silent_layer_gives_what_it_is_given(architecture: str) -> None:
-    model = tiny_model(architecture)
-    rack = Rack(model)
-    silence(rack, 1)
-    assert rack.is_silent(1)
-    assert not rack.is_silent(0)
-    is_zero = [not bool(p.any()) for p in rack.layers[1].parameters() if p.ndim >= 2]
-    assert 0 < sum(is_zero) < len(is_zero)  # the others keep their weights, and so get gradients
-
-
 def test_a_copied_unit_is_the_one_below() -> None:
     model = tiny_model("llama", num_hidden_layers=4)
     rack = Rack(model)
-    initialize_unit(rack, Unit(1, 2, 4), "copy")
+    copy_from_below(rack, Unit(1, 2, 4))
     for index in (0, 1):
         for name, tensor in rack.layers[index].state_dict().items():
             assert torch.equal(rack.layers[index + 2].state_dict()[name], tensor)
-
-
-def test_the_middle_is_put_between_the_halves() -> None:
-    model = tiny_model("llama", num_hidden_layers=6)
-    rack = Rack(model)
-    before = [layer.self_attn.q_proj.weight.clone() for layer in rack.layers]  # type: ignore[union-attr]
-    initialize_unit(rack, Unit(1, 4, 6), "middle")
-    after = [layer.self_attn.q_proj.weight for layer in rack.layers]  # type: ignore[union-attr]
-    order = [next(i for i, b in enumerate(before) if torch.equal(a, b)) for a in after]
-    assert order == [0, 1, 1, 2, 2, 3]
 
 
 def test_a_model_without_a_list_of_layers_is_refused() -> None:

@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from infrastructure.core.errors import CheckpointError
 from infrastructure.data.serving.example_order import epoch_order
-from infrastructure.features.stackwise.training.stack_files import load_stacks
 from infrastructure.features.stackwise.training.unified_trainer import (
     TrainingConfig,
     UnifiedTrainer,
@@ -22,6 +21,7 @@ from infrastructure.features.stackwise.training.unified_trainer import (
 from infrastructure.models.model_inputs import attention_implementation
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Hook
+from tests.features.stackwise.training.read_stacks import load_stacks
 from tests.models.architectures import VOCAB_SIZE, tiny_model
 from tests.slow import slow_but
 
