@@ -166,7 +166,7 @@ def typed(words: list[str], folder: Path) -> list[str]:
 
 def program_of(words: list[str]) -> list[str]:
     if words[0] == "temper":
-        return [sys.executable, "-m", "tests.deployment.queue_process", *words[1:]]
+        return [sys.executable, "-m", "tests.deployment.command_process", *words[1:]]
     if words[0] == "torchrun":
         return [sys.executable, "-m", "torch.distributed.run", *words[1:]]
     if words[0] == "python":

@@ -37,7 +37,7 @@ def test_every_command_works_as_it_stands(tmp_path: Path) -> None:
     assert len(COMMANDS) > 10
     for program, *arguments in COMMANDS:
         assert program == "temper"
-        command = [sys.executable, "-m", "tests.deployment.queue_process", *arguments]
+        command = [sys.executable, "-m", "tests.deployment.command_process", *arguments]
         done = outcome_of_forked(command, cwd=tmp_path, env=variables, text=True)
         assert done.returncode == 0, f"{arguments}: {done.stdout} {done.stderr}"
         assert "Traceback" not in done.stderr

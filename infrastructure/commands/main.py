@@ -72,9 +72,6 @@ GROUPS = {
         "checkpoints": "list or verify checkpoints",
         "backup": "back up, list and restore runs",
     },
-    "More": {
-        "completion": "print a script that completes commands in a shell",
-    },
 }
 _OF_FEATURES = merged("commands")
 for _name, _command in _OF_FEATURES.items():

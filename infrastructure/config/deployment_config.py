@@ -60,6 +60,7 @@ from infrastructure.config.serialize import (
     PATHS,
     absolute_place,
     refuse_masked,
+    without_gone_defaults,
     without_masked_place,
     without_secrets,
 )
@@ -202,11 +203,6 @@ class DeploymentConfig(FieldsOfFeatures):
         default=True,
         description="Testing: check model, data and machine before training, which"
         " takes a few seconds.",
-    )
-    testing_interval: Duration | None = Field(
-        default=None,
-        description="Time after which the checks of {=enable_testing} are repeated in training;"
-        " none: never.",
     )
     max_memory_percent: Annotated[Percent, OPTIMIZES_MEMORY] = Field(
         default=85.0,
@@ -369,7 +365,6 @@ class DeploymentConfig(FieldsOfFeatures):
                 self.model,
                 self.training,
                 has_others=self.has_others,
-                testing_interval=self.testing_interval,
             ),
             *place_among_runs(self.backup.place, self.output_dir),
             *self._lora_in_passing(),
@@ -466,7 +461,9 @@ class DeploymentConfig(FieldsOfFeatures):
         refuse_masked(saved)
         plugins = plugin_names.from_json(saved.get(PLUGINS, {}))
         note_origins(plugins)
-        values: dict[str, Any] = without_masked_place(saved)
+        values = without_gone_defaults(
+            without_masked_place(saved), schema_of(DeploymentConfig).fields, saved["sources"]
+        )
         config = cls(**values)
         config._plugins = plugins
         sources = {

@@ -71,9 +71,13 @@ def differing_keys(recorded: Mapping[str, object], now: Mapping[str, object]) ->
 
     A local path that no longer exists is compared only by its name. A run that resumes elsewhere
     may find its data in another folder, and the data is compared by content before training
-    continues.
+    continues. Settings that no longer exist are not compared: if one had been set, the recorded
+    configuration cannot be read.
     """
+    fields = schema_of(DeploymentConfig).fields
     for key in dict.fromkeys([*recorded, *now]):
+        if key not in fields:
+            continue
         was, current = recorded.get(key), now.get(key)
         if key not in recorded and current == _default(key):
             continue  # recorded before this setting existed

@@ -63,6 +63,33 @@ def refuse_masked(saved: Mapping[str, Any]) -> None:
         raise ConfigurationError("config.recorded_value_masked", keys=", ".join(masked), mask=MASK)
 
 
+def without_gone_defaults(
+    values: Mapping[str, Any], fields: Collection[str], given: Collection[str], below: str = ""
+) -> dict[str, Any]:
+    """Return saved values, without settings that no longer exist and that nobody had set.
+
+    The version that wrote them recorded its defaults as well.
+
+    Args:
+        fields: the keys of the settings that exist.
+        given: the keys of the saved settings that somebody had set.
+        below: the key of the section that contains `values`, with a dot; "" for the root.
+    """
+    kept = {}
+    for name, value in values.items():
+        key = f"{below}{name}"
+        is_section = isinstance(value, Mapping) and _has_prefix(fields, f"{key}.")
+        if key not in fields and is_section:
+            kept[name] = without_gone_defaults(value, fields, given, f"{key}.")
+        elif key in fields or key in given or _has_prefix(given, f"{key}."):
+            kept[name] = value
+    return kept
+
+
+def _has_prefix(keys: Collection[str], prefix: str) -> bool:
+    return any(key.startswith(prefix) for key in keys)
+
+
 def without_masked_place(saved: Mapping[str, Any]) -> dict[str, object]:
     """Return saved values, without the backup destination if its password was masked."""
     values = dict(saved["values"])

@@ -6,7 +6,6 @@ import shlex
 
 import pytest
 
-from infrastructure.commands.completion import words_of
 from infrastructure.commands.eval import FROM_RUN
 from infrastructure.commands.main import COMMANDS, create_parser
 from infrastructure.commands.parser import CommandParser, parse, subcommands
@@ -77,19 +76,10 @@ def test_the_help_of_a_measurement_names_its_own_defaults() -> None:
     assert "examples per forward pass (default: 32)" in shown
 
 
-def test_the_help_of_an_action_begins_as_a_sentence() -> None:
-    shown = parser_of("queue").format_help()
-    assert "queue.help_add" in shown
-    add = subcommands(parser_of("queue"))["add"].complete()
-    assert "\nQueue.help_add().\n" in add.format_help()
-
-
-def test_the_values_of_a_word_are_named_in_the_help_and_offered() -> None:
+def test_the_values_of_a_word_are_named_in_the_help() -> None:
     parser = parser_of("sweep")
     shown = " ".join(parser.format_help().split())
     assert re.search(r"--sampler NAME \S*help_sampler\(.*samplers=tpe, random, grid", shown)
-    [words] = words_of(parser, "temper sweep")
-    assert words.flags["--sampler"] == ("tpe", "random", "grid")
 
 
 def test_what_a_model_answers_with_has_no_flags_of_a_training() -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import (
     affects_result,
@@ -42,7 +43,7 @@ warmup_steps scheduler_type max_grad_norm optimizer   mixed_precision
 gradient_checkpointing compile_mode memory_efficient_attention seed validation_interval
 validation_frequency validation_prompts early_stopping_patience
 layerwise_lr_decay
- curriculum_stages curriculum_by curriculum_order curriculum_keeps_easier
+ curriculum_stages curriculum_by
 enabled_extensions memory.layer memory.slots memory.heads memory.width memory.store
 multimodal.vision_tower multimodal.projector_epochs multimodal.image_token
 extension_learning_rate train_extensions_only optimization_frequency mode block_size
@@ -192,6 +193,21 @@ def test_a_run_of_before_there_were_encodings_is_the_same_training() -> None:
 )
 def test_what_has_loaded_a_model_is_of_its_record(recorded: dict[str, str], backend: str) -> None:
     assert backend_taken(recorded) == backend
+
+
+def test_settings_that_no_longer_exist_start_no_second_run_unless_they_had_been_set() -> None:
+    recorded = DeploymentConfig(**{"model.lora_config": {"r": 4}}).to_dict()
+    recorded["values"]["training"]["gone"] = True
+    recorded["values"]["gone_section"] = {"size": 3}
+    began = DeploymentConfig.from_dict(recorded)
+    wanted = DeploymentConfig(**{"model.lora_config": {"r": 4}})
+    assert result_settings(began) == result_settings(wanted)
+    checkpoint = {**result_settings(wanted), "training.gone": True, "gone_section.size": 3}
+    assert is_same(checkpoint, result_settings(wanted), ())
+    for key in ("training.gone", "gone_section.size"):
+        given = {**recorded["sources"], key: {"layer": "flag", "place": "--gone"}}
+        with pytest.raises(ConfigurationError, match=r"gone"):
+            DeploymentConfig.from_dict({**recorded, "sources": given})
 
 
 def test_a_run_keeps_the_defaults_of_the_version_in_which_it_began() -> None:

@@ -275,6 +275,6 @@ def test_what_is_begun_is_handed_over_whole(
     sent.truncate(sent.seek(0))
     dead.folder.mkdir()
     assert detached.start(config, folder=given).folder == given
-    assert dead.folder.is_dir(), "a folder of a queue's own leaves those of others alone"
+    assert dead.folder.is_dir(), "a folder of a sweep's own leaves those of others alone"
     message = json.loads(sent.getvalue())
     assert (message["accept"], message["run"], message["observer"]) == ([], None, None)

@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import subproc
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.training.extensions.extension_hooks import Hook
-from tests.deployment.queue_process import HOLD_AT, Holding
+from tests.deployment.command_process import HOLD_AT, Holding
 from tests.deployment.runs import (
     ROOT,
     deploy,

@@ -30,7 +30,7 @@ from infrastructure.core.exit_codes import ExitCode
 from infrastructure.deployment.export_comparison import Comparer
 from infrastructure.monitoring.training_monitor import ALERTS_FILE, SUMMARY_FILE, TrainingMonitor
 from infrastructure.monitoring.watching import alert_queue
-from infrastructure.monitoring.watching.alert_queue import AlertQueue
+from infrastructure.monitoring.watching.alert_queue import QueuedSink
 from infrastructure.monitoring.watching.alert_sinks import (
     AlertSink,
     ConsoleAlerts,
@@ -315,7 +315,7 @@ def test_p3_the_end_of_a_run_waits_as_long_as_the_server_wants(
         server.answers = [(429, {"Retry-After": "6"})]
         sink = WebhookAlerts(server.url, first_wait_seconds=0.01)
         sink.send(alert(3))
-        while sink._queue._pauses_until < 0:
+        while sink._pauses_until < 0:
             time.sleep(0.01)
         monkeypatch.setattr(alert_queue, "CLOSE_SECONDS", 5.0)
         sink.close()
@@ -329,7 +329,7 @@ def test_p3_a_date_is_waited_for_as_seconds_are(monkeypatch: pytest.MonkeyPatch)
     with webhook_server() as server:
         server.answers = [(503, {"Retry-After": later})]
         sink = WebhookAlerts(server.url, first_wait_seconds=0.01)
-        monkeypatch.setattr(sink._queue, "pause", waited.append)
+        monkeypatch.setattr(sink, "pause", waited.append)
         sink.send(alert(3))
         sink.close()
     assert len(server.received) == 2
@@ -390,18 +390,21 @@ def test_p4_an_address_that_cannot_be_posted_to_is_refused_before_the_first_step
 def test_p4_an_alert_that_breaks_its_sender_loses_no_other() -> None:
     taken: list[int] = []
 
-    def post(one: Alert) -> str:
-        if one.step == 1:
-            raise UnicodeEncodeError("ascii", "ü", 0, 1, "ordinal not in range")
-        taken.append(one.step)
-        return ""
+    class Mine(QueuedSink):
+        name = "mine"
 
-    alerts = AlertQueue("mine", post)
+        def deliver(self, alert: Alert) -> str:
+            if alert.step == 1:
+                raise UnicodeEncodeError("ascii", "ü", 0, 1, "ordinal not in range")
+            taken.append(alert.step)
+            return ""
+
+    alerts = Mine()
     for number in (1, 2, 3):
-        alerts.put(alert(number))
+        alerts.send(alert(number))
     alerts.close()
     assert taken == [2, 3]
-    assert (alerts.num_lost, alerts.why_lost) == (1, "it failed (UnicodeEncodeError)")
+    assert alerts.lost == (1, "it failed (UnicodeEncodeError)")
 
 
 @pytest.mark.parametrize("is_there", [False, True])

@@ -16,7 +16,7 @@ from typing import NotRequired, TypedDict
 from infrastructure.core.features import merged, run_files_of_features
 from infrastructure.core.json_text import JsonObject, JsonValue
 from infrastructure.core.messages import phrase
-from infrastructure.monitoring.drawing.curves import PointsByKey
+from infrastructure.monitoring.drawing.charts import PointsByKey
 from infrastructure.monitoring.drawing.formatting import (
     clip,
     format_bytes,
@@ -103,27 +103,17 @@ class Backup(TypedDict):
 
     Attributes:
         place: the backup destination, or None if the checkpoints are only on this machine.
-        saved_at, confirmed_at: the Unix times at which the confirmed checkpoint was saved and
-            confirmed.
-        present_at, compared_at, compared_by: when all of its files were last seen at the
-            destination, and when and how their bytes were last compared.
-        newest_step: the step of the newest checkpoint, confirmed or not.
+        saved_at: the Unix time at which the confirmed checkpoint was saved.
         published: the URL at which the trained model was published.
-        problem: the reason why the run is not safe.
-        text: a sentence on the state of the backup, with the current age of the confirmed
-            checkpoint.
+        state, text: a sentence on the state of the backup, and the same with the current age of the
+            confirmed checkpoint.
     """
 
     place: str | None
     confirmed_step: int | None
     saved_at: float | None
-    confirmed_at: float | None
-    present_at: float | None
-    compared_at: float | None
-    compared_by: str | None
-    newest_step: int | None
     published: str | None
-    problem: str | None
+    state: str
     text: str
 
 
@@ -420,23 +410,15 @@ def _alert(record: Record) -> Alert:
 
 def _backup(facts: RunFacts, *, is_trained: bool) -> Backup:
     known = facts.copies
-    step, newest = (known.get(f"{word}_step") for word in ("confirmed", "newest"))
-    saved, confirmed, present, compared = (
-        moment if isinstance(moment := known.get(f"{word}_at"), int | float) else None
-        for word in ("saved", "confirmed", "present", "compared")
-    )
+    step, saved_at = known.get("confirmed_step"), known.get("saved_at")
+    state = safety_words(facts, now=None)
     return {
         "place": _text_or_none(known.get("place") or None),
         "confirmed_step": step if isinstance(step, int) else None,
-        "saved_at": saved,
-        "confirmed_at": confirmed,
-        "present_at": present,
-        "compared_at": compared,
-        "compared_by": _text_or_none(known.get("compared_by")),
-        "newest_step": newest if isinstance(newest, int) else None,
+        "saved_at": saved_at if isinstance(saved_at, int | float) else None,
         "published": _text_or_none(known.get("published")),
-        "problem": _text_or_none(known.get("problem") or known.get("error")),
-        "text": safety_words(facts, time.time(), is_trained=is_trained),
+        "state": state,
+        "text": safety_words(facts, time.time()) if is_trained else state,
     }
 
 

@@ -133,11 +133,11 @@ def time_words(run: LiveRun) -> str:
     return " · ".join([*parts, *steps])
 
 
-def safety_words(run: RunFacts, now: float, *, is_trained: bool) -> str:
-    """Describe the confirmed backup, and its age at the Unix time `now`.
+def safety_words(run: RunFacts, now: float | None) -> str:
+    """Describe the confirmed backup, with its age at the Unix time `now`.
 
     Args:
-        is_trained: whether a process trains the run, so that work since the backup could be lost.
+        now: None if no process trains the run, so that no work since the backup could be lost.
     """
     known = run.copies
     if not known["place"]:
@@ -150,7 +150,7 @@ def safety_words(run: RunFacts, now: float, *, is_trained: bool) -> str:
         text = phrase("monitoring.backup_nothing_confirmed", place=place)
     else:
         text = phrase("monitoring.backup_step_confirmed", step=step, place=place)
-        if isinstance(saved_at, int | float) and is_trained:
+        if isinstance(saved_at, int | float) and now is not None:
             text += phrase(
                 "monitoring.work_at_risk", duration=format_duration(max(0.0, now - saved_at))
             )

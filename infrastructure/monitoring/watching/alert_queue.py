@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.watching.alerts import Alert
@@ -19,32 +19,36 @@ CLOSE_SECONDS = 5.0
 LONGEST_CLOSE_SECONDS = 60.0  # if the other side has said when to retry
 
 
-class AlertQueue:
-    """A queue that passes alerts to `post`, one after the other, in its own thread.
-
-    Args:
-        name: the destination of the alerts, for the log.
-        post: a function that sends one alert and returns "", or the reason why this failed. The
-            reason must not contain the address.
+class QueuedSink(ABC):
+    """A sink that sends alerts one after the other, in its own thread.
 
     Attributes:
-        num_lost: the number of alerts that were not delivered.
-        why_lost: the reason why the last one of these was not delivered.
+        name: the destination of the alerts, for the log.
     """
 
-    def __init__(self, name: str, post: Callable[[Alert], str]) -> None:
-        self._name, self._post = name, post
+    name: str
+
+    def __init__(self) -> None:
         self._waiting: queue.Queue[Alert | None] = queue.Queue(MAX_WAITING)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._num_left = 0  # alerts that were put, and neither sent nor lost
+        self._num_left = 0  # alerts that were accepted, and neither sent nor lost
         self._pauses_until = float("-inf")
-        self.num_lost, self.why_lost = 0, ""
+        self._num_lost, self._why_lost = 0, ""
 
-    def put(self, alert: Alert) -> None:
+    @abstractmethod
+    def deliver(self, alert: Alert) -> str:
+        """Send one alert. Return "", or the reason why this failed, without the address."""
+
+    @property
+    def lost(self) -> tuple[int, str]:
+        """The number of alerts that were not delivered, and the reason for the last one."""
+        return self._num_lost, self._why_lost
+
+    def send(self, alert: Alert) -> None:
         """Add `alert` to the queue and return at once."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._post_all, name=self._name, daemon=True)
+            self._thread = threading.Thread(target=self._deliver_all, name=self.name, daemon=True)
             self._thread.start()
         with self._lock:
             self._num_left += 1
@@ -84,10 +88,10 @@ class AlertQueue:
         end = max(began, self._pauses_until) + CLOSE_SECONDS
         return min(end, began + LONGEST_CLOSE_SECONDS)
 
-    def _post_all(self) -> None:
+    def _deliver_all(self) -> None:
         while (alert := self._waiting.get()) is not None:
             try:
-                why = self._post(alert)
+                why = self.deliver(alert)
             except Exception as error:  # the next alert may succeed; the text may contain a secret
                 why = f"it failed ({type(error).__name__})"
             self._settle(why)
@@ -105,7 +109,7 @@ class AlertQueue:
             self._lose(why)
 
     def _lose(self, why: str) -> None:
-        if not self.num_lost:
-            logger.warning(phrase("monitoring.alert_not_delivered", sink=self._name, reason=why))
+        if not self._num_lost:
+            logger.warning(phrase("monitoring.alert_not_delivered", sink=self.name, reason=why))
         with self._lock:
-            self.num_lost, self.why_lost = self.num_lost + 1, why
+            self._num_lost, self._why_lost = self._num_lost + 1, why

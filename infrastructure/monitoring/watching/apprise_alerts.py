@@ -10,14 +10,14 @@ from typing import Any
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
-from infrastructure.monitoring.watching.alert_queue import AlertQueue
+from infrastructure.monitoring.watching.alert_queue import QueuedSink
 from infrastructure.monitoring.watching.alerts import Alert, Severity
 
 VARIABLE = "APPRISE_URLS"
 KINDS: dict[Severity, str] = {"info": "info", "warning": "warning", "critical": "failure"}
 
 
-class AppriseAlerts:
+class AppriseAlerts(QueuedSink):
     """A sink that sends alerts on which the user should act to all configured addresses.
 
     Args:
@@ -33,6 +33,7 @@ class AppriseAlerts:
     name = "apprise"
 
     def __init__(self, addresses: str, source: str = "") -> None:
+        super().__init__()
         apprise = require("apprise", "monitoring.apprise_sink")
         logging.getLogger("apprise").setLevel(logging.CRITICAL)  # its warnings contain addresses
         self.source = source
@@ -42,29 +43,16 @@ class AppriseAlerts:
                 raise InputError(
                     "monitoring.unknown_apprise_address", number=number, variable=VARIABLE
                 )
-        self._queue = AlertQueue(self.name, self._post)
 
     def send(self, alert: Alert) -> None:
         """Add `alert` to the queue and return at once."""
         if alert.severity != "info":
-            self._queue.put(alert)
+            super().send(alert)
 
-    def close(self) -> None:
-        """Close the queue, see `AlertQueue.close`."""
-        self._queue.close()
-
-    @property
-    def lost(self) -> tuple[int, str]:
-        """The number of alerts that were not delivered, and the reason for the last one."""
-        return self._queue.num_lost, self._queue.why_lost
-
-    def _post(self, alert: Alert) -> str:
-        try:
-            is_sent = self._addresses.notify(
-                body=f"step {alert.step}: {alert.message}",
-                title=f"{self.source or 'Temper'}: {alert.severity}",
-                notify_type=KINDS[alert.severity],
-            )
-        except Exception as error:  # from the service's library; its text may contain the address
-            return f"it failed ({type(error).__name__})"
+    def deliver(self, alert: Alert) -> str:
+        is_sent = self._addresses.notify(
+            body=f"step {alert.step}: {alert.message}",
+            title=f"{self.source or 'Temper'}: {alert.severity}",
+            notify_type=KINDS[alert.severity],
+        )
         return "" if is_sent else phrase("monitoring.apprise_address_rejected")

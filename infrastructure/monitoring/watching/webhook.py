@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
-from infrastructure.monitoring.watching.alert_queue import AlertQueue
+from infrastructure.monitoring.watching.alert_queue import QueuedSink
 from infrastructure.monitoring.watching.alerts import Alert
 
 VARIABLE = "ALERT_WEBHOOK_URL"
@@ -76,7 +76,7 @@ class _SameHostRedirects(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_SameHostRedirects)
 
 
-class WebhookAlerts:
+class WebhookAlerts(QueuedSink):
     """A sink that posts each alert as JSON.
 
     Args:
@@ -93,24 +93,11 @@ class WebhookAlerts:
     def __init__(
         self, url: str, source: str = "", first_wait_seconds: float = FIRST_WAIT_SECONDS
     ) -> None:
+        super().__init__()
         self._url, self._host, self.source = url, check_address(url), source
         self.first_wait_seconds = first_wait_seconds
-        self._queue = AlertQueue(self.name, self._post_patiently)
 
-    def send(self, alert: Alert) -> None:
-        """Add `alert` to the queue and return at once."""
-        self._queue.put(alert)
-
-    def close(self) -> None:
-        """Close the queue, see `AlertQueue.close`."""
-        self._queue.close()
-
-    @property
-    def lost(self) -> tuple[int, str]:
-        """The number of alerts that were not delivered, and the reason for the last one."""
-        return self._queue.num_lost, self._queue.why_lost
-
-    def _post_patiently(self, alert: Alert) -> str:
+    def deliver(self, alert: Alert) -> str:
         """Post an alert, with retries. Return "", or the reason why it could not be delivered."""
         wait_seconds = self.first_wait_seconds
         for left in reversed(range(NUM_TRIES)):
@@ -130,7 +117,7 @@ class WebhookAlerts:
                 )
             if not may_retry or not left:
                 return why
-            self._queue.pause(min(wait_seconds, LONGEST_WAIT_SECONDS))
+            self.pause(min(wait_seconds, LONGEST_WAIT_SECONDS))
             wait_seconds *= 2
         return ""
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from infrastructure.features.stackwise.report import STACKWISE_FILE, stack_section, stacks_of
-from infrastructure.monitoring.drawing.curves import PointsByKey
+from infrastructure.monitoring.drawing.charts import PointsByKey
 from infrastructure.monitoring.records.run_view import RunView, read_view
 
 

@@ -20,7 +20,7 @@ from infrastructure.deployment.detached import DetachedTraining
 from infrastructure.features.sweep.search_space import parse_search
 from infrastructure.features.sweep.study import Goal
 from infrastructure.features.sweep.sweep import OBSERVER, Sweep
-from tests.deployment.queue_process import HOLD_AT, kill_job
+from tests.deployment.command_process import HOLD_AT, kill_job
 from tests.deployment.runs import small_config, start_temper, when_saved, write_settings
 from tests.forks import forked_python
 
@@ -31,7 +31,7 @@ SWEEP = ("sweep", "--search", f"learning_rate={RATES}", "--sampler", "grid", "--
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """The command in a fork, whose trials are forks."""
-    command = [sys.executable, "-m", "tests.deployment.queue_process", *arguments]
+    command = [sys.executable, "-m", "tests.deployment.command_process", *arguments]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return forked_python(command, cwd=folder, **pipes)
 

@@ -33,17 +33,17 @@ def facts(copies: dict[str, Any], **summary: Any) -> RunFacts:
     ],
 )
 def test_what_would_be_lost_now_is_reported(copies: dict[str, Any], message: str) -> None:
-    assert safety_words(facts(copies), now=1090.0, is_trained=True) == message
+    assert safety_words(facts(copies), now=1090.0) == message
 
 
 def test_for_a_trainers_run_the_setting_of_its_script_is_named() -> None:
     run = RunFacts(Path(), {"run.json": {"trainer": {}}})
-    words = safety_words(run, now=1090.0, is_trained=True)
+    words = safety_words(run, now=1090.0)
     assert words == "monitoring.trainer_not_backed_up()"
 
 
 def words_of_one_that_nobody_trains(copies: dict[str, Any], **summary: Any) -> str:
-    return safety_words(facts(copies, **summary), now=1090.0, is_trained=False)
+    return safety_words(facts(copies, **summary), now=None)
 
 
 def test_a_run_that_has_ended_loses_nothing_more() -> None:

@@ -1,4 +1,4 @@
-"""`temper queue …` whose jobs are forks of it: a new Python would import PyTorch for each of them.
+"""`temper …` whose jobs are forks of it: a new Python would import PyTorch for each of them.
 
 While there is a file `hold` in its folder, a job waits when it has saved step HOLD_AT.
 """

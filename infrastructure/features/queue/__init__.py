@@ -1,1 +1,0 @@
-"""A queue of runs that train one after another; README.md describes the modules."""
