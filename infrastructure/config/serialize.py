@@ -72,7 +72,7 @@ def without_gone_defaults(
 
     Args:
         fields: the keys of the settings that exist.
-        given: the keys of the saved settings that somebody had set.
+        given: the keys of the saved settings that the user had set.
         below: the key of the section that contains `values`, with a dot; "" for the root.
     """
     kept = {}
