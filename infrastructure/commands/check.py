@@ -34,7 +34,7 @@ def add_arguments(parser: CommandParser) -> None:
         type=int,
         const=NUM_PREVIEWED,
         metavar="N",
-        help=phrase("commands.help_preview", count=NUM_PREVIEWED),
+        help=phrase("commands.help_preview"),
     )
     parser.add_argument("--quick", action="store_true", help=phrase("commands.help_quick_check"))
     parser.add_argument("--strict", action="store_true", help="treat each warning as a failure")
