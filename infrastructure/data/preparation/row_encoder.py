@@ -1,4 +1,4 @@
-"""Conversion of rows to examples, in this process or in several, with the same result."""
+"""Conversion of rows to examples, in this process or in several; both give the same result."""
 
 import json
 import logging
@@ -48,7 +48,7 @@ class Chunk:
 
     Attributes:
         file: index of the file.
-        shape: index of their shape among the worker's shapes.
+        shape: index of the row shape in the worker's list of shapes.
     """
 
     file: int
@@ -84,7 +84,7 @@ class PreparedRow:
 
 @dataclass(frozen=True, slots=True)
 class PreparedChunk:
-    """The results for each row of a chunk, in order.
+    """The results of converting a chunk, one for each row, in order.
 
     Attributes:
         unused_columns, unused_fields: how often each column and each message field occurs that
@@ -186,7 +186,7 @@ class RowWorker:
 
 
 def _seen(example: TokenizedExample) -> list[list[str]]:
-    """Return the hashes of an example's images, as part of the content that is compared."""
+    """Return the hashes of an example's images, for comparing the content of examples."""
     shown = [picture.sha256 for picture in example.pictures]
     return [["pictures", *shown]] if shown else []
 
@@ -219,8 +219,8 @@ def work_on(
     time.
 
     When a process dies, the chunks in progress are processed again row by row. A row that kills its
-    process again is tried once more, and then skipped. If no row is to blame, the work continues
-    with half as many processes, and in the end in the current process.
+    process again is tried once more, and then skipped. If a process dies for another reason, the
+    work continues with half as many processes, and in the end in the current process.
 
     Raises:
         DataError: too many rows kill the process that works on them.
@@ -248,7 +248,8 @@ def work_on(
 def _work_in_pool(
     waiting: deque[Chunk], chunks: Iterator[Chunk], worker: RowWorker, num_processes: int
 ) -> Iterator[PreparedChunk]:
-    """Yield prepared chunks from a process pool; `waiting` holds the chunks that are not done yet.
+    """Yield prepared chunks from a process pool. `waiting` contains the chunks that are not done
+    yet.
 
     Raises:
         BrokenProcessPool: a process died.
@@ -335,7 +336,7 @@ class CarefulWorker:
         return PreparedChunk(one.file, one.shape, [bad])
 
     def _lives(self, one: Chunk) -> bool:
-        """Return whether the process is alive; a new process is tested with an empty chunk."""
+        """Return whether the process is alive. A new process must first process an empty chunk."""
         if self._pool is None and self._can_live:
             self._pool = _pool(self.worker, 1)
             try:

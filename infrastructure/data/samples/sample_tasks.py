@@ -78,7 +78,7 @@ def answer_question(rng: Random) -> tuple[Key, str, str]:
 
 
 def write_sentence(rng: Random) -> tuple[Key, str, str]:
-    """Return a task to write a form's fields as a sentence (inverse of `write_json`)."""
+    """Return a task to write the fields of a form as a sentence; the inverse of `write_json`."""
     name, city, age = pick(rng, NAMES), pick(rng, CITIES), rng.randint(18, 90)
     form = pick(
         rng, [f"name: {name}, age: {age}, city: {city}", f"city: {city}, age: {age}, name: {name}"]
