@@ -3,7 +3,7 @@
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.dashboard.page import live_rules
 from infrastructure.monitoring.dashboard.sections import meters, progress
-from infrastructure.monitoring.drawing.curves import WIDE, charts_of, curves
+from infrastructure.monitoring.drawing.charts import WIDE, charts_of, curves
 from infrastructure.monitoring.drawing.formatting import clip, format_duration
 from infrastructure.monitoring.drawing.html import Markup, element, raw_markup
 from infrastructure.monitoring.drawing.html_page import DRAW, chart_rules, chart_script

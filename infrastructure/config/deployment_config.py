@@ -204,11 +204,6 @@ class DeploymentConfig(FieldsOfFeatures):
         description="Testing: check model, data and machine before training, which"
         " takes a few seconds.",
     )
-    testing_interval: Duration | None = Field(
-        default=None,
-        description="Time after which the checks of {=enable_testing} are repeated in training;"
-        " none: never.",
-    )
     max_memory_percent: Annotated[Percent, OPTIMIZES_MEMORY] = Field(
         default=85.0,
         description="Release memory if more than this percentage of main memory is in use.",
@@ -370,7 +365,6 @@ class DeploymentConfig(FieldsOfFeatures):
                 self.model,
                 self.training,
                 has_others=self.has_others,
-                testing_interval=self.testing_interval,
             ),
             *place_among_runs(self.backup.place, self.output_dir),
             *self._lora_in_passing(),

@@ -54,7 +54,6 @@ from infrastructure.data.readers.rows import Conversation
 from infrastructure.data.serving.example_order import Indices, random_selection
 from infrastructure.data.serving.example_sources import (
     AugmentedExamples,
-    ExampleSource,
     Order,
     StoredConversations,
     StoredExamples,
@@ -89,7 +88,7 @@ class _Prepared:
     entry: CacheEntry
     report: DataReport
     encoder: ConversationEncoder
-    source: ExampleSource
+    source: StoredExamples | AugmentedExamples | StreamedExamples
     held_out: Indices
 
 
@@ -293,10 +292,6 @@ class DataPipeline:
         """Return the length in tokens of each training example, by id, before augmentation."""
         return self.store.lengths()[self._order().all_rows]
 
-    def candidate_tasks(self) -> list[str]:
-        """Return the task of each training example, indexed by id."""
-        return [self.store.task(int(row)) for row in self._order().all_rows]
-
     def lengths_of_selection(self, ids: Indices, epoch: int) -> Indices:
         """Return the length in tokens of each example of an epoch, in order, for a selection of
         `ids`.
@@ -479,7 +474,7 @@ class DataPipeline:
 
     def _make_source(
         self, plan: PreparationPlan, store: TokenStore, augment: Augmentation | None
-    ) -> ExampleSource:
+    ) -> StoredExamples | AugmentedExamples | StreamedExamples:
         if self.config.streaming:
             return StreamedExamples(self._stream(plan, store), self._texts(plan, augment))
         rows: Indices = store.array("train_rows.npy")

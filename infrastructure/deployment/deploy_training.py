@@ -45,7 +45,7 @@ from infrastructure.deployment.resuming import (
     describe_differences,
     has_other_data,
 )
-from infrastructure.deployment.run_checks import checked_before, checking_hooks, keep_round
+from infrastructure.deployment.run_checks import checked_before, keep_round
 from infrastructure.deployment.run_finalizer import RunFinalizer
 from infrastructure.deployment.run_record import (
     CompilingObserver,
@@ -664,7 +664,7 @@ class TrainingDeployment:
         trainer.add_hooks(CompilingObserver(run, benchmark) for benchmark in compiling)
         if copies.has_place:
             trainer.add_hooks([CopiesObserver(copies.backup)])
-        trainer.add_hooks([*checking_hooks(self.config, trainer, run.path), forecast.peak])
+        trainer.add_hooks([forecast.peak])
         if checkpoint is None and trainer.adapter.on_disk:
 
             def keep(before: HeldOut) -> None:

@@ -1,4 +1,4 @@
-"""The checks before and during a run, which are recorded in its `checks.json`."""
+"""The checks before a run, which are recorded in its `checks.json`."""
 
 import logging
 import time
@@ -10,11 +10,9 @@ from infrastructure.core.console import details
 from infrastructure.core.files import write_json
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.records.run_reader import CHECKS_FILE, read_rounds
-from infrastructure.testing.check_observer import CheckObserver
 from infrastructure.testing.preflight import preflight
 from infrastructure.testing.results import CheckResult, lines_of, verdict
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.extensions.extension_hooks import Hook
 
 MAX_ROUNDS = 100
 
@@ -54,21 +52,6 @@ def checked_before(
 def _verdict(results: Sequence[CheckResult]) -> str:
     """Return the verdict on the checks, without the skipped ones."""
     return verdict([result for result in results if result.status != "skipped"])
-
-
-def checking_hooks(
-    config: DeploymentConfig, trainer: EnhancedTrainer, run_directory: Path
-) -> list[Hook]:
-    """Return a hook that repeats the checks every `testing_interval`, or none if it is not set."""
-    if not config.enable_testing or config.testing_interval is None:
-        return []
-    return [
-        CheckObserver(
-            trainer,
-            config.testing_interval,
-            lambda step, results: keep_round(run_directory, step, results),
-        )
-    ]
 
 
 def keep_round(run_directory: Path, step: int, results: Sequence[CheckResult]) -> None:

@@ -119,7 +119,8 @@ def peft_arguments(
         "r": lora_config.r,
         "lora_alpha": lora_config.alpha,
         "lora_dropout": lora_config.dropout,
-        "fan_in_fan_out": _has_transposed_weights(model),
+        # GPT-2's Conv1D is a linear layer with a transposed weight
+        "fan_in_fan_out": any(type(module).__name__ == "Conv1D" for module in model.modules()),
         "use_dora": lora_config.use_dora,
         "use_rslora": lora_config.use_rslora,
         **_targets_for_peft(model, lora_config, within, in_full),
@@ -260,11 +261,6 @@ def _is_called(path: str, name: str) -> bool:
 
 def _is_linear(module: torch.nn.Module) -> bool:
     return isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
-
-
-def _has_transposed_weights(model: torch.nn.Module) -> bool:
-    """Return whether the model has GPT-2's Conv1D, a linear layer with a transposed weight."""
-    return any(type(module).__name__ == "Conv1D" for module in model.modules())
 
 
 def count_parameters(model: torch.nn.Module) -> ParameterCounts:

@@ -12,8 +12,8 @@ caps logits, Cohere and Granite scale them). `TokenLoss` therefore tests its mod
 model's own logits if the test fails.
 """
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -41,24 +41,6 @@ from infrastructure.models.token_functions import MetricSums, TokenFunction
 from infrastructure.optimization.size_grid import SizeGrid
 
 NUM_PROBE_TOKENS = 8
-
-
-class Loss(Protocol):
-    """The interface of methods to compute the loss of (N,) targets at (N,) positions.
-
-    Each target may have a weight (None: 1).
-    """
-
-    def __call__(
-        self,
-        model: torch.nn.Module,
-        arguments: Mapping[str, object],
-        positions: torch.Tensor,
-        targets: torch.Tensor,
-        grid: SizeGrid,
-        weights: torch.Tensor | None = None,
-        own: TokenFunction | None = None,
-    ) -> torch.Tensor: ...
 
 
 def supervised_targets(
@@ -247,7 +229,7 @@ def loss_from_all_logits(
 
 
 FASTEST = "hidden states"
-METHODS: dict[str, Loss] = {
+METHODS: dict[str, Callable[..., torch.Tensor]] = {
     FASTEST: loss_from_hidden_states,
     "kept logits": loss_from_kept_logits,
     "all logits": loss_from_all_logits,

@@ -81,7 +81,13 @@ def load_causal_lm(source: ModelSource, options: LoadOptions) -> torch.nn.Module
     if source.kind is SourceKind.FOLDER:
         weight_files(source.folder)
     model, info = load_weights(auto_class(options), source, config, options)
-    _refuse_made_up_weights(source, info["missing_keys"])
+    if missing := info["missing_keys"]:
+        raise InputError(
+            "models.weights_lack_tensors",
+            location=source.location,
+            count=len(missing),
+            name=min(missing),
+        )
     return plain_weights(model) if options.dequantizes and quantized_layers(model) else model
 
 
@@ -257,16 +263,6 @@ def _refuse_other_shapes(
             stored=stored,
             expected=wanted,
             more=more,
-        )
-
-
-def _refuse_made_up_weights(source: ModelSource, missing: set[str]) -> None:
-    if missing:
-        raise InputError(
-            "models.weights_lack_tensors",
-            location=source.location,
-            count=len(missing),
-            name=min(missing),
         )
 
 

@@ -12,13 +12,15 @@ takes a few comparisons and never waits. Memory is bounded, however long the run
 """
 
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 from infrastructure.config.sections.resource_config import AlertThresholds
@@ -33,7 +35,6 @@ from infrastructure.monitoring.drawing.metrics_file import Record, encode_record
 from infrastructure.monitoring.watching.alert_rules import gpu_rules, machine_rules, training_rules
 from infrastructure.monitoring.watching.alert_sinks import AlertSink, LogAlerts
 from infrastructure.monitoring.watching.alerts import Alert, AlertWatch
-from infrastructure.monitoring.watching.running_stats import Table
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +45,73 @@ SUMMARY_FILE = Path("logs") / "performance" / "summary.json"
 INTERVAL_SECONDS = 2.0
 COOLDOWN_SECONDS = 300.0
 FIRST_SECONDS = 0.5  # before the first sample: rates need a time span
+RECENT = 256  # number of values for the percentile
 HISTORY = 1024  # number of newest samples and metrics to keep in memory
 MAX_WAITING_ALERTS = 1000
 JOIN_SECONDS = 10.0
 
 Probe = Callable[[], float | None]
+
+
+@dataclass
+class Statistics:
+    """The count, mean, minimum, maximum and last of all values, and the recent 95th percentile.
+
+    Values that are not finite are left out.
+    """
+
+    count: int = 0
+    total: float = 0.0
+    least: float = math.inf
+    largest: float = -math.inf
+    newest: float = math.nan
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def add(self, value: float) -> None:
+        if not math.isfinite(value):
+            return
+        self.count += 1
+        self.total += value
+        self.least = min(self.least, value)
+        self.largest = max(self.largest, value)
+        self.newest = value
+        self.recent.append(value)
+
+    def to_dict(self) -> dict[str, float]:
+        """Return last, mean, min, max and p95 by name; empty before the first value."""
+        if not self.count:
+            return {}
+        return {
+            "last": self.newest,
+            "mean": self.total / self.count,
+            "min": self.least,
+            "max": self.largest,
+            "p95": percentile_95(list(self.recent)),
+        }
+
+
+def percentile_95(values: list[float]) -> float:
+    """Return the 95th percentile of the values, interpolated linearly."""
+    return quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
+
+
+class Table:
+    """Statistics for several quantities, by name.
+
+    The names come from the code, so there are few.
+    """
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Statistics] = {}
+
+    def add(self, values: Mapping[str, object]) -> None:
+        """Add each value that is a number."""
+        for name, value in values.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                self._by_name.setdefault(name, Statistics()).add(value)
+
+    def to_dict(self) -> dict[str, dict[str, float]]:
+        return {name: values for name, s in self._by_name.items() if (values := s.to_dict())}
 
 
 @dataclass(frozen=True)

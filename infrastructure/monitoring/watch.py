@@ -15,7 +15,7 @@ from rich.text import Text
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
-from infrastructure.monitoring.drawing.curves import WIDE
+from infrastructure.monitoring.drawing.charts import WIDE
 from infrastructure.monitoring.drawing.downsampling import Points
 from infrastructure.monitoring.drawing.formatting import printable
 from infrastructure.monitoring.records.live_run import LiveRun

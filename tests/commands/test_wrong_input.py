@@ -265,11 +265,11 @@ CONFIGURATION = [
     ),
     Wrong(
         "a storage that there is not",
-        "train --stack-quantization-type nf_fp4",
+        "train --stack-quantization-type nf_fp",
         [
             "config.setting_says",
             "setting=training.quantization_type",
-            "what=quantization, name=nf_fp4,",
+            "what=quantization, name=nf_fp,",
             "meant=nf_fp8",
         ],
     ),
@@ -372,30 +372,6 @@ CONFIGURATION = [
         "train d.jsonl --strategy curriculum --early-stopping-patience 2",
         ["curriculum.with_early_stopping"],
         {"d.jsonl": GOOD_DATA},
-    ),
-    Wrong(
-        "a curriculum by tasks without their order",
-        "train d.jsonl --strategy curriculum --curriculum-by task",
-        ["curriculum.without_tasks"],
-        {"d.jsonl": GOOD_DATA},
-    ),
-    Wrong(
-        "a task that the data does not have",
-        "train d.jsonl --strategy curriculum --curriculum-by task --curriculum-order easy,hard"
-        " --task-column level --model embedded",
-        ["curriculum.unknown_task", "what=task, name=hard,"],
-        {"d.jsonl": "\n".join([json.dumps({**ROW, "level": "easy"})] * 40)},
-    ),
-    Wrong(
-        "a task without a stage",
-        "train d.jsonl --strategy curriculum --curriculum-by task --curriculum-order easy,hard"
-        " --task-column level --model embedded",
-        ["curriculum.task_not_listed", "task=new", "count=20"],
-        {
-            "d.jsonl": "\n".join(
-                json.dumps({**ROW, "level": level}) for level in ["easy", "hard", "new"] * 20
-            )
-        },
     ),
     Wrong(
         "a curriculum that ends in its first stage",
@@ -1269,11 +1245,6 @@ FURTHER = [
         "num proc visible",
         "train --num-processes 3 --cuda-visible-devices 0,1",
         ["config.too_few_visible_gpus", "num_processes=3", "count=2"],
-    ),
-    Wrong(
-        "testing off",
-        "train --no-testing --testing-interval 5min",
-        ["config.testing_interval_without_tests", "testing_interval=300.0"],
     ),
     Wrong(
         "attention both",

@@ -36,7 +36,6 @@ SPECIAL: dict[str, Any] = {
     "training.metrics": ["math:sqrt", "math:exp"],
     "training.rewards": ["exact_answer", "format=.*"],
     "training.method_settings": {"loss_type": "ipo"},
-    "training.curriculum_order": ["easy", "hard"],
     "training.settings": {"stages": 3, "names": ["a"]},
     "quantum.fallback": ["dense_annealer", "exact"],
     "monitor.alert_sinks": ["log", "webhook"],

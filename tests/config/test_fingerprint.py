@@ -43,7 +43,7 @@ warmup_steps scheduler_type max_grad_norm optimizer   mixed_precision
 gradient_checkpointing compile_mode memory_efficient_attention seed validation_interval
 validation_frequency validation_prompts early_stopping_patience
 layerwise_lr_decay
- curriculum_stages curriculum_by curriculum_order curriculum_keeps_easier
+ curriculum_stages curriculum_by
 enabled_extensions memory.layer memory.slots memory.heads memory.width memory.store
 multimodal.vision_tower multimodal.projector_epochs multimodal.image_token
 extension_learning_rate train_extensions_only optimization_frequency mode block_size

@@ -99,23 +99,6 @@ def test_the_variable_of_the_specification_switches_it_off() -> None:
     assert load_config(environment={"DISABLE_TESTING": "1"}).enable_testing is False
 
 
-def test_checks_at_intervals_are_kept_with_their_steps(tmp_path: Path) -> None:
-    config = small_config(tmp_path, max_steps=4, num_epochs=1)
-    config.testing_interval = 1e-3
-    run, _ = deploy(config)
-    rounds = read_rounds(run)
-    assert [one["step"] for one in rounds] == [0, 1, 2, 3, 4]
-    names = {check["name"] for check in rounds[-1]["checks"]}
-    assert {"steps", "learning", "accumulation"} <= names
-
-
-def test_an_interval_without_testing_is_refused(tmp_path: Path) -> None:
-    config = small_config(tmp_path)
-    config.testing_interval, config.enable_testing = 60.0, False
-    with pytest.raises(ValueError, match=r"config\.testing_interval_without_tests"):
-        deploy(config)
-
-
 RESULTS = [CheckResult("loss", "fail", "it is <b>bad</b>")]
 
 
@@ -145,7 +128,3 @@ def test_rounds_that_cannot_be_written_stop_nothing(
     (tmp_path / "run").write_text("a file where the folder should be")
     keep_round(tmp_path / "run", 1, RESULTS)
     assert "deployment.file_not_written(" in caplog.text
-
-
-def test_the_configuration_of_a_check_takes_any_flag() -> None:
-    assert DeploymentConfig(testing_interval="30min").testing_interval == 1800.0

@@ -51,7 +51,6 @@ CONTRADICTIONS: Table = (
         "training.best_needs_answers",
         "not training.validation_prompts",
     ),
-    ("config.testing_interval_without_tests", "testing_interval", "not enable_testing"),
     # Variants of LoRA.
     ("config.lora_variant_with_unsloth", "lora_variant", "model.backend=unsloth"),
     # Quantization-aware training.

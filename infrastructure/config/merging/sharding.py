@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from types import SimpleNamespace
 
-from infrastructure.config.field_help import format_value
 from infrastructure.config.merging.contradictions import SHARDED, contradictions_in
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
@@ -13,11 +12,7 @@ SPREADS = ("yes", "offload")
 
 
 def sharding_refusals(
-    model: ModelConfig,
-    training: TrainingConfig,
-    *,
-    has_others: bool,
-    testing_interval: float | None = None,
+    model: ModelConfig, training: TrainingConfig, *, has_others: bool
 ) -> Iterator[str]:
     """If sharding is requested, yield an error for each setting that a sharded model does not
     support.
@@ -33,9 +28,6 @@ def sharding_refusals(
         return
     for reason in why_not_spread(model, training):
         yield phrase("config.setting_says", setting=name, reason=reason)
-    if testing_interval is not None:
-        value = format_value(testing_interval)
-        yield phrase("config.shard_with_testing_interval", name=name, testing_interval=value)
 
 
 def why_not_spread(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:

@@ -34,11 +34,6 @@ def register_augmentation(name: str, function: Augmentation) -> None:
     AUGMENTATIONS.register(name, function)
 
 
-def unregister_augmentation(name: str) -> None:
-    """Remove an augmentation that `register_augmentation` added."""
-    AUGMENTATIONS.unregister(name)
-
-
 def get_augmentation(name: str) -> Augmentation:
     """Return the augmentation with this name.
 

@@ -22,7 +22,7 @@ from datetime import datetime
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
@@ -109,23 +109,6 @@ class Written:
     is_learnt: tuple[bool, ...]
     is_marked: bool = False
     given: str = ""
-
-
-class ChatFormat(Protocol):
-    """An interface for writing conversations as text."""
-
-    def write(self, conversation: Conversation) -> Written:
-        """Return the conversation as text with its answers marked. Raise `FormatError` if that
-        fails.
-        """
-
-    def text_of(self, conversation: Conversation) -> str:
-        """Return only the text, without looking for answers. Raise `FormatError` if that fails."""
-
-    def write_prompt(self, turns: Sequence[Turn], inputs: str = "") -> Written:
-        """Return the text before an answer, as it is at generation. Raise `FormatError` if that
-        fails.
-        """
 
 
 class PlainFormat:
@@ -372,12 +355,11 @@ class TemplateFormat:
         differing = [n for n in range(min(len(spoken), len(now))) if spoken[n] != now[n]]
         if len(spoken) != len(now) or not differing:
             raise FormatError(phrase("data.untrained_message_not_located", number=index + 1))
-        while (after := differing[-1] + 1) < len(spoken) and self._is_end_alone(spoken[after]):
+        for after in range(differing[-1] + 1, len(spoken)):
+            if self._special.sub("", spoken[after]).strip():
+                break  # it holds more than the end of the answer
             differing.append(after)
         return differing
-
-    def _is_end_alone(self, text: str) -> bool:
-        return self._special.sub("", text).strip() == ""
 
     def _find_end(self) -> tuple[str, bool]:
         """Determine `own_end` and `writes_end` by rendering a known question and answer."""

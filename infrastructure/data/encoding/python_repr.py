@@ -9,7 +9,6 @@ import itertools
 import re
 import tokenize
 import warnings
-from collections.abc import Iterator
 from io import StringIO
 
 from infrastructure.core.errors import InputError
@@ -64,12 +63,9 @@ def _depth(text: str) -> int:
 
 def _has_neighbours(text: str) -> bool:
     """Return whether the text has two adjacent strings, which Python would join into one."""
-    kinds = [kind for kind in _token_kinds(text) if kind not in JOINS]
+    tokens = tokenize.generate_tokens(StringIO(text).readline)
+    kinds = [token.type for token in tokens if token.type not in JOINS]
     return (tokenize.STRING, tokenize.STRING) in itertools.pairwise(kinds)
-
-
-def _token_kinds(text: str) -> Iterator[int]:
-    yield from (token.type for token in tokenize.generate_tokens(StringIO(text).readline))
 
 
 def _as_json(value: object) -> JsonValue:

@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from infrastructure.core.messages import phrase
 from infrastructure.data.encoding.chat_format import (
-    ChatFormat,
     FormatError,
     PlainFormat,
     TemplateFormat,
@@ -436,7 +435,7 @@ class ConversationEncoder:
         """Return the template for prompts with these inputs; None if there is none."""
         return self.own_tool_template if self._is_for_tools(inputs) else self.own_template
 
-    def _format(self, conversation: Conversation) -> ChatFormat:
+    def _format(self, conversation: Conversation) -> PlainFormat | TemplateFormat:
         if conversation.is_text or self.own_template is None:
             return self._plain()
         own = self.own_template_for(conversation.inputs)

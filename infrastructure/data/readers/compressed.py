@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
@@ -203,16 +203,8 @@ def _open_zstd(path: Path) -> BinaryIO:
     return cast(BinaryIO, file)
 
 
-class Forward(Protocol):
-    """A stream that can be read and closed."""
-
-    def read(self, size: int, /) -> bytes: ...
-
-    def close(self) -> None: ...
-
-
-def rewindable(open_again: Callable[[], Forward]) -> BinaryIO:
-    """Return a seekable stream for data that can only be read forward.
+def rewindable(open_again: Callable[[], Any]) -> BinaryIO:
+    """Return a seekable stream for a stream that can only be read forward.
 
     Args:
         open_again: opens the data at its beginning; called when the stream seeks back.
@@ -223,7 +215,7 @@ def rewindable(open_again: Callable[[], Forward]) -> BinaryIO:
 class _Rewindable(io.RawIOBase):
     """A seekable wrapper of a forward-only stream. To seek back, it opens the stream again."""
 
-    def __init__(self, open_again: Callable[[], Forward]) -> None:
+    def __init__(self, open_again: Callable[[], Any]) -> None:
         self._open_again = open_again
         self._file = open_again()
         self._position = 0

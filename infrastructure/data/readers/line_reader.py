@@ -56,10 +56,7 @@ def read_lines(
             if not data:
                 break
         end = offset + length
-        yield Line(_without_mark(data, offset) if whole else None, offset, end, number)
+        data = data.removeprefix(UTF8_MARK) if offset == 0 else data
+        yield Line(data if whole else None, offset, end, number)
         offset = end
         number += 1
-
-
-def _without_mark(data: bytes, offset: int) -> bytes:
-    return data.removeprefix(UTF8_MARK) if offset == 0 else data

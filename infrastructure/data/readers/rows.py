@@ -28,7 +28,6 @@ EMPTY = "empty"
 CHAT_TEMPLATE = "chat template"
 OVER_LONG = "over-long"
 NOT_SUPERVISED = "no supervised token"
-KILLS_PROCESS = "kills its process"
 NO_PREFERENCE = "no preference"
 PICTURE = "picture"
 LEFT_OUT = "text left out"  # of an answer, by the chat template

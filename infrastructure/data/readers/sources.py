@@ -138,11 +138,6 @@ def register_format(name: str, reader: PluginReader) -> None:
     FORMATS.register(name, reader)
 
 
-def unregister_format(name: str) -> None:
-    """Remove a format that `register_format` added."""
-    FORMATS.unregister(name)
-
-
 @dataclass(frozen=True)
 class DataFile:
     """One file to read, or one dataset of the `datasets` library.
@@ -172,12 +167,8 @@ class DataFile:
         Raises:
             ValueError: the file cannot be read at all.
         """
-        columns = None
         try:
-            for row in self._rows(start):
-                if isinstance(row, Row) and row.values.keys() != columns:
-                    columns = row.values.keys()
-                yield row
+            yield from self._rows(start)
         except Exception as error:
             if is_damaged(error):
                 raise InputError("data.compressed_data_truncated", file=self.name) from error
@@ -252,7 +243,7 @@ def discover(
     """
     _check_format(data_format)
     if ADDRESS.match(place):
-        raise InputError(_no_address(place, what))
+        raise InputError("data.url_instead_of_file", what=what, url=public_address(place))
     try:
         return _files_at(place, data_format, what, encoding)
     except PermissionError as error:
@@ -422,10 +413,6 @@ def may_be_on_the_hub(place: str) -> bool:
     )
 
 
-def _no_address(place: str, what: str) -> str:
-    return phrase("data.url_instead_of_file", what=what, url=public_address(place))
-
-
 def _check_link(path: Path, what: str) -> None:
     if path.is_symlink() and not path.exists():
         raise InputError("data.broken_link", what=what, path=path, target=path.readlink())
@@ -554,12 +541,11 @@ def _about(path: Path, name: str, data_format: str) -> str:
     """Return a note on the parts of a file that are not read; "" if there are none."""
     if path.suffix.lower() == ZIP and (others := num_other_members(path)):
         return phrase(
-            "data.archive_member_read", archive=name, member=data_name(path), others=_others(others)
+            "data.archive_member_read",
+            archive=name,
+            member=data_name(path),
+            others=phrase("data.other_files_skipped", count=others),
         )
     if data_format == "excel" and (sheets := other_sheets(path)):
         return phrase("data.first_sheet_read", file=name, sheets=", ".join(sheets))
     return ""
-
-
-def _others(number: int) -> str:
-    return phrase("data.other_files_skipped", count=number)

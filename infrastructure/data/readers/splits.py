@@ -71,17 +71,12 @@ def is_no_data(path: Path, others: Iterable[Path]) -> bool:
     A readme counts as data if there are other files of its type.
     """
     name, stem = path.name.lower(), path.name.lower().partition(".")[0]
-    if name in SETTINGS or _is_index(path):
+    if name in SETTINGS or name in INDEXES or name.endswith(".index.json"):
         return True
     if stem not in DOCUMENTS or path.suffix.lower() not in (".md", ".txt", ".json", ".markdown"):
         return False
     is_alike = any(one.suffix == path.suffix and not _is_document(one) for one in others)
     return not is_alike or bool(_front_matter(path)) or path.suffix.lower() == ".txt"
-
-
-def _is_index(path: Path) -> bool:
-    """Return whether a file is an index that a library writes next to its data."""
-    return path.name.lower() in INDEXES or path.name.lower().endswith(".index.json")
 
 
 def _is_document(path: Path) -> bool:

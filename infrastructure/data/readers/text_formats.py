@@ -299,7 +299,8 @@ def _next_record(
     values = dict(zip(table.columns, fields, strict=True))
     if not records.is_plain:
         if any(has_surrogates(field) for field in fields):
-            likely, shown = likely_encoding(_bytes_of(fields)), excerpt(_printable(fields))
+            printable = [field.encode("utf-8", "replace").decode() for field in fields]
+            likely, shown = likely_encoding(_bytes_of(fields)), excerpt(printable)
             return BadRow(name, at.line, INVALID_UTF8, "", shown, at.offset, likely)
         if any("\0" in field for field in fields):
             return BadRow(
@@ -385,10 +386,6 @@ def has_surrogates(text: str) -> bool:
 
 def _bytes_of(fields: list[str]) -> bytes:
     return b" ".join(field.encode("utf-8", "surrogateescape") for field in fields)
-
-
-def _printable(fields: list[str]) -> list[str]:
-    return [field.encode("utf-8", "replace").decode() for field in fields]
 
 
 def read_text(

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -30,19 +29,6 @@ from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.data.store.token_store import CheckedFile, TokenStore, damage_explained
 
 ENCODED_TOGETHER = 32
-
-
-class ExampleSource(Protocol):
-    """A source of training examples, epoch by epoch."""
-
-    def __len__(self) -> int:
-        """Return the number of examples in an epoch."""
-
-    def iterate(self, epoch: int, start: int) -> Iterator[TokenizedExample]:
-        """Yield the examples of an epoch from position `start` on."""
-
-    def places(self, epoch: int, start: int, count: int) -> list[str]:
-        """Return the source position (file:line) of `count` examples of an epoch from `start`."""
 
 
 class Order:

@@ -7,6 +7,7 @@ not UTF-8, which must be read up to there).
 """
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from infrastructure.core.errors import DataError, InputError
 from infrastructure.data.readers.line_reader import Start
-from infrastructure.data.readers.rows import BadRow, Row, RowValues
+from infrastructure.data.readers.rows import BadRow, Row
 from infrastructure.data.readers.sources import DataFile, discover
 from infrastructure.data.readers.text_encoding import AUTO
 from infrastructure.data.serving.example_order import WINDOW, random_state
@@ -23,11 +24,6 @@ from infrastructure.data.store.stream_index import (
     WindowIndexBuilder,
     estimated_bytes,
 )
-
-
-def row_values(row: Row) -> RowValues:
-    """Return the columns of a row. This is the default of `convert`."""
-    return row.values
 
 
 class StreamingDataset(IterableDataset[Any]):
@@ -61,7 +57,7 @@ class StreamingDataset(IterableDataset[Any]):
         data_format: str = "auto",
         encoding: str = AUTO,
         seed: int = 0,
-        convert: Callable[[Row], object] = row_values,
+        convert: Callable[[Row], object] = attrgetter("values"),
         index: WindowIndex | None = None,
     ) -> None:
         if buffer_size < 1 or (memory_limit is not None and memory_limit < 1):

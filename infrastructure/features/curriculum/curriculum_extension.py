@@ -25,7 +25,6 @@ from infrastructure.data.serving.example_order import Indices
 from infrastructure.features.curriculum.stages import (
     Stages,
     by_rank,
-    by_task,
     ids_of,
     packed,
     unpacked,
@@ -61,7 +60,6 @@ class CurriculumExtension(Extension):
         self.trainer = trainer
         config = trainer.training_config
         self.by, self.num_stages = config.curriculum_by, config.curriculum_stages
-        self.order, self.keeps_easier = config.curriculum_order, config.curriculum_keeps_easier
         self.stages: Stages | None = None
         self._saved: str | None = None
 
@@ -82,7 +80,7 @@ class CurriculumExtension(Extension):
         if self.by == "loss":
             by_rank(np.zeros(data.num_candidates), self.num_stages)
         else:
-            self.stages = self._known_stages(data)
+            self.stages = by_rank(data.candidate_lengths(), self.num_stages)
 
     def epoch_start(self, state: TrainingState) -> None:
         data = self._data
@@ -93,7 +91,7 @@ class CurriculumExtension(Extension):
                 lambda: packed(by_rank(self._measured(state), self.num_stages))
             )
             self.stages, state.must_save = unpacked(self._saved), True
-        ids = ids_of(self.stages, state.position.phase, keeps_easier=self.keeps_easier)
+        ids = ids_of(self.stages, state.position.phase)
         if not np.array_equal(ids, data.selected):
             data.select(ids)
             log.info(
@@ -111,7 +109,7 @@ class CurriculumExtension(Extension):
             return None
         epochs = []
         for stage in range(int(self.stages.max()) + 1):
-            ids = ids_of(self.stages, stage, keeps_easier=self.keeps_easier)
+            ids = ids_of(self.stages, stage)
             epochs.append(self._data.lengths_of_selection(ids, stage))
         return epochs
 
@@ -132,11 +130,6 @@ class CurriculumExtension(Extension):
     def _data(self) -> DataPipeline:
         assert isinstance(self.trainer.data, DataPipeline)  # `check_data` has verified it
         return self.trainer.data
-
-    def _known_stages(self, data: DataPipeline) -> Stages:
-        if self.by == "task":
-            return by_task(data.candidate_tasks(), self.order)
-        return by_rank(data.candidate_lengths(), self.num_stages)
 
     def _measured(self, state: TrainingState) -> npt.NDArray[np.float64]:
         """Measure the mean loss of each example with the current weights, float64 (N,)."""

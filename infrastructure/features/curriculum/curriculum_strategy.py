@@ -30,10 +30,7 @@ class CurriculumStrategy(StandardTrainingStrategy):
 
     def __init__(self, config: TrainingConfig, logger: logging.Logger | None = None) -> None:
         super().__init__(config, logger)
-        by_task = config.curriculum_by == "task"
-        self.curriculum_stages = (
-            len(config.curriculum_order) if by_task else config.curriculum_stages
-        )
+        self.curriculum_stages = config.curriculum_stages
         self.current_stage = 0
 
     def extensions(self, trainer: Any) -> list[Any]:

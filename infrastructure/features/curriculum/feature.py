@@ -11,5 +11,4 @@ FEATURE = Feature(
         "temper.strategies": {"curriculum": f"{_HERE}.curriculum_strategy:CurriculumStrategy"}
     },
     contradictions=f"{_HERE}.config:CONTRADICTIONS",
-    facts={"several_tasks": f"{_HERE}.config:has_several_tasks"},
 )

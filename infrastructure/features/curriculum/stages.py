@@ -1,21 +1,18 @@
-"""Functions that assign training examples to curriculum stages, by length, loss or task.
+"""Functions that assign training examples to curriculum stages, by length or loss.
 
 These are pure functions of arrays. Losses are measured elsewhere.
 """
 
 import base64
 import zlib
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from infrastructure.core.errors import InputError
-from infrastructure.core.lookup import unknown_name
 from infrastructure.data.serving.example_order import Indices
 
 Stages = npt.NDArray[np.uint8]
-MOST_STAGES = 100
 
 
 def by_rank(hardness: npt.NDArray[np.generic], num_stages: int) -> Stages:
@@ -39,35 +36,9 @@ def by_rank(hardness: npt.NDArray[np.generic], num_stages: int) -> Stages:
     return stages
 
 
-def by_task(tasks: Sequence[str], order: Sequence[str]) -> Stages:
-    """Return the stage of each example, uint8 (N,): the position of its task in `order`.
-
-    Raises:
-        ValueError: a task has no examples, or examples have a task that is not listed.
-    """
-    known = sorted(set(tasks))
-    for name in order:
-        if name not in known:
-            message = unknown_name("task", name, known)
-            raise InputError("curriculum.unknown_task", reason=message)
-    left_out = [name for name in known if name not in order]
-    if left_out:
-        raise InputError(
-            "curriculum.task_not_listed",
-            task=left_out[0] or "(none)",
-            count=tasks.count(left_out[0]),
-        )
-    place = {name: number for number, name in enumerate(order)}
-    return np.array([place[task] for task in tasks], dtype=np.uint8)
-
-
-def ids_of(stages: Stages, stage: int, *, keeps_easier: bool) -> Indices:
-    """Return the ids of the examples of a stage, ascending.
-
-    With `keeps_easier`, the examples of earlier stages are included.
-    """
-    chosen = stages <= stage if keeps_easier else stages == stage
-    return np.flatnonzero(chosen).astype(np.int64)
+def ids_of(stages: Stages, stage: int) -> Indices:
+    """Return the ids of the examples of a stage and of all earlier ones, ascending."""
+    return np.flatnonzero(stages <= stage).astype(np.int64)
 
 
 def packed(stages: Stages) -> str:

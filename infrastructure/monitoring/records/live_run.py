@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from infrastructure.core.messages import phrase
-from infrastructure.monitoring.drawing.curves import EVALUATION, WIDE, PointsByKey, holes
+from infrastructure.monitoring.drawing.charts import EVALUATION, WIDE, PointsByKey, holes
 from infrastructure.monitoring.drawing.downsampling import BoundedPoints
 from infrastructure.monitoring.drawing.metrics_file import Record
 from infrastructure.monitoring.records.jsonl_tail import GrowingFile, GrowingLog

@@ -16,7 +16,7 @@ from typing import NotRequired, TypedDict
 from infrastructure.core.features import merged, run_files_of_features
 from infrastructure.core.json_text import JsonObject, JsonValue
 from infrastructure.core.messages import phrase
-from infrastructure.monitoring.drawing.curves import PointsByKey
+from infrastructure.monitoring.drawing.charts import PointsByKey
 from infrastructure.monitoring.drawing.formatting import (
     clip,
     format_bytes,

@@ -14,7 +14,6 @@ from infrastructure.monitoring.drawing.html_page import page
 from infrastructure.monitoring.records.run_reader import FINISHED
 from infrastructure.monitoring.records.run_view import RunView, read_view
 from infrastructure.monitoring.report.check_section import checks
-from infrastructure.monitoring.report.report_forecast import forecast
 from infrastructure.monitoring.report.report_machine import machine_use
 from infrastructure.monitoring.report.report_sections import (
     alerts,
@@ -26,15 +25,16 @@ from infrastructure.monitoring.report.report_sections import (
     data,
     errors,
     example,
+    forecast,
     header,
     next_steps,
     notices,
     places,
     safety,
     software,
+    stages,
     tiles,
 )
-from infrastructure.monitoring.report.stage_section import stages
 
 REPORT_FILE = "report.html"
 RESULT = (before_after, example, curve_section)

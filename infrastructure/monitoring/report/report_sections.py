@@ -4,10 +4,19 @@ import functools
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from infrastructure.core.json_text import JsonObject, as_number
 from infrastructure.core.messages import phrase
-from infrastructure.monitoring.drawing.curves import charts_of, curves
-from infrastructure.monitoring.drawing.formatting import blank, clip
+from infrastructure.monitoring.drawing.charts import charts_of, curves
+from infrastructure.monitoring.drawing.formatting import (
+    blank,
+    clip,
+    format_bytes,
+    format_duration,
+    format_share,
+    is_number,
+)
 from infrastructure.monitoring.drawing.html import (
     MAX_TEXT_CHARACTERS,
     Markup,
@@ -20,9 +29,16 @@ from infrastructure.monitoring.drawing.html import (
 )
 from infrastructure.monitoring.drawing.quantity_names import split_direction
 from infrastructure.monitoring.records.run_reader import FINISHED, objects_in
-from infrastructure.monitoring.records.run_view import RunView, list_of
+from infrastructure.monitoring.records.run_view import RunView, list_of, mapping_of
 
 HASH, HASH_CHARACTERS = re.compile("[0-9a-f]{64}"), 12
+FORECAST_NAMES = {
+    "seconds": "time from the first step to the end",
+    "peak_memory_bytes": "peak memory of training",
+    "disk_bytes": "run directory on disk",
+    "backup_bytes": "backup at the destination",
+}
+STAGE_COLUMNS = ("stage", "time", "share", "description")
 MAX_ROWS = 200
 MAX_ALERTS = 8
 MAX_PREVIEW_CHARACTERS = 50_000
@@ -334,3 +350,66 @@ def next_steps(view: RunView) -> Markup:
         for part in (element("p", what), *([element("pre", line)] if line else []))
     ]
     return section(phrase("monitoring.next_steps_heading"), *lines)
+
+
+def forecast(view: RunView) -> Markup:
+    """Return the forecast next to the actual values, and the values measured for `auto`."""
+    parts = [part for part in (_compared(view["forecast"]), _decided(view["decided"])) if part]
+    return section("Forecast", *parts)
+
+
+def _compared(forecast: Sequence[Mapping[str, Any]]) -> Markup | None:
+    rows = [
+        (_forecast_name(row), _shown(row, "foretold"), _shown(row, "was"), _error(row["error"]))
+        for row in forecast
+        if row.get("what") in FORECAST_NAMES and _is_whole(row)
+    ]
+    return table(("", "forecast", "actual", "error"), rows, "numbers forecast") if rows else None
+
+
+def _forecast_name(row: Mapping[str, Any]) -> str:
+    """Return the name of a forecast quantity, with its first step if the run was resumed."""
+    if row["what"] == "seconds" and row.get("first_step"):
+        return phrase("monitoring.forecast_time_since_resume", step=row["first_step"])
+    return FORECAST_NAMES[row["what"]]
+
+
+def _decided(decided: Mapping[str, object]) -> Markup | None:
+    rows = [
+        (key, str(mapping_of(decision).get("value")), str(mapping_of(decision).get("origin")))
+        for key, decision in decided.items()
+    ]
+    return table(("setting", "value", "decided by"), rows) if rows else None
+
+
+def _is_whole(row: Mapping[str, object]) -> bool:
+    return all(isinstance(row.get(name), int | float) for name in ("foretold", "was", "error"))
+
+
+def _shown(row: Mapping[str, Any], name: str) -> str:
+    shown = format_duration if row["what"] == "seconds" else format_bytes
+    return shown(row[name])
+
+
+def _error(share: float) -> str:
+    return ("+" if share >= 0 else "") + format_share(share)
+
+
+def stages(view: RunView) -> Markup:
+    """Return the duration of each stage of the run's last process, or nothing if not recorded."""
+    whole = [record for record in view["stages"] if is_number(record.get("seconds"))]
+    total = sum(as_number(record["seconds"]) for record in whole)
+    if not total:
+        return NOTHING
+    rows = [_stage_row(record, total) for record in whole]
+    since = phrase("monitoring.since_last_resume") if view["num_sessions"] > 1 else ""
+    return section(
+        phrase("monitoring.timing_heading", since=since), table(STAGE_COLUMNS, rows, "stages")
+    )
+
+
+def _stage_row(record: JsonObject, total: float) -> tuple[str, ...]:
+    seconds, what = as_number(record["seconds"]), str(record.get("what", ""))
+    ended = f" (ended by {record['error']})" if "error" in record else ""
+    share = f"{100 * seconds / total:.0f} %"
+    return str(record.get("name", "")), format_duration(seconds), share, what + ended

@@ -193,7 +193,6 @@ SETTINGS: dict[str, Treatment] = {
     "enable_monitoring": _RUN,
     "enable_backups": _RUN,
     "enable_testing": _nothing("methods.checked_before_loading"),
-    "testing_interval": _refused(_OWN_LOOP),
     "max_memory_percent": _refused("methods.memory_not_released"),
 }
 

@@ -17,7 +17,7 @@ from infrastructure.optimization.batch_size import (
     BatchSizeSearch,
     DoesNotFitError,
 )
-from infrastructure.optimization.device_errors import free_memory, is_out_of_memory
+from infrastructure.optimization.device_errors import free_memory
 from infrastructure.optimization.memory_prediction import (
     MemoryBudget,
     MemoryLine,
@@ -158,7 +158,6 @@ class CostMeasurement:
                 speed_of=speeds.tokens_per_second,
                 budget_bytes=self.budget.size_bytes(device),
                 idle_bytes=before,
-                is_out_of_memory=is_out_of_memory,
                 free_memory=lambda: free_memory(device),
                 way_out=self.budget.way_out(device),
             )

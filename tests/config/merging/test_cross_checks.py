@@ -105,10 +105,6 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
                     "config.shard_with_auto_batch_size",
                 ),
                 ({"training.method": "dpo"}, "config.shard_with_trl_method(method=dpo)"),
-                (
-                    {"testing_interval": 100},
-                    "config.shard_with_testing_interval(name=training.shard=yes, testing_inter",
-                ),
             ]
         ),
         (
@@ -199,8 +195,6 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("training.early_stopping_patience", 2, {"data.validation_split": 0}),
     ("training.curriculum_by", "loss", {}),
     ("training.curriculum_stages", 5, {}),
-    ("training.curriculum_order", ["a", "b"], {}),
-    ("training.curriculum_keeps_easier", False, {}),
     ("training.best_metric", "exact_match", {"data.validation_split": 0}),
     ("training.best_metric_mode", "max", {}),
     ("training.rewards", ["exact_answer"], {}),
@@ -217,9 +211,6 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("quantum.target", "validation", {}),
     ("training.curriculum_stages", 7, {}),
     ("training.curriculum_by", "loss", {}),
-    ("training.curriculum_keeps_easier", False, {}),
-    ("training.curriculum_order", ["one", "two"], {}),
-    ("training.curriculum_order", ["one", "two"], {"training.strategy": "curriculum"}),
     ("quantum.target", "validation", {**QUANTUM, "quantum.problem": "block_selection"}),
     ("quantum.candidates", 100, {}),
     ("quantum.candidates", 100, {**QUANTUM, "quantum.problem": "block_selection"}),

@@ -48,9 +48,8 @@ def weights(trainer: EnhancedTrainer) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in trainer.initialize_model().named_parameters()}
 
 
-@pytest.mark.parametrize("keeps_easier", [True, False])
-def test_short_rows_come_first(tmp_path: Path, keeps_easier: bool) -> None:
-    trainer, seen = curriculum(tmp_path, curriculum_keeps_easier=keeps_easier)
+def test_short_rows_come_first(tmp_path: Path) -> None:
+    trainer, seen = curriculum(tmp_path)
     state = trainer.train()
     data = trainer.data
     assert isinstance(data, DataPipeline)
@@ -61,9 +60,8 @@ def test_short_rows_come_first(tmp_path: Path, keeps_easier: bool) -> None:
         shown = [len(row) // 4 for row in seen.rows[stage]]
         assert len(shown) == data.num_examples  # an epoch is as long in each stage
         assert max(shown) == part[-1]
-        assert (min(shown) < part[0]) == (keeps_easier and lengths[0] < part[0])
-    kept = len(set(seen.rows[1]) & set(seen.rows[3]))
-    assert (kept > 0) == keeps_easier
+        assert (min(shown) < part[0]) == (lengths[0] < part[0])
+    assert set(seen.rows[1]) & set(seen.rows[3])
 
 
 def test_by_loss_measured_once_and_resumed_in_any_stage(tmp_path: Path) -> None:
@@ -99,14 +97,14 @@ def test_the_first_stage_has_the_lowest_losses(tmp_path: Path) -> None:
 def test_other_stages_are_another_training(tmp_path: Path) -> None:
     whole, _ = curriculum(tmp_path, "whole", max_steps=9)
     whole.train()
-    other, _ = curriculum(tmp_path, max_steps=9, curriculum_keeps_easier=False)
-    with pytest.raises(CheckpointError, match="curriculum_keeps_easier"):
+    other, _ = curriculum(tmp_path, max_steps=9, curriculum_stages=2)
+    with pytest.raises(CheckpointError, match="curriculum_stages"):
         other.restore(by_step(whole.checkpoints.store)[1])  # type: ignore[union-attr]
 
 
 def test_the_costs_are_of_all_stages(tmp_path: Path) -> None:
     """By length, the last stage alone has the long rows: its micro-batches are the heaviest."""
-    trainer, _ = curriculum(tmp_path, curriculum_keeps_easier=False)
+    trainer, _ = curriculum(tmp_path)
     trainer.prepare()
     epochs = trainer.cost_measurement().epochs
     assert epochs is not None

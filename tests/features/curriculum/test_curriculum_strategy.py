@@ -25,9 +25,6 @@ def test_a_phase_for_each_stage() -> None:
     assert [(phase.name, phase.num_epochs) for phase in phases] == [
         (f"stage {number} of 4", 2) for number in (1, 2, 3, 4)
     ]
-    by_task = TrainingConfig(curriculum_by="task", curriculum_order=["sum", "product"])
-    strategy = get_training_strategy("curriculum", by_task)
-    assert len(strategy.phases(torch.nn.Linear(1, 1), 1)) == 2
 
 
 def test_the_last_stage_must_begin() -> None:

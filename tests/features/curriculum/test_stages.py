@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from infrastructure.features.curriculum.stages import by_rank, by_task, ids_of, packed, unpacked
+from infrastructure.features.curriculum.stages import by_rank, ids_of, packed, unpacked
 
 
 def test_equal_parts_by_rank_and_what_is_no_number_last() -> None:
@@ -15,21 +15,9 @@ def test_equal_parts_by_rank_and_what_is_no_number_last() -> None:
         by_rank(np.zeros(2), 3)
 
 
-def test_a_stage_keeps_the_easier_ones_or_not() -> None:
+def test_a_stage_keeps_the_easier_ones() -> None:
     stages = by_rank(np.arange(6), 3)
-    assert ids_of(stages, 1, keeps_easier=True).tolist() == [0, 1, 2, 3]
-    assert ids_of(stages, 1, keeps_easier=False).tolist() == [2, 3]
-
-
-def test_tasks_in_the_given_order() -> None:
-    tasks = ["sum", "word", "sum", "product"]
-    assert by_task(tasks, ["word", "sum", "product"]).tolist() == [1, 0, 1, 2]
-    with pytest.raises(ValueError, match=r"what=task, name=words, .*\(meant=word\)"):
-        by_task(tasks, ["words", "sum", "product"])
-    with pytest.raises(ValueError, match=r"curriculum\.task_not_listed.*task=sum.*count=2"):
-        by_task(tasks, ["word", "product"])
-    with pytest.raises(ValueError, match=r"curriculum\.task_not_listed.*task=\(none\).*count=1"):
-        by_task([*tasks, ""], ["word", "sum", "product"])
+    assert ids_of(stages, 1).tolist() == [0, 1, 2, 3]
 
 
 def test_stages_are_a_short_text() -> None:

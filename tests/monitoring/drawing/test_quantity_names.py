@@ -1,6 +1,6 @@
 """Numbers of TRL's trainers have names for people; those of others keep their own."""
 
-from infrastructure.monitoring.drawing.curves import charts_of
+from infrastructure.monitoring.drawing.charts import charts_of
 from infrastructure.monitoring.drawing.quantity_names import KNOWN, in_order, name_of
 
 
