@@ -14,7 +14,6 @@ TINY = EmbeddedModelConfig(
     hidden_size=32,
     num_layers=2,
     num_heads=4,
-    num_kv_heads=2,
     intermediate_size=48,
     vocab_size=300,
     max_positions=64,
