@@ -257,8 +257,6 @@ def test_heavy_packages_are_imported_inside_functions() -> None:
 
 
 DISTRIBUTED = f"{PACKAGE}.training.distributed"
-# What a script of somebody's own, started by torchrun, calls: it makes a group of its own.
-OWN_GROUPS = {f"{PACKAGE}.optimization.replicas"}
 
 
 def imports_of_distributed(tree: ast.Module) -> list[int]:
@@ -280,7 +278,7 @@ def test_one_folder_knows_the_engine_of_several_processes() -> None:
         for name, tree in trees().items()
         if imports_of_distributed(tree) and not name.startswith(f"{DISTRIBUTED}.")
     }
-    assert importing == OWN_GROUPS
+    assert importing == set()
 
 
 @pytest.mark.parametrize(

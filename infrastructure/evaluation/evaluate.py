@@ -21,7 +21,6 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.files import write_json, write_text
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import is_installed
-from infrastructure.data.readers.sources import data_files_hash, discover, held_out_beside
 from infrastructure.evaluation.comparison import Difference, compare, paired, unlike_tokens
 from infrastructure.evaluation.evaluation_page import evaluation_page
 from infrastructure.evaluation.evaluation_tables import (
@@ -45,9 +44,7 @@ from infrastructure.evaluation.run_settings import (
     inherit_from_runs,
     precision_of_run,
     quantization_of_run,
-    record_of_run,
     run_folder,
-    values_of,
 )
 from infrastructure.models.saved_model import notes_of_rounded
 from infrastructure.models.source import find_source
@@ -87,12 +84,6 @@ class Evaluation(HeldOut):
 def measured_answers() -> Count:
     """Create the progress counter of a measurement."""
     return Count(phrase("evaluation.evaluating_model"), "answers")
-
-
-def evaluate_model(config: DeploymentConfig) -> list[str]:
-    """Evaluate as `measure_model` does, and return only the lines to print."""
-    _, lines = measure_model(config)
-    return lines
 
 
 def measure_model(
@@ -306,7 +297,7 @@ def trained_on(config: DeploymentConfig, measured: ModelRows, name: str) -> list
     folder = run_folder(Path(config.model.name))
     known = None if folder is None else trained_rows(RunDirectory(folder))
     if known is None or measured.contents is None:
-        return trained_on_file(config)
+        return []
     num_rows, num_known = len(measured.contents), known.num_among(measured.contents)
     if not num_known:
         return []
@@ -317,33 +308,6 @@ def trained_on(config: DeploymentConfig, measured: ModelRows, name: str) -> list
             which=which,
             num_rows=num_rows,
             name=name,
-            consequence=phrase("evaluation.results_show_memorization"),
-        )
-    ]
-
-
-def trained_on_file(config: DeploymentConfig) -> list[str]:
-    """Return a note if the model's run was trained on the file that is measured.
-
-    This is for older runs, which did not record their rows.
-    """
-    run = record_of_run(Path(config.model.name))
-    data = config.data.path
-    if run is None or data is None or not Path(data).exists():
-        return []
-    recorded_data, described = values_of(run).get("data"), run.get("data")
-    path = recorded_data.get("path") if isinstance(recorded_data, dict) else None
-    is_same_file = isinstance(path, str) and Path(path).resolve() == Path(data).resolve()
-    recorded = described.get("files_sha256") if isinstance(described, dict) else None
-    alone = config.data.model_copy(update={"eval_path": None})
-    if not is_same_file and (recorded is None or recorded != data_files_hash(alone)):
-        return []
-    if held_out_beside(discover(data, config.data.format, encoding=config.data.encoding)):
-        return []  # the measured part is the one that was held out
-    return [
-        phrase(
-            "evaluation.model_trained_on_data",
-            data=data,
             consequence=phrase("evaluation.results_show_memorization"),
         )
     ]

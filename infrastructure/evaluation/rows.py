@@ -1,7 +1,7 @@
 """Measurements of a model on single held-out rows, and their aggregation by task."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import astuple, dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -208,19 +208,16 @@ class Measured:
     num_rows: int
 
 
-def by_task(
-    model: ModelRows, measures: Iterable[str] | None = None
-) -> dict[str, dict[str, Measured]]:
+def by_task(model: ModelRows) -> dict[str, dict[str, Measured]]:
     """Return task → measure → value, with "all" for all rows.
 
     Args:
         measures: the names of the measures to return; None: all that the rows have.
     """
-    names = [name for name in MEASURES if measures is None or name in set(measures)]
     groups = {ALL: model.rows}
     groups |= {task: [row for row in model.rows if row.task == task] for task in model.tasks}
     return {
-        group: {name: of for name in names if (of := measured(rows, name)) is not None}
+        group: {name: of for name in MEASURES if (of := measured(rows, name)) is not None}
         for group, rows in groups.items()
     }
 
@@ -233,7 +230,9 @@ def measured(rows: Sequence[MeasuredRow], measure: str) -> Measured | None:
     if measure in SHARES:
         return Measured(wilson(int(sums.sum()), len(sums)), len(sums))
     interval = bootstrap(sums, counts)
-    return Measured(_exponential(interval) if measure == PERPLEXITY else interval, len(sums))
+    if measure == PERPLEXITY:
+        interval = Interval(*map(perplexity, astuple(interval)))
+    return Measured(interval, len(sums))
 
 
 def sums_of(rows: Sequence[MeasuredRow], measure: str) -> tuple[Floats, Floats]:
@@ -247,7 +246,3 @@ def sums_of(rows: Sequence[MeasuredRow], measure: str) -> tuple[Floats, Floats]:
     assert is_loss or measure == TOKEN_ACCURACY
     sums = [loss.loss_sum if is_loss else float(loss.num_right) for loss in losses]
     return np.array(sums, dtype=np.float64), counts
-
-
-def _exponential(interval: Interval) -> Interval:
-    return Interval(*(perplexity(value) for value in (interval.value, interval.low, interval.high)))

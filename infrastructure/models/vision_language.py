@@ -92,7 +92,9 @@ class VisionTower:
 
     @property
     def strategy(self) -> str:
-        """Llava's feature selection, which drops the first vector unless all are of patches."""
+        """The name of Llava's feature selection: "default" drops the first vector, "full" drops
+        none.
+        """
         return "default" if self.num_features > self.num_patches else "full"
 
 
@@ -262,7 +264,7 @@ def put_together(
     The new projector is initialized with torch's global random generator. Seed it before the call.
 
     Raises:
-        ValueError: for a text, Llava would compute other logits than the text model.
+        ValueError: for a test text, Llava computes other logits than the text model.
     """
     transformers = require("transformers", "models.load_model")
     modeling = require("transformers.models.llava.modeling_llava", "models.load_model")

@@ -13,6 +13,7 @@ from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import InputError
 from infrastructure.core.hardware import gib
 from infrastructure.core.messages import phrase
+from infrastructure.optimization.device_errors import is_out_of_memory
 from infrastructure.optimization.memory_prediction import MemoryLine, MemoryPoint, fit_line
 
 LARGEST = 256
@@ -25,7 +26,7 @@ CLEARLY_FASTER = 1.03
 SLOWER_IN_A_ROW = 3
 FIRST_TRIES = 2
 ROUNDS = 4
-SECONDS = 60.0
+SECONDS = 60.0  # after which no larger size is tried
 
 
 @dataclass(frozen=True)
@@ -81,21 +82,16 @@ class BatchSizeSearch:
             size.
         budget_bytes: the memory that may be used.
         idle_bytes: the memory in use between two steps, with gradients and optimizer.
-        is_out_of_memory: returns whether an error means that memory ran out.
         free_memory: called after memory ran out.
-        way_out: the advice for the user if not even one example fits; "" means advice to use a
-            larger machine.
-        seconds: the time limit of the search, after which no larger size is tried.
+        way_out: the advice for the user if not even one example fits.
     """
 
     peak_of: Callable[[int], int]
     speed_of: Callable[[int], float]
     budget_bytes: int
     idle_bytes: int
-    is_out_of_memory: Callable[[BaseException], bool]
     free_memory: Callable[[], None] = do_nothing
     way_out: str = ""
-    seconds: float = SECONDS
 
     def run(self, largest: int = LARGEST, beside: int | None = None) -> BatchChoice:
         """Try the sizes 1, 2, 4, … up to `largest`, and return the choice.
@@ -119,9 +115,8 @@ class BatchSizeSearch:
         if beside and beside not in self._speeds and not self._why_not(beside):
             self._speeds[beside] = max(self.speed_of(beside) for _ in range(FIRST_TRIES))
         if not self._speeds:
-            way_out = self.way_out or phrase("optimization.use_larger_machine")
             raise DoesNotFitError(
-                "optimization.single_example_does_not_fit", reason=reason, way_out=way_out
+                "optimization.single_example_does_not_fit", reason=reason, way_out=self.way_out
             )
         chosen = self._fastest(started, beside)
         trials = (Trial(s, self._peaks[s], speed) for s, speed in self._speeds.items())
@@ -136,7 +131,7 @@ class BatchSizeSearch:
         try:
             peak = self.peak_of(size)
         except Exception as error:
-            if not self.is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             peak = None
         if peak is None:
@@ -158,7 +153,7 @@ class BatchSizeSearch:
         before = list(self._speeds.values())[:-SLOWER_IN_A_ROW]
         if before and max(recent) < STILL_FASTER * max(before):
             return phrase("optimization.larger_not_faster")
-        return f"{seconds:.0f} s were spent" if best and seconds > self.seconds else ""
+        return f"{seconds:.0f} s were spent" if best and seconds > SECONDS else ""
 
     def _fastest(self, started: float, beside: int | None) -> int:
         """Return the fastest size, after measuring the best ones again in turns.
@@ -172,7 +167,7 @@ class BatchSizeSearch:
             if speed >= WORTH_A_LOOK * best or size == beside
         ]
         for _ in range(ROUNDS if len(close) > 1 else 0):
-            if time.monotonic() - started > 2 * self.seconds:
+            if time.monotonic() - started > 2 * SECONDS:
                 break
             for size in close:
                 self._speeds[size] = max(self._speeds[size], self.speed_of(size))

@@ -4,15 +4,15 @@
     model = optimizer.optimize_model(model, "my_model")
     scaler = optimizer.create_scaler()
 
-Without a GPU, the same calls adapt the model to the CPU. Several GPUs are used through accelerate,
-with one process each: `accelerate launch`. A run of Temper uses the same parts by itself.
+Without a GPU, the same calls adapt the model to the CPU. A run of Temper
+uses the same parts by itself, and several GPUs with one process each.
 """
 
 import functools
 import logging
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ import torch
 from infrastructure.core.errors import InputError
 from infrastructure.core.gpu_readings import GpuReading, GpuReadings
 from infrastructure.core.messages import phrase
-from infrastructure.optimization.compiling import CompileDecision, decide_compiling, set_compiled
+from infrastructure.optimization.compiling import set_compiled
 from infrastructure.optimization.gpu_capability import (
     DTYPES,
     best_attention,
@@ -30,7 +30,6 @@ from infrastructure.optimization.gpu_capability import (
     train_in_fp8,
     use_tf32,
 )
-from infrastructure.optimization.replicas import is_launched, replicate
 
 SAMPLE_SECONDS = 0.5
 
@@ -57,7 +56,6 @@ class GPUOptimizer:
     Attributes:
         device: the device on which models are placed.
         precision: "fp32", "fp16", "bf16" or "fp8".
-        decisions: the name of each model → the measurements on compiling it.
         applied: the name of each model → descriptions of the changes that were made to it.
     """
 
@@ -68,28 +66,17 @@ class GPUOptimizer:
         self.device = self.devices[0]
         self.precision = precision
         self.compile_model = compile_model
-        self.decisions: dict[str, CompileDecision] = {}
         self.applied: dict[str, list[str]] = {}
 
     def optimize_model(
         self,
         model: torch.nn.Module,
         name: str = "model",
-        *,
-        run_step: Callable[[torch.nn.Module, int], None] | None = None,
-        num_steps: int = 0,
     ) -> torch.nn.Module:
         """Move a model to the device, set its precision and attention, compile it, and return it.
 
         Weights keep their format. The forward pass runs under autocast and returns fp32 if the
-        model returns a tensor. In processes started by `accelerate launch`, the model is
-        replicated, and the processes end their process group together at exit.
-
-        Args:
-            run_step: a function of `(model, number)` that runs the forward and backward pass of one
-                step and leaves the model unchanged. If given, compiling is measured, and kept only
-                if it makes the run faster.
-            num_steps: the number of steps of the run.
+        model returns a tensor.
         """
         notes = self.applied[name] = [f"device: {self.device}", f"precision: {self.precision}"]
         if use_tf32(self.device):
@@ -101,10 +88,18 @@ class GPUOptimizer:
         if self.precision != "fp32":
             self._autocast(model)
         if self.compile_model:
-            notes.append(self._compile(model, name, run_step, num_steps))
+            notes.append(self._compile(model))
         for line in notes:
             log.info("%s: %s", name, line)
-        return self._distributed(model)
+        if len(self.devices) > 1:
+            log.warning(
+                phrase(
+                    "optimization.one_gpu_of_several_used",
+                    device=self.device,
+                    count=len(self.devices),
+                )
+            )
+        return model
 
     def create_scaler(self) -> torch.amp.GradScaler:
         """Return a gradient scaler. It has no effect unless the precision is fp16."""
@@ -149,38 +144,11 @@ class GPUOptimizer:
 
         model.forward = in_precision
 
-    def _compile(
-        self,
-        model: torch.nn.Module,
-        name: str,
-        run_step: Callable[[torch.nn.Module, int], None] | None,
-        num_steps: int,
-    ) -> str:
+    def _compile(self, model: torch.nn.Module) -> str:
         if reason := can_compile(self.device):
             return phrase("optimization.compile_not_used", reason=reason)
-        if run_step is None:
-            set_compiled(model, True)
-            return phrase("optimization.compile_not_measured")
-        self.decisions[name] = decide_compiling(
-            lambda number: run_step(model, number),
-            lambda is_on: set_compiled(model, is_on),
-            steps_left=num_steps,
-            device=self.device,
-        )
-        return str(self.decisions[name])
-
-    def _distributed(self, model: torch.nn.Module) -> torch.nn.Module:
-        if is_launched():
-            return replicate(model, self.device)
-        if len(self.devices) > 1:
-            log.warning(
-                phrase(
-                    "optimization.one_gpu_of_several_used",
-                    device=self.device,
-                    count=len(self.devices),
-                ),
-            )
-        return model
+        set_compiled(model, True)
+        return phrase("optimization.compile_not_measured")
 
 
 def create_gpu_optimizer(

@@ -8,45 +8,22 @@ a data pipeline by itself.
 
 import math
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
+from infrastructure.optimization.device_errors import is_out_of_memory
 
 # Smaller differences are noise of this machine.
 CLEARLY_FASTER = 1.03
 # For a data pipeline: the numbers of prepared batches to try, and the batches that a trial reads.
 PREFETCH_FACTORS = (1, 2, 4, 8)
 NUM_BATCHES, BATCH_SIZE = 32, 32
-
-
-class HasPrefetch(Protocol):
-    """Settings with a number of batches to prefetch."""
-
-    prefetch_factor: int
-
-
-class Pipeline(Protocol):
-    """What this module needs of a data pipeline: its settings and its batches."""
-
-    @property
-    def config(self) -> HasPrefetch: ...
-
-    @property
-    def num_examples(self) -> int: ...
-
-    def train_batches(
-        self, epoch: int, start_example: int, batch_size: int
-    ) -> Generator[Sequence[object], None, None]: ...
-
-
-def _is_memory_error(error: BaseException) -> bool:
-    return isinstance(error, MemoryError)
 
 
 def _not_given(_settings: Mapping[str, object]) -> "Measured":
@@ -97,14 +74,12 @@ class PipelineOptimizer:
             they cannot be used.
         budget_bytes: the memory that may be used.
         num_tokens: the tokens of the whole training.
-        is_out_of_memory: returns whether an error means that memory ran out.
         report: a function that is called with each result when it is available.
     """
 
     measure: Callable[[Mapping[str, object]], Measured] = _not_given
     budget_bytes: float = math.inf
     num_tokens: float = math.inf
-    is_out_of_memory: Callable[[BaseException], bool] = _is_memory_error
     report: Callable[[Tried], None] = do_nothing
     settings: dict[str, Any] = field(default_factory=dict)
     tried: list[Tried] = field(default_factory=list)
@@ -120,7 +95,7 @@ class PipelineOptimizer:
         Returns:
             The settings that were changed, by key.
         """
-        data: Pipeline = getattr(pipeline, "data", pipeline)
+        data = getattr(pipeline, "data", pipeline)
         before = data.config.prefetch_factor
 
         def measure(settings: Mapping[str, Any]) -> Measured:
@@ -164,7 +139,7 @@ class PipelineOptimizer:
         except ValueError as error:
             refusal = str(error)
         except Exception as error:
-            if not self.is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             refusal = phrase("optimization.out_of_memory")
         if measured is not None and measured.peak_bytes > self.budget_bytes:
@@ -181,7 +156,7 @@ class PipelineOptimizer:
         return now > CLEARLY_FASTER * then
 
 
-def _examples_per_second(data: Pipeline) -> float:
+def _examples_per_second(data: Any) -> float:
     """Return how many examples per second are read, from the first batches of the first epoch."""
     num_examples, started = 0, time.perf_counter()
     with closing(data.train_batches(0, 0, BATCH_SIZE)) as batches:

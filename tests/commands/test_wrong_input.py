@@ -265,11 +265,11 @@ CONFIGURATION = [
     ),
     Wrong(
         "a storage that there is not",
-        "train --stack-quantization-type nf_fp4",
+        "train --stack-quantization-type nf_fp",
         [
             "config.setting_says",
             "setting=training.quantization_type",
-            "what=quantization, name=nf_fp4,",
+            "what=quantization, name=nf_fp,",
             "meant=nf_fp8",
         ],
     ),

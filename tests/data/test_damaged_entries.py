@@ -11,8 +11,8 @@ import pytest
 from infrastructure.core.errors import DataError
 from infrastructure.data.data_pipeline import DataPipeline
 from infrastructure.data.encoding.augmentation import (
+    AUGMENTATIONS,
     register_augmentation,
-    unregister_augmentation,
 )
 from infrastructure.data.store.token_store import LARGE_FILES
 from tests.data.builders import epoch, pairs, pipeline, write_jsonl
@@ -65,7 +65,7 @@ def empty(data: bytearray) -> None:
 def same() -> Iterator[None]:
     register_augmentation("same", lambda conversation, generator: conversation)
     yield
-    unregister_augmentation("same")
+    AUGMENTATIONS.unregister("same")
 
 
 def everything(prepared: DataPipeline) -> list[Any]:

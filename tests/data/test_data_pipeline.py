@@ -1,7 +1,6 @@
 """DataPipeline on real files with real tokenizers: order, starts, cache, modes, refusals."""
 
 import gc
-import json
 import os
 import threading
 from collections import Counter
@@ -15,12 +14,10 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.data.data_pipeline import first_examples, training_texts
 from infrastructure.data.encoding.augmentation import (
+    AUGMENTATIONS,
     register_augmentation,
-    unregister_augmentation,
 )
 from infrastructure.data.readers.rows import Conversation, Turn
-from infrastructure.data.serving.collate import pack
-from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.data.store.token_cache import TokenCache
 from tests.data.builders import (
     CHATML,
@@ -33,14 +30,6 @@ from tests.data.builders import (
     slow_tokenizer,
     write_jsonl,
 )
-
-
-def same(left: TokenizedExample, right: TokenizedExample) -> bool:
-    return (
-        np.array_equal(left.input_ids, right.input_ids)
-        and np.array_equal(left.supervised, right.supervised)
-        and left.task == right.task
-    )
 
 
 def test_an_epoch_holds_each_training_example_once(data: Path, cache: Path) -> None:
@@ -75,7 +64,7 @@ def shout(conversation: Conversation, rng: np.random.RandomState) -> Conversatio
 def shouting() -> Any:
     register_augmentation("shout", shout)
     yield
-    unregister_augmentation("shout")
+    AUGMENTATIONS.unregister("shout")
 
 
 @pytest.mark.usefixtures("shouting")
@@ -109,28 +98,12 @@ def test_streaming_gives_the_same_examples(data: Path, cache: Path) -> None:
     assert left == right
 
 
-def test_mapped_files_give_the_same_examples(data: Path, cache: Path) -> None:
-    assert epoch(pipeline(data, cache)) == epoch(pipeline(data, cache, memory_size=0))
-
-
 def test_memory_limit_decides_what_is_held_in_memory(tmp_path: Path, cache: Path) -> None:
     row = {"prompt": "Say it", "completion": "a b " * 150_000}
     data = write_jsonl(tmp_path / "a.jsonl", [row])
     for limit, in_memory in (("1MB", False), ("100MB", True)):
         prepared = pipeline(data, cache, max_length=1 << 20, memory_limit=limit)
         assert prepared.store.is_in_memory == in_memory
-
-
-def test_prefetching_does_not_change_the_order(data: Path, cache: Path) -> None:
-    orders = [epoch(pipeline(data, cache, prefetch_factor=factor)) for factor in (1, 2, 50)]
-    assert orders[0] == orders[1] == orders[2]
-
-
-def test_packing_concerns_batches_alone(data: Path, cache: Path) -> None:
-    packing = [epoch(pipeline(data, cache, packing=packing)) for packing in (True, False)]
-    assert packing[0] == packing[1]
-    batch = next(pipeline(data, cache).train_batches(0, 0, 4))
-    assert pack(batch)["cu_seq_lens"][-1] == sum(len(e.input_ids) for e in batch)
 
 
 @pytest.mark.parametrize("build", [byte_level_tokenizer, metaspace_tokenizer, slow_tokenizer])
@@ -198,17 +171,6 @@ def test_the_fingerprint_is_that_of_the_examples(data: Path, tmp_path: Path, cac
     assert len({same_data.fingerprint, *(p.fingerprint for p in different)}) == 7
 
 
-def test_a_damaged_entry_is_prepared_again(data: Path, cache: Path) -> None:
-    first = epoch(pipeline(data, cache))
-    (entry,) = (p for p in (cache / "tokens").iterdir() if not p.name.startswith("."))
-    content = bytearray((entry / "input_ids.npy").read_bytes())
-    content[-3] ^= 1
-    (entry / "input_ids.npy").write_bytes(content)
-    again = pipeline(data, cache)
-    assert not again.report.from_cache
-    assert epoch(again) == first
-
-
 def test_prompts_are_made_as_in_training(data: Path, cache: Path) -> None:
     prepared = pipeline(data, cache, byte_level_tokenizer(CHATML), task_column="task")
     questions, rows = prepared.questions(), prepared.evaluation_rows()
@@ -246,24 +208,6 @@ def test_questions_are_put_with_the_tools_and_options_of_their_rows(
         text = prepared.tokenizer.decode(question.prompt_ids)
         shown.append(("Adds." in text, text.startswith("calm")))
     assert {*shown} == {(True, False), (False, True), (False, False)}
-
-
-def test_a_file_that_is_read_in_another_encoding_is_prepared_anew(
-    tmp_path: Path, cache: Path
-) -> None:
-    data = tmp_path / "rows.jsonl"
-    rows = [
-        json.dumps({**row, "answer": f"Grüße {n}"}, ensure_ascii=False)
-        for n, row in enumerate(pairs(20))
-    ]
-    data.write_bytes("\n".join(rows).encode("cp1252"))
-    wrong, right, again = (
-        " ".join(epoch(pipeline(data, cache, encoding=encoding, validation_split=0)))
-        for encoding in ("cp1251", "cp1252", "cp1251")
-    )
-    assert "Grüße" not in wrong
-    assert right.count("Grüße") == 20
-    assert again == wrong
 
 
 def test_groups_are_balanced(tmp_path: Path, cache: Path) -> None:
@@ -314,7 +258,7 @@ def test_an_augmentation_that_cannot_be_used_leaves_the_row(data: Path, cache: P
         blown = pipeline(data, cache, augmentation="blow_up")
         assert epoch(blown) == epoch(pipeline(data, cache))
     finally:
-        unregister_augmentation("blow_up")
+        AUGMENTATIONS.unregister("blow_up")
     with pytest.raises(ValueError, match=r"data\.unknown_augmentation"):
         pipeline(data, cache, augmentation="blow_up").prepare()
 
@@ -464,7 +408,7 @@ def test_every_example_is_named_by_its_file_and_line(
             expected = [next(lines[q] for q in lines if q in text) for text in shown]
             assert prepared.places(number, start, count) == expected
     finally:
-        unregister_augmentation("same")
+        AUGMENTATIONS.unregister("same")
 
 
 @pytest.mark.parametrize("mode", ["stored", "streaming"])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from infrastructure.data.encoding.augmentation import (
+    AUGMENTATIONS,
     register_augmentation,
-    unregister_augmentation,
 )
 from infrastructure.data.readers.rows import Conversation, Turn
 from infrastructure.data.serving.example_order import random_selection, selection_hash
@@ -27,7 +27,7 @@ def shout(conversation: Conversation, rng: np.random.RandomState) -> Conversatio
 def shouting() -> Any:
     register_augmentation("shout", shout)
     yield
-    unregister_augmentation("shout")
+    AUGMENTATIONS.unregister("shout")
 
 
 def limited(data: Path, cache: Path, num_selected: int, **settings: Any) -> Any:

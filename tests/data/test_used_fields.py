@@ -19,7 +19,6 @@ from tests.data.trl_masks import (
     tokenizer_for,
     training_templates,
 )
-from tests.slow import slow
 
 ANSWER = {"role": "assistant", "content": "Dublin"}
 DEFAULT_SYSTEM = (
@@ -201,27 +200,3 @@ def test_qwen3_learns_all_as_its_own_template_writes_it(tmp_path: Path) -> None:
     whole = tokenizer.apply_chat_template(chats(60)[7]["messages"])["input_ids"]
     assert data.examples([7])[0].input_ids.tolist() == whole
     assert not any("TRL" in line for line in data.report.lines())
-
-
-def check_own_template(family: str) -> None:
-    """Several answers are told apart in what models of the family have as their own template."""
-    encoder = ConversationEncoder(tokenizer_for(model_template(family)), max_length=1 << 20)
-    for row in chats(3):
-        found = by_temper(encoder, Case(row["messages"]))
-        assert isinstance(found, Learnt), found
-        bits = zip(found.ids, found.mask, strict=True)
-        text = encoder.tokenizer.decode([token for token, is_learnt in bits if is_learnt])
-        assert text.count("Dublin") == len(row["messages"]) / 2
-        assert "Question" not in text
-
-
-@needs_templates
-@pytest.mark.parametrize("family", ["qwen3", "phi3", "gemma3", "llama3"])
-def test_the_own_templates_of_families(family: str) -> None:
-    check_own_template(family)
-
-
-@slow
-@pytest.mark.parametrize("family", training_templates())
-def test_the_own_templates_of_all_families(family: str) -> None:
-    check_own_template(family)

@@ -1,7 +1,5 @@
 """What TRL learns of a conversation and what Temper learns of it, side by side.
 
-    python -m tests.data.trl_masks [NUMBER_OF_CONVERSATIONS]
-
 The reference is TRL's own: its training templates, and `assistant_only_loss` as its `SFTTrainer`
 computes it, by `apply_chat_template(return_assistant_tokens_mask=True)` and by the trainer itself.
 Tokenizers are real ones, made here with the special tokens of each template.
@@ -17,8 +15,6 @@ import itertools
 import json
 import random
 import re
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -586,33 +582,3 @@ def _difference(tokenizer: Any, wanted: Learnt | Exception, ours: Learnt | str) 
     return (
         f"mask at {places[:6]}: {tokens!r}, learnt by {'Temper' if ours.mask[places[0]] else 'TRL'}"
     )
-
-
-def main(count: int = 240) -> int:
-    """Compare all, print the counts, and end with 1 where something differs."""
-    total: Counter[str] = Counter()
-    given = cases(count)
-    with tempfile.TemporaryDirectory() as folder, fixed_date():
-        for kind in ("bytes", "metaspace"):
-            for family, template in training_templates().items():
-                found = compare(family, template, given, kind)
-                if kind == "bytes":
-                    compare_with_trainer(family, template, found, Path(folder), kind)
-                total += found.counts
-                print(f"{kind:9} {family:24} {dict(found.counts)}", flush=True)
-                for line in found.different[:3]:
-                    print(f"    {line}", flush=True)
-        for family in model_families():
-            own = model_template(family)
-            trained = training_templates().get(family, own)
-            found = compare(family, trained, given, model=own)
-            total += found.counts
-            print(f"own       {family:24} {dict(found.counts)}", flush=True)
-            for line in found.different[:3]:
-                print(f"    {line}", flush=True)
-    print(f"{len(training_templates())} templates, {count} conversations: {dict(total)}")
-    return int(any(name.isupper() for name in total))
-
-
-if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))

@@ -25,7 +25,7 @@ from infrastructure.core.errors import CheckpointError
 from infrastructure.data.samples import use_sample_data
 from infrastructure.deployment import deploy_training, run_finalizer
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.evaluation.evaluate import evaluate_model
+from infrastructure.evaluation.evaluate import measure_model
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import RunDirectory
@@ -372,7 +372,7 @@ def test_the_saved_model_has_the_loss_that_the_run_ended_with(
     after = json.loads((run / "summary.json").read_text())["after"]["eval_loss"]
     again = configure()
     again.model.name, again.data.path = str(run / "final"), str(held_out)
-    lines = evaluate_model(again)
+    _, lines = measure_model(again)
     (written,) = (tmp_path / "runs" / "evaluations").glob("*.json")
     assert json.loads(written.read_text())["metrics"]["eval_loss"] == pytest.approx(after, rel=1e-6)
     assert any("loss per token" in line for line in lines)

@@ -19,16 +19,13 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.console import Count
 from infrastructure.data.data_pipeline import DataPipeline
-from infrastructure.data.readers.sources import data_files_hash
 from infrastructure.data.store.examples import GenerationPrompt
 from infrastructure.evaluation import evaluate, run_settings
 from infrastructure.evaluation.comparison import Difference
 from infrastructure.evaluation.evaluate import (
     _notes_of,
-    evaluate_model,
     measure_model,
     set_aside,
-    trained_on_file,
 )
 from infrastructure.evaluation.evaluation_tables import difference_table, short_names
 from infrastructure.evaluation.generation import Answer
@@ -41,7 +38,6 @@ from infrastructure.run.trained_rows import record_trained_rows
 from infrastructure.training.core import precision
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.trainer_factory import TrainerFactory
-from tests.evaluation.conftest import config_for
 
 NO_USE = [
     "data.eval_path: held_out.jsonl",
@@ -78,7 +74,7 @@ def test_settings_that_do_not_fit_are_refused_before_anything_is_loaded() -> Non
     config = DeploymentConfig(model_name="nowhere", data_path="nowhere.jsonl")
     config.training.enabled_extensions = ["multimodal"]
     with pytest.raises(ValueError, match=r"config\.vision_encoder_not_set"):
-        evaluate_model(config)
+        measure_model(config)
 
 
 @pytest.fixture(scope="module")
@@ -328,27 +324,6 @@ def test_rows_that_were_trained_on_are_named_in_whatever_file(
     assert notes_of(rows, saved_llama) == []  # it lies in no run
     (tmp_path / "run/trained_rows.json").write_text("{broken")
     assert notes_of(rows) == []
-
-
-def test_the_file_of_an_older_run_that_it_was_trained_on_is_named(
-    run: Path, tmp_path: Path
-) -> None:
-    rows, others, copied = (tmp_path / name for name in ("a.jsonl", "b.jsonl", "copy/a.jsonl"))
-    copied.parent.mkdir()
-    for path in (rows, copied):
-        path.write_text('{"text": "a"}\n')
-    others.write_text('{"text": "b"}\n')
-    record = DeploymentConfig(data={"path": str(rows)}).to_dict()
-    data = {"files_sha256": data_files_hash(DeploymentConfig(data={"path": str(rows)}).data)}
-    (run / "run.json").write_text(json.dumps({"configuration": record, "data": data}))
-    for model in (run, run / "final"):
-        [note] = trained_on_file(config_for(model, path=str(rows)))
-        assert f"evaluation.model_trained_on_data(data={rows}," in note
-        assert len(trained_on_file(config_for(model, path=str(copied)))) == 1
-        assert trained_on_file(config_for(model, path=str(others))) == []
-    assert trained_on_file(config_for(tmp_path, path=str(rows))) == []
-    rows.write_text('{"text": "a"}\n{"text": "c"}\n')
-    assert len(trained_on_file(config_for(run, path=str(rows)))) == 1  # it has grown since
 
 
 def test_the_second_model_answers_the_rows_of_the_first_by_rules_of_its_own(

@@ -84,7 +84,6 @@ def test_a_loss_is_a_mean_over_tokens_and_a_score_over_rows() -> None:
     }
     assert values["even"]["loss"] == (2.0, 1)
     assert "exact_match" not in values["even"]
-    assert {name for of_task in by_task(ROWS, ["loss"]).values() for name in of_task} == {"loss"}
 
 
 def test_a_share_of_none_and_a_mean_of_one_row_are_what_they_are() -> None:

@@ -47,29 +47,6 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, relative: float) -
     assert error <= relative, f"relative error {error:.2g}"
 
 
-def test_value_and_gradients_are_those_of_cross_entropy() -> None:
-    hidden, weight, targets = example()
-    loss, hidden_gradient, weight_gradient = reference(hidden, weight, targets)
-    actual = linear_cross_entropy_sum(hidden, weight, targets)
-    (3.0 * actual / 7.0).backward()
-    assert_near(actual, loss, 1e-6)
-    assert_near(hidden.grad, hidden_gradient * 3 / 7, 1e-6)  # type: ignore[arg-type]
-    assert_near(weight.grad, weight_gradient * 3 / 7, 1e-6)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("autocast_dtype", [torch.bfloat16, torch.float16])
-def test_autocast_keeps_fp32_sums_and_gradients(autocast_dtype: torch.dtype) -> None:
-    hidden, weight, targets = example()
-    loss, hidden_gradient, weight_gradient = reference(hidden, weight, targets)
-    with torch.autocast("cpu", dtype=autocast_dtype):
-        actual = linear_cross_entropy_sum(hidden, weight, targets)
-    actual.backward()
-    assert actual.dtype == hidden.grad.dtype == weight.grad.dtype == torch.float32
-    assert_near(actual, loss, 2e-2)
-    assert_near(hidden.grad, hidden_gradient, 2e-2)
-    assert_near(weight.grad, weight_gradient, 2e-2)
-
-
 def test_bf16_losses_are_not_summed_in_bf16() -> None:
     hidden, weight, targets = example(num_rows=1000, dtype=torch.bfloat16)
     logits = F.linear(hidden, weight).double()
@@ -97,15 +74,6 @@ def test_evaluation_computes_the_value_alone() -> None:
     assert_near(actual, reference(hidden, weight, targets)[0], 1e-6)
 
 
-def test_nothing_supervised_is_zero_with_zero_gradients() -> None:
-    hidden, weight, targets = example(num_rows=0)
-    loss = linear_cross_entropy_sum(hidden, weight, targets)
-    loss.backward()
-    assert loss.item() == 0.0
-    assert weight.grad is not None
-    assert not weight.grad.any()
-
-
 def test_a_second_backward_is_refused() -> None:
     hidden, weight, targets = example()
     loss = linear_cross_entropy_sum(hidden, weight, targets)
@@ -119,20 +87,6 @@ def create_head(kind: str) -> torch.nn.Module:
     if kind == "hook":
         head.register_forward_hook(lambda module, args, output: output * 2)
     return head
-
-
-@pytest.mark.parametrize("kind", ["plain", "bias", "hook"])
-def test_any_head_gives_its_own_loss(kind: str) -> None:
-    hidden, _, targets = example()
-    head = create_head(kind)
-    expected = F.cross_entropy(head(hidden), targets, reduction="sum")
-    inputs = (hidden, *head.parameters())
-    expected_gradients = torch.autograd.grad(expected, inputs)
-    for grid in SizeGrid:
-        actual = head_loss(head, hidden, targets, grid)
-        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)
-        actual_gradients = torch.autograd.grad(actual, inputs)
-        torch.testing.assert_close(actual_gradients, expected_gradients, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["plain", "bias"])
@@ -185,18 +139,20 @@ def weights_of(num_rows: int) -> torch.Tensor:
     return weights
 
 
+@pytest.mark.parametrize("weights", [None, weights_of(NUM_ROWS)], ids=["plain", "weighted"])
 @pytest.mark.parametrize("kind", ["plain", "bias", "hook"])
-def test_weighted_targets(kind: str) -> None:
+def test_any_head_gives_its_own_loss(kind: str, weights: torch.Tensor | None) -> None:
     """Value and gradients of every kind of head are autograd's, whatever rows are added."""
     hidden, _, targets = example()
-    head, weights = create_head(kind), weights_of(NUM_ROWS)
+    head = create_head(kind)
     losses = F.cross_entropy(head(hidden), targets, reduction="none")
+    expected = (losses if weights is None else weights * losses).sum()
     inputs = (hidden, *head.parameters())
-    expected_gradients = torch.autograd.grad((weights * losses).sum(), inputs)
+    expected_gradients = torch.autograd.grad(expected * 3 / 7, inputs)
     for grid in SizeGrid:
         actual = head_loss(head, hidden, targets, grid, weights)
-        torch.testing.assert_close(actual, (weights * losses).sum(), rtol=1e-6, atol=0)
-        actual_gradients = torch.autograd.grad(actual, inputs)
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)
+        actual_gradients = torch.autograd.grad(actual * 3 / 7, inputs)
         torch.testing.assert_close(actual_gradients, expected_gradients, rtol=1e-5, atol=1e-5)
 
 
@@ -213,15 +169,18 @@ def test_weights_of_one_change_no_bit() -> None:
         assert torch.equal(plain, weighted)
 
 
-def test_weights_keep_fp32_under_autocast() -> None:
+@pytest.mark.parametrize("weights", [torch.ones(NUM_ROWS), weights_of(NUM_ROWS)])
+@pytest.mark.parametrize("autocast_dtype", [torch.bfloat16, torch.float16])
+def test_autocast_keeps_fp32_sums_and_gradients(
+    autocast_dtype: torch.dtype, weights: torch.Tensor
+) -> None:
     hidden, weight, targets = example()
-    weights = weights_of(NUM_ROWS)
     losses = F.cross_entropy(F.linear(hidden, weight), targets, reduction="none")
     expected = torch.autograd.grad((weights * losses).sum(), (hidden, weight))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=autocast_dtype):
         actual = linear_cross_entropy_sum(hidden, weight, targets, target_weights=weights)
     actual.backward()
-    assert actual.dtype == torch.float32
+    assert actual.dtype == hidden.grad.dtype == weight.grad.dtype == torch.float32  # type: ignore[union-attr]
     assert_near(actual, (weights * losses).sum().double(), 2e-2)
     assert_near(hidden.grad, expected[0].double(), 2e-2)  # type: ignore[arg-type]
     assert_near(weight.grad, expected[1].double(), 2e-2)  # type: ignore[arg-type]

@@ -1,6 +1,5 @@
 """Models from every source come ready to train; what cannot be trained is refused in a sentence."""
 
-import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -174,22 +173,6 @@ def test_a_saved_lora_goes_on_training(llama_folder: Path, tmp_path: Path) -> No
         changed = rf"models\.lora_settings_differ\(.*differences={next(iter(change))}="
         with pytest.raises(ValueError, match=changed):
             load(tmp_path / "lora", lora_config=same.copy_with(**change))
-
-
-def test_a_lora_has_its_own_tokenizer_and_without_one_that_of_its_base(
-    llama_folder: Path, tmp_path: Path
-) -> None:
-    first = load(llama_folder, lora_config=LoraConfig(r=2))
-    base: Any = first.tokenizer
-    tokenizer = copy.deepcopy(base)
-    tokenizer.chat_template = "{{ messages }} of its own"
-    save_model(first.model, tokenizer, tmp_path / "with")
-    save_model(first.model, None, tmp_path / "without")
-    of_own, of_base = (load(tmp_path / name).tokenizer for name in ("with", "without"))
-    assert of_own is not None
-    assert of_base is not None
-    assert of_own.chat_template == tokenizer.chat_template
-    assert of_base.chat_template == base.chat_template != tokenizer.chat_template
 
 
 def test_a_lora_that_was_saved_recomputes_and_keeps_its_own_tokenizer(
@@ -435,31 +418,27 @@ def test_what_a_language_model_cannot_do(
         ({"dtype": "bf16"}, "dtype", "not_a_language_model"),
         ({"attention": "sdpa"}, "attention", "not_a_language_model"),
         ({"memory_efficient_attention": True}, "attention", "not_a_language_model"),
+        ({"name": "embedded", "backend": "unsloth"}, "backend", "not_loaded_by_unsloth"),
+        (
+            {"name": "embedded", "quantization": "8bit", "lora_config": LoraConfig()},
+            "quantization",
+            "no_trained_weights",
+        ),
     ],
 )
-def test_what_a_registered_module_cannot_do(
+def test_what_a_module_that_is_made_here_cannot_do(
     settings: dict[str, Any], key: str, reason: str
 ) -> None:
-    about = rf"key=model\.{key}, name=tactical_mappo, reason=models\.{reason}\("
+    given = {"name": "tactical_mappo"} | settings
+    about = rf"key=model\.{key}, name={given['name']}, reason=models\.{reason}\("
     with pytest.raises(ValueError, match=rf"models\.setting_no_effect\({about}"):
-        load("tactical_mappo", **settings)
+        load(**given)
 
 
 def test_a_registered_module_has_no_gradient_checkpointing() -> None:
     refusal = r"optimization\.no_gradient_checkpointing\(model=TacticalMappo\)"
     with pytest.raises(ValueError, match=refusal):
         load("tactical_mappo", gradient_checkpointing=True)
-
-
-def test_what_only_other_sources_can_do(llama_folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"key=model\.revision.*models\.not_a_hub_model"):
-        load(llama_folder, revision="main")
-    with pytest.raises(
-        ValueError, match=r"models\.setting_no_effect\(key=model\.backend, name=embedded"
-    ):
-        load_embedded(backend="unsloth")
-    with pytest.raises(ValueError, match=r"key=model\.quantization.*models\.no_trained_weights"):
-        load_embedded(quantization="8bit", lora_config=LoraConfig())
 
 
 def test_a_name_that_is_nowhere_is_reported_quickly() -> None:

@@ -1,15 +1,13 @@
 """Any module can be registered, built by name and saved by name."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.models.model_manager import ModelManager, load_saved
+from infrastructure.models.model_manager import ModelManager
 from infrastructure.models.registry import MODELS, ModelEntry, register_model
-from infrastructure.models.saving import save_model
 
 CPU = torch.device("cpu")
 
@@ -29,14 +27,6 @@ def test_a_registered_module_is_built_from_the_seed(registered: str) -> None:
 
     assert torch.equal(build(1), build(1))
     assert not torch.equal(build(1), build(2))
-
-
-def test_it_is_saved_and_found_again(registered: str, tmp_path: Path) -> None:
-    module = torch.nn.Linear(3, 2)
-    save_model(module, None, tmp_path / "m", registered_name=registered)
-    again = load_saved(tmp_path / "m", device=CPU)
-    assert torch.equal(again.model.weight, module.weight)
-    assert again.description["registered_name"] == registered
 
 
 @pytest.mark.parametrize(

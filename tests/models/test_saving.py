@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
-from infrastructure.core import files
 from infrastructure.core.checksums import damaged_files
 from infrastructure.models.model_manager import LoadedModel, ModelManager, load_saved
 from infrastructure.models.quantization import quantized_layers
@@ -20,7 +19,6 @@ from infrastructure.models.saving import (
     save_model,
     save_tokenizer,
     save_whole,
-    whole_directory,
     write_lora_card,
 )
 from infrastructure.models.saving_check import make_writable
@@ -343,40 +341,3 @@ def test_saving_again_replaces_the_whole_directory(llama_folder: Path, tmp_path:
     assert not (target / "left_over").exists()
     assert not (target / "tokenizer.json").exists()
     assert [path.name for path in tmp_path.iterdir() if path.name != "llama"] == ["final"]
-
-
-def write_and_fail(target: Path) -> None:
-    with whole_directory(target) as part:
-        (part / "file").write_text("half")
-        raise OSError("disk full")
-
-
-def test_a_save_that_fails_leaves_the_older_one(tmp_path: Path) -> None:
-    target = tmp_path / "final"
-    with whole_directory(target) as part:
-        (part / "file").write_text("old")
-    with pytest.raises(OSError, match="disk full"):
-        write_and_fail(target)
-    assert (target / "file").read_text() == "old"
-    assert list(tmp_path.iterdir()) == [target]
-
-
-def test_when_the_new_one_cannot_take_its_place_the_older_one_comes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "final"
-    with whole_directory(target) as part:
-        (part / "file").write_text("old")
-    rename = Path.rename
-
-    def fail_for_parts(path: Path, new: Path) -> Path:
-        if path.name.endswith(".part"):
-            raise OSError("no")
-        return rename(path, new)
-
-    monkeypatch.setattr(files, "exchange", lambda first, second: False)
-    monkeypatch.setattr(Path, "rename", fail_for_parts)
-    with pytest.raises(OSError, match="no"), whole_directory(target) as part:
-        (part / "file").write_text("new")
-    assert (target / "file").read_text() == "old"
-    assert list(tmp_path.iterdir()) == [target]

@@ -153,13 +153,6 @@ def test_the_probe_leaves_no_trace() -> None:
     assert not model.lm_head._forward_hooks
 
 
-def test_the_method_can_be_known_before_any_batch() -> None:
-    model, token_loss = tiny_model("granite"), TokenLoss()
-    token_loss.prepare(model)
-    assert token_loss.method == "kept logits"
-    assert token_loss.reason.startswith("not from hidden states")
-
-
 class BigramModel(torch.nn.Module):
     """A model of one's own: no keyword arguments but the ids, any form of output."""
 

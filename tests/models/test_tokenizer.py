@@ -1,6 +1,7 @@
 """The tokenizer made from training texts: any text survives, answers are marked, no chance."""
 
 import hashlib
+import json
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infrastructure.data.samples.sample_tasks import training_examples
+from infrastructure.data.samples import SAMPLE_TRAIN
 from infrastructure.models.tokenizer import SPECIAL_TOKENS, train_tokenizer
 
 NUM_BYTES = 256
@@ -27,17 +28,18 @@ MESSAGES = [
 FINGERPRINT_PROBE = """
 import sys
 sys.modules["torch"] = None
-import hashlib
-from infrastructure.data.samples.sample_tasks import training_examples
+import hashlib, json
+from infrastructure.data.samples import SAMPLE_TRAIN
 from infrastructure.models.tokenizer import train_tokenizer
-texts = [e.prompt for e in training_examples()]
+texts = [json.loads(line)["prompt"] for line in SAMPLE_TRAIN.read_text("utf-8").splitlines()]
 tokenizer = train_tokenizer(texts, 800)
 print(hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest())
 """
 
 
 def sample_texts() -> list[str]:
-    return [text for e in training_examples() for text in (e.prompt, e.completion)]
+    rows = map(json.loads, SAMPLE_TRAIN.read_text("utf-8").splitlines())
+    return [row[part] for row in rows for part in ("prompt", "completion")]
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +142,7 @@ def test_it_is_saved_and_loaded_whole(tokenizer: Any, tmp_path: Path) -> None:
 def test_the_same_texts_give_the_same_tokenizer_in_every_process() -> None:
     command = [sys.executable, "-c", FINGERPRINT_PROBE]
     there = subprocess.check_output(command, text=True)
-    here = train_tokenizer([e.prompt for e in training_examples()], VOCAB_SIZE)
+    here = train_tokenizer(sample_texts()[::2], VOCAB_SIZE)
     found = hashlib.sha256(here.backend_tokenizer.to_str().encode()).hexdigest()
     assert there.strip() == found
 

@@ -4,13 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
+from infrastructure.optimization import batch_size
 from infrastructure.optimization.batch_size import BatchSizeSearch, DoesNotFitError
 
 MIB = 1 << 20
-
-
-class OutOfDeviceError(RuntimeError):
-    """The machine's own error."""
 
 
 class Machine:
@@ -26,7 +23,7 @@ class Machine:
         self.tried.append(size)
         peak = self.idle + size * self.per_example
         if peak > self.memory:
-            raise OutOfDeviceError("no memory")
+            raise MemoryError
         return peak
 
     def free(self) -> None:
@@ -38,7 +35,6 @@ class Machine:
             speed_of=self.speeds,
             budget_bytes=budget,
             idle_bytes=self.idle,
-            is_out_of_memory=lambda error: isinstance(error, OutOfDeviceError),
             free_memory=self.free,
         )
 
@@ -96,11 +92,10 @@ def test_one_example_that_does_not_fit_is_reported() -> None:
         Machine(speeds=lambda size: 1.0).search(budget=50 * MIB).run()
 
 
-def test_after_the_time_is_over_no_larger_size_is_tried() -> None:
+def test_after_the_time_is_over_no_larger_size_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_size, "SECONDS", -1.0)
     machine = Machine(speeds=lambda size: 100.0 * size)
-    search = machine.search(budget=1 << 40)
-    search.seconds = -1.0
-    assert search.run().size == 1
+    assert machine.search(budget=1 << 40).run().size == 1
     assert machine.tried == [1]
 
 

@@ -1,10 +1,6 @@
 """The GPU optimizer: seed 002's samples run as written, and what each method does."""
 
-import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,7 @@ from infrastructure.optimization import gpu_optimizer as module
 from infrastructure.optimization.gpu_capability import cpu_has_bf16
 from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer
 from tests.optimization.conftest import FakeGpu
-from tests.slow import slow, slow_but
+from tests.slow import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = """
@@ -109,20 +105,6 @@ def test_the_scaler_works_for_fp16_only(monkeypatch: pytest.MonkeyPatch) -> None
     assert on_t4.create_scaler().is_enabled()
 
 
-def test_compiling_is_measured_where_steps_can_be_run() -> None:
-    optimizer = create_gpu_optimizer([], False, compile_model=True)
-    inputs = torch.randn(8, 16)
-
-    def run_step(model: torch.nn.Module, number: int) -> None:
-        model(inputs).sum().backward()
-        model.zero_grad()
-
-    model = optimizer.optimize_model(layers(), "short", run_step=run_step, num_steps=1)
-    assert not optimizer.decisions["short"].pays  # one step pays for no compiler
-    assert model._compiled_call_impl is None
-    assert "optimization.compile_not_kept(" in optimizer.applied["short"][-1]
-
-
 def test_a_language_model_gets_the_fastest_attention(small_llama: Any) -> None:
     small_llama.set_attn_implementation("eager")
     optimizer = create_gpu_optimizer([], False)
@@ -160,50 +142,3 @@ def test_one_process_explains_how_several_gpus_are_used(caplog: pytest.LogCaptur
     optimizer = module.GPUOptimizer([torch.device("cpu"), torch.device("cpu")], "fp32", False)
     optimizer.optimize_model(layers())
     assert "optimization.one_gpu_of_several_used" in caplog.text
-
-
-DISTRIBUTED = """
-import atexit, json, sys
-from pathlib import Path
-import torch, torch.distributed as dist
-from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer
-
-def num_gloo_threads():
-    names = [task.joinpath("comm").read_text() for task in Path("/proc/self/task").iterdir()]
-    return sum("gloo" in name for name in names)
-
-def at_the_end():  # runs after what the optimizer does at exit, because it was registered before
-    told.append([dist.is_initialized(), num_gloo_threads()])
-    Path(sys.argv[1], str(rank)).write_text(json.dumps(told))
-
-atexit.register(at_the_end)
-torch.manual_seed(0)
-model = create_gpu_optimizer([], False).optimize_model(torch.nn.Linear(3, 1))
-rank = dist.get_rank()
-model(torch.full((1, 3), float(rank))).sum().backward()
-assert num_gloo_threads() > 0
-told = [dist.get_world_size(), type(model).__name__, model.module.weight.grad.tolist()]
-if sys.argv[2] == "itself":
-    dist.destroy_process_group()
-"""
-
-
-@pytest.mark.parametrize("who", slow_but([], ["optimizer", "itself"]))
-def test_launched_processes_share_their_gradients(who: str, tmp_path: Path) -> None:
-    """The script's model is there until the interpreter ends; gloo's threads are not, because they
-    abort it now and then.
-
-    Slow where the script ends the group itself: it is the same start of three processes.
-    """
-    script = tmp_path / "train.py"
-    script.write_text(DISTRIBUTED)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(script)]
-    command += [str(tmp_path), who]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=180, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    # inputs 0 and 1: the mean of their gradients in both
-    results = [json.loads((tmp_path / rank).read_text()) for rank in ("0", "1")]
-    assert results == [[2, "DistributedDataParallel", [[0.5, 0.5, 0.5]], [False, 0]]] * 2

@@ -25,7 +25,6 @@ def optimizer(
         measure,
         budget_bytes=1000,
         num_tokens=num_tokens,
-        is_out_of_memory=lambda error: isinstance(error, MemoryError),
     )
 
 

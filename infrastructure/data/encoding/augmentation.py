@@ -34,16 +34,11 @@ def register_augmentation(name: str, function: Augmentation) -> None:
     AUGMENTATIONS.register(name, function)
 
 
-def unregister_augmentation(name: str) -> None:
-    """Remove an augmentation that `register_augmentation` added."""
-    AUGMENTATIONS.unregister(name)
-
-
 def get_augmentation(name: str) -> Augmentation:
     """Return the augmentation with this name.
 
     Raises:
-        ValueError: there is none; the message suggests the nearest name.
+        ValueError: there is no augmentation with this name; the message suggests the nearest name.
     """
     try:
         return AUGMENTATIONS.get(name)

@@ -9,7 +9,6 @@ import itertools
 import re
 import tokenize
 import warnings
-from collections.abc import Iterator
 from io import StringIO
 
 from infrastructure.core.errors import InputError
@@ -55,19 +54,18 @@ def parse_python(text: str) -> JsonValue:
 
 
 def _depth(text: str) -> int:
-    """Return an upper bound of the nesting depth of brackets; those inside strings count, too."""
+    """Return an upper bound of the nesting depth of brackets, counting those inside
+    strings, too.
+    """
     steps = (1 if one in "[{(" else -1 for one in BRACKETS.findall(text))
     return max(itertools.accumulate(steps, initial=0))
 
 
 def _has_neighbours(text: str) -> bool:
     """Return whether the text has two adjacent strings, which Python would join into one."""
-    kinds = [kind for kind in _token_kinds(text) if kind not in JOINS]
+    tokens = tokenize.generate_tokens(StringIO(text).readline)
+    kinds = [token.type for token in tokens if token.type not in JOINS]
     return (tokenize.STRING, tokenize.STRING) in itertools.pairwise(kinds)
-
-
-def _token_kinds(text: str) -> Iterator[int]:
-    yield from (token.type for token in tokenize.generate_tokens(StringIO(text).readline))
 
 
 def _as_json(value: object) -> JsonValue:

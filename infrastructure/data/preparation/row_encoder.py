@@ -1,4 +1,4 @@
-"""Conversion of rows to examples, in this process or in several, with the same result."""
+"""Conversion of rows to examples, in this process or in several; both give the same result."""
 
 import json
 import logging
@@ -10,11 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Self
 
-from infrastructure.core.errors import DataError
 from infrastructure.core.helper_process import worker_pool
 from infrastructure.core.importing import do_without_torch
 from infrastructure.core.messages import phrase
@@ -23,20 +21,12 @@ from infrastructure.data.encoding.row_accounting import REASONING_FIELDS, Accoun
 from infrastructure.data.encoding.row_schema import RowSchema
 from infrastructure.data.encoding.token_survival import Survival
 from infrastructure.data.encoding.tokenization import ConversationEncoder
-from infrastructure.data.readers.rows import (
-    KILLS_PROCESS,
-    BadRow,
-    Conversation,
-    Row,
-    excerpt,
-)
+from infrastructure.data.readers.rows import BadRow, Conversation, Row
 from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.data.store.fingerprints import content_number
 
 CHUNK_ROWS = 256
 CHUNKS_PER_WORKER = 2
-NUM_DEATHS_OF_A_ROW = 2  # once may be chance
-MAX_DEADLY_ROWS = 20
 ACCOUNTED = frozenset({"content", "tool_calls", *REASONING_FIELDS})  # their texts are accounted for
 
 log = logging.getLogger(__name__)
@@ -48,7 +38,7 @@ class Chunk:
 
     Attributes:
         file: index of the file.
-        shape: index of their shape among the worker's shapes.
+        shape: index of the row shape in the worker's list of shapes.
     """
 
     file: int
@@ -84,7 +74,7 @@ class PreparedRow:
 
 @dataclass(frozen=True, slots=True)
 class PreparedChunk:
-    """The results for each row of a chunk, in order.
+    """The results of converting a chunk, one for each row, in order.
 
     Attributes:
         unused_columns, unused_fields: how often each column and each message field occurs that
@@ -186,7 +176,7 @@ class RowWorker:
 
 
 def _seen(example: TokenizedExample) -> list[list[str]]:
-    """Return the hashes of an example's images, as part of the content that is compared."""
+    """Return the hashes of an example's images, for comparing the content of examples."""
     shown = [picture.sha256 for picture in example.pictures]
     return [["pictures", *shown]] if shown else []
 
@@ -209,7 +199,7 @@ def _work_in_process(chunk: Chunk) -> PreparedChunk:
     try:
         return _worker(chunk)
     except MemoryError:
-        os._exit(1)  # the row that needs so much is then found as one that kills its process
+        os._exit(1)  # its memory may be full of anything; fewer processes try again
 
 
 def work_on(
@@ -218,37 +208,27 @@ def work_on(
     """Yield the prepared chunks in the order of `chunks`; a bounded number is in progress at a
     time.
 
-    When a process dies, the chunks in progress are processed again row by row. A row that kills its
-    process again is tried once more, and then skipped. If no row is to blame, the work continues
-    with half as many processes, and in the end in the current process.
-
-    Raises:
-        DataError: too many rows kill the process that works on them.
+    When a process dies, the work continues with half as many processes, beginning with the chunks
+    that were in progress, and in the end in the current process.
     """
-    remaining, num_deadly = iter(chunks), 0
+    remaining = iter(chunks)
     while num_processes > 0:
         waiting: deque[Chunk] = deque()
         try:
             yield from _work_in_pool(waiting, remaining, worker, num_processes)
             return
         except BrokenProcessPool:
-            log.warning(phrase("data.worker_died"))
-        careful = CarefulWorker(worker, MAX_DEADLY_ROWS - num_deadly)
-        with careful:
-            yield from map(careful, waiting)
-        num_deadly += careful.num_deadly
-        if careful.num_deadly == 0:
             num_processes //= 2
-            log.warning(
-                phrase("data.worker_died_without_bad_row", num_workers=num_processes),
-            )
+            log.warning(phrase("data.worker_died", num_workers=num_processes))
+            remaining = chain(waiting, remaining)
     yield from map(worker, remaining)
 
 
 def _work_in_pool(
     waiting: deque[Chunk], chunks: Iterator[Chunk], worker: RowWorker, num_processes: int
 ) -> Iterator[PreparedChunk]:
-    """Yield prepared chunks from a process pool; `waiting` holds the chunks that are not done yet.
+    """Yield prepared chunks from a process pool. `waiting` contains the chunks that are not done
+    yet.
 
     Raises:
         BrokenProcessPool: a process died.
@@ -280,78 +260,3 @@ def _pool(worker: RowWorker, num_processes: int) -> ProcessPoolExecutor:
     arguments = (pickled, worker.needs_torch)
     needs_main = b"__main__" in pickled  # such as a tokenizer class that the script defines
     return worker_pool(num_processes, _start_process, arguments, imports_main=needs_main)
-
-
-class CarefulWorker:
-    """A worker that processes rows one by one in another process, and restarts it if a row kills
-    it.
-
-    If not even an idle process survives, the work is done in the current process.
-
-    Args:
-        max_deadly: the maximum number of rows that may kill a process.
-    """
-
-    def __init__(self, worker: RowWorker, max_deadly: int = MAX_DEADLY_ROWS) -> None:
-        self.worker = worker
-        self.max_deadly = max_deadly
-        self.num_deadly = 0
-        self._pool: ProcessPoolExecutor | None = None
-        self._can_live = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._end()
-
-    def __call__(self, chunk: Chunk) -> PreparedChunk:
-        """Process a chunk as `RowWorker` does; a row that kills the process becomes a `BadRow`.
-
-        Raises:
-            DataError: too many rows kill the process.
-        """
-        whole = PreparedChunk(chunk.file, chunk.shape, [])
-        for row in chunk.rows:
-            one = self._try(Chunk(chunk.file, chunk.shape, [row]))
-            whole.rows.extend(one.rows)
-            whole.unused_columns.update(one.unused_columns)
-            whole.unused_fields.update(one.unused_fields)
-        return whole
-
-    def _try(self, one: Chunk) -> PreparedChunk:
-        for _ in range(NUM_DEATHS_OF_A_ROW):
-            if not self._lives(one):
-                return self.worker(one)
-            assert self._pool is not None
-            try:
-                return self._pool.submit(_work_in_process, one).result()
-            except BrokenProcessPool:
-                self._end()
-        self.num_deadly += 1
-        bad = _deadly(one.rows[0])
-        if self.num_deadly > self.max_deadly:
-            raise DataError("data.too_many_deadly_rows", row=bad)
-        return PreparedChunk(one.file, one.shape, [bad])
-
-    def _lives(self, one: Chunk) -> bool:
-        """Return whether the process is alive; a new process is tested with an empty chunk."""
-        if self._pool is None and self._can_live:
-            self._pool = _pool(self.worker, 1)
-            try:
-                self._pool.submit(_work_in_process, Chunk(one.file, one.shape, [])).result()
-            except BrokenProcessPool:
-                self._end()
-                self._can_live = False
-        return self._can_live
-
-    def _end(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-        self._pool = None
-
-
-def _deadly(row: Row | BadRow) -> BadRow:
-    shown = "" if isinstance(row, BadRow) else excerpt(row.values)
-    detail = phrase("data.deadly_row", count=NUM_DEATHS_OF_A_ROW)
-    return BadRow(row.source, row.line, KILLS_PROCESS, detail, shown, row.offset)

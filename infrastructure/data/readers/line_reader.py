@@ -1,6 +1,7 @@
 """Lines of a text file with their byte offsets.
 
-Memory is bounded: a line longer than MAX_LINE_BYTES is read past, and its `data` is None.
+Memory use is limited: the content of a line longer than MAX_LINE_BYTES is skipped, and its `data`
+is None.
 """
 
 from collections.abc import Iterator
@@ -55,10 +56,7 @@ def read_lines(
             if not data:
                 break
         end = offset + length
-        yield Line(_without_mark(data, offset) if whole else None, offset, end, number)
+        data = data.removeprefix(UTF8_MARK) if offset == 0 else data
+        yield Line(data if whole else None, offset, end, number)
         offset = end
         number += 1
-
-
-def _without_mark(data: bytes, offset: int) -> bytes:
-    return data.removeprefix(UTF8_MARK) if offset == 0 else data

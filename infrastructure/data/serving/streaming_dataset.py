@@ -1,12 +1,13 @@
 """A dataset of files larger than memory, read through a buffer that is limited in rows and bytes.
 
-A window is the content of one buffer. Windows come in the order of the files, and the rows inside a
-window are shuffled. The order is a pure function of (seed, epoch), and reading can begin at any
-position without reading the data before its window (except in files that are compressed or not
-UTF-8, which must be read up to there).
+A window is the content of one buffer. Windows are used in the order of the files, and the rows
+inside a window are shuffled. The order is a pure function of (seed, epoch), and reading can begin
+at any position without reading the data before its window (except in files that are compressed or
+not UTF-8, which must be read up to there).
 """
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from infrastructure.core.errors import DataError, InputError
 from infrastructure.data.readers.line_reader import Start
-from infrastructure.data.readers.rows import BadRow, Row, RowValues
+from infrastructure.data.readers.rows import BadRow, Row
 from infrastructure.data.readers.sources import DataFile, discover
 from infrastructure.data.readers.text_encoding import AUTO
 from infrastructure.data.serving.example_order import WINDOW, random_state
@@ -25,17 +26,12 @@ from infrastructure.data.store.stream_index import (
 )
 
 
-def row_values(row: Row) -> RowValues:
-    """Return the columns of a row, which are its item unless another `convert` is given."""
-    return row.values
-
-
 class StreamingDataset(IterableDataset[Any]):
     """A dataset whose files are read while it is iterated over.
 
     One pass over the files (`build_index`, or the first use) finds the usable rows and the starts
-    of the windows. Works in a `torch.utils.data.DataLoader` with any number of workers: each worker
-    takes different windows.
+    of the windows. It works in a `torch.utils.data.DataLoader` with any number of workers: each
+    worker takes different windows.
 
     Args:
         data_path: a file or a folder, as for `DataConfig.path`; or the files themselves.
@@ -61,7 +57,7 @@ class StreamingDataset(IterableDataset[Any]):
         data_format: str = "auto",
         encoding: str = AUTO,
         seed: int = 0,
-        convert: Callable[[Row], object] = row_values,
+        convert: Callable[[Row], object] = attrgetter("values"),
         index: WindowIndex | None = None,
     ) -> None:
         if buffer_size < 1 or (memory_limit is not None and memory_limit < 1):

@@ -198,7 +198,6 @@ def _with_pipeline(
         measure=trials.measure,
         budget_bytes=MemoryBudget.of(trials.config).size_bytes(trainer.device),
         num_tokens=num_tokens,
-        is_out_of_memory=is_out_of_memory,
         report=record,
     )
     settings = optimizer.run(alternatives(trials.config, trainer))

@@ -86,31 +86,6 @@ def test_token_by_token_without_a_template() -> None:
     assert example.supervised.dtype == np.bool_
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_every_answer_is_learnt_with_its_end(template: str) -> None:
-    tokenizer = byte_level_tokenizer(template)
-    texts = learnt_texts(tokenizer, encode(tokenizer, TWO))
-    assert texts == ["3 apples.<|im_end|>", "Ich heiße Jörg.<|im_end|>"]
-
-
-@pytest.mark.parametrize("build", TOKENIZERS)
-def test_every_answer_is_learnt_with_eos_without_a_template(build: Any) -> None:
-    tokenizer = build()
-    eos = tokenizer.eos_token
-    texts = learnt_texts(tokenizer, encode(tokenizer, TWO))
-    assert texts == [f"3 apples.{eos}", f"Ich heiße Jörg.{eos}"]
-
-
-@pytest.mark.parametrize("template", [None, *TEMPLATES])
-def test_an_answer_that_the_data_leaves_out_is_not_learnt(template: str | None) -> None:
-    tokenizer = byte_level_tokenizer(template)
-    first = Turn("assistant", "3 apples.", is_learnt=False)
-    turns = Turn("user", "How many apples?"), first, Turn("user", "And you?")
-    encoded = encode(tokenizer, Conversation((*turns, Turn("assistant", "Ich heiße Jörg."))))
-    [learnt] = learnt_texts(tokenizer, encoded)
-    assert learnt.startswith("Ich heiße Jörg.")
-
-
 @pytest.mark.parametrize("build", TOKENIZERS)
 @pytest.mark.parametrize("template", [None, *TEMPLATES])
 @pytest.mark.parametrize("conversation", [ONE, TWO], ids=["one", "two"])
@@ -126,13 +101,6 @@ def test_prompts_are_tokenised_as_at_generation(
             assert example.input_ids[: len(prompt)].tolist() == prompt
             assert not example.supervised[len(prompt) - 1]
             assert example.supervised[len(prompt)]
-
-
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_the_whole_is_what_the_template_writes(template: str) -> None:
-    tokenizer = byte_level_tokenizer(template)
-    whole = tokenizer.apply_chat_template(TWO.messages())["input_ids"]
-    assert encode(tokenizer, TWO).example.input_ids.tolist() == whole
 
 
 def test_a_prompt_for_people_has_roles_and_no_marks_of_a_template() -> None:

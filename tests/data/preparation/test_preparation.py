@@ -268,13 +268,6 @@ def test_a_template_that_prompts_otherwise_than_it_teaches_is_reported(
     )
 
 
-def test_special_tokens_in_the_text_are_reported(tmp_path: Path, cache: Path) -> None:
-    rows = [*pairs(20), {"question": "What ends a text?", "answer": "It is <|endoftext|> here."}]
-    report = pipeline(write_jsonl(tmp_path / "a.jsonl", rows), cache).report
-    assert report.special_text_rows == 1
-    assert "rows=1 row, contain=data.row_spells_special_token()" in "\n".join(report.lines())
-
-
 def test_a_folder_of_formats(tmp_path: Path, cache: Path) -> None:
     folder = tmp_path / "mixed"
     write_jsonl(folder / "a.jsonl", pairs(20))
@@ -412,4 +405,6 @@ def test_special_tokens_in_any_message_are_reported(
     first, second = (rows, []) if training else ([], rows)
     data = write_jsonl(tmp_path / "a.jsonl", [*pairs(5), *first])
     other = write_jsonl(tmp_path / "b.jsonl", [*pairs(5, start=9), *second])
-    assert pipeline(data, cache, eval_path=str(other)).report.special_text_rows == 1
+    report = pipeline(data, cache, eval_path=str(other)).report
+    assert report.special_text_rows == 1
+    assert "rows=1 row, contain=data.row_spells_special_token()" in "\n".join(report.lines())

@@ -1,8 +1,7 @@
-"""Processes give results in order, few chunks at a time, and a death costs one row at most."""
+"""Processes give results in order, few chunks at a time, and a death costs no row."""
 
 import os
 import pickle
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,7 +10,6 @@ from typing import Any, cast
 
 import pytest
 
-from infrastructure.core.errors import DataError
 from infrastructure.core.helper_process import worker_pool
 from infrastructure.core.process_memory import can_limit_hard, resident_bytes
 from infrastructure.data.encoding.row_schema import RowSchema
@@ -41,29 +39,6 @@ class Counting:
     def __call__(self, chunk: Chunk) -> PreparedChunk:
         sum(range(100_000 * (chunk.file % 3)))  # some take longer
         return PreparedChunk(chunk.file, 0, [])
-
-
-class Deadly:
-    """Rows are marked: "exit" and "kill" end the process, "once" does so the first time only."""
-
-    max_bytes = None
-    needs_torch = False
-
-    def __init__(self, home: int, folder: Path) -> None:
-        self.home, self.folder = home, folder
-
-    def __call__(self, chunk: Chunk) -> PreparedChunk:
-        for row in chunk.rows:
-            assert isinstance(row, Row)
-            assert os.getpid() != self.home or row.values["mark"] == ""
-            if row.values["mark"] == "exit":
-                os._exit(1)
-            if row.values["mark"] == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if row.values["mark"] == "once" and not (self.folder / str(row.line)).exists():
-                (self.folder / str(row.line)).touch()
-                os._exit(1)
-        return PreparedChunk(chunk.file, chunk.shape, chunk.rows)  # type: ignore[arg-type]
 
 
 class Homebound:
@@ -118,70 +93,6 @@ def test_no_more_processes_than_there_are_chunks(monkeypatch: pytest.MonkeyPatch
     assert sizes == [1, 2]
 
 
-def test_a_row_that_kills_its_process_is_set_aside_with_its_place(tmp_path: Path) -> None:
-    """Two rows in different chunks; all others are there, once and in order."""
-    marks = ["", "", "exit", "", "", "", "", "", "", "kill", "", ""]
-    worker: Any = Deadly(os.getpid(), tmp_path)
-    prepared = list(work_on(chunks_of(marks), worker, 2))
-    assert [len(chunk.rows) for chunk in prepared] == [4, 4, 4]
-    rows: list[Any] = [row for chunk in prepared for row in chunk.rows]
-    assert [row.line for row in rows] == list(range(1, 13))
-    bad = [row for row in rows if isinstance(row, BadRow)]
-    assert [str(row) for row in bad] == [
-        f"rows.jsonl:{line}: kills its process (data.deadly_row(count=2))" for line in (3, 10)
-    ]
-
-
-class Noting(Deadly):
-    """Finds something that nobody reads in each row, too."""
-
-    def __call__(self, chunk: Chunk) -> PreparedChunk:
-        whole = super().__call__(chunk)
-        whole.unused_columns.update(f"column {len(row.source)}" for row in chunk.rows)
-        whole.unused_fields.update(f"field {row.line % 2}" for row in chunk.rows)
-        return whole
-
-
-def test_work_done_again_row_by_row_is_counted_as_if_nothing_had_died(tmp_path: Path) -> None:
-    worker: Any = Noting(os.getpid(), tmp_path)
-    chunks = [
-        Chunk(7, 1, [Row({"mark": mark}, "rows.jsonl", line, 100 * line) for line, mark in rows])
-        for rows in ([(1, ""), (2, "once"), (3, "")], [(4, "exit"), (5, "")])
-    ]
-    prepared = list(work_on(chunks, worker, 1))
-    assert [(chunk.file, chunk.shape, len(chunk.rows)) for chunk in prepared] == [
-        (7, 1, 3),
-        (7, 1, 2),
-    ]
-    assert [row.offset for chunk in prepared for row in chunk.rows] == [100, 200, 300, 400, 500]
-    assert prepared[0].unused_columns == {"column 10": 3}
-    assert prepared[0].unused_fields == {"field 0": 1, "field 1": 2}
-    assert prepared[1].unused_fields == {"field 1": 1}
-
-
-def test_a_row_that_killed_once_is_used(tmp_path: Path) -> None:
-    worker: Any = Deadly(os.getpid(), tmp_path)
-    prepared = list(work_on(chunks_of(["", "once", "", ""]), worker, 1))
-    assert not any(isinstance(row, BadRow) for chunk in prepared for row in chunk.rows)
-
-
-def test_where_no_process_lives_this_one_does_the_work(caplog: pytest.LogCaptureFixture) -> None:
-    worker: Any = Homebound(os.getpid())
-    chunks = chunks_of([""] * 8)
-    prepared = list(work_on(chunks, worker, 1))
-    assert [chunk.rows for chunk in prepared] == [chunk.rows for chunk in chunks]
-    assert "data.worker_died_without_bad_row" in caplog.text
-
-
-def test_too_many_rows_that_kill_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(row_worker, "MAX_DEADLY_ROWS", 1)
-    worker: Any = Deadly(os.getpid(), tmp_path)
-    with pytest.raises(DataError, match=r"data\.too_many_deadly_rows"):
-        list(work_on(chunks_of(["", "exit", "exit", ""]), worker, 1))
-
-
 class Hungry:
     """Holds as many MB as a row is marked with, under a limit."""
 
@@ -194,18 +105,29 @@ class Hungry:
         for row in chunk.rows:
             assert isinstance(row, Row)
             bytearray(int(row.values["mark"]) * 10**6)
-        return PreparedChunk(chunk.file, 0, list(chunk.rows))  # type: ignore[arg-type]
+        return PreparedChunk(os.getpid(), 0, list(chunk.rows))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_where_a_process_dies_fewer_and_then_this_one_do_the_work(
+    num_processes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker: Any = Homebound(os.getpid())
+    chunks = chunks_of([""] * 12)
+    prepared = list(work_on(chunks, worker, num_processes))
+    assert [chunk.rows for chunk in prepared] == [chunk.rows for chunk in chunks]
+    assert caplog.text.count("data.worker_died") == num_processes
 
 
 @pytest.mark.skipif(not can_limit_hard(), reason="only Linux refuses memory to one process")
-def test_a_row_that_needs_more_than_a_worker_may_take_is_set_aside() -> None:
+def test_a_row_that_needs_more_than_a_worker_may_take_is_prepared_here() -> None:
     worker: Any = Hungry(max_bytes=resident_bytes() + 400 * 10**6)
-    prepared = list(work_on(chunks_of(["1", "1", "500", "1"]), worker, 1))
-    [rows] = [chunk.rows for chunk in prepared]
-    assert [isinstance(row, BadRow) for row in rows] == [False, False, True, False]
-    unlimited: Any = Hungry(max_bytes=10**13)
-    [chunk] = work_on(chunks_of(["500"]), unlimited, 1)
-    assert not isinstance(chunk.rows[0], BadRow)
+    marks = ["1", "1", "500", "1"]
+    for limit, is_here in ((worker.max_bytes, True), (10**13, False)):
+        worker.max_bytes = limit
+        prepared = list(work_on(chunks_of(marks), worker, 1))
+        assert [chunk.rows for chunk in prepared] == [chunk.rows for chunk in chunks_of(marks)]
+        assert [chunk.file == os.getpid() for chunk in prepared] == [is_here]
 
 
 def test_only_what_may_need_torch_has_it_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from infrastructure.data.encoding.augmentation import (
+    AUGMENTATIONS,
     register_augmentation,
-    unregister_augmentation,
 )
 from infrastructure.data.encoding.tokenization import ConversationEncoder
 from infrastructure.data.readers.rows import Conversation, Turn
@@ -39,7 +39,7 @@ def number(conversation: Conversation, rng: np.random.RandomState) -> Conversati
 def numbering() -> Iterator[None]:
     register_augmentation("number", number)
     yield
-    unregister_augmentation("number")
+    AUGMENTATIONS.unregister("number")
 
 
 def test_the_randomness_of_a_change_is_that_of_seed_epoch_and_position() -> None:

@@ -322,7 +322,7 @@ def test_what_another_training_left_is_not_believed(
     first = config_of(tmp_path, **shape, learning_rate=3e-3)
     left = TrainerFactory().for_run(first, hooks=[StopAfter(STEPS + 2)])
     left.train()
-    assert any((tmp_path / "kept").rglob("key.json"))
+    assert any((tmp_path / "kept").rglob("*.page"))
     there = train(tmp_path, "there", **shape, learning_rate=1e-3)
     shape["cache_dir"] = str(tmp_path / "another")
     alone = train(tmp_path, "alone", **shape, learning_rate=1e-3)
