@@ -514,7 +514,7 @@ class ModelManager:
         if self.vision is not None:
             check_text_only(load_any_config(base, options), self.config.name)
             self._tower = find_tower(self.vision, options)
-            self.processor = make_processor(load_tokenizer(base, options), self._tower, self.vision)
+            self.processor = make_processor(load_tokenizer(base, options), self._tower)
             tokenizer: PreTrainedTokenizerBase = self.processor.tokenizer
         elif self.sees:
             own = source.kind is not SourceKind.HUB and has_processor(source.folder)
