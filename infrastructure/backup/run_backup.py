@@ -179,7 +179,9 @@ class RunBackup:
             raise self._unreachable(error) from error
 
     def _note_fetched(self, name: str, place: str) -> None:
-        """Record the fetched checkpoint as confirmed, unless the destination has a status."""
+        """Record in the backup status that the fetched checkpoint is confirmed at `place`. Do
+        nothing if the status already describes this destination.
+        """
         if read_status(self.status_path).place == place:
             return
         manifest, now = self.store.read(name), time.time()

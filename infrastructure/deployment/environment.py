@@ -371,7 +371,9 @@ def remove_triton(folder: Path, installer: Installer) -> None:
 
 
 def to_install(plan: Plan, part: Part) -> Sequence[Path]:
-    """Return the part's requirement files, or one file without the packages in `left_out`."""
+    """Return the requirement files to install for a part of the environment. If some of its
+    packages are left out, they are merged into one file without these packages.
+    """
     if not part.left_out:
         return part.files
     lines = [line for file in part.files for line in file.read_text().splitlines()]
