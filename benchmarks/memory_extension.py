@@ -130,7 +130,7 @@ def trainer_of(
     stream, held_out = write_rows(folder, seed, num_trained)
     extension = PERCEPTRON if arm == "perceptron" else "memory"
     memory = {**MEMORY, "store": 0} if arm == "slots alone" else MEMORY
-    sizes = {"hidden_size": WIDTH, "num_layers": 2, "num_heads": 4, "num_kv_heads": 4}
+    sizes = {"hidden_size": WIDTH, "num_layers": 2, "num_heads": 4}
     sizes |= {"intermediate_size": 2 * WIDTH, "vocab_size": 400, "max_positions": 32}
     return EnhancedTrainer(
         ModelConfig(name="embedded", embedded=sizes),

@@ -33,7 +33,7 @@ MOST_RATIO = 1.05
 BATCH_SIZE = 8
 LENGTHS = (4, 120)  # words of a row, which have about two tokens each
 MODEL = EmbeddedModelConfig(
-    hidden_size=128, num_layers=2, num_heads=2, num_kv_heads=2, intermediate_size=256,
+    hidden_size=128, num_layers=2, num_heads=2, intermediate_size=256,
     vocab_size=2048, max_positions=512,
 )  # fmt: skip
 WORDS = [a + b + c for a in "bdfgklmnprst" for b in "aeiou" for c in "bdfgklmnprst"]

@@ -73,7 +73,6 @@ MODEL = {
         "hidden_size": 64,
         "num_layers": 2,
         "num_heads": 2,
-        "num_kv_heads": 2,
         "intermediate_size": 128,
         "vocab_size": 512,
         "max_positions": 128,

@@ -50,7 +50,6 @@ SHAPE = EmbeddedModelConfig(
     hidden_size=64,
     num_layers=2,
     num_heads=4,
-    num_kv_heads=4,
     intermediate_size=128,
     vocab_size=300,
     max_positions=96,

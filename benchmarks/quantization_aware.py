@@ -39,7 +39,6 @@ SHAPE = EmbeddedModelConfig(
     hidden_size=32,
     num_layers=3,
     num_heads=4,
-    num_kv_heads=4,
     intermediate_size=64,
     vocab_size=300,
     max_positions=64,

@@ -31,7 +31,7 @@ DOCUMENT = "CONTRIBUTING.md"
 FILES = ("my_parts.py", "test_my_parts.py")
 TINY = (
     *("--embedded-hidden-size", "32", "--embedded-num-layers", "1", "--embedded-num-heads", "2"),
-    *("--embedded-num-kv-heads", "2", "--embedded-intermediate-size", "32", "--device", "cpu"),
+    *("--embedded-intermediate-size", "32", "--device", "cpu"),
     *("--num-epochs", "2", "--batch-size", "9", "--num-workers", "0", "--max-length", "64"),
 )
 

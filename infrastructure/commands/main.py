@@ -75,7 +75,7 @@ GROUPS = {
 }
 _OF_FEATURES = merged("commands")
 for _name, _command in _OF_FEATURES.items():
-    GROUPS[_command.group][_name] = _command.help
+    GROUPS.setdefault(_command.group, {})[_name] = _command.help
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
 # Other names of commands: those of the specification, and those that people type.
 SAME_COMMANDS = {

@@ -66,13 +66,13 @@ def refuse_masked(saved: Mapping[str, Any]) -> None:
 def without_gone_defaults(
     values: Mapping[str, Any], fields: Collection[str], given: Collection[str], below: str = ""
 ) -> dict[str, Any]:
-    """Return saved values, without settings that no longer exist and that nobody had set.
+    """Return saved values, without settings that no longer exist and that had their default.
 
     The version that wrote them recorded its defaults as well.
 
     Args:
         fields: the keys of the settings that exist.
-        given: the keys of the saved settings that somebody had set.
+        given: the keys of the saved settings that were set by a user.
         below: the key of the section that contains `values`, with a dot; "" for the root.
     """
     kept = {}

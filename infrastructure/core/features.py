@@ -32,7 +32,7 @@ class Command:
         help: one line of help.
         group: the heading in `temper --help`.
         resuming: subcommands that resume their work if the user gives them again after an
-            interruption, such as `("sweep",)`.
+            interruption, such as `("queue run",)`.
     """
 
     module: str

@@ -83,7 +83,7 @@ LOOKED_THROUGH = 100  # to find different examples to show
 
 @dataclass(frozen=True)
 class _Prepared:
-    """The parts of `DataPipeline` that exist once the data is prepared."""
+    """The parts of `DataPipeline` that exist only after the data is prepared."""
 
     entry: CacheEntry
     report: DataReport
@@ -99,7 +99,7 @@ class DataPipeline:
         data_config: the data section of the configuration.
         tokenizer: a transformers tokenizer; `data_config.chat_template` becomes its chat template,
             so that it is saved with the model.
-        cache_config: where prepared data is kept, and how much of it.
+        cache_config: where prepared data is cached, and how much space it may take.
         seed: seed of the random order of the examples.
         memory_config: memory limits of the processes that prepare data.
         pictures: encoder of images into tokens; None: rows with images are refused.
@@ -178,11 +178,10 @@ class DataPipeline:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the training examples, in the order of the files, and of how epochs are drawn
-        from them.
+        """A hash of the training examples in file order, and of how epochs are drawn from them.
 
-        If only a selection of the examples is trained on, the hash covers the size of the selection
-        but not its members, because training chooses them.
+        If only a selection of the examples is trained on, the hash covers the size of the
+        selection, but not which examples it contains, because training chooses them.
         """
         limit = [] if self._num_selected is None else [self._num_selected]
         changes = [self.config.balance_by, self.config.augmentation, *limit]
@@ -201,7 +200,7 @@ class DataPipeline:
 
     @property
     def stop_token_ids(self) -> list[int]:
-        """The tokens that end answers in this data, at which generation has to stop."""
+        """The tokens that end answers in this data. Generation must stop at them."""
         ends = {*self.report.end_tokens, self.tokenizer.eos_token}
         special = special_tokens(self.tokenizer)  # a cut answer ends with any token
         return sorted(number for number, token in special.items() if token in ends)
@@ -253,7 +252,7 @@ class DataPipeline:
 
         If `limit_to` has set a limit, the number of ids must equal it. Otherwise any number is
         allowed, and an epoch keeps its length: selected examples are repeated in place of the
-        examples that are not selected.
+        others.
 
         Raises:
             ValueError: an id is unknown or repeated, or the number of ids is not the limit.
@@ -294,8 +293,8 @@ class DataPipeline:
         return self.store.lengths()[self._order().all_rows]
 
     def lengths_of_selection(self, ids: Indices, epoch: int) -> Indices:
-        """Return the length in tokens of each example of an epoch, in order, as if `ids` were
-        selected.
+        """Return the length in tokens of each example of an epoch, in order, for a selection of
+        `ids`.
 
         Lengths are those before augmentation.
         """
@@ -331,7 +330,7 @@ class DataPipeline:
     def lengths(self) -> Indices | None:
         """Return the length in tokens of each training example, in the order of the first epoch.
 
-        None for a stream and for augmented data, whose lengths are not known in advance.
+        Return None for a stream and for augmented data, whose lengths are not known in advance.
         """
         source = self._ready().source
         return source.lengths(0) if isinstance(source, StoredExamples) else None
@@ -359,8 +358,8 @@ class DataPipeline:
     def contents(self, *, held_out: bool) -> npt.NDArray[np.uint64] | None:
         """Return a content hash for each training row, or for each held-out row; shape (rows,).
 
-        Rows with the same content have the same hash, whatever file they are in. None if the data
-        was prepared by a version without these hashes.
+        Rows with the same content have the same hash, whatever file they are in. Return None if a
+        version of Temper without these hashes prepared the data.
         """
         name = "evaluation_contents.npy" if held_out else "train_contents.npy"
         is_there = (self.store.folder / name).is_file()
@@ -369,7 +368,7 @@ class DataPipeline:
     def evaluation_tasks(self) -> list[str]:
         """Return the task of each held-out example, ordered as in `evaluation_batches`.
 
-        A task is "" if no column names it.
+        A task is "" if there is no column with tasks.
         """
         return [self.store.task(int(row)) for row in self._ready().held_out]
 
@@ -425,7 +424,7 @@ class DataPipeline:
     def release_memory(self, unused_seconds: float = 0.0) -> int:
         """Free prepared data from memory if it has not been used for `unused_seconds`.
 
-        Afterwards, it is read from disk.
+        Afterwards, the data is read from disk.
 
         Returns:
             The number of freed bytes of main memory.
@@ -433,7 +432,7 @@ class DataPipeline:
         return 0 if self._prepared is None else self.store.release_memory(unused_seconds)
 
     def close(self) -> None:
-        """Close the pipeline, which cannot be used again; the cache may then delete its entry."""
+        """Close the pipeline for good, so that the cache may delete its data."""
         if self._prepared is not None:
             self._prepared.entry.close()
 
@@ -489,7 +488,8 @@ class DataPipeline:
     def _texts(self, plan: PreparationPlan, augment: Augmentation | None) -> TextTokenizer:
         """Return a text tokenizer with its own copy of the encoder.
 
-        It runs in another thread, and tokenizers cannot be shared between threads.
+        The copy is needed because the text tokenizer runs in another thread, and tokenizers cannot
+        be shared between threads.
         """
         return TextTokenizer(copy.deepcopy(plan.encoder), self.seed, augment)
 
@@ -506,7 +506,9 @@ class DataPipeline:
 
 @dataclass(frozen=True)
 class ShownExample:
-    """An example for display, with descriptions of its row's texts that the model never reads."""
+    """An example for display, with descriptions of texts of its row that the model does not
+    read.
+    """
 
     example: TokenizedExample
     left_out: tuple[str, ...] = ()
@@ -552,7 +554,9 @@ def _places(store: TokenStore, rows: list[int]) -> list[str]:
 def _batches(
     examples: Iterable[TokenizedExample], batch_size: int, _entry: CacheEntry
 ) -> Iterator[list[TokenizedExample]]:
-    """Yield batches of examples; the reference to the cache entry keeps it locked until the end."""
+    """Yield batches of examples. The unused argument `_entry` keeps the cache entry open until the
+    end.
+    """
     iterator = iter(examples)
     while batch := list(itertools.islice(iterator, batch_size)):
         yield batch

@@ -23,7 +23,7 @@ from infrastructure.monitoring.records.run_list import finished_model, model_of_
 
 
 def make_ready(config: DeploymentConfig) -> None:
-    """Fill in what a configuration leaves open, and refuse settings that cannot be applied.
+    """Fill in what a configuration leaves open, and reject settings that cannot be applied.
 
     If no data is configured, the sample data is used. If the model setting names a run, it is
     replaced by the path of that run's model. Lengths that the user did not set are limited to what
@@ -136,12 +136,16 @@ def num_positions(config: DeploymentConfig, *, may_fetch: bool) -> int | None:
 
 
 def _in_folder(folder: Path, name: str) -> JsonObject:
-    """Return the content of a JSON file in a saved model's folder, or in a run's `final` folder."""
+    """Return the contents of a JSON file in a saved model's folder, or in a run's `final`
+    folder.
+    """
     return json_of(folder / name) or json_of(folder / "final" / name)
 
 
 def _on_hub(name: str, revision: str | None, may_fetch: bool) -> JsonObject:
-    """Return the configuration of a Hub model, cached or fetched; {} if it is unavailable."""
+    """Return the configuration of a Hub model from the cache or the Hub; {} if it is
+    unavailable.
+    """
     if name in REGISTERED_MODELS or reads_like_path(name):
         return {}
     find = hub_file if may_fetch else cached_file

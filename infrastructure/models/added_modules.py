@@ -3,7 +3,7 @@
 Forward hooks connect the modules to the model's parts. They are stored in a `ModuleDict` of the
 model, so optimizer, clipping and checkpoints treat their parameters like all others. When the model
 is saved, `extensions.json` describes the modules, and `extension_weights.safetensors` contains
-their weights. The model's other files are the same as without them.
+their weights. The model's other files are the same as without added modules.
 """
 
 from abc import ABC, abstractmethod
@@ -109,7 +109,7 @@ def attach(model: torch.nn.Module, module: AddedModule) -> None:
 
 
 def detach(model: torch.nn.Module, kind: str) -> None:
-    """Remove an added module from the model, which then computes as before."""
+    """Remove an added module from the model, which then computes as it did without this module."""
     inner: Any = inner_model(model)
     modules: AddedModules = getattr(inner, ATTRIBUTE)
     for handle in modules.handles.pop(kind):
@@ -146,7 +146,7 @@ def train_added_alone(model: torch.nn.Module) -> None:
 
 
 def added_train_alone(model: torch.nn.Module) -> bool:
-    """Return whether only added modules train, not the model's own weights."""
+    """Return whether only added modules are trained, but not the model's own weights."""
     modules = getattr(inner_model(model), ATTRIBUTE, None)
     return modules is not None and modules.train_alone
 

@@ -36,7 +36,9 @@ def teach_ends(model: torch.nn.Module, token_ids: Collection[int]) -> None:
 
 
 def teach_trainer(trainer: Any, token_ids: Collection[int]) -> None:
-    """Add the end tokens of the training data to a TRL trainer, so that its answers end there."""
+    """Add the end tokens of the training data to a TRL trainer, so that its generated answers end
+    there.
+    """
     config = getattr(trainer, "generation_config", None)
     if config is None:
         return

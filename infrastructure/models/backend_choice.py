@@ -46,7 +46,7 @@ LONGEST_REASON = 200  # characters of a package's error message
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """The chosen library, and a sentence for the user about the choice, or None."""
+    """The chosen library, and a sentence for the user about the choice (or None)."""
 
     backend: Backend
     sentence: str | None = None
@@ -88,7 +88,7 @@ def choose_backend(
 def _not_supported(
     training: TrainingConfig, model_config: ModelConfig, num_processes: int
 ) -> str | None:
-    """Return the reason why Unsloth does not support this run, or None if it does."""
+    """Return the reason why Unsloth does not support this run; None if it does."""
     strategy = training.strategy_for(model_config)
     if strategy not in STRATEGIES:
         return phrase("models.unsloth_strategy_unsupported", strategy=strategy)
@@ -122,7 +122,7 @@ def _not_supported(
 
 
 def _model_type(source: ModelSource, model_config: ModelConfig) -> str | None:
-    """Return the model type from config.json, which is the only file fetched from the Hub."""
+    """Return the model type from config.json. For a Hub model, only this file is fetched."""
     try:
         if source.kind is SourceKind.LORA_FOLDER:
             source = base_of_lora(source.folder)
@@ -138,7 +138,7 @@ def _model_type(source: ModelSource, model_config: ModelConfig) -> str | None:
 
 
 def _not_usable() -> str | None:
-    """Return the reason why Unsloth cannot be imported now, or None if it can."""
+    """Return the reason why Unsloth cannot be imported now; None if it can."""
     if not is_installed("unsloth"):
         return phrase("models.unsloth_not_installed", command=PIP_LINES["unsloth"])
     if "unsloth" not in sys.modules and "transformers" in sys.modules:
@@ -151,7 +151,9 @@ def _not_usable() -> str | None:
 
 
 def _not_importable(model_config: ModelConfig, cache_directory: Path | None) -> str | None:
-    """Import Unsloth, and return the reason if that fails (such as an old GPU), else None."""
+    """Import Unsloth, and return the reason if the import fails (such as an old GPU); otherwise
+    None.
+    """
     try:
         prepare_backend(model_config.model_copy(update={"backend": "unsloth"}), cache_directory)
     except Exception as error:  # from any package that it imports

@@ -1,7 +1,7 @@
-"""A check that a decoder attends in both directions if it is given `bidirectional_mask`.
+"""A check whether a decoder attends in both directions if it is given `bidirectional_mask`.
 
 Objectives that hide tokens predict them from both sides. A model that ignores the mask would train
-without an error, but use only the tokens on one side.
+without an error, but use only the earlier tokens.
 
 Limits: `sdpa` and `eager` attention. Layers with a sliding window or chunks attend to the whole
 row. Parts other than attention (convolutions, states) are unchanged.
@@ -28,7 +28,8 @@ NUM_PROBE_TOKENS, NUM_PROBE_PADDING = 6, 2
 
 
 def check_bidirectional(model: torch.nn.Module) -> None:
-    """Check that every token of a row attends to every other token, and none to padding.
+    """Check that every token of a row attends to every other token, and that no token attends to
+    padding.
 
     Raises:
         ValueError: the first token does not attend to the last one, or it attends to padding, or
@@ -66,7 +67,7 @@ def _remedy(model: torch.nn.Module) -> str:
 
 @torch.no_grad()
 def late_influence(model: torch.nn.Module) -> tuple[float, float]:
-    """Measure how much the first position's logits change with the last token and with padding.
+    """Measure how much the first position's logits change if the last token or the padding changes.
 
     Returns:
         Both changes, relative to the largest logit of the first position.

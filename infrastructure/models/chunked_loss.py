@@ -1,4 +1,4 @@
-"""Loss of an output head, computed in chunks so that not all logits are in memory at once.
+"""Loss of an output head, computed in chunks, so that the logits are never all in memory.
 
 The head processes the hidden states in chunks. For a plain linear head, the gradient is computed
 together with the loss of each chunk, and the chunk's logits are freed.
@@ -68,9 +68,9 @@ def head_loss(
 ) -> torch.Tensor:
     """Return the sum of the losses of `head(hidden)`, computed in chunks.
 
-    `grid` rounds the number of rows per chunk; added rows are zeros and do not count. A head that
-    is more than a weight matrix (LoRA, quantized, offloaded) is called again in the backward pass.
-    For a plain head, `LinearCrossEntropy` avoids the second call.
+    `grid` rounds the number of rows per chunk up; the added rows are zeros and do not count. A head
+    with more than a weight matrix (LoRA, quantized, offloaded) is called a second time, in the
+    backward pass. For other heads, `LinearCrossEntropy` avoids that.
 
     Args:
         weights: (N,) fp32, one per target, without a gradient. None: all are 1.
@@ -118,8 +118,8 @@ def with_rows(part: torch.Tensor, num_rows: int) -> torch.Tensor:
 def is_plain_linear(head: torch.nn.Module) -> bool:
     """Return whether the head computes exactly `hidden @ weight.T`.
 
-    That is so if it is a linear layer without bias, LoRA, quantization or hooks. A sharded head was
-    checked before it was sharded.
+    It does if it is a linear layer without bias, LoRA, quantization or hooks. A sharded head has
+    been checked before sharding.
     """
     if hasattr(head, IN_FORWARD):
         return type(head.weight) is torch.nn.Parameter
@@ -137,7 +137,7 @@ def is_plain_linear(head: torch.nn.Module) -> bool:
 def chunk_rows(vocab_size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> int:
     """Return the number of rows of logits per chunk.
 
-    On a GPU it does not depend on `dtype`, because the logits are also converted to fp32.
+    On a GPU, the number does not depend on `dtype`, because the logits are also converted to fp32.
     """
     if device.type != "cpu":
         return max(MIN_CHUNK_ROWS, GPU_CHUNK_LOGITS // vocab_size)
@@ -177,9 +177,9 @@ class LinearCrossEntropy(torch.autograd.Function):
     """An autograd function for the sum of cross-entropies, with gradients computed chunk by chunk.
 
     Method: Hsu et al. 2024 (arXiv 2410.10989). Later operations can only scale the gradient of a
-    sum, so it is computed in the forward pass and scaled in the backward pass. torch's own
-    `linear_cross_entropy` does the same at the same speed, but it sums bf16 losses in bf16 and is
-    missing in Colab's torch.
+    sum, so the gradient is computed in the forward pass, and scaled in the backward pass. torch's
+    own `linear_cross_entropy` does the same at the same speed, but it sums bf16 losses in bf16 and
+    is missing in Colab's torch.
     """
 
     @staticmethod
@@ -235,7 +235,7 @@ def to_errors(
     weights: torch.Tensor | None,
     wants_errors: bool,
 ) -> torch.Tensor:
-    """Return the cross-entropy sum of a chunk; replace its logits by their gradients if wanted.
+    """Return the cross-entropy sum of a chunk; if wanted, replace its logits by their gradients.
 
     On a CPU this runs in pieces that stay in its cache, which saves a fifth of the time of the
     whole loss. Rows beyond the targets do not count and get no gradient.

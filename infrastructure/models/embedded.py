@@ -33,7 +33,7 @@ def build_embedded_model(
         intermediate_size=config.intermediate_size,
         num_hidden_layers=config.num_layers,
         num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_kv_heads,
+        num_key_value_heads=config.num_heads,
         max_position_embeddings=config.max_positions,
         initializer_range=INITIALIZER_RANGE if small else USUAL_INITIALIZER_RANGE,
         tie_word_embeddings=True,

@@ -53,7 +53,7 @@ def choose_dtype(name: str, *, trains_all: bool, device: torch.device) -> torch.
 
 
 def check_length(config: "PreTrainedConfig", max_length: int | None, name: str) -> None:
-    """Raise ValueError if `max_length` exceeds the number of positions that the model has."""
+    """Raise ValueError if `max_length` exceeds the model's number of positions."""
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     if max_length is not None and positions is not None:
         refuse_longer_examples(max_length, positions, name)
@@ -75,7 +75,7 @@ def check_vocabulary(num_tokens: int, tokenizer: "PreTrainedTokenizerBase", name
 def check_same_lora(
     model: torch.nn.Module, wanted: LoraConfig | None, folder: str, within: str | None = None
 ) -> None:
-    """Raise ValueError if the configured LoRA differs from the one that was loaded."""
+    """Raise ValueError if the configured LoRA differs from the loaded LoRA."""
     if wanted is None:
         return
     has, base = lora_of(model), inner_model(model)
@@ -152,7 +152,7 @@ def _describe_lora(lora: "PeftLora") -> JsonObject:
 
 
 def _variants(lora: "PeftLora") -> JsonObject:
-    """Return the settings of a LoRA that are not at their default; {} for an ordinary LoRA."""
+    """Return the settings of a LoRA that differ from their defaults; {} for an ordinary LoRA."""
     variants: JsonObject = {
         "use_dora": lora.use_dora,
         "use_rslora": lora.use_rslora,
@@ -164,7 +164,7 @@ def _variants(lora: "PeftLora") -> JsonObject:
 
 
 def _leaves(lora: "PeftLora") -> JsonValue:
-    """Return the last parts of the target modules' names, because PEFT may list full paths."""
+    """Return the last components of the target modules' names, because PEFT may list full paths."""
     targets = lora.target_modules or []
     if isinstance(targets, str):
         return targets

@@ -41,10 +41,10 @@ class FlopsEstimate:
 def arithmetic_of(model: torch.nn.Module) -> FlopsEstimate:
     """Return the FLOPs of training `model` with its currently trainable parameters.
 
-    The forward pass takes two operations per weight. The backward pass takes two for the gradient
-    of the activations and two for the gradient of each trained weight. An embedding lookup takes
-    none, unless the table is also the output layer. A token passes through only a few of the
-    experts of a layer.
+    The forward pass takes two operations per weight. The backward pass takes two per weight for the
+    gradient of the activations, and two per trained weight for its gradient. An embedding lookup
+    takes no operations, unless the table is also the output layer. A token passes through only a
+    few of the experts of a layer.
     """
     config = getattr(model, "config", None)
     weights = {id(p): (p, _share_used(name, p, config)) for name, p in model.named_parameters()}
@@ -66,7 +66,9 @@ def num_weights(tensor: torch.Tensor) -> int:
 
 
 def _share_used(name: str, weight: torch.Tensor, config: "PreTrainedConfig | None") -> float:
-    """Return the share of a weight of all experts, (experts, out, in), that a token uses."""
+    """Return the share of a parameter that holds all experts, (experts, out, in), that one token
+    uses.
+    """
     chosen = _size(config, "num_experts_per_tok")
     if weight.ndim != 3 or ".experts." not in name or not chosen:
         return 1.0
@@ -95,7 +97,7 @@ def _size(config: "PreTrainedConfig | None", name: str) -> int:
 
 @torch.no_grad()
 def measure_operations_per_second(device: torch.device, dtype: torch.dtype) -> float:
-    """Measure the FLOPs per second of a large matrix product: the fastest of five.
+    """Measure the FLOPs per second of a large matrix product, as the fastest of five trials.
 
     This takes a tenth of a second on a slow CPU, and does not change the random state.
     """

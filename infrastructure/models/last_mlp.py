@@ -1,8 +1,9 @@
-"""Computation of the last decoder layer's MLP only at positions that predict a trained token.
+"""Computation of the last decoder layer's MLP at only those positions that predict a trained token.
 
-After the last attention, each position is computed separately, and only those that predict a
-trained token affect the loss. So the last MLP gets only these positions. At all others its output
-is replaced by zeros, which nothing reads. Loss and gradients are the same, except for rounding.
+After the last attention, each position is computed separately, and only positions that predict a
+trained token affect the loss. So the last MLP gets only these positions. At all other positions its
+output is replaced by zeros, which nothing reads. Loss and gradients are the same, except for
+rounding.
 
 This is not done if the layer has hooks (such as those of extensions), if dropout would draw other
 random numbers, if the layer is recomputed in the backward pass, compiled, sharded or quantized, or

@@ -1,4 +1,4 @@
-"""LoRA by PEFT, and information that follows from parameter names.
+"""LoRA adapters, created by PEFT, and information that follows from parameter names.
 
 Method: Hu et al. 2021, arXiv 2106.09685. The base is frozen. LoRA matrices are stored in fp32
 whatever the base's dtype, so that small updates are not rounded away. Variants, by PEFT: DoRA
@@ -31,7 +31,9 @@ _EMBEDDING = re.compile(r"(?:^|\.)(?:wte|wpe|\w*embed\w*)\.")
 
 
 class ParameterCounts(NamedTuple):
-    """The numbers of all and of trainable weights of a model. A quantized weight counts as one."""
+    """The numbers of all and of trainable weights of a model. A quantized weight counts as one
+    weight.
+    """
 
     total: int
     trainable: int
@@ -49,7 +51,8 @@ def apply_lora(
 
     Args:
         within: the name of the part of the model whose layers get matrices. None: all.
-        in_full: names of modules that are trained in full, because their weights are new.
+        in_full: names of modules that are trained completely, without LoRA, because their weights
+            are new.
 
     Raises:
         ValueError: a target module is not a linear layer of this model. The text lists those that
@@ -82,7 +85,7 @@ def merge_lora(model: torch.nn.Module) -> torch.nn.Module:
     """Merge LoRA into its base model, and return the base model.
 
     If LoRA is on a head with tied embeddings, the head first gets its own weights, because the LoRA
-    does not apply to the embedding.
+    does not change the embedding.
     """
     tuned: Any = model
     base: Any = inner_model(model)
@@ -140,9 +143,9 @@ def _targets_for_peft(
 ) -> dict[str, object]:
     """Return PEFT's arguments about which parts of `model` get LoRA.
 
-    In a mixture of experts every layer is given by its full name. PEFT interprets some names
-    ("down_proj") as those of experts before transformers 5, and would leave out a dense layer of
-    that name.
+    In a mixture of experts, every layer is given by its full name, because before transformers 5
+    PEFT interprets some names ("down_proj") as those of experts and leaves out dense layers with
+    the same name.
 
     Raises:
         ValueError: PEFT has no such LoRA for experts.
@@ -181,9 +184,10 @@ def _outside(paths: set[str], modules: Sequence[str]) -> list[str]:
 
 
 def check_target_modules(model: torch.nn.Module, names: list[str]) -> None:
-    """Raise ValueError unless every name is that of a linear layer.
+    """Raise ValueError unless every name is the name of a linear layer.
 
-    PEFT ignores an unknown name in a list with known ones, so that layer would silently not train.
+    PEFT ignores an unknown name in a list that also has known ones, so a layer with a misspelled
+    name would silently not train.
     """
     there = linear_paths(model) | set(expert_parameters(model))
     known = sorted({path.rpartition(".")[2] for path in there})
@@ -209,7 +213,7 @@ def target_paths(
 
     Args:
         targets: "all-linear" or names.
-        within: the name of the part of the model that is meant. None: the whole model.
+        within: the name of the part of the model to search. None: the whole model.
     """
     paths, of_experts = linear_paths(model), set(expert_parameters(model))
     if within is not None:
@@ -260,17 +264,18 @@ def _is_linear(module: torch.nn.Module) -> bool:
 
 
 def count_parameters(model: torch.nn.Module) -> ParameterCounts:
-    """Count the weights of a model, and those that train."""
+    """Count the weights of a model, and the trainable weights among them."""
     sizes = [(num_weights(p), p.requires_grad) for p in model.parameters()]
     return ParameterCounts(sum(n for n, _ in sizes), sum(n for n, trains in sizes if trains))
 
 
 def layer_of(name: str) -> int:
-    """Return a parameter's distance from the input: embeddings 0, block k is k + 1, then the rest.
+    """Return a parameter's distance from the input: 0 for embeddings, k + 1 for block k.
 
-    The final norm and the head are `HEAD_LAYER`, above any number of blocks. An output layer with
-    tied embeddings counts as the embedding. This works with the names of Llama-like and GPT-2-like
-    models, with or without the prefixes of PEFT and torch.compile.
+    The final norm and the head have the distance `HEAD_LAYER`, which exceeds any number of blocks.
+    An output layer that shares its weight with the embedding counts as the embedding. This works
+    with the names of Llama-like and GPT-2-like models, with or without the prefixes of PEFT and
+    torch.compile.
     """
     block = _BLOCK.search(name)
     if block:

@@ -1,7 +1,7 @@
 """The mask token that replaces a hidden token: the tokenizer's own, or an added one.
 
-The model's vocabulary grows only if it has no spare row (many models round theirs up). An added row
-is the mean of the others, as in Hewitt 2021, so it does not depend on random numbers.
+The embedding grows only if it has no unused row (many models round the number of rows up). An added
+row is the mean of the other rows, as in Hewitt 2021, so it does not depend on random numbers.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """The inputs and outputs of a model's forward, for all kinds of models.
 
-This module handles the differences between models: the arguments of a forward, wrappers around a
-model, the shape of logits, and the state of a model while it is tested.
+This module handles the differences between models: the arguments of `forward`, wrappers around a
+model, the shape of logits, and the state of a model during a test.
 """
 
 import inspect
@@ -99,7 +99,7 @@ def vision_tower(model: torch.nn.Module) -> torch.nn.Module | None:
 def accepted_arguments(
     model: torch.nn.Module, arguments: Mapping[str, object]
 ) -> tuple[list[object], dict[str, object]]:
-    """Return those of the `arguments` that the model's forward takes, by position and by keyword.
+    """Return those of the `arguments` that the model's forward accepts, by position and by keyword.
 
     If the forward has no parameter `input_ids`, the IDs are its first positional argument.
     `use_cache=False` is added if it is supported: a cache costs memory in training, and turns off
@@ -123,7 +123,7 @@ def forward_parameters(model: torch.nn.Module) -> tuple[set[str], bool]:
 
 
 def call_model(model: torch.nn.Module, arguments: Mapping[str, object]) -> Any:
-    """Call the model with those of the `arguments` that its forward takes."""
+    """Call the model with only those `arguments` that its forward accepts."""
     positional, keywords = accepted_arguments(model, arguments)
     return model(*positional, **keywords)
 
@@ -134,7 +134,7 @@ def within_forward(
     """Call `compute(*arguments)` while the weights of the module are gathered.
 
     Use this for computing with parts of a module without calling it. The weights of a sharded model
-    are whole only inside its forward.
+    are gathered only during its forward.
     """
     inside: Callable[..., Result] | None = getattr(module, IN_FORWARD, None)
     return compute(*arguments) if inside is None else inside(compute, *arguments)
@@ -166,7 +166,9 @@ def logits_of(output: object) -> torch.Tensor:
 
 
 def attention_implementation(model: torch.nn.Module) -> str | None:
-    """Return transformers' name for the model's text attention. None for other models."""
+    """Return transformers' name for the attention implementation of the model's text part. Return
+    None if the model's configuration has no such name.
+    """
     config = getattr(text_part(model), "config", None)
     return getattr(config, "_attn_implementation", None)
 
@@ -175,7 +177,7 @@ def bidirectional_mask(model: torch.nn.Module, is_real: torch.Tensor) -> torch.T
     """Return a mask with which every token of a padded row attends to all tokens of its row.
 
     transformers uses a four-dimensional mask as it is, instead of its own causal one.
-    `bidirectional.py` checks whether a model really attends as the mask says.
+    `bidirectional.py` checks whether a model really follows this mask.
 
     Args:
         is_real: 1 for tokens and 0 for padding, (B, L). Each row has a token.
@@ -203,7 +205,7 @@ def probing(model: torch.nn.Module) -> Generator[None, None, None]:
 def relative_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest absolute difference, relative to the largest expected magnitude.
 
-    Infinite if the shapes differ or if there is a NaN.
+    The result is infinite if the shapes differ or if there is a NaN.
     """
     if actual.shape != expected.shape:
         return float("inf")

@@ -123,7 +123,7 @@ class LoadedModel:
 
 
 def extensions_folder(source: ModelSource) -> Path | None:
-    """Return the folder with the saved modules that extensions have added to a model, or None."""
+    """Return the folder of a model's saved extension modules; None if there are none."""
     if source.kind not in (SourceKind.FOLDER, SourceKind.LORA_FOLDER):
         return None
     folders = [source.folder]
@@ -134,7 +134,7 @@ def extensions_folder(source: ModelSource) -> Path | None:
 
 
 def check_saved(source: ModelSource) -> None:
-    """Compare a saved model, and a LoRA's base model, with the checksums written when it was saved.
+    """Compare a saved model, and the base model of a LoRA, with the checksums written on saving.
 
     Raises:
         DamagedFileError: a file is missing or has changed. The message names it.
@@ -241,7 +241,8 @@ class ModelManager:
     def _attach_saved(self, source: ModelSource, model: torch.nn.Module) -> None:
         """Load the modules that extensions had added to a saved model.
 
-        They are trainable in full fine-tuning, or later if their extension is enabled again.
+        They are trainable in full fine-tuning. Otherwise they become trainable if their extension
+        is enabled again.
         """
         folder = extensions_folder(source)
         if folder is None:
@@ -263,8 +264,8 @@ class ModelManager:
     def weight_bytes(self) -> int | None:
         """Return the size of the weights in bytes, without loading them.
 
-        None if the weights cannot stay on disk, because the model is created here, or because
-        something is computed from its weights before training.
+        Return None if the weights cannot stay on disk, because the model is newly created or
+        something is computed from the weights before training.
         """
         source, lora = find_source(self.config.name), self.config.lora_config
         needs_weights = lora is not None and lora.use_dora
@@ -278,14 +279,16 @@ class ModelManager:
             return weight_bytes(base, options)
 
     def _read_source(self) -> tuple[ModelSource, ModelSource, LoadOptions]:
-        """Return the location of the model, of its base model if it is a LoRA, and load options."""
+        """Return the source of the model, the source of its base model if it is a LoRA, and load
+        options.
+        """
         source = find_source(self.config.name)
         is_lora = source.kind is SourceKind.LORA_FOLDER
         base = base_of_lora(source.folder) if is_lora else source
         return source, base, self._options(trains_all=self._is_full and not is_lora)
 
     def load_tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """Load the tokenizer without the model. None if the model reads no text.
+        """Load the tokenizer without the model. Return None if the model reads no text.
 
         Raises:
             ValueError: the tokenizer is missing.
@@ -491,7 +494,7 @@ class ModelManager:
             peft_arguments(layers, lora, self._lora_within(layers))
 
     def _lora_within(self, model: torch.nn.Module) -> str | None:
-        """Return the name of the part of the model that gets LoRA. None: the whole model."""
+        """Return the name of the part of the model that gets LoRA; None for the whole model."""
         return language_part(model) if self.sees and not self.config.train_vision else None
 
     def _freeze_vision(self, model: torch.nn.Module) -> None:
@@ -511,7 +514,7 @@ class ModelManager:
         if self.vision is not None:
             check_text_only(load_any_config(base, options), self.config.name)
             self._tower = find_tower(self.vision, options)
-            self.processor = make_processor(load_tokenizer(base, options), self._tower, self.vision)
+            self.processor = make_processor(load_tokenizer(base, options), self._tower)
             tokenizer: PreTrainedTokenizerBase = self.processor.tokenizer
         elif self.sees:
             own = source.kind is not SourceKind.HUB and has_processor(source.folder)
@@ -594,7 +597,7 @@ class ModelManager:
 
 
 def hash_while_loading(source: ModelSource) -> Future[str | None]:
-    """Start hashing the weights in a folder, or those of a LoRA's base, in a thread.
+    """Start a thread that hashes the weights in a folder, or the weights of a LoRA's base model.
 
     Loading reads the same files at the same time, so the disk is read only once.
 
@@ -636,8 +639,8 @@ def load_saved(
     """Load a saved model for evaluation: a LoRA, full model, registered module or run directory.
 
     Args:
-        model_config: how to load it (dtype, quantization, attention). Its name and LoRA settings
-            are ignored, because the directory has its own.
+        model_config: how to load the model (dtype, quantization, attention). The name and LoRA
+            settings in it are ignored, because the directory contains this information.
 
     Raises:
         ValueError: the directory does not contain a complete model.

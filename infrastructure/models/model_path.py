@@ -19,7 +19,7 @@ LIKE_A_RUN = 0.9  # of 1, because runs of one day and model have similar names
 
 
 def refuse_file(path: Path) -> None:
-    """Raise if the model is given as a file, because a model must be a folder.
+    """Raise if the given path is a file, because a model must be a folder.
 
     Raises:
         ValueError: `path` is a file, or has the suffix of llama.cpp's files.
@@ -33,7 +33,7 @@ def refuse_file(path: Path) -> None:
 
 
 def refuse_missing(name: str) -> None:
-    """Raise ValueError if a model name looks like a path (not like a Hub name) that is missing."""
+    """Raise ValueError if a model name looks like a local path, but does not exist."""
     refuse_file(Path(name))
     if reads_like_path(name):
         is_final = Path(name).name == "final"
@@ -52,7 +52,7 @@ def refuse_missing_on_hub(
     revision: str | None = None,
     files: str = "models.language_model_files",
 ) -> None:
-    """Raise ValueError if the Hub's cache and one request do not find a model of this name.
+    """Raise ValueError if neither the Hub's cache nor one request to the Hub finds this model.
 
     Args:
         files: the code of the message that says which files a model folder contains.
@@ -80,7 +80,9 @@ def not_found(
 
 
 def _near_run(final: Path) -> str | None:
-    """Return the trained model of the run with the most similar name, given `RUN/final`."""
+    """Return the trained model of the run whose name is most similar to that in `RUN/final`, or
+    None.
+    """
     run = final.expanduser().parent
     try:
         finished = [other.name for other in run.parent.iterdir() if (other / final.name).is_dir()]
@@ -91,7 +93,7 @@ def _near_run(final: Path) -> str | None:
 
 
 def _near(name: str) -> str | None:
-    """Return the folder with the most similar name in the same parent folder, or None."""
+    """Return the folder in the same parent folder with the most similar name, or None."""
     path = Path(name).expanduser()
     try:
         beside = [other.name for other in path.parent.iterdir() if other.is_dir()]

@@ -47,7 +47,7 @@ _known_layouts = WeakTensorKeyDictionary()
 
 
 class PackingUnsupportedError(TemperError):
-    """An error for a model whose attention packed rows do not support."""
+    """An error for a model whose kind of attention is not supported with packed rows."""
 
 
 class PackedWay(Protocol):
@@ -69,7 +69,9 @@ class PackedWay(Protocol):
         """Compute attention, (1, T, H, D). Key and value may have fewer heads than the query."""
 
     def form(self, device: torch.device, dtype: torch.dtype, length_step: int) -> str:
-        """Return a text about what affects rounding; "" if such rows are not supported."""
+        """Return a text about everything that affects rounding; "" if such rows are not
+        supported.
+        """
 
 
 @cache
@@ -110,7 +112,7 @@ def segment_mask(cu_seq_lens: torch.Tensor, max_length: int, length_step: int = 
 
 
 def is_segment_mask(attention_mask: torch.Tensor | None) -> bool:
-    """Return whether a mask comes from `segment_mask`, instead of being an ordinary mask."""
+    """Return whether a mask comes from `segment_mask`. False for an ordinary mask."""
     return attention_mask is not None and attention_mask.dtype == torch.int32
 
 
@@ -167,7 +169,8 @@ def packed_attention(
 def attention_form(
     model: torch.nn.Module, device: torch.device, dtype: torch.dtype, length_step: int
 ) -> str:
-    """Return a text about how the model attends to packed rows, as far as it affects rounding.
+    """Return a text about all properties of the model's attention to packed rows that affect
+    rounding.
 
     Checkpoints contain this text.
 
@@ -185,13 +188,15 @@ def attention_form(
 def compiles_kernels(value: torch.Tensor) -> bool:
     """Return whether attention by example compiles a kernel for each length.
 
-    oneDNN does so in half precision on a CPU.
+    oneDNN does this in half precision on a CPU.
     """
     return value.device.type == "cpu" and compute_format(value) in HALF_PRECISION
 
 
 def rounded_layout(mask: torch.Tensor) -> RoundedLayout:
-    """Return the rounded layout of a segment mask, which is computed once per batch."""
+    """Return the rounded layout of a segment mask. The layout of a mask is computed once and
+    cached.
+    """
     if mask not in _known_layouts:
         _known_layouts[mask] = _make_layout(segment_lengths(mask), mask.shape[1])
     return _known_layouts[mask]
@@ -234,7 +239,7 @@ def in_autocast_format(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 def compute_format(tensor: torch.Tensor) -> torch.dtype:
-    """Return autocast's dtype if it is on, else the tensor's own."""
+    """Return autocast's dtype if autocast is on, otherwise the tensor's dtype."""
     kind = tensor.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
 
@@ -266,8 +271,8 @@ def sliding_window(
 
     Raises:
         PackingUnsupportedError: the model has windows or chunks, examples are longer than these,
-            and the model does not pass each layer its window (other attentions read it from the
-            mask).
+            and the model does not tell the attention of each layer its window (ordinarily the mask
+            shows it).
     """
     if "sliding_window" in arguments:
         window = arguments["sliding_window"]
@@ -316,7 +321,7 @@ def by_segment(
 def window_mask(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
     """Return a mask, True for the token itself and the `window - 1` tokens before it.
 
-    None if the example is not longer than the window.
+    Return None if the example is not longer than the window.
     """
     length = query.shape[2]
     if window is None or length <= window:
@@ -327,7 +332,9 @@ def window_mask(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
 
 @cache
 def varlen_kernel() -> Callable[..., Any] | None:
-    """Return torch's variable-length attention, or None if it lacks windows or grouped heads."""
+    """Return torch's variable-length attention; None if it does not support windows or grouped
+    heads.
+    """
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -394,7 +401,7 @@ def register_packed_attention() -> None:
 
 
 def use_packed_attention(model: torch.nn.Module) -> bool:
-    """Switch the model's text attention to `packed_attention`, if possible.
+    """Switch the attention of the model's text part to `packed_attention`, if possible.
 
     The model stays unchanged if it does not use transformers' attention interface, or if the user
     chose another attention than `sdpa`.
@@ -420,7 +427,7 @@ def use_plain_attention(model: torch.nn.Module) -> None:
 
 
 def packed_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[str, object]:
-    """Return the model's arguments that define where the examples of a packed row end.
+    """Return the model's arguments that mark the ends of the examples in a packed row.
 
     Args:
         batch: has `position_ids` (1, T), restarting at 0, or (axes, 1, T) for a model that
@@ -456,7 +463,8 @@ def model_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[st
     """Return the model's arguments for a padded or a packed batch, without labels.
 
     Args:
-        batch: if it has `is_bidirectional`, each token of a padded row attends to its whole row.
+        batch: the batch. With the key `is_bidirectional`, each token of a padded row attends to the
+            whole row.
     """
     arguments = {"input_ids": batch["input_ids"]}
     if "cu_seq_lens" in batch:

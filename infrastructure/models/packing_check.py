@@ -43,7 +43,7 @@ class PackingCheck:
     """The result of the check whether a model supports packed rows.
 
     Attributes:
-        isolated: packed rows give the same logits and gradients as single rows.
+        isolated: True if packed rows give the same logits and gradients as single rows.
         difference: the largest relative difference between packed and single rows, in logits and in
             gradients. Infinite if the model failed.
         leak: relative change of the second row's logits if the first row is changed.
@@ -61,7 +61,7 @@ class PackingCheck:
 def prepare_packing(
     model: torch.nn.Module, max_length: int | None = None, with_pictures: Measure | None = None
 ) -> PackingCheck:
-    """Prepare the model for packed rows, in the fastest way that passes the check.
+    """Prepare the model for packed rows, with the fastest attention that passes the check.
 
     The first choice is `packed_attention`, the second the model's own attention with position IDs
     that restart at 0. If neither isolates the rows, the model stays unchanged, and the caller must
@@ -95,7 +95,9 @@ def prepare_packing(
 
 
 def chunk_size(model: torch.nn.Module) -> int | None:
-    """Return the tokens per chunk if the model has chunked attention (as Llama 4), or None."""
+    """Return the chunk size in tokens of a model with chunked attention (Llama 4),
+    otherwise None.
+    """
     config: object = getattr(inner_model(model), "config", None)
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
@@ -117,7 +119,7 @@ def _refused(model: torch.nn.Module, why: str) -> PackingCheck:
 def check_packing(
     model: torch.nn.Module, max_length: int | None = None, with_pictures: Measure | None = None
 ) -> PackingCheck:
-    """Check packing with the model as it is now, without changing the model."""
+    """Check whether the model, in its current state, supports packed rows, without changing it."""
     attention = attention_implementation(model)
     name = f"{type(inner_model(model)).__name__} with attention {attention!r}"
     dtype, rows = compute_dtype(model), "packed rows"
@@ -174,13 +176,16 @@ def packing_difference(
 def leak_tolerance(dtype: torch.dtype) -> float:
     """Return the relative change of logits above which rows count as leaking.
 
-    It is much less than `tolerance`, because operations have the same order for equal shapes.
+    The limit is much lower than `tolerance`, because with equal shapes operations run in the same
+    order.
     """
     return 1e-5 if dtype in (torch.float32, torch.float64) else 2e-3
 
 
 def probe_rows(model: torch.nn.Module, seed: int) -> list[torch.Tensor]:
-    """Return two test rows of token IDs. The first exceeds the model's window, if that is small."""
+    """Return two test rows of token IDs. The first is longer than the model's window, if that is
+    small.
+    """
     embeddings = token_embeddings(model)
     config = getattr(inner_model(model), "config", None)
     window = getattr(config, "sliding_window", None) or 0
@@ -224,7 +229,7 @@ def pack_rows(rows: list[torch.Tensor], max_length: int | None = None) -> dict[s
 def probe(
     model: torch.nn.Module, batch: Mapping[str, object], with_gradient: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return logits (T, V) and a gradient (T, H) at the token embeddings, or zeros for it.
+    """Return logits (T, V), and a gradient (T, H) at the token embeddings (zeros if not requested).
 
     The gradient is that of a fixed weighted sum of the logits. No parameter's `.grad` is changed.
     """

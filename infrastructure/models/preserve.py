@@ -4,7 +4,7 @@
         model.eval()
         loss = ...
 
-The arguments say what is restored, and so what may be changed inside.
+The arguments determine what is restored at the end, and so what may be changed inside the context.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
 """The processor of a vision-language model, which converts images to pixels and tokens.
 
-transformers' own processor is loaded from the model's folder and saved with the model, so that both
-are used as they were trained.
+transformers' own processor is loaded from the model's folder and saved with the model, so that
+images are always converted as in training.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from infrastructure.models.transformers_backend import (
 
 
 def sees_pictures(source: ModelSource) -> bool:
-    """Return whether a saved model is a vision-language model. False for a Hub name."""
+    """Return whether a saved model is a vision-language model. False for a Hub model."""
     if source.kind is SourceKind.LORA_FOLDER:
         source = base_of_lora(source.folder)
     is_folder = source.kind is SourceKind.FOLDER

@@ -1,8 +1,8 @@
 """Base weights in 4 or 8 bits by bitsandbytes, for training LoRA on top of them (QLoRA).
 
 Method: Dettmers et al. 2023, arXiv 2305.14314: NF4 with double quantization. The frozen norms and
-embeddings stay in the compute dtype: wider frozen weights have no benefit, and the norms compute in
-fp32 anyway. This also works on a CPU (see `keep_trainable_layout`).
+embeddings are stored in the compute dtype: a wider dtype would have no benefit, because norms
+compute in fp32 anyway. This also works on a CPU (see `keep_trainable_layout`).
 """
 
 import logging
@@ -95,9 +95,9 @@ def note_on_experts(experts: Sequence[torch.Tensor], kind: str) -> str:
 def keep_trainable_layout(model: torch.nn.Module) -> None:
     """Keep bitsandbytes from repacking weights for its AVX512-BF16 inference kernel on CPUs.
 
-    It would repack them in place on the first forward pass in eval mode. The backward pass of all
-    later steps would then read the repacked bytes as if they were the weights, so one evaluation
-    would silently spoil the rest of the run (bitsandbytes 0.50).
+    Repacking happens in place, on the first forward pass in eval mode. The backward passes of later
+    steps would read the repacked bytes as ordinary weights, so one evaluation would silently make
+    the rest of the run wrong (bitsandbytes 0.50).
     """
     for layer in quantized_layers(model):
         if hasattr(layer, "support_avx512bf16_for_cpu"):

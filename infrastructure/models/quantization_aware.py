@@ -32,7 +32,7 @@ _NEEDED_FOR = Setting("model.quantization_aware")
 
 
 def check(model: torch.nn.Module) -> None:
-    """Raise if torchao would round the model only in part, or not at all.
+    """Raise if torchao would not round the weights of all linear layers of the model.
 
     The model's weights are not read, and may be on the meta device.
 

@@ -12,7 +12,7 @@ GROUP_SIZE = 32  # weights of a row that share a scale when training rounds them
 
 
 def refuse_quantized_weights_that_train(config: ModelConfig, *, trains_lora: bool) -> None:
-    """Raise ValueError if a model is quantized but is to be trained without LoRA."""
+    """Raise ValueError if a model is quantized but would be trained without LoRA."""
     if config.quantization is not None and not trains_lora:
         raise InputError("models.quantized_without_lora", quantization=config.quantization)
 
@@ -23,7 +23,7 @@ def refuse_quantized_base(name: str) -> None:
 
 
 def refuse_without_effect(key: str, name: str, reason: str) -> None:
-    """Raise ValueError with the message that a setting has no effect on a model."""
+    """Raise ValueError with the message that a setting has no effect on a certain model."""
     raise InputError(
         "models.setting_no_effect", key=Setting(f"model.{key}"), name=name, reason=reason
     )
@@ -41,7 +41,7 @@ def refuse_flash_attention(attention: str | None, *, has_gpu: bool) -> None:
 
 
 def refuse_longer_examples(max_length: int, num_positions: int, name: str) -> None:
-    """Raise ValueError if examples may be longer than the model's number of positions."""
+    """Raise ValueError if examples may be longer than the number of positions of the model."""
     if max_length > num_positions:
         raise InputError(
             "models.max_length_beyond_positions",

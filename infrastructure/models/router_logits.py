@@ -1,7 +1,8 @@
 """Handling of a mixture of experts' router logits, which training uses to balance experts.
 
-`generate` fails if they are on. A model whose configuration turns them on (`output_router_logits`)
-trains with them, but generates text and is saved without them.
+`generate` fails if a model outputs router logits. If a model's configuration turns them on
+(`output_router_logits`), they are used only in training, but not for generating text, and not in
+the saved model.
 """
 
 from collections.abc import Iterator, Mapping

@@ -90,7 +90,7 @@ def look_into(path: Path) -> ModelSource:
 def is_there(path: Path) -> bool:
     """Return whether a path exists.
 
-    If replacing a saved model there was interrupted, the model is restored first.
+    If replacing a saved model at this path was interrupted, the model is restored first.
     """
     if not path.exists():
         recover_directory(path)
@@ -98,7 +98,7 @@ def is_there(path: Path) -> bool:
 
 
 def check_folder(path: Path) -> None:
-    """Raise if the model in a folder cannot be loaded, as far as names and headers show.
+    """Raise if the names and headers of files show that the model in a folder cannot be loaded.
 
     Raises:
         ValueError: a file is missing or damaged; the message names it.
@@ -180,16 +180,16 @@ def _check_safetensors(file: Path) -> None:
 
 
 def refuse_unknown_layers(folder: Path, names: Sequence[str]) -> None:
-    """Raise if LoRA layers certainly do not exist in a saved model, by its weights' names.
+    """Raise if the weight names in a saved model show that it lacks one of these LoRA layers.
 
-    Cases that names cannot decide are accepted: experts, whose names change when they are loaded,
-    and a head, which need not be saved.
+    Layers whose absence weight names cannot prove are accepted: experts, which have other names
+    once they are loaded, and the output head, which may be missing in the files.
 
     Args:
         folder: the output of `save_pretrained`. Any other folder is accepted.
 
     Raises:
-        ValueError: a layer does not exist; the message names it, and those that exist.
+        ValueError: a layer does not exist; the message names this layer and the existing ones.
     """
     if not (folder / "config.json").is_file():
         return
@@ -211,7 +211,9 @@ def refuse_unknown_layers(folder: Path, names: Sequence[str]) -> None:
 
 
 def is_quantized(folder: Path) -> bool:
-    """Return whether a saved model or that of a run is quantized to 4 or 8 bits by bitsandbytes."""
+    """Return whether a saved model, or the model of a run, is quantized to 4 or 8 bits by
+    bitsandbytes.
+    """
     place = next((f for f in (folder, folder / FINAL) if (f / "config.json").is_file()), None)
     how = None if place is None else read_json(place / "config.json").get("quantization_config")
     return isinstance(how, dict) and bool(how.get("load_in_4bit") or how.get("load_in_8bit"))
@@ -225,7 +227,7 @@ def refuse_odd_rows(folder: Path, group: int) -> None:
         group: number of weights in a row that share a scale.
 
     Raises:
-        ValueError: a layer does not support it; the message names it, or the kind of model.
+        ValueError: a layer does not support it; the message names the layer or the kind of model.
     """
     if not (folder / "config.json").is_file():
         return
@@ -264,7 +266,7 @@ def rounded_beside(model: Path) -> Path | None:
         model: the run or its `final/`.
 
     Returns:
-        None if there is no rounded model.
+        The folder, or None if there is no rounded model.
     """
     plain = model if model.name == FINAL else model / FINAL
     rounded = map(plain.with_name, ROUNDED)

@@ -160,8 +160,8 @@ def save_tokenizer(
 ) -> None:
     """Save a tokenizer, and its processor, in the same form wherever it was loaded from.
 
-    So a resumed run, which loads its own tokenizer, ends with the same files as an uninterrupted
-    one.
+    So a resumed run, which loads its tokenizer from the checkpoint, writes the same files as an
+    uninterrupted run.
     """
     loaded = {k: tokenizer.init_kwargs[k] for k in HOW_IT_WAS_LOADED if k in tokenizer.init_kwargs}
     for name in loaded:
@@ -246,7 +246,9 @@ def write_lora_card(folder: Path, model: torch.nn.Module, sees: bool = False) ->
 
 
 def _quantization_of(model: torch.nn.Module) -> tuple[str | None, str]:
-    """Return the quantization of a LoRA's base ("4bit", "8bit" or None), and its dtype's name."""
+    """Return the quantization of a LoRA's base model ("4bit", "8bit" or None), and the name of its
+    dtype.
+    """
     form = getattr(getattr(model, "config", None), "quantization_config", None)
     kind = next((k for k in ("4bit", "8bit") if getattr(form, f"load_in_{k}", False)), None)
     dtypes = (p.dtype for p in model.parameters() if p.is_floating_point())

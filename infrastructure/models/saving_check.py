@@ -32,10 +32,10 @@ OUTPUTS_ONLY = ("output_scores", "output_logits", "output_attentions", "output_h
 
 
 def prepare_saving(model: torch.nn.Module, end_token_ids: Collection[int]) -> list[str]:
-    """Add the training data's end tokens to the model's configuration, and try to save it.
+    """Add the training data's end tokens to the model's configuration, and test saving the model.
 
     Args:
-        model: any module. One that is not a transformers model stays unchanged.
+        model: any module. Only a transformers model is changed.
         end_token_ids: the tokens that end an answer in the training data.
 
     Returns:
@@ -56,7 +56,8 @@ def prepare_saving(model: torch.nn.Module, end_token_ids: Collection[int]) -> li
 
 
 def make_writable(model: Any) -> list[str]:
-    """Remove ineffective settings that prevent saving a model's generation configuration.
+    """Remove settings without effect that prevent a model's generation configuration from being
+    saved.
 
     A configuration that can be saved stays unchanged.
 

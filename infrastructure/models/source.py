@@ -1,6 +1,6 @@
 """Lookup of what a model name refers to, before anything is loaded.
 
-So a wrong folder is reported within a second, not after a download.
+In this way, a wrong folder is reported within a second instead of after a download.
 """
 
 from pathlib import Path
@@ -42,7 +42,7 @@ def find_source(name: str) -> ModelSource:
 
 
 def registered_name(name: str) -> str | None:
-    """Return the registered name of a model, given that name or a folder with such a saved model.
+    """Return the name of a registered model, given that name or a folder with its saved weights.
 
     None if `name` refers to another kind of model, or to no model.
     """

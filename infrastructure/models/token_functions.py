@@ -66,8 +66,8 @@ def register_loss(name: str, loss: TokenFunction) -> None:
 def register_metric(name: str, metric: TokenFunction) -> None:
     """Register a metric that `training.metrics: [<name>]` selects.
 
-    Its mean over held-out tokens is logged as `eval_<name>`. `metric(logits, targets)` takes and
-    returns the same as a loss.
+    Its mean over held-out tokens is logged as `eval_<name>`. `metric` has the same arguments and
+    result as a loss (see `register_loss`).
 
     Raises:
         ValueError: the name belongs to another registered metric.
@@ -87,7 +87,8 @@ def own_loss(name: str) -> TokenFunction | None:
 
 
 def metrics_by_key(names: Sequence[str]) -> dict[str, TokenFunction]:
-    """Return the metrics with these names, by the key under which they are logged (`eval_…`).
+    """Return the metrics with these names. Their keys are those under which they are logged
+    (`eval_…`).
 
     Raises:
         ValueError: there is no such metric, it cannot be loaded, or two have the same key.
@@ -108,7 +109,7 @@ def checked(shown: str, function: TokenFunction, *, is_trained_on: bool = False)
 
     Args:
         shown: the function's name in error messages.
-        is_trained_on: it is a loss, so its results need a gradient if the logits have one.
+        is_trained_on: True for a loss, whose results need a gradient if the logits have one.
     """
     place = place_of(function)
     shown = f"{shown} at {place}" if place else shown
@@ -139,7 +140,7 @@ def _require_gradient(shown: str, values: torch.Tensor) -> None:
 
 
 class MetricSums:
-    """Sums of metrics over all tokens, computed by an object that is called like a loss.
+    """Sums of metrics over all tokens. The object is called like a loss, and adds to the sums.
 
     Attributes:
         sums: by key, over `count` tokens.

@@ -3,7 +3,7 @@
 The loss of a token is the cross-entropy, or the result of a user-defined function. Each target may
 have a weight, as diffusion objectives need.
 
-Most of a batch's logits are never needed, and all of them together are often the largest tensor of
+Most logits of a batch are not needed, and all of them together would often be the largest tensor of
 a training step. So the decoder computes its last hidden states, those that predict a supervised
 token are selected, and the output head processes them in chunks (`chunked_loss.py`).
 
@@ -102,7 +102,9 @@ class TokenLoss:
             self.narrows_last_mlp = self.method == FASTEST and may_narrow_last_mlp(model)
 
     def last_mlp(self, model: torch.nn.Module) -> torch.nn.Module | None:
-        """Return the MLP that may now be computed only at positions with a target, or None."""
+        """Return the MLP that may be computed at only the positions with a target; None if there is
+        none.
+        """
         return last_mlp(model) if self.narrows_last_mlp else None
 
     def __call__(
@@ -129,7 +131,8 @@ class TokenLoss:
         metrics: Mapping[str, TokenFunction],
         grid: SizeGrid = SizeGrid.EXACT,
     ) -> dict[str, tuple[float, int]]:
-        """Return for each metric its sum over the supervised tokens, and their number.
+        """Return, for each metric, its sum over the supervised tokens and the number of these
+        tokens.
 
         All metrics together take one forward pass.
         """
@@ -184,7 +187,9 @@ def loss_from_kept_logits(
     weights: torch.Tensor | None = None,
     own: TokenFunction | None = None,
 ) -> torch.Tensor:
-    """Return the loss from the model's own logits at the columns where any row has a target."""
+    """Return the loss from the logits that the model computes for all positions with a target in
+    any row.
+    """
     length = arguments["input_ids"].shape[1]
     columns, column_of_target = (positions % length).unique(return_inverse=True)
     missing = grid.rows_up(len(columns)) - len(columns)
@@ -232,7 +237,9 @@ METHODS: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def backbone(model: torch.nn.Module) -> torch.nn.Module | None:
-    """Return the part of a transformers model that computes hidden states, or None."""
+    """Return the part of a transformers model that computes hidden states; None if there is
+    none.
+    """
     inner = inner_model(model)
     base_model = getattr(inner, "base_model", None)
     return (
@@ -241,7 +248,7 @@ def backbone(model: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def output_head(model: torch.nn.Module) -> torch.nn.Linear | None:
-    """Return the module that computes logits from hidden states, or None."""
+    """Return the module that computes logits from hidden states; None if there is none."""
     inner = language_model(model)
     return inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
 
@@ -254,7 +261,8 @@ def last_hidden_state(model: torch.nn.Module, arguments: Mapping[str, object]) -
 
 
 def choose_method(model: torch.nn.Module) -> tuple[str, str]:
-    """Return the fastest method that is correct for this model, and why no faster one is.
+    """Return the fastest loss method that is correct for this model, and why faster methods are
+    not.
 
     Raises:
         ValueError: the model's forward returns no logits.
@@ -286,16 +294,17 @@ def choose_method(model: torch.nn.Module) -> tuple[str, str]:
 
 @torch.no_grad()
 def adds_balancing_loss(model: torch.nn.Module) -> bool:
-    """Return whether the model adds a loss of its own that is a mean over all tokens."""
+    """Return whether the model adds to the loss its own balancing loss, a mean over all tokens."""
     ids = torch.arange(NUM_PROBE_TOKENS, device=next(model.parameters()).device).unsqueeze(0)
     with probing(model):
         return getattr(call_model(model, {"input_ids": ids}), "aux_loss", None) is not None
 
 
 def may_narrow_last_mlp(model: torch.nn.Module) -> bool:
-    """Return whether computing the last MLP at some positions only gives the correct result.
+    """Return whether the result stays correct if the last MLP is computed at only some positions.
 
-    This compares loss and gradients, computed both ways at every other position of a short row.
+    For every other position of a short row, loss and gradients with and without this optimization
+    are compared.
     """
     mlp = last_mlp(model)
     if mlp is None:
@@ -344,10 +353,11 @@ def why_not(method: str, model: torch.nn.Module, arguments: Mapping[str, Any]) -
 
 
 def why_not_head(model: torch.nn.Module, arguments: Mapping[str, object]) -> str:
-    """Return the reason why the head's output is not the logits; "" if it is.
+    """Return the reason why the logits are not simply the head's output; "" if they are.
 
     The head's output is replaced by large numbers, which must come out unchanged. Comparing losses
-    would not detect a cap, which has no effect on the small logits of a new model.
+    would not detect that a model caps its logits, because a cap does not affect the small logits of
+    a new model.
     """
     inputs: list[torch.Tensor] = []
     outputs: list[torch.Tensor] = []

@@ -105,8 +105,8 @@ def _with_template(tokenizer: "Tokenizer") -> "PreTrainedTokenizerBase":
 def _in_short_words(texts: Iterable[str]) -> Iterator[str]:
     """Yield texts with a leading space, split if they contain very long words.
 
-    Training time grows with the square of a word's length, and parts of a long word teach as much
-    as the whole.
+    Training time grows with the square of a word's length, and parts of a long word are as useful
+    as the whole word.
     """
     for text in texts:
         if LONG_RUN.search(text):

@@ -24,7 +24,7 @@ SUCH_AS = "models.give_vision_model"
 
 
 def has_processor(folder: Path) -> bool:
-    """Return whether a folder contains a processor."""
+    """Return whether a folder contains a transformers processor."""
     return any((folder / name).is_file() for name in PROCESSOR_FILES)
 
 
@@ -32,7 +32,7 @@ def check_tower(name: str) -> None:
     """Raise if a vision encoder does not exist, locally or on the Hub, or its folder lacks a file.
 
     Raises:
-        ValueError: something is missing; the message says what it is, and what to do.
+        ValueError: something is missing; the message names it and says what to do.
     """
     path = Path(name).expanduser()
     try:

@@ -1,9 +1,8 @@
 """The tensors of a model that a checkpoint must contain.
 
-Full fine-tuning: every parameter, including those that are frozen at the moment (by the
-phase). LoRA: the LoRA matrices and what else is trained, but not the frozen base, which is
-loaded from its source. The same holds if only added modules are trained. Persistent buffers are
-always included.
+Full fine-tuning: every parameter, including parameters that the current phase freezes. LoRA or
+added modules: everything that is trained, but not the frozen base model, which is loaded from its
+source. Persistent buffers are always included.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +31,9 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a sharded tensor, sharing its memory, or an ordinary tensor."""
+    """Return this rank's part of a sharded tensor, which shares its memory. Return other tensors
+    unchanged.
+    """
     part: Callable[[], torch.Tensor] | None = getattr(tensor, "to_local", None)
     return tensor if part is None else part()
 

@@ -1,8 +1,8 @@
 """Loading of models and tokenizers by transformers and PEFT, from a folder or the Hub.
 
-This rejects what transformers would accept but would spoil a run: missing weights that would be
-initialized randomly, an encoder in place of a language model, a tokenizer with more tokens than the
-model. Weights are read from safetensors only.
+This module rejects models that transformers would load but that would ruin a run: models with
+missing weights, which would be initialized randomly; encoders instead of language models; models
+whose tokenizer has more tokens than the embedding. Weights are read from safetensors only.
 """
 
 from collections.abc import Iterable
@@ -72,7 +72,7 @@ class LoadOptions:
 
 
 def load_causal_lm(source: ModelSource, options: LoadOptions) -> torch.nn.Module:
-    """Load a language or vision-language model from a folder or the Hub, to its device.
+    """Load a language or vision-language model from a folder or the Hub to its device.
 
     Raises:
         ValueError: it is missing, incomplete, damaged, or another kind of model.
@@ -122,7 +122,7 @@ def load_weights(
 def _placement(config: "PreTrainedConfig", options: LoadOptions) -> dict[str, object]:
     """Return the arguments for loading weights directly to the device.
 
-    Without them, a model that fits the GPU may not fit into main memory.
+    Without these arguments, a model that fits into GPU memory may not fit into main memory.
     """
     arguments: dict[str, object] = {}
     if options.attention is not None:
@@ -278,7 +278,7 @@ def _cannot_load(source: ModelSource, error: BaseException) -> InputError:
 
 
 def _cause(source: ModelSource, error: BaseException) -> BaseException | None:
-    """Return the cause to show for an error, or None for an error of the Hub about a file.
+    """Return the cause of an error to show to the user. None for an error of the Hub about a file.
 
     Errors of the Hub have long causes of their own.
     """
@@ -286,7 +286,7 @@ def _cause(source: ModelSource, error: BaseException) -> BaseException | None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return an error's message on one line, with the error's type if the message needs it."""
+    """Return an error's message on one line, preceded by the error's type if necessary."""
     text = " ".join(str(error).split())
     is_terse = isinstance(error, WRONG_VALUE) and not isinstance(error, ValueError)
     return f"{type(error).__name__}: {text}" if is_terse else text
@@ -308,8 +308,8 @@ def hub_arguments(source: ModelSource, options: LoadOptions) -> dict[str, object
 def load_tokenizer(source: ModelSource, options: LoadOptions) -> "PreTrainedTokenizerBase":
     """Load the model's tokenizer, and make sure that it has an end and a padding token.
 
-    The end token also serves as padding token if there is none. Real end tokens are still trained,
-    because padding is known from the lengths.
+    The end token also serves as padding token if there is none. End tokens are trained even so,
+    because padding is recognized by the lengths of examples.
 
     Raises:
         ValueError: there is no tokenizer, it is damaged, or it has no end token.

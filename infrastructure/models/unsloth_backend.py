@@ -57,8 +57,8 @@ def prepare_backend(model_config: ModelConfig, cache_directory: Path | None = No
     Call this before anything imports transformers, trl or peft.
 
     Args:
-        cache_directory: folder for Unsloth's compiled code, on a local disk, never on a mounted
-            drive. None: Temper's cache.
+        cache_directory: folder for Unsloth's compiled code; must be on a local disk, not on a
+            mounted drive. None: Temper's cache.
 
     Raises:
         MissingPackageError: unsloth is not installed.
@@ -81,7 +81,7 @@ def prepare_backend(model_config: ModelConfig, cache_directory: Path | None = No
 
 
 def check_versions() -> None:
-    """Check installed packages against the version bounds that the installed unsloth declares.
+    """Check installed packages against the version bounds declared by the installed unsloth.
 
     Unsloth is installed without its dependencies, so the installer has not checked them.
 
@@ -141,8 +141,7 @@ def load_unsloth(
     """Load model and tokenizer with `FastLanguageModel.from_pretrained`, including a saved LoRA.
 
     Raises:
-        ValueError: the options include something that Unsloth would silently ignore here, or
-            Unsloth cannot load the model.
+        ValueError: Unsloth would silently ignore one of the options, or cannot load the model.
     """
     _refuse_what_it_would_ignore(options)
     unsloth = require("unsloth", "model.backend=unsloth")
@@ -193,8 +192,8 @@ def check_unsloth_lora(model: torch.nn.Module, lora_config: LoraConfig) -> None:
     """Raise if Unsloth does not support a LoRA for these layers. No weights are read.
 
     Raises:
-        ValueError: a target module is not a linear layer of this model (the text lists those that
-            exist), or experts are to have matrices.
+        ValueError: a target module is not a linear layer of this model (the message lists the
+            linear layers), or experts would get LoRA matrices.
     """
     if lora_config.target_modules != "all-linear":
         check_target_modules(model, lora_config.target_modules)

@@ -49,6 +49,7 @@ from infrastructure.models.transformers_backend import (
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+IMAGE_TOKEN = "<image>"
 # Encoder weights that its hidden states do not depend on. They may be missing.
 BEHIND_THE_FEATURES = ("pooler", "head")
 PROBED_SIZES = ((40, 30), (30, 50))  # width and height of test images for the processor
@@ -91,7 +92,9 @@ class VisionTower:
 
     @property
     def strategy(self) -> str:
-        """Llava's feature selection, which drops the first vector unless all are of patches."""
+        """The name of Llava's feature selection: "default" drops the first vector, "full" drops
+        none.
+        """
         return "default" if self.num_features > self.num_patches else "full"
 
 
@@ -220,16 +223,14 @@ def check_text_only(config: "PreTrainedConfig", name: str) -> None:
         )
 
 
-def make_processor(
-    tokenizer: "PreTrainedTokenizerBase", tower: VisionTower, vision: MultimodalConfig
-) -> Any:
+def make_processor(tokenizer: "PreTrainedTokenizerBase", tower: VisionTower) -> Any:
     """Create Llava's processor from a text model's tokenizer and the encoder's image processor.
 
     Raises:
         ValueError: the tokenizer splits the image token.
     """
     transformers = require("transformers", "models.load_processor")
-    mark = vision.image_token
+    mark = IMAGE_TOKEN
     if mark not in tokenizer.get_vocab():
         added = transformers.AddedToken(mark, special=True, normalized=False)
         tokenizer.add_tokens([added], special_tokens=True)
@@ -263,7 +264,7 @@ def put_together(
     The new projector is initialized with torch's global random generator. Seed it before the call.
 
     Raises:
-        ValueError: for a text, Llava would compute other logits than the text model.
+        ValueError: for a test text, Llava computes other logits than the text model.
     """
     transformers = require("transformers", "models.load_model")
     modeling = require("transformers.models.llava.modeling_llava", "models.load_model")

@@ -1,9 +1,9 @@
 """A fast hash of weights in memory, on any device.
 
-A tensor's bytes are read as 64-bit integers, each is multiplied by an odd number for its position,
-and sums over a million of them are hashed. Every single change is detected, and so is a change of
-order. The sums are exact on every device. On one CPU core it hashes about 3 GB per second, twice as
-fast as BLAKE2. It protects against accidents, not against an attacker.
+A tensor's bytes are read as 64-bit integers. Each integer is multiplied by an odd number that
+depends on its position. Sums over a million integers are hashed. Every single change is detected,
+and so is a change of order. The sums are exact on every device. On one CPU core it hashes about 3
+GB per second, twice as fast as BLAKE2. It protects against accidents, not against an attacker.
 """
 
 import functools
@@ -21,7 +21,9 @@ WORD_BYTES = 8
 
 @torch.no_grad()
 def weights_hash(tensors: Iterable[tuple[str, torch.Tensor]]) -> str | None:
-    """Return a hash of tensors with their names, shapes and dtypes. None if there are none."""
+    """Return a hash of tensors with their names, shapes and dtypes; None if there are no
+    tensors.
+    """
     digest = hashlib.blake2b(digest_size=32)
     is_any = False
     for name, tensor in tensors:
@@ -38,7 +40,9 @@ def model_hash(model: torch.nn.Module) -> str | None:
 
 
 def frozen_hash(model: torch.nn.Module) -> str | None:
-    """Return a hash of the frozen weights that checkpoints do not contain; None if none."""
+    """Return a hash of the frozen weights, which checkpoints do not contain; None if nothing is
+    frozen.
+    """
     trained = {tensor.data_ptr() for tensor in trainable_state(model).values()}
     return weights_hash(
         (name, tensor)
@@ -60,7 +64,7 @@ def _in_memory(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _sums(tensor: torch.Tensor) -> torch.Tensor:
-    """Return one 64-bit sum for each `WORDS` words, and one for the remaining bytes."""
+    """Return the sum of each run of `WORDS` 64-bit integers, and the sum of the remaining bytes."""
     data = tensor.contiguous().view(-1)
     data = data.view(torch.uint8) if data.numel() else data.new_empty(0, dtype=torch.uint8)
     if data.storage_offset() % WORD_BYTES:
@@ -73,16 +77,16 @@ def _sums(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mixed(words: torch.Tensor) -> torch.Tensor:
-    """Mix the upper half of each word into its lower half.
+    """Mix the upper half of each 64-bit integer into its lower half.
 
-    Without this, a change of a word's highest bit would count the same at every position, and two
-    changes of a sign would cancel out.
+    Otherwise a change of the highest bit would have the same effect at every position, and two such
+    changes would cancel out.
     """
     return words ^ ((words >> 32) & 0xFFFFFFFF)
 
 
 @functools.lru_cache(maxsize=1)
 def _factors(device: str) -> torch.Tensor:
-    """Return an odd factor for each position, which takes 8 MB."""
+    """Return an odd factor for each position. The factors take 8 MB."""
     places = torch.arange(1, 2 * WORDS, 2, dtype=torch.int64, device=device)
     return places * FIRST_FACTOR

@@ -31,7 +31,7 @@ LIES_IN = "lies_in"  # attribute of a parameter that stands for a weight on disk
 
 @dataclass(frozen=True)
 class WeightOnDisk:
-    """The location of a weight in a safetensors file: stored row by row, from byte `begin` on."""
+    """The location of a weight in a safetensors file, stored row by row from byte `begin` on."""
 
     file: Path
     dtype: torch.dtype
@@ -74,8 +74,8 @@ def layers_on_disk(
     """Create a model from a folder or the Hub, and leave its weights on disk.
 
     Raises:
-        ValueError: the files contain other weights than the model, because transformers converts
-            them when it loads the whole model.
+        ValueError: the weights in the files differ from those of the model, because transformers
+            converts weights when it loads a model as a whole.
     """
     give_back_large_blocks()  # each weight is freed before the next one is made
     model = _layers(config, options)
@@ -174,8 +174,8 @@ def replace_parameters(
 def taken_out(model: torch.nn.Module) -> dict[str, WeightOnDisk | torch.Tensor]:
     """Move all parameters to the meta device, and return their weights by name.
 
-    A weight is a location on disk or a tensor. If no weight of the model is on disk, return nothing
-    and change nothing.
+    Each weight is returned as a location on disk or as a tensor. If no weight of the model is on
+    disk, change nothing and return {}.
     """
     named = dict(model.named_parameters())
     if not any(map(lies_in, named.values())):
@@ -193,7 +193,7 @@ def put_back(
     """Replace the placeholders of a model by trained weights, one after the other.
 
     The weights are written to unnamed files in `folder`, which disappear when nothing uses them.
-    Placeholders of weights that were not trained move to the meta device.
+    Placeholders of untrained weights move to the meta device.
     """
     parameters = dict(model.named_parameters())
     buffers = dict(model.named_buffers())

@@ -288,7 +288,7 @@ class EnhancedTrainer:
             raise ConfigurationError(sentence)
 
     def _refuse_saved_weights(self, model: torch.nn.Module) -> None:
-        """Raise if the model was saved with added weights that do not work with these settings."""
+        """Raise if the model was saved with added weights that these settings do not support."""
         names = added_modules(model)
         problems = saved_weights_refusals(names, self.model_config, self.training_config)
         if sentence := next(problems, None):
@@ -382,7 +382,8 @@ class EnhancedTrainer:
     def _is_too_large(self) -> bool:
         """Return whether this process should read only its own part of the weights.
 
-        That is so if its memory cannot hold the whole model plus its part of the training state.
+        It should if the memory cannot hold the whole model and this process's part of the training
+        state.
         """
         if self.ranks is None or not self._may_spread():
             return False
@@ -435,7 +436,9 @@ class EnhancedTrainer:
         return self.planner.decide()
 
     def prepare(self) -> TrainingLoop:
-        """Build what is still missing for training: model, data, optimizer, schedule and loop."""
+        """Build what training needs and does not have yet: model, data, optimizer, schedule and
+        loop.
+        """
         if self.loop is None:
             if self.training_config.best_needs_answers and self.answering is None:
                 raise ConfigurationError(
@@ -504,7 +507,8 @@ class EnhancedTrainer:
         self.bind_strategy()
 
     def keep_precision(self, name: object) -> None:
-        """Use the precision `name` with which the resumed run began, if none is configured.
+        """Use the precision `name`, with which the resumed run began, if no precision is
+        configured.
 
         This applies only on a CPU, where the run chose between fp32 and bf16 by measurement. A
         different precision is rejected later, in the comparison with the checkpoint.
@@ -527,15 +531,16 @@ class EnhancedTrainer:
         return torch.get_num_threads() if is_alone else None
 
     def keep_num_threads(self, count: object) -> None:
-        """Use the number of threads with which the resumed run began, up to the available cores.
+        """Use the `count` threads with which the resumed run began, but not more than there are
+        cores.
 
-        An environment variable for the number of threads takes precedence.
+        If an environment variable sets the number of threads, it takes precedence.
         """
         if isinstance(count, int) and self.num_threads and not os.environ.get(THREADS_VARIABLE):
             self.use_num_threads(max(1, min(count, processor().num_cores)))
 
     def bind_strategy(self) -> TrainingStrategy:
-        """Give the strategy everything that it needs to do a step, and return it."""
+        """Give the strategy everything that it needs for a step, and return the strategy."""
         self.strategy.compute_loss = self.adapter.compute_loss
         self.strategy.precision = self.precision
         self.strategy.added_rate = added_learning_rate_for(
@@ -639,7 +644,7 @@ class EnhancedTrainer:
                 self.before = self.evaluate()
 
     def _put_together(self) -> None:
-        """Gather the trained weights in a whole model on rank 0."""
+        """Gather the trained weights of all ranks in a whole model on rank 0."""
         group = self.group if self.ranks is None else self.ranks.group
         loop, state = self.loop, self.state
         assert loop is not None
@@ -722,7 +727,7 @@ class EnhancedTrainer:
         return self.multimodal.scheduler(optimizer, peak, first, scheduler)
 
     def _example_source(self, data: DataSource) -> ExampleSource:
-        """Return the source of examples for a strategy that stores a value for each example."""
+        """Return the source of examples for strategies that store a value for each example."""
         run = self.checkpoints.store.root.parent if self.checkpoints is not None else None
         facts: JsonObject = {
             "labels": LABELS_VERSION,
@@ -762,7 +767,7 @@ class EnhancedTrainer:
 
         Args:
             poll: called between two batches. It may raise.
-            kind: class of the object that measures, such as one that also keeps the loss of each
+            kind: the class that measures the metrics; a subclass may also record the loss of each
                 row.
         """
         model, data = self.initialize_model(), self.initialize_data()
@@ -792,7 +797,8 @@ class EnhancedTrainer:
         return numbers
 
     def train_step(self, batch: Sequence[object]) -> float:
-        """Perform one optimizer step on a batch for a custom loop, and return the mean loss.
+        """Perform one optimizer step on a batch in a custom training loop, and return the mean
+        loss.
 
         Raises:
             ConfigurationError: the run has several processes, which cannot use a custom loop.
@@ -878,16 +884,20 @@ class EnhancedTrainer:
         return {name: part for name, part in parts.items() if part is not None}
 
     def _keyed(self, rows: str) -> str:
-        """Return a hash of rows from which nothing can be guessed without the run's key."""
+        """Return a keyed hash of rows, so that without the run's key nothing can be guessed from
+        it.
+        """
         return rows if self._run_key is None else keyed(self._run_key, rows)
 
     def attention_form(self) -> str:
-        """Return which attention implementation computes, because it affects rounding."""
+        """Return the name of the attention implementation, which affects rounding."""
         step = self.adapter.size_grid.segment_step
         return attention_form(self.initialize_model(), self.device, self.precision.dtype, step)
 
     def last_mlp_form(self) -> str:
-        """Return at which tokens the last layer's MLP is computed, because it affects rounding."""
+        """Return the tokens for which the last layer's MLP is computed: all, or only
+        trained ones.
+        """
         narrows = (
             isinstance(self.adapter, StandardModelAdapter)
             and self.sharding is None

@@ -39,8 +39,8 @@ from infrastructure.training.trainer_factory import TrainerFactory
 def train_as(member: Member) -> int:
     """Train together with rank 0 until rank 0 stops, and return the exit code.
 
-    The code is DONE even if rank 0 never needed this process or has ended, because rank 0 reports
-    the result of the run.
+    The exit code is DONE even if rank 0 has ended or never needed this process, because only rank 0
+    reports the result of the run.
     """
     _import_what_takes_long()
     call = member.called()
@@ -96,9 +96,9 @@ def _lost(member: Member, error: ProcessLostError) -> int:
 def trainer_of(
     group: JoinedGroup, facts: Mapping[str, Any], tokenizer: Mapping[str, bytes]
 ) -> EnhancedTrainer:
-    """Create the same trainer as rank 0's, prepared on this rank's device.
+    """Create a trainer like that of rank 0, prepared on this rank's device.
 
-    It shows, saves and decides nothing.
+    This trainer shows, saves and decides nothing.
     """
     config = DeploymentConfig.from_dict(facts["configuration"])
     config.model.revision = facts["revision"] or config.model.revision
@@ -133,7 +133,7 @@ def trainer_of(
 def _stop_all_on_signals(group: JoinedGroup) -> None:
     """Install signal handlers that stop all ranks after their current step.
 
-    A stop signal to this rank is passed on to all ranks.
+    They handle stop signals to this rank.
     """
     if threading.current_thread() is not threading.main_thread():
         return

@@ -1,4 +1,4 @@
-"""Information that rank 0 sends to the other ranks, which build the same trainer from it."""
+"""Information that rank 0 sends to the other ranks so that they can build the same trainer."""
 
 import tempfile
 from pathlib import Path

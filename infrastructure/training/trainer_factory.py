@@ -98,7 +98,7 @@ class TrainerFactory:
     def _ranks(
         self, config: DeploymentConfig, trainer: EnhancedTrainer, options: Mapping[str, object]
     ) -> Ranks | None:
-        """Return the ranks if there are several processes, as configured or launched, else None."""
+        """Return the ranks if several processes are configured or launched; otherwise None."""
         launch = launched_process()
         if launch is not None and launch.rank != 0:
             raise ConfigurationError(
@@ -172,7 +172,7 @@ def num_processes_for(
 def show_gpus(config: DeploymentConfig) -> None:
     """Restrict this process to the configured GPUs.
 
-    CUDA reads the environment variable only once, before its first use.
+    This sets an environment variable that CUDA reads only once, before its first use.
 
     Raises:
         ConfigurationError: CUDA is already in use, or none of the GPUs exists.

@@ -86,7 +86,6 @@ def test_values_that_do_not_go_together_are_reported_beside_the_one_that_was_set
     with pytest.raises(ConfigurationError, match=r"config\.hidden_size_not_divisible"):
         state.checked()
     state.enter("model.embedded.num_heads", "3")
-    state.enter("model.embedded.num_kv_heads", "3")
     assert state.messages() == {}
     assert state.checked().model.embedded.hidden_size == 30
 

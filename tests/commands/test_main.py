@@ -488,6 +488,8 @@ def test_words_may_stand_behind_flags() -> None:
     [
         (["train", "d.csv"], True),
         (["sweep", "d.csv"], True),
+        (["queue", "run"], True),
+        (["queue", "list"], False),
         (["tune", "d.csv"], False),
         (["train", "d.csv", "--new-run"], False),
     ],

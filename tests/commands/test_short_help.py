@@ -76,6 +76,13 @@ def test_the_help_of_a_measurement_names_its_own_defaults() -> None:
     assert "examples per forward pass (default: 32)" in shown
 
 
+def test_the_help_of_an_action_begins_as_a_sentence() -> None:
+    shown = parser_of("queue").format_help()
+    assert "queue.help_add" in shown
+    add = subcommands(parser_of("queue"))["add"].complete()
+    assert "\nQueue.help_add().\n" in add.format_help()
+
+
 def test_the_values_of_a_word_are_named_in_the_help() -> None:
     parser = parser_of("sweep")
     shown = " ".join(parser.format_help().split())

@@ -265,11 +265,11 @@ CONFIGURATION = [
     ),
     Wrong(
         "a storage that there is not",
-        "train --stack-quantization-type nf_fp4",
+        "train --stack-quantization-type nf_fp",
         [
             "config.setting_says",
             "setting=training.quantization_type",
-            "what=quantization, name=nf_fp4,",
+            "what=quantization, name=nf_fp,",
             "meant=nf_fp8",
         ],
     ),
@@ -412,7 +412,7 @@ CONFIGURATION = [
     Wrong(
         "rows that share no scale",
         "train d.jsonl --quantization-aware int4 --embedded-hidden-size 48"
-        " --embedded-num-heads 2 --embedded-num-kv-heads 2 --max-length 64",
+        " --embedded-num-heads 2 --max-length 64",
         [
             "models.qat_embedded_width",
             "group_size=32",
@@ -1230,11 +1230,6 @@ FURTHER = [
         "empty path",
         ["config", "--output", ""],
         ["config.wrong_value", "setting=output_dir", 'value=""'],
-    ),
-    Wrong(
-        "kv heads",
-        "config --embedded-num-heads 4 --embedded-num-kv-heads 3",
-        ["config.num_heads_not_divisible", "num_heads=4", "num_kv_heads=3"],
     ),
     Wrong(
         "num proc device",

@@ -42,7 +42,6 @@ SPECIAL: dict[str, Any] = {
     "monitor.prometheus": "0.0.0.0:9400",
     "model.lora_config.target_modules": ["q_proj", "v_proj"],
     "model.embedded.num_heads": 8,
-    "model.embedded.num_kv_heads": 2,
     "model.embedded.hidden_size": 96,
 }
 

@@ -24,7 +24,7 @@ def test_auto(model: ModelConfig, learning_rate: float, num_epochs: int) -> None
 
 
 def test_a_wider_new_model_learns_slower() -> None:
-    wide = ModelConfig(embedded=EmbeddedModelConfig(hidden_size=384, num_heads=6, num_kv_heads=6))
+    wide = ModelConfig(embedded=EmbeddedModelConfig(hidden_size=384, num_heads=6))
     assert learning_rate_for(TrainingConfig(), wide, True) == pytest.approx(5e-4)
 
 

@@ -30,7 +30,7 @@ lora_config.alpha
 lora_config.dropout lora_config.target_modules lora_config.use_dora lora_config.use_rslora
 
 dtype attention trust_remote_code revision
-embedded.hidden_size embedded.num_layers embedded.num_heads embedded.num_kv_heads
+embedded.hidden_size embedded.num_layers embedded.num_heads
 embedded.intermediate_size embedded.vocab_size embedded.max_positions
 data.path eval_path format encoding shape prompt_column answer_column context_column text_column
 image_column image_background task_column
@@ -45,7 +45,7 @@ validation_frequency validation_prompts early_stopping_patience
 layerwise_lr_decay
  curriculum_stages curriculum_by
 enabled_extensions memory.layer memory.slots memory.heads memory.width memory.store
-multimodal.vision_tower multimodal.projector_epochs multimodal.image_token
+multimodal.vision_tower multimodal.projector_epochs
 extension_learning_rate train_extensions_only optimization_frequency mode block_size
 best_metric best_metric_mode
 local_loss reconstruct_weight cache_activations cache_dtype end_to_end_scope

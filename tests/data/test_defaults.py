@@ -24,7 +24,7 @@ from tests.features.quantum.training.quantum_runs import records
 TINY = {
     "model": {
         "embedded": {
-            **{"hidden_size": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 2},
+            **{"hidden_size": 16, "num_layers": 1, "num_heads": 2},
             "intermediate_size": 16,
         }
     },

@@ -42,7 +42,7 @@ def small_settings(folder: Path, **training: Any) -> dict[str, Any]:
     return {
         "model": {
             "embedded": {
-                **{"hidden_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 2},
+                **{"hidden_size": 32, "num_layers": 1, "num_heads": 2},
                 **{"intermediate_size": 32, "vocab_size": 280, "max_positions": 64},
             }
         },

@@ -99,7 +99,7 @@ def test_run_json_records_how_the_run_came_to_be(
     assert batch_size == {"value": 4, "source": "keyword training.batch_size"}
     assert DeploymentConfig.from_dict(record["configuration"]).training.max_steps == 2
     assert record["data"]["fingerprint"] == trainer.initialize_data().fingerprint
-    assert "<mark" in record["data"]["preview_html"]
+    assert "⟦" in record["data"]["preview"][0]
     assert record["attention"] == trainer.identity()["attention"]
     assert record["attention"].startswith(ATTENTION_NAME)
     assert record["last_mlp"] == trainer.last_mlp_form() == "learnt tokens"

@@ -52,7 +52,7 @@ SETTINGS: dict[str, Any] = {
     "model": {
         "embedded": {
             **{"hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 2},
-            **{"num_kv_heads": 2, "vocab_size": 300, "max_positions": 64},
+            **{"vocab_size": 300, "max_positions": 64},
         }
     },
     "data": {"path": "rows.jsonl", "max_length": 64, "num_workers": 0, "validation_split": 0.1},

@@ -43,7 +43,6 @@ SMALL_MODEL: dict[str, Any] = {
     "model.embedded.intermediate_size": 64,
     "model.embedded.num_layers": 2,
     "model.embedded.num_heads": 2,
-    "model.embedded.num_kv_heads": 2,
     "model.embedded.vocab_size": 300,
 }
 SETTINGS: dict[str, Any] = {

@@ -21,7 +21,7 @@ from typing import Any
 from tests.deployment.runs import ROOT, losses, runs_of, write_rows
 
 MODEL = {
-    **{"hidden_size": 32, "num_layers": 4, "num_heads": 2, "num_kv_heads": 2},
+    **{"hidden_size": 32, "num_layers": 4, "num_heads": 2},
     **{"intermediate_size": 48, "vocab_size": 280, "max_positions": 64},
 }
 TRAINING = {

@@ -1,6 +1,6 @@
 """G10: commands get one to four signals, 0.01 to 0.5 s apart, at random instants, and go on.
 
-    python -m tests.faults.signal_storm DIRECTORY [--sequences 12] [--kinds orpo,ranks,sweep]
+    python -m tests.faults.signal_storm DIRECTORY [--sequences 12] [--kinds orpo,ranks,sweep,queue]
 
 Prints one JSON line. `sequences`: how many were sent, each to a command that lived;
 `unsaved`: after which a step that was logged is in no version; `failed`: exit codes that are of no
@@ -44,7 +44,7 @@ from tests.training.methods.method_runs import (
     trained_weights,
 )
 
-OTHERS = ("ranks", "sweep")
+OTHERS = ("ranks", "sweep", "queue")
 STEP_SECONDS, SAVE_SECONDS = 0.04, 0.3
 MOST_SESSIONS = 12
 SETTLED_SECONDS = 60.0
@@ -53,6 +53,7 @@ WORDS: dict[str, list[list[str]]] = {
     "sweep": [
         ["sweep", "--search", "learning_rate=0.001,0.01", "--sampler", "grid", "--pruner", "none"]
     ],
+    "queue": [["queue", "run"]],
 }
 
 
@@ -80,6 +81,12 @@ def prepare(kind: str, folder: Path, base: Path) -> None:
         more: dict[str, Any] = {"training": {"checkpoint_frequency": 3}}
         settings = settings_of(kind, folder, base, base.with_name("teacher"), **more)
     (folder / ".config/training_config.yaml").write_text(json.dumps(settings))
+    if kind == "queue":
+        for rate in ("0.001", "0.01"):
+            words = ["queue", "add", "--learning-rate", rate]
+            _, status = os.waitpid(command(words, folder), 0)
+            if status:
+                raise RuntimeError((folder / "words.txt").read_text())
 
 
 def command(words: Sequence[str], folder: Path) -> int:
@@ -136,7 +143,7 @@ def unsaved_steps(run: Path) -> int:
 
 
 def settled(folder: Path) -> None:
-    """Wait until no process trains any more: those of a sweep save by themselves."""
+    """Wait until no process trains any more: those of a sweep or a queue save by themselves."""
     deadline = time.monotonic() + SETTLED_SECONDS
     while time.monotonic() < deadline:
         trainers = [read_trainer(run) for run in runs_in(folder)]

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from infrastructure.deployment.deploy_training import DeploymentConfig, TrainingDeployment
-from infrastructure.monitoring.drawing.metrics_file import parse_metrics
+from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
 from tests.deployment.runs import small_settings
@@ -158,7 +158,7 @@ def run_in(folder: Path) -> Path:
 
 
 def losses_of(run: Path) -> list[tuple[int, float]]:
-    records = parse_metrics(run / "metrics.jsonl").records
+    records = read_metrics(run / "metrics.jsonl")
     return [(record["step"], record["loss"]) for record in records if "loss" in record]
 
 

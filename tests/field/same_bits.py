@@ -111,7 +111,7 @@ def configurations(folder: Path) -> dict[str, dict[str, Any]]:
     table.write_text("question,answer\n" + "".join(f"{n} times 2?,{2 * n}\n" for n in range(40)))
     embedded = {
         "embedded": {
-            **{"hidden_size": 32, "num_layers": 2, "num_heads": 2, "num_kv_heads": 2},
+            **{"hidden_size": 32, "num_layers": 2, "num_heads": 2},
             **{"intermediate_size": 32, "vocab_size": 280, "max_positions": 128},
         }
     }

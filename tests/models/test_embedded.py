@@ -13,7 +13,6 @@ TINY = EmbeddedModelConfig(
     hidden_size=32,
     num_layers=2,
     num_heads=4,
-    num_kv_heads=2,
     intermediate_size=48,
     vocab_size=300,
     max_positions=64,
@@ -34,7 +33,7 @@ def test_it_has_the_shape_and_the_tokens_requested(tokenizer: Any) -> None:
     assert config.hidden_size == 32
     assert config.num_hidden_layers == 2
     assert config.num_attention_heads == 4
-    assert config.num_key_value_heads == 2
+    assert config.num_key_value_heads == 4
     assert config.intermediate_size == 48
     assert config.max_position_embeddings == 64
     assert config.vocab_size == len(tokenizer) < 300

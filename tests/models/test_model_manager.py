@@ -27,7 +27,6 @@ TINY = {
     "hidden_size": 32,
     "num_layers": 2,
     "num_heads": 2,
-    "num_kv_heads": 1,
     "intermediate_size": 48,
     "vocab_size": 300,
     "max_positions": 64,

@@ -68,7 +68,6 @@ PRESETS = {
             "model.embedded.hidden_size": 32,
             "model.embedded.num_layers": 2,
             "model.embedded.num_heads": 2,
-            "model.embedded.num_kv_heads": 2,
             "model.embedded.intermediate_size": 64,
             "data.max_length": 512,
             "data.num_workers": 0,

@@ -85,10 +85,6 @@ class EmbeddedModelConfig(ConfigSection):
         description="Attention heads of the embedded model; twice this number must divide its"
         " width.",
     )
-    num_kv_heads: Count = Field(
-        default=4,
-        description="Key/value heads of the embedded model; must divide its attention heads.",
-    )
     intermediate_size: Count = Field(
         default=336, description="Width of the embedded model's gated MLP."
     )
@@ -107,12 +103,6 @@ class EmbeddedModelConfig(ConfigSection):
                 "config.hidden_size_not_divisible",
                 hidden_size=self.hidden_size,
                 num_heads=self.num_heads,
-            )
-        if self.num_heads % self.num_kv_heads:
-            raise ConfigurationError(
-                "config.num_heads_not_divisible",
-                num_heads=self.num_heads,
-                num_kv_heads=self.num_kv_heads,
             )
 
 

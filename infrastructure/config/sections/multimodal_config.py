@@ -36,7 +36,3 @@ class MultimodalConfig(ConfigSection):
         description="Epochs that first train only the projector, in addition to"
         " {=training.num_epochs}.",
     )
-    image_token: str = Field(
-        default="<image>",
-        description="Token that stands for an image; added to the tokenizer if missing.",
-    )

@@ -38,7 +38,7 @@ def get_augmentation(name: str) -> Augmentation:
     """Return the augmentation with this name.
 
     Raises:
-        ValueError: there is none; the message suggests the nearest name.
+        ValueError: there is no augmentation with this name; the message suggests the nearest name.
     """
     try:
         return AUGMENTATIONS.get(name)

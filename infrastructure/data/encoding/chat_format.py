@@ -1,9 +1,9 @@
-"""Writing of conversations as text for tokenization, and the positions of their answers in it.
+"""Conversion of conversations to text for tokenization, with the positions of their answers.
 
-If there is a chat template, it renders the text. The characters that it marks with {% generation %}
-are trained on, and no others, as in transformers' `return_assistant_tokens_mask` and TRL's
-`assistant_only_loss`. If it marks nothing, answers are found by comparing the template's output
-with and without them. Without a template, the plain format below is used, for training and for
+If there is a chat template, it renders the text. Only the characters that the template marks with
+{% generation %} are trained on, as in transformers' `return_assistant_tokens_mask` and TRL's
+`assistant_only_loss`. If the template marks nothing, answers are found by comparing its output with
+and without the answers. Without a template, the plain format below is used, for training and for
 generation:
 
     every message that is not an answer: its text and a line break
@@ -86,7 +86,7 @@ class FormatError(Exception):
 
 
 class HistoryError(FormatError):
-    """An error for a chat template that changes earlier messages once more messages follow."""
+    """An error for a chat template that renders messages differently once more messages follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +150,14 @@ class PlainFormat:
         return Written(self._lead(text), text, (), ())
 
     def _lead(self, text: str) -> tuple[int, ...]:
-        """Return the token ids to put before a text: BOS, or none if the text begins with BOS
-        already.
+        """Return the token IDs to put before a text: BOS, or none if the text already begins with
+        BOS.
         """
         return () if self.start and text.startswith(self.start) else self.lead
 
 
 class TemplateFormat:
-    """A chat template, and how it wants messages and tool calls.
+    """A chat template, with the form in which it expects messages and tool calls.
 
     Attributes:
         marks_answers: the template marks the trained text with {% generation %}.
@@ -240,8 +240,8 @@ class TemplateFormat:
         """Return whether answers can be found in the template's output, as tested on a few
         conversations.
 
-        They can if the template renders the text before an answer identically, whatever follows.
-        Conversations that the template rejects do not count.
+        They can be found if the template renders the text before an answer identically, whatever
+        follows. Conversations that the template rejects are ignored.
 
         Args:
             last_only: only the last answer of each conversation has to be found.
@@ -300,7 +300,9 @@ class TemplateFormat:
         return mark in text and QUESTION.text in text and "'type'" not in text
 
     def write_whole(self, conversation: Conversation) -> Written:
-        """Return the conversation as one text, all of it trained on; raises `FormatError`."""
+        """Return the conversation as one text that is trained on as a whole. Raise `FormatError` if
+        that fails.
+        """
         text = self.text_of(conversation)
         return Written((), text, ((0, len(text)),), (True,))
 
@@ -317,10 +319,11 @@ class TemplateFormat:
         return len(prefix)
 
     def _start_of_greeting(self, turns: Sequence[Turn], inputs: str, text: str) -> int:
-        """Return where the answer that begins a conversation starts.
+        """Return the position at which an answer starts if it is the first message of a
+        conversation.
 
-        Few templates render an empty conversation. So look for the header of an answer in the
-        part of the output that does not depend on this answer.
+        Few templates render an empty conversation, so this searches for the header of an answer in
+        the part of the output that does not depend on the answer.
         """
         if len(turns) == 1:
             raise FormatError(
@@ -339,10 +342,10 @@ class TemplateFormat:
     def _spans_of(
         self, conversation: Conversation, index: int, text: str, spans: Sequence[tuple[int, int]]
     ) -> list[int]:
-        """Return the indices of the marked spans that belong to turn number `index`.
+        """Return the indices of the marked spans that belong to message number `index`.
 
-        These are the spans that change when the turn's text changes, and separately marked end
-        tokens after them.
+        These are the spans that change when the text of the message changes, and the separately
+        marked end tokens that follow.
         """
         turns = list(conversation.turns)
         turns[index] = _changed(turns[index])
@@ -379,7 +382,7 @@ class TemplateFormat:
         return end + len(self.own_end) if is_there else end
 
     def _takes_parts(self) -> bool:
-        """Return whether the template renders content only if it is a list of parts."""
+        """Return whether the template renders a message's content only if it is a list of parts."""
         texts = []
         for self.takes_parts in (False, True):
             try:
@@ -390,7 +393,7 @@ class TemplateFormat:
         return is_written == [False, True]
 
     def _form_of_calls(self) -> tuple[bool, bool | None]:
-        """Return `takes_json_text` and `wraps_calls` for the first accepted form of a tool call.
+        """Return `takes_json_text` and `wraps_calls` for the first form of a tool call that works.
 
         For example, DeepSeek V3's template concatenates the arguments with text, and so fails on an
         object; Llama 3.1's template fails on a call without `function`.
@@ -416,7 +419,7 @@ class TemplateFormat:
         return None if all(written) or not any(written) else written[0]
 
     def tools(self, tools: Any) -> list[JsonObject]:
-        """Return the tools of a row in the form that this template takes."""
+        """Return the tools of a row in the form that this template expects."""
         return [_wrapped(tool, self.wraps_tools) for tool in tools]
 
     def _writes_call(self, wrapped: bool) -> bool:
@@ -427,7 +430,7 @@ class TemplateFormat:
             return False
 
     def _without_trailing_space(self, text: str, start: int, end: int) -> int:
-        """Return the end of an answer, without the white space after its end-of-turn token."""
+        """Return the end of an answer, excluding white space after its end-of-turn token."""
         stripped = text[start:end].rstrip()
         return start + len(stripped) if _ends_with(self._special, stripped) else end
 
@@ -466,7 +469,7 @@ class TemplateFormat:
         return text, list(marked[0]) if mark else []
 
     def message(self, turn: Turn) -> JsonObject:
-        """Return a message in the form that this template takes."""
+        """Return a message in the form that this template expects."""
         message = turn.message()
         if self.takes_parts and isinstance(message["content"], str):
             message["content"] = [{"type": "text", "text": message["content"]}]
@@ -476,7 +479,7 @@ class TemplateFormat:
         return message
 
     def _call(self, call: JsonObject) -> JsonObject:
-        """Return a tool call in the form that this template takes."""
+        """Return a tool call in the form that this template expects."""
         function: Any = call.get("function", call)
         if self.takes_json_text:
             text = json.dumps(function.get("arguments", {}), ensure_ascii=False)
@@ -490,9 +493,9 @@ def training_format(
 ) -> TemplateFormat:
     """Return the chat template to write training conversations with.
 
-    This is the tokenizer's own, with one exception: if it writes earlier answers differently from
-    the last one, as Qwen3's does, and more than the last answer is trained on, TRL's training
-    template of the same family is used, if the installed TRL has one.
+    This is the tokenizer's own template, with one exception: if that template writes earlier
+    answers differently from the last one (as in Qwen3), and earlier answers are trained on too,
+    TRL's training template of the same family is used, if the installed TRL has one.
     """
     if own.marks_answers or own.can_find_answers(last_only) or not is_installed("trl"):
         return own
@@ -510,7 +513,9 @@ def training_format(
 
 
 def _wrapped(one: JsonObject, wraps: bool | None) -> JsonObject:
-    """Return a tool or tool call with or without `function` around it; None: unchanged."""
+    """Return a tool or tool call with (True) or without (False) `function` around it; None:
+    unchanged.
+    """
     function: Any = one.get("function")
     if function is None:
         return {"type": "function", "function": one} if wraps else one
@@ -518,13 +523,13 @@ def _wrapped(one: JsonObject, wraps: bool | None) -> JsonObject:
 
 
 def _common_start(first: str, *others: str) -> str:
-    """Return the longest text that all of these texts begin with."""
+    """Return the longest common beginning of these texts."""
     columns = zip(first, *others, strict=False)
     return "".join(letters[0] for letters in takewhile(lambda one: len({*one}) == 1, columns))
 
 
 def _changed(turn: Turn) -> Turn:
-    """Return a copy of the turn with another text and other names of the called tools."""
+    """Return a copy of the message with another text and other names of the called tools."""
     fields = json.loads(turn.fields) if turn.fields else {}
     for call in fields.get("tool_calls") or ():
         function = call.get("function", call)
@@ -534,7 +539,9 @@ def _changed(turn: Turn) -> Turn:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that matches any of the texts, the longest first; without texts, nothing."""
+    """Return a pattern that matches any of the texts, trying longer texts first. Without texts, it
+    matches nothing.
+    """
     ordered = sorted({text for text in texts if text}, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
@@ -559,9 +566,10 @@ def marks_without_token(template: str, tokenizer: "PreTrainedTokenizerBase") -> 
 def spelled_tags(
     template: TemplateFormat, tokenizer: "PreTrainedTokenizerBase"
 ) -> tuple[list[str], int]:
-    """Return the tags around a question and its answer that are not tokens of this tokenizer.
+    """Return the tags around a question and its answer that are not single tokens of this
+    tokenizer.
 
-    Also return an estimate of the extra tokens that these tags need because they are split.
+    Also return an estimate of how many extra tokens this takes.
     """
     known = tokenizer.get_vocab()
     tags = [tag for tag in tags_of(template) if tag not in known]
@@ -580,7 +588,8 @@ def tags_of(template: TemplateFormat) -> list[str]:
 def shipped_templates() -> dict[str, Path]:
     """Return the chat templates that come with TRL, by name; {} if TRL is missing or ships none.
 
-    Its variants that only mark answers are left out, because Temper finds answers itself.
+    Variants of templates that differ only in marking answers are left out, because Temper finds
+    answers itself.
     """
     package = find_spec("trl")
     folders = package.submodule_search_locations if package else None
@@ -591,7 +600,7 @@ def shipped_templates() -> dict[str, Path]:
 
 
 def leading_ids(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
-    """Return the ids that the tokenizer puts before a text by itself: BOS, or nothing."""
+    """Return the IDs that the tokenizer itself puts before a text: BOS, or nothing."""
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]
     start = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
@@ -599,7 +608,7 @@ def leading_ids(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
 
 
 def start_of_text(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Return the BOS token as text if the tokenizer puts it before every text, else ""."""
+    """Return the BOS token as text if the tokenizer puts it before every text, otherwise ""."""
     is_put = leading_ids(tokenizer) == (tokenizer.bos_token_id,)
     return str(tokenizer.bos_token) if is_put else ""
 
@@ -608,7 +617,7 @@ def end_of_text(tokenizer: "PreTrainedTokenizerBase") -> str:
     """Return the EOS token as text.
 
     Raises:
-        ValueError: there is none, or the tokenizer does not read it as one token.
+        ValueError: there is no EOS token, or the tokenizer does not read its text as one token.
     """
     eos = tokenizer.eos_token
     if eos is None:

@@ -1,6 +1,6 @@
-"""Column names to look for: those of well-known datasets, and in other languages.
+"""Column names to look for: names in well-known datasets, and names in other languages.
 
-They are used only if no column has one of the usual names in `schema_detection`.
+These names are used only if no column has one of the usual names, which are in `schema_detection`.
 """
 
 import unicodedata
@@ -76,7 +76,7 @@ def _pairs(shape: str, text: str, contexts: tuple[str, ...]) -> list[NamedPair]:
 
 
 def known_pairs(prompt: str, question: str, instruction: str) -> list[NamedPair]:
-    """Return all known pairs of a question column and an answer column.
+    """Return all known pairs of names of a question column and an answer column.
 
     Args:
         prompt, question, instruction: the row shape to give to pairs of each of the three kinds.

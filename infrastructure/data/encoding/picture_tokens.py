@@ -1,8 +1,8 @@
 """Conversion of images in a text to tokens by a transformers processor.
 
 A chat template writes one placeholder per image (`<image>`, `<|image_pad|>`). The model's processor
-determines how many tokens an image of a given size takes. These tokens replace the placeholder, and
-are never trained on.
+determines how many tokens an image of a given size takes. These tokens replace the placeholder.
+They are never trained on.
 """
 
 from collections.abc import Sequence
@@ -101,14 +101,14 @@ class PictureTokens:
     def in_place(
         self, ids: Sequence[int], mask: np.ndarray, images: Sequence["Image"]
     ) -> tuple[list[int], np.ndarray]:
-        """Return the tokens with each image placeholder replaced by its image's tokens, and their
-        mask.
+        """Return the tokens with each image placeholder replaced by the tokens of its image, and
+        the mask.
 
         Args:
             mask: bool (len(ids),), True for trained tokens.
 
         Raises:
-            PictureError: the number of placeholders is not the number of images.
+            PictureError: the numbers of placeholders and images differ.
         """
         places = [n for n, token in enumerate(ids) if token == self.mark_id]
         if len(places) != len(images):
@@ -128,7 +128,7 @@ class PictureTokens:
         return [*whole, *ids[start:]], np.concatenate([*masks, mask[start:]])
 
     def check(self, text: str, before: Sequence[int], after: Sequence[int], images: Any) -> None:
-        """Check that the first rows have the same tokens as those that the processor itself makes.
+        """Check that the first rows get the same tokens as from the processor itself.
 
         Args:
             before: the tokens of the text, with one placeholder for each image.
@@ -162,8 +162,8 @@ class PictureTokens:
         return [int(token) for token in written["input_ids"][0]]
 
     def inputs(self, ids: "torch.Tensor", pictures: Sequence[Picture]) -> dict[str, Any]:
-        """Return the model inputs besides tokens: pixels, and image positions if the model takes
-        them.
+        """Return the model inputs besides tokens: pixels, and the positions of images if the model
+        uses them.
 
         Args:
             ids: (B, L), with the tokens of the images in place.
@@ -173,7 +173,9 @@ class PictureTokens:
         return given | self.kinds(ids)
 
     def kinds(self, ids: "torch.Tensor") -> dict[str, Any]:
-        """Return a mask of the image tokens, as model arguments; {} if the model takes none."""
+        """Return a mask of the image tokens, as model arguments; {} if the model does not use such
+        a mask.
+        """
         names = set(self.processor.model_input_names)
         is_picture = (ids[..., None] == ids.new_tensor(self.token_ids)).any(-1).long()
         return {name: is_picture for name in KINDS_OF_TOKENS if name in names}

@@ -54,7 +54,9 @@ def parse_python(text: str) -> JsonValue:
 
 
 def _depth(text: str) -> int:
-    """Return an upper bound of the nesting depth of brackets; those inside strings count, too."""
+    """Return an upper bound of the nesting depth of brackets, counting those inside
+    strings, too.
+    """
     steps = (1 if one in "[{(" else -1 for one in BRACKETS.findall(text))
     return max(itertools.accumulate(steps, initial=0))
 

@@ -1,12 +1,12 @@
-"""Detection of texts of a row that are missing in the text that the model reads.
+"""Detection of texts in a row that are missing in the text that the model reads.
 
 A chat template may leave out a system message, earlier reasoning, or the text next to a tool call.
 To detect that, the row is rendered a second time with a mark in place of each text: a character of
-Unicode's private planes, which no template knows. The template treats the mark as it treats the
-text. The texts are then put back into the marked output, and the result is compared with the text
-that the model reads. If both are equal, every mark is the position of its text, and a text whose
-mark is missing was left out. No text is searched for, so short, repeated and escaped texts cannot
-be confused.
+Unicode's private planes, which no template knows. The template treats the mark like the text. The
+texts are then put back into the marked output, and the result is compared with the text that the
+model reads. If both are equal, every mark is the position of its text, and a text whose mark is
+missing was left out. No text is searched for, so short, repeated and escaped texts cannot be
+confused.
 
 Rows of the same form (the same roles and fields) share one marked output. If the texts do not fit
 back, because the template inspects them, the row gets its own marked output: the marks are as long
@@ -65,7 +65,7 @@ class Missing:
 
     Attributes:
         kind: the kind of text, as a message code such as REASONING_KIND.
-        what: the kind and the position in the row, in words: "the reasoning of message 3".
+        what: description of its kind and its position in the row: "the reasoning of message 3".
         text: the whole text.
         is_learnt: True if the text is part of an answer that is trained on.
         is_cut: True if the model reads a part of the text.
@@ -86,12 +86,11 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The texts of one row that the model does not read, or for which this is unknown.
+    """The texts of one row that the model does not read, and those for which this is unknown.
 
     Attributes:
         missing: texts that the model does not read completely, in the order of the row.
-        undetermined: descriptions of the texts for which it is unknown whether the model reads
-            them.
+        undetermined: descriptions of texts that the model may or may not read.
     """
 
     missing: tuple[Missing, ...] = ()
@@ -99,7 +98,9 @@ class Account:
 
     @property
     def unlearnable(self) -> tuple[Missing, ...]:
-        """The texts of trained answers that the model does not read completely."""
+        """The trained answers' texts that the chat template drops or the model does not read
+        completely.
+        """
         return tuple(one for one in self.missing if one.is_learnt)
 
 
@@ -108,10 +109,10 @@ WHOLE = Account()
 
 @dataclass
 class LeftOut:
-    """Counts of the texts of a dataset's rows that the model does not read, by kind.
+    """Counts, by kind, of the texts in a dataset that the model does not read.
 
     Attributes:
-        cause: the reason, as a message code or as the end of a sentence.
+        cause: the reason why they are not read, as a message code or as the end of a sentence.
         rows: kind → number of rows with such a missing text.
         firsts: kind → the first of these rows: its position, and the missing text.
         causes: kind → cause, for kinds that were read from JSON.
@@ -147,7 +148,9 @@ class LeftOut:
         ]
 
     def to_json(self) -> list[JsonObject]:
-        """Return a JSON object for each kind of missing text, with words instead of codes."""
+        """Return a JSON object for each kind of missing text, with sentences instead of message
+        codes.
+        """
         return [
             {
                 "kind": phrase(kind),
@@ -164,7 +167,7 @@ class LeftOut:
 
     @classmethod
     def from_json(cls, records: Iterable[Mapping[str, Any]]) -> Self:
-        """Restore the counts from the result of `to_json`, with words instead of message codes."""
+        """Restore the counts from the result of `to_json`."""
         left_out = cls()
         for record in records:
             left_out.rows[record["kind"]] = record["rows"]
@@ -174,10 +177,10 @@ class LeftOut:
 
 
 def reasoning_forms(conversation: Conversation, source: str) -> Iterator[Conversation]:
-    """Yield copies of the conversation with its reasoning in other forms that the template
+    """Yield copies of the conversation with its reasoning in other places that the template
     mentions.
 
-    Reasoning can be in a field of the message, or in tags at the beginning of the answer.
+    The places are fields of the message, and tags at the beginning of the answer.
     """
     fields = [name for name in REASONING_FIELDS if re.search(rf"\b{name}\b", source)]
     for name in (*fields, *([None] if THINK_TAGS[1] in source else [])):
@@ -187,7 +190,7 @@ def reasoning_forms(conversation: Conversation, source: str) -> Iterator[Convers
 
 
 def _with_reasoning_in(turn: Turn, name: str | None) -> Turn:
-    """Return an answer with its reasoning in the field `name`, or in tags if that is None."""
+    """Return an answer with its reasoning in the field `name`; in tags if `name` is None."""
     fields: dict[str, Any] = json.loads(turn.fields) if turn.fields else {}
     if turn.role != "assistant" or isinstance(fields.get("content"), list):
         return turn
@@ -208,11 +211,12 @@ def _with_reasoning_in(turn: Turn, name: str | None) -> Turn:
 
 
 class RowAccounting:
-    """A detector of texts of rows that are missing in the output of a chat template.
+    """A detector of texts in rows that are missing in the output of a chat template.
 
     Args:
-        write: returns a conversation as the text that the model reads. If it raises for a marked
-            conversation, the texts of that conversation are undetermined.
+        write: returns a conversation as the text that the model reads. If it raises for a
+            conversation with marks, it is unknown whether the model reads the texts of that
+            conversation.
         sources: the Jinja source of each template that `write` uses.
     """
 
@@ -224,7 +228,8 @@ class RowAccounting:
         self._forms: OrderedDict[object, _Skeleton | None] = OrderedDict()
 
     def account(self, conversation: Conversation, text: str) -> Account:
-        """Return the texts of a conversation that are missing in `text`.
+        """Return the texts of a conversation that are missing in `text`, and those for which this
+        is unknown.
 
         Args:
             text: what `write` returned for this conversation.
@@ -239,7 +244,9 @@ class RowAccounting:
         return self._by_itself(conversation, text)
 
     def _skeleton(self, marked: Conversation, marker: "_Marker") -> "_Skeleton | None":
-        """Return the cached output for marked rows of this form; None if the template fails."""
+        """Return the cached template output for rows with the same marked form; None if the
+        template fails.
+        """
         turns = tuple((turn.role, turn.text, turn.fields, turn.is_learnt) for turn in marked.turns)
         form = (turns, marked.inputs, marked.num_given)
         if form in self._forms:
@@ -258,7 +265,8 @@ class RowAccounting:
             return None
 
     def _by_itself(self, conversation: Conversation, text: str) -> Account:
-        """Return the missing texts of a single row, using marked output made for this row alone.
+        """Return the missing texts of one row, from an output with marks that is made only for this
+        row.
 
         This is necessary if the template inspects the texts of the row.
         """
@@ -280,7 +288,7 @@ class RowAccounting:
 
 @dataclass(slots=True)
 class _Text:
-    """A text of a row, and the indices of the marks that stand for it."""
+    """A text in a row, and the indices of the marks that replace it."""
 
     kind: str
     what: Message
@@ -368,7 +376,7 @@ class _Marker:
         return marked + self._marked(rest, self._text(kind, what, rest, is_learnt))
 
     def _fields(self, fields: dict[str, Any], number: int, is_learnt: bool) -> None:
-        """Mark the fields of a message besides its content, in place."""
+        """Mark the fields of a message other than its content, in place."""
         for name in REASONING_FIELDS:
             if isinstance(value := fields.get(name), str):
                 what = _words("data.part_message_reasoning", number=number)
@@ -394,7 +402,9 @@ class _Marker:
     def _object(
         self, values: dict[str, Any], path: str, where: Message, is_learnt: bool
     ) -> dict[str, Any]:
-        """Return the arguments of a tool call with marks; a key and its value are one text."""
+        """Return the arguments of a tool call with marks. A key and its value together are one
+        text.
+        """
         owners = {}
         for key in sorted(values, key=str.lower):  # templates may sort by key; marks sort the same
             value = values[key]
@@ -430,7 +440,7 @@ class _Marker:
         return json.dumps(given)
 
     def _schema(self, schema: dict[str, Any], where: Message) -> None:
-        """Mark the texts in a tool's description, in place; types stay as they are."""
+        """Mark the texts in a tool's description, in place. Types are not marked."""
         if isinstance(value := schema.get("description"), str):
             what = _words("data.part_description", where=where)
             owner = self._text(DESCRIPTION_KIND, what, value, False)
@@ -461,7 +471,7 @@ class _Marker:
         return len(self.texts) - 1
 
     def _marked(self, text: str, owner: int) -> str:
-        """Return the marks for a text; strings in the text that are in `kept` stay."""
+        """Return a text replaced by marks, except for the strings in `kept`."""
         if self.only not in (None, owner):
             return text
         kept = [one for one in self.kept if one in text]
@@ -497,7 +507,9 @@ class _Marker:
         return key if is_kept else self._piece(key, owner)
 
     def _unnamed(self, text: str) -> str:
-        """Mark a string that varies by row and need not be read, such as a tool call's ID."""
+        """Mark a string that differs from row to row and that the model need not read, such as a
+        call's ID.
+        """
         return text if self.keeps_length else self._mark(text, None, len(text))
 
     def _number(self, value: float, owner: int) -> float:
@@ -509,7 +521,8 @@ class _Marker:
 
 
 class _Skeleton:
-    """The template's output for a marked row, split into marks and the literals between them.
+    """The template's output for a row with marks, split into the marks and the literals between
+    them.
 
     Attributes:
         whole: the marks that occur in full length at least once.
@@ -541,9 +554,9 @@ class _Skeleton:
         self.loses = len(self.whole) < len(lengths)
 
     def fits(self, pieces: Sequence[str], text: str) -> bool:
-        """Return whether the output, with the marks replaced by the row's texts, equals `text`.
+        """Return whether the output is `text` once its marks are replaced by the row's texts.
 
-        A text may appear unchanged, as JSON, as Python or as HTML, or be cut.
+        A text may appear in `text` unchanged, as JSON, Python or HTML, or shortened.
         """
         text, literals = f"{text}{END}", [*self._literals[:-1], f"{self._literals[-1]}{END}"]
         position, before = 0, literals[0]
@@ -558,7 +571,7 @@ class _Skeleton:
 
 
 def _ways(before: str, piece: str, part: int, after: str) -> Iterator[tuple[str, str]]:
-    """Yield the ways in which a text can appear between two literals of the output.
+    """Yield the ways in which a text can appear between two literals of the template's output.
 
     Each way is a pair: the output up to the end of the text, and the rest of the second literal.
     """
@@ -579,7 +592,7 @@ def _spellings(piece: str) -> Iterator[str]:
 
 
 def _missing(texts: Sequence[_Text], skeleton: _Skeleton) -> tuple[Missing, ...]:
-    """Return the texts with a missing or cut mark.
+    """Return the texts of which a mark is missing or incomplete.
 
     Reasoning does not count if the same message also holds it in a field that the template reads.
     """
@@ -601,7 +614,9 @@ def _missing(texts: Sequence[_Text], skeleton: _Skeleton) -> tuple[Missing, ...]
 
 
 def _words(code: str, /, **about: object) -> Message:
-    """Return a message that is rendered only when it is used, because most are never shown."""
+    """Return a message that is rendered only when it is used, because most messages are never
+    shown.
+    """
     return Message(code, about)
 
 

@@ -106,12 +106,12 @@ IMAGE_OF_MESSAGE = "data.image_of_message"
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A position in a row, rendered as words only if an error message names it.
+    """A position in a row. It is converted to words only if an error message names it.
 
     Attributes:
-        number: the number of the part of the column, from 1; 0 means the whole column.
-        part: the message code of the name for such a part.
-        key: the key of a value inside that part; "" means the whole part.
+        number: the number of an item in the column, from 1; 0 means the whole column.
+        part: the message code of the name for such an item. key: the key of a value inside the
+            item; "" means the whole item.
     """
 
     column: str
@@ -128,7 +128,7 @@ class Where:
 
 
 class ShapeError(Exception):
-    """An error for a row that does not fit the shape; the row becomes a `BadRow`."""
+    """An error for a row that does not fit the recognized shape. The row becomes a `BadRow`."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -138,7 +138,7 @@ class ShapeError(Exception):
 
 @dataclass(frozen=True)
 class RowSchema:
-    """A recognized row shape: the role of each column, and why this shape was chosen.
+    """A recognized row shape: the role of each column, and the reason for choosing this shape.
 
     Attributes:
         columns: role ("prompt", "answer", "context", "system", "chat", "text", "tools", "options",
@@ -160,7 +160,9 @@ class RowSchema:
             return BadRow(row.source, row.line, error.reason, error.detail, shown, row.offset)
 
     def conversation(self, row: Row) -> Conversation:
-        """Return the row as a conversation; raises `ShapeError` if the row does not fit."""
+        """Return the row as a conversation. Raise `ShapeError` if the row does not fit the
+        shape.
+        """
         turns, num_given = self._turns(row.values)
         pictures = self._pictures(row.values, turns)
         inputs = self.inputs(row.values)
@@ -169,7 +171,8 @@ class RowSchema:
         return Conversation(tuple(turns), task, group, *place, inputs, num_given, pictures)
 
     def _pictures(self, values: RowValues, turns: list[Turn]) -> tuple[PictureSource, ...]:
-        """Return the images of a row, and add a message part in `turns` for each that has none yet.
+        """Return the images of a row, and make sure that messages in `turns` have a part for each
+        image.
 
         Images from a separate column go to message parts of type image that have no content.
         Without such parts, they go where the texts contain <image>, or else before the first user
@@ -201,9 +204,9 @@ class RowSchema:
         return tuple(next(given) if source is None else source for source in own)
 
     def _chat_columns(self, values: RowValues) -> list[str]:
-        """Return the columns that list messages.
+        """Return the columns that contain lists of messages.
 
-        A prompt given as text does not count, even if it begins like a list.
+        A text column with prompts does not count, even if its texts begin like lists.
         """
         pair = [self.columns[part] for part in ("prompt", "answer") if part in self.columns]
         lists = [column for column in pair if isinstance(value_of(values, column), list)]
@@ -220,7 +223,9 @@ class RowSchema:
         return "" if value is None else str(value)
 
     def _turns(self, values: RowValues) -> tuple[list[Turn], int]:
-        """Return the messages of a row, and how many of them come from a separate prompt column."""
+        """Return the messages of a row, and the number of messages that come from a separate prompt
+        column.
+        """
         if self.name == TEXT:
             return [Turn(TEXT_ROLE, _text(values, self.columns["text"]))], 0
         if self.name in CHAT_KEYS:
@@ -242,8 +247,7 @@ class RowSchema:
         """Return the messages of a row's prompt, without its answer.
 
         Args:
-            messages: messages of the chat column that contain the question, if a column of messages
-                holds it.
+            messages: the messages with the question, if they come from a column of messages.
 
         Raises:
             ShapeError: the row has no question.
@@ -266,7 +270,9 @@ class RowSchema:
         return [Turn("user", _text(values, prompt))]
 
     def answers(self, values: RowValues, column: str) -> list[Turn]:
-        """Return the answer in a column: a text, a choice, or messages; raises `ShapeError`."""
+        """Return the answer in a column, which may be a text, a choice, or messages. Raise
+        `ShapeError` if invalid.
+        """
         if CHOICES in self.columns:
             return [Turn("assistant", _choice(values, self.columns[CHOICES], column))]
         value = _present(values, column)
@@ -277,13 +283,17 @@ class RowSchema:
         return [Turn("assistant", text)]
 
     def _system(self, values: RowValues, turns: list[Turn]) -> list[Turn]:
-        """Return the message of the system column, as a list; [] if `turns` already have one."""
+        """Return a list with the message of the system column; [] if `turns` already have a system
+        message.
+        """
         system = _optional_text(values, self.columns.get("system"))
         has_own = any(turn.role == "system" for turn in turns)
         return [Turn("system", system)] if system and not has_own else []
 
     def inputs(self, values: RowValues) -> str:
-        """Return the chat template's inputs besides messages, as `Conversation.inputs`."""
+        """Return the inputs of the chat template besides messages, in the form of
+        `Conversation.inputs`.
+        """
         inputs: dict[str, object] = {}
         for part, kind in (("tools", list), ("options", dict)):
             column = self.columns.get(part)
@@ -307,7 +317,7 @@ class RowSchema:
 
 
 def value_of(values: RowValues, column: str | None) -> object:
-    """Return a row's value in a column; None if it has none. `a.b` is b inside the object a."""
+    """Return a row's value in a column, or None. `a.b` means the key b inside the object a."""
     return _held(values, column)[0] if column else None
 
 
@@ -347,7 +357,7 @@ def _first_of(value: object, column: str) -> object:
 
 
 def _past_turns(values: RowValues, column: str | None) -> list[Turn]:
-    """Return the earlier turns from a column that lists pairs of a question and an answer."""
+    """Return the earlier messages from a column that lists pairs of a question and an answer."""
     past = from_json_text(value_of(values, column), column) if column else None
     if not column or not past:
         return []
@@ -383,7 +393,7 @@ def _lines_of_choices(values: RowValues, column: str) -> tuple[list[str], list[s
 
 
 def choices_in(value: object) -> tuple[list[str], list[str]]:
-    """Return the answers to choose from and their labels; ([], []) if there are none."""
+    """Return the answers to choose from, and their labels; two empty lists if there are none."""
     if isinstance(value, Mapping) and "text" not in value:  # {"A": "Two.", "B": "Three."}
         value = {"text": [*value.values()], "label": [*value]}
     texts = value.get("text") if isinstance(value, Mapping) else value
@@ -406,7 +416,7 @@ def chosen_number(answer: object, labels: Sequence[str]) -> int | None:
 
 
 def _by_turns(value: object, column: str) -> list[Turn] | None:
-    """Return a list of texts as turns of user and assistant alternately; None for other values."""
+    """Return a list of texts as messages of user and assistant in turn; None for other values."""
     texts = from_json_text(value, column)
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         return None
@@ -451,7 +461,9 @@ def _as_text(value: object, where: Where, may_be_empty: bool = False) -> str:
 
 
 def chat_turns(value: object, column: str) -> list[Turn]:
-    """Return a list of messages as turns, whatever their keys are called; raises `ShapeError`."""
+    """Return a list of messages as turns, whatever their keys are called. Raise `ShapeError` if
+    invalid.
+    """
     messages = from_json_text(value, column)
     if not isinstance(messages, list):
         detail = phrase("data.column_not_list", column=column, kind=kind_of(value))
@@ -462,7 +474,8 @@ def chat_turns(value: object, column: str) -> list[Turn]:
 
 
 def from_json_text(value: object, column: str | Where) -> object:
-    """Return the value, parsed if it is the text of a list or object in JSON or Python notation.
+    """Return `value`; if it is the text of a list or object in JSON or Python notation, parse it
+    first.
 
     Args:
         column: the name of the value's column, or another position in the row, for the error.
@@ -585,7 +598,7 @@ def _tool_schemas(tools: Sequence[object], column: str) -> list[object]:
 
 
 def _learnt_keys(message: Mapping[object, object]) -> list[str]:
-    """Return the keys of a message that decide whether it is trained on.
+    """Return the keys of a message that decide whether the message is trained on.
 
     A number under `loss` does not count: it may be a measured loss.
     """
@@ -594,7 +607,7 @@ def _learnt_keys(message: Mapping[object, object]) -> list[str]:
 
 
 def _is_learnt(message: Mapping[object, object], where: Where) -> bool:
-    """Return whether a message is trained on, by its key `weight`, `train` or `loss`.
+    """Return whether a message is trained on, according to its key `weight`, `train` or `loss`.
 
     A value of 0 or false excludes the message, as in OpenAI's, Axolotl's and ms-swift's formats.
     """
@@ -632,7 +645,9 @@ def _is_picture(part: object) -> bool:
 
 
 def _plain_part(part: object, where: Where) -> dict[str, str]:
-    """Return a message part in the form for chat templates; an image part loses its content."""
+    """Return a message part in the form that chat templates expect, without the contents of
+    images.
+    """
     if _is_picture(part):
         return {"type": PICTURE_PART}
     return {"type": "text", "text": _joined_parts([part], where)}
@@ -644,7 +659,7 @@ def _of_parts(turn: Turn, parts: Sequence[Mapping[str, str]]) -> Turn:
 
 
 def _with_marked_parts(turn: Turn) -> Turn:
-    """Return a message whose text contains <image> as a list of text and image parts."""
+    """Return a message with its text split at each <image>, as a list of text and image parts."""
     if PICTURE_MARK not in turn.text or turn.parts:
         return turn
     texts = [text.strip("\n") for text in turn.text.split(PICTURE_MARK)]
@@ -668,7 +683,7 @@ def _listed_pictures(value: object, column: str) -> list[PictureSource]:
 
 
 def _own_pictures(values: RowValues, column: str) -> list[PictureSource | None]:
-    """Return the images of a list of messages, in order; None for image parts without content."""
+    """Return the images in a list of messages, in order; None for image parts without content."""
     messages = from_json_text(value_of(values, column), column)
     sources: list[PictureSource | None] = []
     for number, message in enumerate(messages if isinstance(messages, list) else [], 1):
@@ -688,7 +703,7 @@ def _source(value: object, where: Where) -> PictureSource:
 
 
 def _with_answer(turns: list[Turn], column: str) -> list[Turn]:
-    """Return the messages, after checking that at least one is an answer that is not empty."""
+    """Return the messages, after checking that at least one of them is an answer with text."""
     answers = {n: turn for n, turn in enumerate(turns, 1) if turn.role == "assistant"}
     if not answers:
         raise ShapeError(NOT_SUPERVISED, phrase("data.no_assistant_message"))
@@ -707,7 +722,7 @@ def with_context(question: str, context: str | None) -> str:
 
 
 def _with_more_text(turn: Turn, text: str) -> Turn:
-    """Return a message with one more paragraph; if it has parts, as its last part."""
+    """Return a message with one more paragraph; if the message has parts, with one more part."""
     more = with_context(turn.text, text)
     if more == turn.text:
         return turn

@@ -1,7 +1,7 @@
 """Detection of the shape of rows, such as question and answer, from configuration and columns.
 
-The first rows decide, and the reason is reported. If no shape fits, or several do, an error asks
-for settings.
+The first rows decide, and the reason is reported. If no shape fits, or several shapes fit, an error
+asks for settings.
 """
 
 import json
@@ -79,7 +79,7 @@ Candidate = tuple[str, dict[str, str], str]
 
 @dataclass(frozen=True)
 class ShapeRequest:
-    """The settings that name columns; None means that the column has to be detected."""
+    """The settings that name columns. None means that a column must be detected."""
 
     shape: str = "auto"
     prompt_column: str | None = None
@@ -91,7 +91,7 @@ class ShapeRequest:
     image_column: str = "auto"
 
     def check(self) -> None:
-        """Refuse settings that contradict each other.
+        """Reject settings that contradict each other.
 
         Raises:
             ValueError: settings cannot be combined; the text names them.
@@ -121,7 +121,8 @@ def recognise_question(
 
     Returns:
         A schema whose methods `prompt_turns`, `inputs` and, for the columns in `answers`, `answers`
-            can be called. It has no part "prompt" if no column is recognized as a question.
+        can be called. If no column is recognized as a question, its `columns` have no role
+        "prompt".
     """
     columns = [column for column in common_columns(rows) if column not in answers]
     named = matching((*PROMPT_NAMES, *CHAT_COLUMNS), columns)
@@ -139,10 +140,10 @@ def recognise_question(
 
 
 def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
-    """Return the shape of the rows, from the settings and the columns that most rows have.
+    """Return the shape of the rows, given the settings and the columns that most rows have.
 
     Raises:
-        ValueError: no shape or several shapes fit; names the columns found and the remedy.
+        ValueError: no shape or several shapes fit; the message names the columns and the remedy.
     """
     request.check()
     columns = common_columns(rows)
@@ -179,7 +180,9 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
 def _picture_column(
     rows: Sequence[Row], columns: list[str], parts: dict[str, str], request: ShapeRequest
 ) -> str | None:
-    """Return the column with images: the configured one, or one found by its name and values."""
+    """Return the column with images: the configured column, or one recognized by its name and
+    values.
+    """
     if request.image_column != "auto":
         return None if request.image_column == "none" else request.image_column
     for column in matching(PICTURE_COLUMNS, columns):
@@ -202,7 +205,7 @@ def picture_words(rows: Sequence[Row], schema: RowSchema) -> str:
 
 
 def advice(rows: Sequence[Row], schema: RowSchema) -> list[str]:
-    """Return notes about rows that are probably meant to be read in another way."""
+    """Return notes for rows whose author probably meant another interpretation."""
     if schema.name != TEXT:
         return []
     column = schema.columns["text"]
@@ -214,7 +217,7 @@ def advice(rows: Sequence[Row], schema: RowSchema) -> list[str]:
 
 
 def _refuse_known(rows: Sequence[Row], columns: list[str]) -> None:
-    """Refuse rows of well-known datasets whose rows are not usable as training examples.
+    """Reject rows of well-known datasets that are not usable as training examples.
 
     Raises:
         ValueError: the rows are of such a dataset; the text says which, and what to do.
@@ -232,7 +235,7 @@ def _refuse_known(rows: Sequence[Row], columns: list[str]) -> None:
 
 
 def _refuse_truth_values(rows: Sequence[Row], parts: dict[str, str]) -> None:
-    """Refuse answers that are only true or false.
+    """Reject answers that are only true or false.
 
     Raises:
         ValueError: answers are truth values; the text names the column and the remedy.
@@ -246,10 +249,10 @@ def _refuse_truth_values(rows: Sequence[Row], parts: dict[str, str]) -> None:
 def _refuse_labels(
     rows: Sequence[Row], candidate: Candidate, columns: list[str], request: ShapeRequest
 ) -> None:
-    """Refuse rows with a label, unless the user has set the shape or the columns.
+    """Reject rows with a label column, unless the user has set the shape or the columns.
 
-    A label column next to a text is meant for a classifier. A true/false label next to an answer
-    says which answers are good or bad.
+    A label next to a text is meant for a classifier. A true/false label next to an answer marks
+    good and bad answers.
 
     Raises:
         ValueError: the rows have a label; the text names the possible remedies.
@@ -275,7 +278,9 @@ def _refuse_labels(
 
 
 def _preference_pair(columns: list[str], request: ShapeRequest) -> tuple[str, str] | None:
-    """Return the columns of the better and the worse answer, if no setting chooses one."""
+    """Return the columns of the better and the worse answer, unless a setting chooses one
+    of them.
+    """
     if request.answer_column or request.text_column or request.shape != "auto":
         return None
     for pair in PREFERENCE_PAIRS:
@@ -313,7 +318,7 @@ def common_columns(rows: Sequence[Row]) -> list[str]:
 def _check_exists(
     column: str | None, setting: str, rows: Sequence[Row], columns: list[str]
 ) -> None:
-    """Refuse a configured column that no row has; `a.b` is b inside the object a."""
+    """Reject a configured column that no row has. `a.b` means the key b inside the object a."""
     if not column or column in columns:
         return
     if not any(value_of(row.values, column) is not None for row in rows):
@@ -326,7 +331,7 @@ def _check_exists(
 
 
 def _leaves(rows: Sequence[Row], columns: list[str]) -> list[str]:
-    """Return the names of the columns that hold texts.
+    """Return the names of the columns that contain texts.
 
     Columns inside objects are included, with a dotted name such as `translation.de`.
     """
@@ -406,7 +411,9 @@ def _are_turns(values: Sequence[object]) -> bool:
 
 
 def _known_pairs(rows: Sequence[Row], columns: list[str], request: ShapeRequest) -> list[Candidate]:
-    """Return pairs of question and answer columns with names from known datasets or languages."""
+    """Return pairs of a question and an answer column with names from known datasets or
+    languages.
+    """
     lists = {c for c in columns if any(isinstance(row.values.get(c), list) for row in rows)}
     by_name = {plain(column): column for column in columns}
     candidates = []
@@ -422,10 +429,11 @@ def _known_pairs(rows: Sequence[Row], columns: list[str], request: ShapeRequest)
 def _with_more(
     candidate: Candidate, rows: Sequence[Row], columns: list[str], answers: Sequence[str] = ()
 ) -> Candidate:
-    """Return a prompt and answer pair, extended by columns for answer choices and earlier turns.
+    """Return a pair of prompt and answer column, extended by columns for choices and earlier
+    messages.
 
     Args:
-        answers: the columns with answers, if not the pair's own.
+        answers: the columns with answers, if the pair itself has no answer column.
     """
     name, parts, words = candidate
     taken = parts.values()
@@ -445,7 +453,7 @@ def _with_more(
 def _chooses(rows: Sequence[Row], column: str, answer: str) -> bool:
     """Return whether each answer is the number or the label of a choice listed in `column`.
 
-    If `answer` is "", return whether `column` lists choices in each row.
+    If `answer` is "", return whether each row has a list of choices in `column`.
     """
     for row in rows:
         texts, labels = choices_in(value_of(row.values, column))
@@ -483,10 +491,10 @@ def _pair(
 def _contexts(
     name: str, taken: Sequence[str], columns: list[str], request: ShapeRequest
 ) -> list[str]:
-    """Return the columns with context: the configured one, or those found by name.
+    """Return the columns with context: the configured column, or columns recognized by their names.
 
-    If the user has set the prompt column, other columns are not searched (except for alpaca),
-    because the prompt column should hold the whole prompt.
+    If the user has set the prompt column, no context is searched for (except with alpaca), because
+    that column should contain the whole prompt.
     """
     if request.context_column:
         return [request.context_column]
@@ -512,7 +520,7 @@ def _add_context(parts: dict[str, str], context: Sequence[str]) -> str:
 
 
 def _add_others(parts: dict[str, str], columns: list[str]) -> str:
-    """Add the system column to the roles in `parts`, if there is one, and return a description."""
+    """If there is a system column, add it to the roles in `parts`, and return a description."""
     words = ""
     if system := matching(SYSTEM_COLUMNS, columns):
         parts["system"] = system[0]
@@ -523,9 +531,10 @@ def _add_others(parts: dict[str, str], columns: list[str]) -> str:
 def _add_rare(
     parts: dict[str, str], rows: Sequence[Row], columns: Sequence[str], request: ShapeRequest
 ) -> str:
-    """Add columns that only few rows have to the roles in `parts`, and return a description.
+    """Add columns that only few rows have to the roles in `parts`, and return a description of
+    them.
 
-    These are columns for conversations, and for the chat template's other inputs.
+    These are columns of conversations, and columns with further inputs of the chat template.
     """
     present = dict.fromkeys(name for row in rows for name in row.values)
     rare = [name for name in present if name not in columns and name not in parts.values()]
@@ -539,7 +548,7 @@ def _add_rare(
 
 
 def _add_template_inputs(parts: dict[str, str], rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """Add columns that a chat template reads besides messages to the roles in `parts`.
+    """Add columns with inputs of the chat template besides messages to the roles in `parts`.
 
     Return a description of these columns.
     """
@@ -609,7 +618,9 @@ def _unclear(
 
 
 def _other_column(columns: list[str], request: ShapeRequest) -> str:
-    """Return the error for a configuration that names only one of prompt and answer column."""
+    """Return the error for a configuration that names only one of the two columns prompt and
+    answer.
+    """
     has_prompt = request.prompt_column is not None
     what = "the answers" if has_prompt else "the prompts"
     key = f"data.{'answer' if has_prompt else 'prompt'}_column"
@@ -630,7 +641,9 @@ def _columns_of(parts: dict[str, str]) -> str:
 
 
 def _way_on(rows: Sequence[Row], columns: list[str]) -> str:
-    """Return advice on which column settings to use, with column names if they are clear."""
+    """Return advice on which column settings to use, with names of columns if they are
+    recognizable.
+    """
     texts = [name for name in _leaves(rows, columns) if plain(name) != "id"]
     texts = [name for name in texts if len(name) <= 2 * COLUMN_CHARACTERS]
     nested = (list, dict)
@@ -643,7 +656,7 @@ def _way_on(rows: Sequence[Row], columns: list[str]) -> str:
 
 
 def _typed(column: str) -> str:
-    """Return a column name as the user types it: quoted if it has unusual characters."""
+    """Return a column name as the user must type it: quoted if it has unusual characters."""
     return column if re.fullmatch(r"[\w.-]+", column) else json.dumps(column, ensure_ascii=False)
 
 

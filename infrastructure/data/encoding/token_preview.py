@@ -1,4 +1,4 @@
-"""A display of an example's tokens, with the trained ones and the ends of answers marked.
+"""Display of an example's tokens that marks trained tokens and the ends of answers.
 
 It is plain text, with or without terminal colors.
 """
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 class Kind(Enum):
     """How a token is used in training.
 
-    - MASKED: the model reads it and is not trained on it.
-    - TRAINED: the model learns to generate it.
-    - STOP: the model learns to generate it, and it is the end of an answer.
+    - MASKED: the model reads it and is not trained on it. - TRAINED: the model learns to generate
+    it. - STOP: the model learns to generate it, and it ends an answer.
     """
 
     MASKED = "masked"
@@ -119,7 +118,9 @@ def _tokens(
 def _length_of_piece(
     tokenizer: "PreTrainedTokenizerBase", example: TokenizedExample, kinds: list[Kind], place: int
 ) -> int:
-    """Return how many tokens, starting at `place`, decode to whole characters; 1 if none do."""
+    """Return how many tokens, starting at `place`, decode to complete characters; 1 if that never
+    happens.
+    """
     if HALF not in _text(tokenizer, example, place):
         return 1
     for length in range(2, MOST_BYTES + 1):

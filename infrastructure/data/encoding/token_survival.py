@@ -88,7 +88,7 @@ class TokenSurvival:
     def of_rows(
         self, written: Sequence[Written], learned: Sequence[Sequence[int]]
     ) -> list[Survival]:
-        """Compare the trained parts of some rows with their tokens.
+        """Compare the trained parts of some rows with their decoded tokens.
 
         Args:
             learned: the trained tokens of each row.
@@ -99,7 +99,7 @@ class TokenSurvival:
         return self.compare([_learned_parts(one) for one in written], learned)
 
     def lost_of(self, texts: Iterable[str], written: str, ids: Sequence[int]) -> str:
-        """Describe the text that the tokenizer loses of those `texts` that occur in `written`.
+        """Describe which of the `texts` in `written` the tokenizer loses.
 
         Args:
             ids: the tokens of `written`.
@@ -125,7 +125,8 @@ class TokenSurvival:
     def compare(
         self, texts: Sequence[Sequence[str]], ids: Sequence[Sequence[int]]
     ) -> list[Survival]:
-        """Compare each text with its tokens, which may include other text before and after.
+        """Compare each text with its tokens, which may also contain tokens of text before and
+        after.
 
         Args:
             texts: each text as a list of consecutive parts.
@@ -190,7 +191,7 @@ def _letters(text: str) -> str:
 
 
 def _folded(text: str) -> str:
-    """Return a text without case, accents and white space, with plain forms of characters."""
+    """Return a text without case, accents and white space, with plain variants of characters."""
     spelled = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
     kept = (one for one in spelled if unicodedata.category(one) not in IGNORED)
     return "".join(kept).replace(SPACE, "")
@@ -225,14 +226,15 @@ def _excerpt(text: str, position: int) -> str:
 
 @dataclass
 class Survivals:
-    """Counts of the changes that the tokenizer makes to a dataset's trained texts.
+    """Counts of the changes that the tokenizer makes to the trained texts of a dataset.
 
-    Memory use is eight bytes per row, and some more for each changed row.
+    They take eight bytes of memory per row, and more for each changed row.
 
     Attributes:
         rows: kind of change → number of rows.
         firsts: kind of change → the first such row: its position, and the change.
-        num_equal: number of rows whose answer became equal to the different answer of another row.
+        num_equal: number of rows whose answer is different from another row's answer in the data
+            but equal after tokenizing.
         equal_example: one of these rows, in words.
     """
 
@@ -257,7 +259,7 @@ class Survivals:
         self._learned.append(survival.learned)
 
     def finish(self) -> None:
-        """Count the rows whose answers became equal to different answers, after the last `add`."""
+        """After the last `add`, count the rows whose answers became equal to different answers."""
         if not self._changed:
             return
         changed = np.fromiter(self._changed, np.int64)
@@ -276,10 +278,11 @@ class Survivals:
         self.equal_example = next(shown, "")
 
     def check(self, num_rows: int, max_percent: float) -> None:
-        """Refuse to start if different answers have become equal in too many rows.
+        """Raise if different answers have become equal in too many rows.
 
         Raises:
-            ValueError: there are too many; the text has their number, and says what to do.
+            ValueError: there are too many such rows; the message has their number and says what to
+                do.
         """
         percent = 100 * self.num_equal / max(1, num_rows)
         if percent > max_percent:

@@ -106,9 +106,10 @@ class Encoded:
 
 
 def answer_end_ids(tokenizer: "PreTrainedTokenizerBase", max_length: int = 4096) -> list[int]:
-    """Return the tokens that end an answer: EOS, and the one that the chat template writes.
+    """Return the tokens that end an answer: EOS, and the end token of the chat template.
 
-    The latter is the last token that the template writes after an answer, if it is a special token.
+    The end token of the template is the last token that it writes after an answer, if this is a
+    special token.
     """
     turns = (Turn("user", "1"), Turn("assistant", "2"))
     [written] = ConversationEncoder(tokenizer, max_length=max_length).encode([Conversation(turns)])
@@ -134,7 +135,7 @@ def ends_of_template(processing_class: object) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Accounted:
-    """A rendered conversation, and which of its texts the model does not read."""
+    """A rendered conversation, and the account of its texts that the model does not read."""
 
     written: Written
     account: Account
@@ -186,7 +187,9 @@ class ConversationEncoder:
 
     @cached_property
     def template(self) -> TemplateFormat | None:
-        """The chat template for training conversations; prompts use the tokenizer's own."""
+        """The chat template for training conversations. Prompts use the tokenizer's own
+        template.
+        """
         if self.own_template is None:
             return None
         return training_format(self.tokenizer, self.own_template, self.train_on == LAST_ANSWER)
@@ -201,7 +204,8 @@ class ConversationEncoder:
     def encode(
         self, conversations: Sequence[Conversation], folder: Path = Path()
     ) -> list[Encoded | BadRow]:
-        """Return each conversation as tokens, or as a `BadRow` with the reason, in the given order.
+        """Return each conversation as tokens, or as a `BadRow` with the reason why it cannot be
+        used, in order.
 
         Args:
             folder: the folder that paths of images are relative to.
@@ -273,12 +277,11 @@ class ConversationEncoder:
 
         Args:
             inputs: other inputs of the chat template, as in `Conversation.inputs`.
-            images: the images that the messages have parts for.
+            images: the images for the image parts of the messages.
 
         Raises:
-            FormatError: the chat template refuses these messages.
-            PictureError: the number of image placeholders in the template's output is not the
-                number of images.
+            FormatError: the chat template rejects these messages. PictureError: the numbers of
+                images and of image placeholders in the template's output differ.
         """
         written = self.prompt_written(turns, inputs)
         ids = [*written.lead, *self._ids([written.text])[0]]
@@ -288,7 +291,9 @@ class ConversationEncoder:
         return self.pictures.in_place(ids, np.zeros(len(ids), dtype=bool), images)[0]
 
     def prompt_account(self, turns: Sequence[Turn], inputs: str = "") -> Account:
-        """Return which texts of a prompt the model does not read; raises `FormatError`."""
+        """Return which texts of a prompt the model does not read. Raise `FormatError` if that
+        fails.
+        """
         text = self.prompt_written(turns, inputs).text
         conversation = Conversation(tuple(turns), inputs=inputs, num_given=len(turns))
         return self._prompt_accounting.account(conversation, text)
@@ -303,8 +308,8 @@ class ConversationEncoder:
     def prompt_text(self, turns: Sequence[Turn], inputs: str = "") -> str:
         """Return a prompt for display.
 
-        A single message is shown without its role, several with their roles. Messages that the
-        model does not read are marked.
+        A single message is shown without its role, several messages with their roles. Messages that
+        the model does not read are marked.
         """
         if len(turns) == 1:
             return turns[0].text
@@ -318,7 +323,7 @@ class ConversationEncoder:
         )
 
     def prompt_written(self, turns: Sequence[Turn], inputs: str) -> Written:
-        """Return a prompt as text; raises `FormatError`."""
+        """Return a prompt as text. Raise `FormatError` if that fails."""
         if self._spells_pictures:
             turns = [self._spelled_out(turn) for turn in turns]
         return (self.own_template_for(inputs) or self._plain()).write_prompt(turns, inputs)
@@ -326,7 +331,7 @@ class ConversationEncoder:
     def num_template_tokens(self) -> int:
         """Return how many tokens the chat template adds to one question and its answer.
 
-        0 if there is no template, or if it rejects the conversation.
+        Return 0 if there is no template, or if it rejects the conversation.
         """
         if self.own_template is None:
             return 0
@@ -343,12 +348,11 @@ class ConversationEncoder:
         return len(self._ids([text])[0])
 
     def _accounted(self, conversation: Conversation) -> _Accounted:
-        """Return a conversation as text, and which of its texts are missing there; raises
-        `FormatError`.
+        """Return a conversation as text, and which of its texts are missing there.
 
-        If the template would leave out reasoning that should be trained on, the reasoning is
-        written in another form that it keeps, if there is one: in a field instead of tags, or in
-        tags instead of a field.
+        If the template would leave out reasoning that should be trained on, the reasoning is moved
+        from tags to a field or from a field to tags, if the template keeps it there. Raise
+        `FormatError` if that fails.
         """
         first = self._account(conversation)
         if not any(one.kind == REASONING_KIND for one in first.account.unlearnable):
@@ -389,7 +393,7 @@ class ConversationEncoder:
         return phrase("data.chat_template" if self.own_template else "data.plain_format")
 
     def advice_for(self, conversation: Conversation) -> str:
-        """Return advice for a row with answer text that the chat template leaves out."""
+        """Return advice for a row if the chat template leaves out text of its answers."""
         if self._advised is None:  # once, because other rows lack the same
             names = list(itertools.islice(self._writing(conversation), NUM_TEMPLATES_NAMED))
             some = (
@@ -440,7 +444,9 @@ class ConversationEncoder:
         return form
 
     def write(self, conversation: Conversation) -> Written:
-        """Return a conversation as text with its trained spans; raises `FormatError`."""
+        """Return a conversation as text with its trained spans. Raise `FormatError` if that
+        fails.
+        """
         return self._write(self._for_writing(conversation))
 
     def _for_writing(self, conversation: Conversation) -> Conversation:
@@ -452,7 +458,9 @@ class ConversationEncoder:
         return conversation
 
     def _is_whole(self, conversation: Conversation) -> bool:
-        """Return whether the whole conversation is trained on; no answers have to be found then."""
+        """Return whether the whole conversation is trained on, so that no answers have to
+        be found.
+        """
         return self.train_on == "all" and all(turn.is_learnt for turn in conversation.turns)
 
     def _write(self, conversation: Conversation) -> Written:
@@ -484,7 +492,9 @@ class ConversationEncoder:
         return replace(turn, text="".join(texts), fields=json.dumps(fields) if fields else "")
 
     def _needs_end(self, conversation: Conversation) -> bool:
-        """Return whether an end token must be added after answers: the template writes none."""
+        """Return whether an end token must be added after answers, because the template writes
+        none.
+        """
         template = self.template_for(conversation.inputs)
         assert template is not None
         return not template.writes_end
@@ -509,7 +519,7 @@ class ConversationEncoder:
         return [next(marked if one.is_marked else apart) for one in written]
 
     def _tokenise_marked(self, written: list[Written]) -> list[tuple[list[int], Mask]]:
-        """Tokenize each text as a whole; the tokens that hold a marked character are trained."""
+        """Tokenize each text as a whole. Tokens with a marked character are trained on."""
         if not written:
             return []
         texts = [w.text for w in written]
@@ -544,7 +554,7 @@ class ConversationEncoder:
     ) -> list[tuple[list[int], Mask]]:
         """Tokenize whole texts, then split the tokens at the answers.
 
-        This is for tokenizers that give other tokens if the text is split first.
+        This is necessary for tokenizers that give different tokens if the text is split first.
         """
         whole = self._ids([w.text for w in written])
         parts = iter(self._ids([text for texts in pieces for text in texts[:-1]]))
@@ -560,7 +570,7 @@ class ConversationEncoder:
         return results
 
     def _continuation(self, text: str) -> list[int]:
-        """Return the tokens of a text as they are inside a longer text, after a line break."""
+        """Return the tokens that a text has inside a longer text, after a line break."""
         lead, both = self._ids(["\n", "\n" + text])
         return both[len(lead) :] if both[: len(lead)] == lead else self._ids([text])[0]
 
@@ -636,7 +646,9 @@ class ConversationEncoder:
         return int(np.isin(cut, of_pictures).sum()) != int(np.isin(whole, of_pictures).sum())
 
     def _with_end(self, ids: list[int], mask: Mask) -> tuple[list[int], Mask]:
-        """Add EOS after the last answer if no special token ends it, so that generation stops."""
+        """Add EOS after the last answer if no special token ends that answer, so that generation
+        stops.
+        """
         last = self._last_word(ids, mask)
         if last < 0 or self._is_special(ids[last]):
             return ids, mask
@@ -704,8 +716,8 @@ def num_common(ids: TokenIds, others: TokenIds) -> int:
 def begins_with(tokenizer: "PreTrainedTokenizerBase", ids: TokenIds, prompt: TokenIds) -> bool:
     """Return whether an example's tokens begin with those of a prompt.
 
-    From the first different token on, the texts are compared, because the end of the prompt and the
-    beginning of the answer may form one token.
+    The texts are compared instead of the tokens from the first different token on, because one
+    token may span the end of the prompt and the beginning of the answer.
     """
     same = num_common(ids, prompt)
     if same == len(prompt):
@@ -719,8 +731,8 @@ def begins_with(tokenizer: "PreTrainedTokenizerBase", ids: TokenIds, prompt: Tok
 def _splits_cleanly(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Return whether splitting a text after a line break leaves its tokens unchanged.
 
-    This is not so for tokenizers that put a mark before the first word, or whose special tokens
-    absorb the space next to them.
+    It does not for tokenizers that put a mark before the first word, or whose special tokens absorb
+    the space next to them.
     """
     added = tokenizer.added_tokens_decoder.values()
     if any(getattr(token, side, False) for token in added for side in ("lstrip", "rstrip")):
@@ -743,9 +755,9 @@ def truncate(
 ) -> tuple[npt.NDArray[np.int32], Mask]:
     """Cut an over-long example so that the last answer is kept, completely if possible.
 
-    The beginning of the prompt is cut first (BOS stays). An answer that is itself too long loses
-    its end, including EOS, so that at least a quarter of `max_length` remains for the text before
-    it. A plain document keeps its beginning.
+    The beginning of the prompt is cut first (BOS stays). If the answer alone is too long, its end
+    is cut as well, including EOS, so that at least a quarter of `max_length` remains for the text
+    before the answer. A plain document keeps its beginning.
     """
     last = int(np.flatnonzero(mask)[-1])
     unsupervised = np.flatnonzero(~mask[:last])

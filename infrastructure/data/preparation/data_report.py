@@ -109,7 +109,7 @@ class DataReport:
         """Return the lines of the report for the user.
 
         Args:
-            is_verbose: return everything; otherwise only what should be read before every run.
+            is_verbose: return all lines; otherwise only those that should be read before every run.
             num_positions: tokens that the model can read; None if it is unknown.
         """
         warnings = [*([self.unread] if self.unread else []), *self._warnings(num_positions)]

@@ -24,7 +24,7 @@ class UnconfirmedDataError(InputError):
 
 
 def check_meant(config: DataConfig) -> None:
-    """Refuse a folder with nothing but a readme, and a file with a single row, unless confirmed.
+    """Reject, unless confirmed, a folder that contains only a readme, and a file with a single row.
 
     Raises:
         UnconfirmedDataError: the data is such a folder or file, and `accept_small_data` is off.

@@ -98,7 +98,7 @@ def plan_preparation(
 
 
 def _check_pictures(shown: str, config: DataConfig, pictures: PictureTokens | None) -> None:
-    """Raise ValueError if the model or the settings do not support rows with images."""
+    """Raise ValueError if rows have images that the model or the settings do not support."""
     if pictures is None:
         raise InputError("data.images_need_vision_model", place=shown)
     for name in ("streaming", "augmentation"):
@@ -108,9 +108,9 @@ def _check_pictures(shown: str, config: DataConfig, pictures: PictureTokens | No
 
 
 def pictures_in(config: DataConfig) -> str:
-    """Describe where the first rows of the training data hold images.
+    """Describe where the first rows of the training data contain images.
 
-    Return "" if they hold none, or if no data can be read.
+    Return "" if they contain none, or if no data can be read.
     """
     if config.path is None:
         return ""
@@ -166,7 +166,9 @@ def memory_bytes(config: DataConfig) -> int | None:
 
 
 def total_bytes_of(amount: str | None) -> int | None:
-    """Return an amount of main memory in bytes; a percentage is of the machine's total memory."""
+    """Return an amount of main memory in bytes. A percentage refers to this machine's total
+    memory.
+    """
     return None if amount is None else max(1, amount_bytes(amount, memory().total_bytes))
 
 
@@ -250,8 +252,9 @@ def understand(files: list[DataFile], config: DataConfig) -> tuple[RowSchema, li
 
 
 def first_rows(config: DataConfig) -> tuple[list[Row], RowSchema]:
-    """Return the first readable rows of the training data, and their shape; raises what
-    `understand` raises."""
+    """Return the first readable rows of the training data, and their shape. For errors see
+    `understand`.
+    """
     _check(config)
     files, _ = files_of(config)
     return _first_good_rows(files), find_shape(files, config)
@@ -260,10 +263,10 @@ def first_rows(config: DataConfig) -> tuple[list[Row], RowSchema]:
 def chat_template_of(
     config: DataConfig, tokenizer: "PreTrainedTokenizerBase"
 ) -> str | dict[str, str]:
-    """Return the chat template that conversations are written with.
+    """Return the chat template with which conversations are written.
 
-    It is the configured one, or else the tokenizer's own, which may be a dict of several named
-    templates.
+    This is the configured template, or else the tokenizer's own, which may be a dict of several
+    named templates.
 
     Raises:
         ValueError: there is none.
@@ -276,7 +279,7 @@ def chat_template_of(
 
 
 def _missing_header(file: DataFile, row: Row) -> str:
-    """Return a warning if the header line of a table looks like a row of data, else ""."""
+    """Return a warning if the header line of a table looks like a row of data; otherwise ""."""
     names = [*row.values]
     is_text = any(len(name) > LONG_NAME or name.strip().endswith((".", "?", "!")) for name in names)
     if file.format not in TABLE_FORMATS or not is_text:
@@ -365,9 +368,9 @@ def read_chat_template(setting: str) -> str:
 
 
 def template_notes(config: DataConfig, tokenizer: "PreTrainedTokenizerBase | None") -> list[str]:
-    """Return a note if the chat template is missing or does not fit the tokenizer.
+    """Return a note if the chat template is missing or does not suit the tokenizer.
 
-    A configured template does not fit if it writes tags that are not tokens of the model.
+    A configured template is unsuitable if it writes tags that are not tokens of the model.
     """
     if tokenizer is None:
         return []

@@ -1,6 +1,6 @@
 """The pass over the data that reads, tokenizes, skips or holds out, stores and counts every row.
 
-Memory use is bounded by a few chunks of rows plus about forty bytes per row of the data set.
+Memory use is limited to a few chunks of rows plus about forty bytes per row of the data.
 """
 
 import math
@@ -232,9 +232,9 @@ class Preparation:
         self.differing_prompts += not begins_with(tokenizer, row.example.input_ids, prompt)
 
     def _note_prompt(self, row: PreparedRow) -> None:
-        """Record texts that are missing in the prompt at generation but not in training.
+        """Record texts that the model reads in training but not in the prompt at generation.
 
-        Earlier reasoning is not counted, because chat templates leave it out on purpose.
+        Reasoning in earlier answers is not counted, because chat templates leave it out on purpose.
         """
         conversation = row.conversation
         account = self.plan.encoder.prompt_account(conversation.prompt, conversation.inputs)
@@ -281,7 +281,7 @@ class Preparation:
         self.store.finish({"report": self.report.to_dict(), "groups": groups.tolist()})
 
     def _with_a_row_on_both_sides(self) -> npt.NDArray[np.bool_]:
-        """Return the mask of evaluation rows, changed so that neither split is empty.
+        """Return the mask of evaluation rows, changed if necessary so that neither split is empty.
 
         If chance has put all rows into one split, a row and its duplicates are moved. If all rows
         are equal, none is held out.
@@ -384,8 +384,8 @@ class Preparation:
             )
 
     def _unread(self) -> str:
-        """Return a sentence about fields that the chat template does not read; "" if there are
-        none.
+        """Return a sentence about message fields that the chat template does not read; "" if there
+        are none.
         """
         if fields := _listed(self.unused_fields):
             reader = phrase("data.template_ignores_field")
@@ -395,7 +395,7 @@ class Preparation:
         return ""
 
     def _about_template(self, template: TemplateFormat) -> list[str]:
-        """Return notes on text that the chat template adds and that the rows do not contain."""
+        """Return notes on text that the chat template adds to the text of the rows."""
         own = []
         if template.preamble:
             text = excerpt(template.preamble)
@@ -429,7 +429,7 @@ def _listed(names: Counter[str]) -> str:
 
 
 def _uneven_split(wanted: float, num_evaluation: int, num_train: int) -> list[str]:
-    """Return a note if far more or fewer rows are held out than chance explains, else []."""
+    """Return a note if the share of held-out rows is far from the wanted one; otherwise []."""
     num_rows = num_evaluation + num_train
     if not wanted or not num_evaluation:
         return []

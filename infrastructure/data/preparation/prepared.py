@@ -1,4 +1,4 @@
-"""The prepared data of a plan: opened from the cache, or prepared now."""
+"""Opening of prepared data from the cache; missing data is prepared first."""
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig

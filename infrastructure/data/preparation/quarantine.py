@@ -1,7 +1,7 @@
 """Skipped rows: each is recorded with file, line and reason, and never dropped silently.
 
-Counts are complete. Of the rows themselves, only the first MAX_KEPT are kept, so that a file full
-of garbage cannot fill the memory.
+All skipped rows are counted, but only the first MAX_KEPT are stored, so that a file full of garbage
+cannot fill the memory.
 """
 
 import json
@@ -79,7 +79,7 @@ class Quarantine:
         about_length: str = "",
         cuts_prompts: bool = True,
     ) -> None:
-        """Refuse to start if too large a share of the rows is bad.
+        """Raise if too large a share of the rows is bad.
 
         Args:
             listed: the file that lists the bad rows; None if there is none yet.
@@ -128,7 +128,7 @@ class Quarantine:
         return ValueError(phrase("data.no_rows_left", path=path, reason=reason))
 
     def _shown(self) -> str:
-        """Return a text that lists the reasons, each with its count and its first row."""
+        """Return a text that lists the reasons, each with its number of rows and its first row."""
         shown = [
             f"{self.counts[row.reason]} {row.reason} ({row.place}"
             + (f", {excerpt(row.shown_detail, DETAIL_CHARACTERS)})" if row.detail else ")")
@@ -142,7 +142,7 @@ class Quarantine:
 
 
 def about_template(num_tokens: int, max_length: int) -> str:
-    """Return a sentence if the text that the chat template adds takes much of a row, else "".
+    """Return a sentence if the chat template's own text takes much of a row; otherwise "".
 
     Args:
         num_tokens: tokens that the template adds to one question and its answer.

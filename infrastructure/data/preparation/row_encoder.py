@@ -1,4 +1,4 @@
-"""Conversion of rows to examples, in this process or in several, with the same result."""
+"""Conversion of rows to examples, in this process or in several; both give the same result."""
 
 import json
 import logging
@@ -38,7 +38,7 @@ class Chunk:
 
     Attributes:
         file: index of the file.
-        shape: index of their shape among the worker's shapes.
+        shape: index of the row shape in the worker's list of shapes.
     """
 
     file: int
@@ -74,7 +74,7 @@ class PreparedRow:
 
 @dataclass(frozen=True, slots=True)
 class PreparedChunk:
-    """The results for each row of a chunk, in order.
+    """The results of converting a chunk, one for each row, in order.
 
     Attributes:
         unused_columns, unused_fields: how often each column and each message field occurs that
@@ -176,7 +176,7 @@ class RowWorker:
 
 
 def _seen(example: TokenizedExample) -> list[list[str]]:
-    """Return the hashes of an example's images, as part of the content that is compared."""
+    """Return the hashes of an example's images, for comparing the content of examples."""
     shown = [picture.sha256 for picture in example.pictures]
     return [["pictures", *shown]] if shown else []
 
@@ -227,7 +227,8 @@ def work_on(
 def _work_in_pool(
     waiting: deque[Chunk], chunks: Iterator[Chunk], worker: RowWorker, num_processes: int
 ) -> Iterator[PreparedChunk]:
-    """Yield prepared chunks from a process pool; `waiting` holds the chunks that are not done yet.
+    """Yield prepared chunks from a process pool. `waiting` contains the chunks that are not done
+    yet.
 
     Raises:
         BrokenProcessPool: a process died.

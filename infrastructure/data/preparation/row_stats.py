@@ -30,13 +30,13 @@ class SharedSystemPrompt:
         self._seen: set[str] = set()
 
     def add(self, text: str) -> None:
-        """Add the system prompt of the next row; "" if it has none."""
+        """Add the system prompt of the next row; "" if the row has none."""
         if len(self._seen) < 2:
             self._seen.add(text)
 
     @property
     def text(self) -> str | None:
-        """The system prompt that all rows share; None if there is none, or several."""
+        """The system prompt that all rows share; None if they have none or different ones."""
         [*seen] = self._seen
         return seen[0] or None if len(seen) == 1 else None
 

@@ -1,9 +1,9 @@
 """Conversion of Arrow columns to plain Python values: a label becomes its name, a date its ISO
 text.
 
-Values without a text form (bytes, durations) stay as they are. A row that needs such a value as
-text is skipped, and the reason names the type. A column that cannot be read at all affects only the
-rows that use it.
+Values without a text form (bytes, durations) stay as they are. A row in which such a value is
+needed as text is skipped, and the reason names the type. A column that cannot be read at all
+affects only the rows that use it.
 """
 
 import json
@@ -27,7 +27,7 @@ NO_VALUES = (ValueError, OverflowError, TypeError, NotImplementedError)
 
 
 class PlainRows:
-    """A converter of record batches with a given schema to rows of plain Python values."""
+    """A converter from record batches with a given schema to rows of plain Python values."""
 
     def __init__(self, schema: "Schema", described: Mapping[bytes, bytes] | None = None) -> None:
         """Choose a conversion for each column.
@@ -68,13 +68,15 @@ class PlainRows:
 
 
 def _written_out(column: "Array") -> "Array":
-    """Decode a dictionary-encoded column, to read it faster; return others unchanged."""
+    """Decode a dictionary-encoded column, which makes reading faster. Return other columns
+    unchanged.
+    """
     kinds = require("pyarrow.types", "data.read_tables")
     return column.dictionary_decode() if kinds.is_dictionary(column.type) else column
 
 
 def _values(column: "Array") -> list[object]:
-    """Return the values of a column; placeholders for values that Python cannot represent."""
+    """Return the values of a column, with placeholders for values that Python cannot represent."""
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError:
@@ -94,7 +96,8 @@ def _features(metadata: Mapping[bytes, bytes]) -> dict[str, object]:
 
 
 def _converter(kind: "DataType", feature: object, is_in_list: bool = False) -> Converter | None:
-    """Return a function that makes values of an Arrow type plain; None if it is not needed.
+    """Return a function that converts values of an Arrow type to plain values; None if they are
+    plain.
 
     Args:
         feature: the description of the values by `datasets`.
@@ -126,12 +129,12 @@ def _converter(kind: "DataType", feature: object, is_in_list: bool = False) -> C
 
 
 def label_of(names: Sequence[str], number: int) -> Label | None:
-    """Return the label of a number; None for a number without one, such as −1 in `datasets`."""
+    """Return the label for a number; None if no label has this number, such as −1 in `datasets`."""
     return Label(names[number], number) if 0 <= number < len(names) else None
 
 
 def _class_names(feature: object) -> Sequence[str]:
-    """Return the label names of a feature of `datasets`; [] if its numbers are not labels."""
+    """Return the label names of a feature of `datasets`; [] if it is not a class label."""
     if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
         return []
     names = feature.get("names")

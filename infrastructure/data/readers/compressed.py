@@ -71,7 +71,9 @@ def is_damaged(error: BaseException) -> bool:
 
 
 def data_name(path: Path) -> Path:
-    """Return the name of the uncompressed data: without .gz, or of the data file in an archive."""
+    """Return the name of the uncompressed data: without .gz, or the name of the data file in an
+    archive.
+    """
     if is_zip(path):
         return Path(PurePosixPath(member_of(path)).name)
     return path.with_suffix("") if path.suffix.lower() in COMPRESSED[:-1] else path
@@ -110,7 +112,7 @@ def num_other_members(path: Path) -> int:
 
 
 def document_kind(path: Path) -> str | None:
-    """Return the message code for the kind of office document that a zip archive is, or None."""
+    """Return the message code for the kind of an office document; None for other zip archives."""
     with _listed(path) as archive:
         names = set(archive.namelist())
     return next((kind for name, kind in DOCUMENTS.items() if name in names), None)
@@ -165,7 +167,7 @@ def _open_member(path: Path) -> BinaryIO:
 def inflated_bytes(path: Path, limit: int) -> int:
     """Return the unpacked size of all files of an archive; stop counting above `limit`.
 
-    It is counted by unpacking; the sizes that the archive states are not trusted.
+    Files are unpacked to count their bytes, because the sizes in the archive may be wrong.
     """
     total = 0
     with _listed(path) as archive, path.open("rb") as file:
@@ -205,7 +207,7 @@ def rewindable(open_again: Callable[[], Any]) -> BinaryIO:
     """Return a seekable stream for a stream that can only be read forward.
 
     Args:
-        open_again: opens the stream at its beginning, which is how seeking back works.
+        open_again: opens the data at its beginning; called when the stream seeks back.
     """
     return cast(BinaryIO, io.BufferedReader(_Rewindable(open_again), PASSED_BYTES))
 

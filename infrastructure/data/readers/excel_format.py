@@ -152,7 +152,7 @@ class _Marks:
 
 
 def _marks_of(sheet: Any) -> _Marks:
-    """Return facts that are found only in the XML of a sheet, such as merged cells."""
+    """Return information that only the XML of a sheet contains, such as merged cells."""
     column_number = require("openpyxl.utils", "data.read_excel").column_index_from_string
     marks, tail = _Marks(), b""
     with sheet.parent._archive.open(sheet._worksheet_path) as file:
@@ -225,7 +225,7 @@ def _shows_no_time(cell: Any) -> bool:
 
 
 def _number(value: float, shown_as: str) -> str:
-    """Return a number as Excel shows it, with 15 digits, without separators and currency signs."""
+    """Return a number as Excel shows it: up to 15 digits, without separators and currency signs."""
     if shown_as.endswith("%"):
         return f"{100 * value:.15g}%"
     if isinstance(value, int):

@@ -101,10 +101,11 @@ def read_head(path: Path, encoding: str = AUTO) -> tuple[bytes, str]:
 
 
 def check_text(path: Path, head: bytes) -> None:
-    """Refuse a file that is not UTF-8 text.
+    """Reject a file that is not UTF-8 text.
 
     Raises:
-        ValueError: the file is not text; the message says what it is, if known, and what to do.
+        ValueError: the file is not text; the message says what kind of file it is, if known, and
+            what to do.
     """
     what = kind_of_file(path, head)
     if what:
@@ -131,9 +132,9 @@ def kind_of_file(path: Path, head: bytes) -> tuple[str, str] | None:
 
 
 def what_it_is(head: bytes) -> tuple[str, str] | None:
-    """Return the message code for the file type that the first bytes show, and the remedy.
+    """Return the message code and the remedy for the file type that the first bytes show.
 
-    None if they look like text.
+    Return None if the bytes look like text.
     """
     if not head.strip(b" \t\r\n\x0b\x0c" + UTF8_MARK):
         return EMPTY, phrase("data.give_nonempty_file")
@@ -159,10 +160,10 @@ def what_it_is(head: bytes) -> tuple[str, str] | None:
 
 
 def check_binary(path: Path, head: bytes, data_format: str) -> None:
-    """Refuse a file that does not begin with the magic bytes of its format.
+    """Reject a file that does not begin with the magic bytes of its format.
 
     Raises:
-        ValueError: the first bytes are others; the message names the expected format.
+        ValueError: the first bytes are different; the message names the expected format.
     """
     magic = BINARY_MAGIC.get(data_format)
     if magic and not head.startswith(magic):
@@ -189,7 +190,7 @@ def _but_text(head: bytes) -> str:
 def json_kind(head: bytes, named: str) -> str:
     """Return "json" if JSON text is one document, or "jsonl" if it is one object per line.
 
-    Objects that span several lines, or follow each other on one line, are a document.
+    A text whose objects span several lines, or share a line, is a document.
 
     Args:
         named: the format that the file name suggests, which is returned if the first line is
@@ -209,7 +210,7 @@ def json_kind(head: bytes, named: str) -> str:
 
 
 def _are_objects(text: bytes, first_line: bytes) -> bool:
-    """Return whether a JSON text is a sequence of objects that are not one per line."""
+    """Return whether a JSON text is a sequence of objects, but not one object per line."""
     if first_line == b"{":
         return True
     begun = text.decode("utf-8", "replace").lstrip()

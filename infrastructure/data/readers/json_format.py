@@ -118,7 +118,7 @@ class JsonScanner:
             raise self.error(phrase("data.json_error_on_line", error=words, line=line))
 
     def sees_line_end(self) -> bool:
-        """Return whether another line begins in the text that is already in the buffer."""
+        """Return whether the text that is already in the buffer contains a line break."""
         return "\n" in self._text[self._index :].rstrip()
 
     def error(self, what: str) -> ValueError:
@@ -191,7 +191,9 @@ class Lists(NamedTuple):
 
 
 def lists_of(path: Path, encoding: str = UTF8) -> Lists:
-    """Return which other lists a JSON document holds; no lists if it has a syntax error."""
+    """Return the other lists in a JSON document, besides the training rows. If the document has a
+    syntax error, return no lists.
+    """
     stat = path.stat()
     return _lists_of(path, encoding, (stat.st_mtime_ns, stat.st_size))
 
@@ -224,7 +226,7 @@ def _keys_of_lists(scanner: JsonScanner) -> Iterator[str]:
 
 
 def _layout(scanner: JsonScanner) -> tuple[Layout, str, bool]:
-    """Return the layout, the key of the list of rows, and whether each element holds many rows.
+    """Return the layout, the key of the list of rows, and whether each element contains many rows.
 
     Values are read one by one until the layout is clear.
     """
@@ -327,7 +329,7 @@ def _check_end(scanner: JsonScanner, layout: Layout, key: str) -> None:
     """Check that no rows follow after the list of rows, by reading the rest of the document.
 
     Raises:
-        ValueError: the rest may hold rows, which would be lost silently.
+        ValueError: there may be more rows, which would be lost silently.
     """
     if layout is Layout.LIST:
         while scanner.peek() == ",":
@@ -343,7 +345,9 @@ def _check_end(scanner: JsonScanner, layout: Layout, key: str) -> None:
 
 
 def _pass_value(scanner: JsonScanner) -> bool:
-    """Skip a value, holding one element at a time; return whether it is a list of objects."""
+    """Skip a value, and return whether it is a list of objects. Only one element at a time is held
+    in memory.
+    """
     if scanner.peek() != "[":
         scanner.value()
         return False
@@ -358,7 +362,7 @@ def _pass_value(scanner: JsonScanner) -> bool:
 
 
 def _share_a_line(scanner: JsonScanner, layout: Layout) -> bool:
-    """Return whether several rows share the file's only line, so that line numbers are useless."""
+    """Return whether the file has one line with several rows, so that line numbers are useless."""
     for number, _ in enumerate(_values(scanner, layout)):
         if number == 1:
             return scanner.line == 1 and not scanner.sees_line_end()
@@ -373,7 +377,7 @@ def _each(
 
 
 def _counted(values: Iterator[object], name: str, start: Start) -> Iterator[Row | BadRow]:
-    """Yield rows from `start` on, numbered in order because they have no position of their own."""
+    """Yield rows from `start` on, numbered in order because they have no line of their own."""
     for index, value in enumerate(values):
         if index >= start.offset:
             yield _element(value, name, index + 1, index)

@@ -35,7 +35,7 @@ class Layout(Enum):
 
 
 def is_one_row(value: Mapping[str, object]) -> bool:
-    """Return whether the only object of a document is a single row."""
+    """Return whether a document's only object is a single row."""
     return list_of_rows(value) is None and layout_of_object(value) is Layout.ONE_ROW
 
 
@@ -60,8 +60,8 @@ def layout_of_object(value: Mapping[str, object]) -> Layout:
 def list_of_rows(value: Mapping[str, object]) -> str | None:
     """Return the key in a JSON object that holds the list of rows; None if there is none.
 
-    This is a key with one of the known names. Otherwise, it is the key of the only list of objects
-    that are not messages, if no other value is a list or an object.
+    The key has one of the known names, or its value is the only list of objects that are not
+    messages, and no other value is a list or an object.
     """
     lists = [key for key, item in value.items() if is_list_of_rows(item)]
     known = [key for key in LIST_KEYS if key in lists]
@@ -94,7 +94,7 @@ def _are_lists(values: Sequence[object]) -> bool:
 def _are_columns(inner: Sequence[object]) -> bool:
     """Return whether the values are the columns of a table: lists of equal length, without objects.
 
-    A single list counts only if it holds lists; otherwise the object is a row, such as a chat.
+    If there is only one list, it must contain lists; otherwise the object is a row, such as a chat.
     """
     if not _are_lists(inner):
         return False
@@ -132,7 +132,9 @@ def rows_of_columns(value: Mapping[str, object]) -> Iterator[dict[str, object]]:
 
 
 def unwrapped(value: object) -> object:
-    """Return the row if the value wraps one as the Hub's API does; any other value unchanged."""
+    """Return the row inside `value`, if it is wrapped as by the Hub's API; other values
+    unchanged.
+    """
     if isinstance(value, dict) and value.keys() >= HUB_ROW and isinstance(value["row"], dict):
         return value["row"]
     return value

@@ -1,6 +1,7 @@
 """Lines of a text file with their byte offsets.
 
-Memory is bounded: a line longer than MAX_LINE_BYTES is read past, and its `data` is None.
+Memory use is limited: the content of a line longer than MAX_LINE_BYTES is skipped, and its `data`
+is None.
 """
 
 from collections.abc import Iterator

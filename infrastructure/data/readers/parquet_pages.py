@@ -85,7 +85,9 @@ class Column:
         return in_dictionary or any(page.encoding == DELTA_BYTE_ARRAY for page in self.data_pages)
 
     def batch_bytes(self, num_rows: int) -> int:
-        """Return the most memory that `num_rows` rows may take, with dictionary and open page."""
+        """Return the maximum memory that `num_rows` rows may take, including dictionary and current
+        page.
+        """
         opened = self.dictionary_bytes + self.largest_bytes
         if self.kind != TEXT:
             return opened + num_rows * self.width
@@ -94,7 +96,9 @@ class Column:
         return opened + _most_in_a_row(self.data_pages, num_rows)
 
     def whole_bytes(self) -> int:
-        """Return the decoded size of the whole column chunk, all of which may belong to one row."""
+        """Return the decoded size of the whole column chunk, because one row may contain
+        all of it.
+        """
         num_values = sum(page.num_values for page in self.data_pages)
         total = self.dictionary_bytes + num_values * LEVEL_BYTES
         if self.kind != TEXT:
@@ -138,7 +142,7 @@ def check_nesting(metadata: "FileMetaData", name: str) -> None:
 def texts_in_dictionaries(metadata: "FileMetaData") -> list[str]:
     """Return the text columns that can be decoded to indices into a dictionary.
 
-    The library can do this only for columns that are stored dictionary-encoded.
+    This is possible only for columns that are stored dictionary-encoded.
     """
     columns = []
     for index in range(metadata.num_columns):
@@ -170,7 +174,7 @@ def rows_at_once(
         name: name of the file in messages.
 
     Raises:
-        ValueError: a page, a row or a list may be larger than memory; or a header is damaged.
+        ValueError: a page, a row or a list may be larger than memory, or a header is damaged.
     """
     columns = [
         _column(file, metadata, group, index, in_dictionaries, name)
@@ -237,7 +241,9 @@ def _column(
 
 
 def _pages(file: BinaryIO, chunk: "ColumnChunkMetaData") -> Iterator[Page]:
-    """Yield the pages of a column chunk in order, up to where the library stops reading."""
+    """Yield the pages of a column chunk in order, up to the point where the library stops
+    reading.
+    """
     offset = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < offset:
         offset = chunk.dictionary_page_offset
@@ -288,7 +294,7 @@ class _Thrift:
         self.position = 0
 
     def struct(self, depth: int = 0) -> dict[int, Any]:
-        """Parse a struct; return numbers, booleans and structs by field number, skip the rest."""
+        """Parse a struct; return its numbers, booleans and structs by field number."""
         fields: dict[int, object] = {}
         number = 0
         while byte := self._byte():

@@ -65,7 +65,7 @@ def looks_like_picture(value: object) -> bool:
 
 
 def picture_source(value: object, where: str) -> PictureSource:
-    """Return the image that a row's value stands for, as a path or as the encoded image.
+    """Return the source of an image given as a row's value: a path, or the encoded bytes.
 
     Raises:
         PictureError: the value is not an image.
@@ -192,13 +192,13 @@ def _decoded_picture(content: bytes, name: str, background: str) -> "tuple[Image
 def _packing(image: "Image") -> str:
     """Return the file's pixel format in Pillow's notation (`RGB;16B`, `I;12`).
 
-    Pillow has this information only until the image is loaded.
+    Call this before the image is loaded, because Pillow then loses the information.
     """
     return " ".join(str(tile[3]) for tile in getattr(image, "tile", ())[:1])
 
 
 def _is_inverted(image: "Image") -> bool:
-    """Return whether the smallest value is white; Pillow handles this only for 8-bit images."""
+    """Return whether the smallest value means white. Pillow handles this only for 8-bit images."""
     tags = getattr(image, "tag_v2", None)
     return tags is not None and tags.get(TIFF_PHOTOMETRIC) == TIFF_WHITE_IS_ZERO
 

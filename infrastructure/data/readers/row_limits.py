@@ -44,7 +44,7 @@ def in_chunks(rows: Iterable[AnyRow], max_rows: int) -> Iterator[list[AnyRow]]:
 def has_too_many_values(text: str | bytes) -> bool:
     """Return whether JSON text may hold more values than a row may have.
 
-    Counted are the characters with which a value can begin.
+    The text is not parsed: characters with which a value can begin are counted.
     """
     if len(text) < MAX_ROW_VALUES:
         return False
@@ -54,7 +54,7 @@ def has_too_many_values(text: str | bytes) -> bool:
 
 
 def fits_a_row(batch: "RecordBatch") -> bool:
-    """Return whether an Arrow batch as a whole is within the size limit of a single row."""
+    """Return whether an Arrow batch as a whole does not exceed the size limit of a single row."""
     extents = [_extent(column) for column in batch.columns]
     num_bytes, num_values = (
         (sum(part) for part in zip(*extents, strict=True)) if extents else (0, 0)

@@ -106,11 +106,11 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A record that cannot be used: its position, the reason, and its first characters.
+    """A record that cannot be used, with its position, the reason, and its first characters.
 
     Attributes:
-        reason: one of this module's constants, by which bad rows are counted.
-        detail: what exactly is wrong.
+        reason: one of this module's constants; bad rows are counted by reason. detail: a precise
+            description of the error.
         encoding: the likely encoding of a row that is not UTF-8; "" for other rows, or if unknown.
         advice: the remedy for this row in particular; "" means that the remedy for its reason
             applies.
@@ -140,7 +140,9 @@ class BadRow:
 
     @property
     def shown_detail(self) -> str:
-        """The detail for display, which may quote the row; only numbers for an over-long row."""
+        """The detail for display, which may quote the row; for an over-long row, only its
+        numbers.
+        """
         return self.detail
 
     def __str__(self) -> str:
@@ -163,7 +165,7 @@ class Turn:
     is_learnt: bool = True
 
     def message(self) -> dict[str, Any]:
-        """Return the message in the form that chat templates take."""
+        """Return the message in the form that chat templates expect."""
         fields: dict[str, object] = json.loads(self.fields) if self.fields else {}
         return {"role": self.role, "content": self.text, **fields}
 
@@ -188,7 +190,7 @@ class Conversation:
 
     Attributes:
         task: the kind of task, by which results are grouped; "" if no column names it.
-        group: value of the column that `balance_by` names.
+        group: value of the column that the setting `balance_by` names.
         inputs: other inputs of a chat template (tools, its own options), as a JSON object; "" if
             there are none.
         num_given: the number of turns that come from the row's prompt, in which answers are not
@@ -233,12 +235,12 @@ class Conversation:
 
     @property
     def taught(self) -> tuple[Turn, ...]:
-        """The turns up to and including the last answer, which are the ones used for training."""
+        """The messages up to and including the last answer, which are used for training."""
         return self.turns[: self.last_answer + 1]
 
     @property
     def prompt(self) -> tuple[Turn, ...]:
-        """The turns before the last answer."""
+        """The messages before the last answer."""
         return self.turns[: self.last_answer]
 
     @property
@@ -254,16 +256,16 @@ class Conversation:
         return replace(self, turns=turns + self.turns[last:], num_given=last)
 
     def messages(self) -> list[JsonObject]:
-        """Return the turns in the form that chat templates take."""
+        """Return the messages in the form that chat templates expect."""
         return [turn.message() for turn in self.turns]
 
     def is_learnt(self, index: int) -> bool:
-        """Return whether the data allows training on this turn."""
+        """Return whether the data allows training on the message at `index`."""
         return index >= self.num_given and self.turns[index].is_learnt
 
     def pairs(self) -> list[list[str]]:
-        """Return what identifies an example's content: [role, text] of each turn up to the last
-        answer, and anything else that affects training.
+        """Return everything that identifies the content of an example: [role, text] of each message
+        up to the last answer, and anything else that affects training.
 
         Two examples have equal pairs only if they train the model in the same way.
         """

@@ -122,7 +122,7 @@ FORMATS: Registry[PluginReader] = registries.FORMATS
 
 
 def register_format(name: str, reader: PluginReader) -> None:
-    """Register a file format, for files that end in `.name` and for `format=name`.
+    """Register a file format, for files that end in `.name` and for the setting `format=name`.
 
     A reader in a module needs no registration: `format=module:function`. An installed package can
     register one with an entry point in the group "temper.formats".
@@ -232,7 +232,7 @@ def discover(
     *,
     encoding: str = AUTO,
 ) -> list[DataFile]:
-    """Return the files that `place` refers to, each with its format, checked by content.
+    """Return the files at `place`, each with its format, which is checked against the content.
 
     Args:
         what: what the files are, for error messages.
@@ -274,9 +274,10 @@ def refuse_missing_data(place: str) -> None:
 
 
 def refuse_unreachable(place: str) -> None:
-    """Raise ValueError if a Hub dataset is neither in the cache nor available from the Hub.
+    """Raise ValueError if a Hub dataset is neither cached nor available from the Hub.
 
-    No data is read: a dataset counts as cached if the cache holds any dataset of its owner.
+    Only names are checked: a dataset counts as cached if the cache contains any dataset of its
+    owner.
     """
     owner = place.partition("/")[0]
     if not any(data_sets_folder().glob(f"{owner}___*")) and not hub_is_reachable():
@@ -284,7 +285,8 @@ def refuse_unreachable(place: str) -> None:
 
 
 def files_of(config: DataConfig) -> tuple[list[DataFile], list[DataFile]]:
-    """Return the training files and the held-out files, as configured or found next to them.
+    """Return the training files and the held-out files; the latter as configured or found next to
+    the former.
 
     Raises:
         ValueError: the files do not exist.
@@ -304,7 +306,8 @@ def files_of(config: DataConfig) -> tuple[list[DataFile], list[DataFile]]:
 def held_out_beside(files: list[DataFile]) -> list[DataFile]:
     """Return the held-out data that comes with the training files.
 
-    This is in other files of the same folder, or in other lists of the same JSON documents.
+    The held-out data is in other files of the same folder, or in other lists of the same JSON
+    documents.
     """
     splits = [(file, _lists(file).held_out) for file in files]
     inside = [
@@ -318,7 +321,7 @@ def _lists(file: DataFile) -> Lists:
 
 
 def about_splits(train: list[DataFile], held_out: list[DataFile]) -> list[str]:
-    """Return notes on files and rows that come with the training files and are not trained on."""
+    """Return notes on files and rows next to the training data that are not trained on."""
     beside = held_out_beside(train)
     files = [file.name for file in beside if not file.split]
     measured = {(file.path.resolve(), file.split) for file in held_out}
@@ -365,12 +368,12 @@ def data_files_hash(data: DataConfig) -> str | None:
 
 
 def refuse_no_data(path: Path, advice: str) -> None:
-    """Refuse a file that is clearly not data, whatever its name: an archive, a document, an image.
+    """Reject a file that is clearly not data, whatever its name: an archive, a document, an image.
 
     Text is accepted, and so is any file whose extension belongs to a plug-in format.
 
     Args:
-        advice: the remedy if the file is probably not the one that was meant.
+        advice: the remedy to suggest if the user probably meant another file.
 
     Raises:
         ValueError: no reader can read it; the text says what it is, and what to do.
@@ -424,7 +427,9 @@ def _not_found(path: Path, what: str) -> str:
 
 
 def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> list[DataFile]:
-    """Return the data files in a folder and its subfolders; text files only without other data."""
+    """Return the data files in a folder and its subfolders; text files only if there are no
+    others.
+    """
     inside = [p for p in folder.rglob("*") if not _is_hidden(p, folder)]
     for directory in (folder, *filter(Path.is_dir, inside)):
         require_listable(directory)  # otherwise it would be skipped silently
@@ -468,7 +473,7 @@ def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> l
 
 
 def _is_known(path: Path, everything: list[Path]) -> bool:
-    """Return whether a file is clearly not data itself: a dataset card, an index, a row's image."""
+    """Return whether a file is clearly not data: a dataset card, an index, or an image of a row."""
     if path.name.lower().endswith(PICTURE_ENDINGS):
         return True
     return path.name.lower() not in SETTINGS and is_no_data(path, everything)

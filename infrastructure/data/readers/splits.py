@@ -66,7 +66,7 @@ class Parts:
 
 
 def is_no_data(path: Path, others: Iterable[Path]) -> bool:
-    """Return whether a file only accompanies data: a dataset card, license, index or checksums.
+    """Return whether a file is not data itself: a dataset card, license, index or checksums.
 
     A readme counts as data if there are other files of its type.
     """
@@ -123,7 +123,8 @@ def _by_names(folder: Path, files: Sequence[Path], stem: Callable[[Path], str]) 
 def _of_several_folders(folder: Path, train: Iterable[Path]) -> list[str]:
     """Return a note if several subfolders each have a training split.
 
-    These may be configurations of one dataset, which often hold the same rows in other forms.
+    These may be configurations of one dataset, which often contain the same rows in different
+    forms.
     """
     folders = {path.parent for path in train if not _split_of_whole(path.parent.name)}
     if len(folders) < 2:
@@ -133,7 +134,7 @@ def _of_several_folders(folder: Path, train: Iterable[Path]) -> list[str]:
 
 
 def _all_alike(folder: Path, files: Sequence[Path], split: Mapping[Path, str]) -> list[str]:
-    """Return a note if files are trained on although they are named like held-out files."""
+    """Return a note on files that are trained on although they are named like held-out files."""
     named = [path for path in files if split[path] in (HELD_OUT, TEST)]
     if not named or (len(named) == len(files) and len({split[path] for path in named}) == 1):
         return []
@@ -141,7 +142,7 @@ def _all_alike(folder: Path, files: Sequence[Path], split: Mapping[Path, str]) -
 
 
 def _whole_split(path: Path, stem: str) -> str:
-    """Return the split that a file's whole name, or the name of its nearest folder, denotes."""
+    """Return the split that is the whole name of a file or of its nearest folder."""
     names = [stem, *(part for part in reversed(path.parent.parts))]
     return next((split for name in names if (split := _split_of_whole(name))), "")
 
@@ -192,9 +193,9 @@ def _front_matter(path: Path) -> dict[str, object]:
 
 
 def _by_card(folder: Path, files: Sequence[Path]) -> Parts | None:
-    """Return the division that a dataset card defines.
+    """Return the division of the files that a dataset card defines.
 
-    None if it defines no training split with existing files.
+    Return None if the card defines no training split with existing files.
     """
     listed = _front_matter(folder / CARD).get("configs") if (folder / CARD).is_file() else None
     configs = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
@@ -239,7 +240,7 @@ def _by_card(folder: Path, files: Sequence[Path]) -> Parts | None:
 def _files_of_config(
     folder: Path, config: Mapping[str, object], files: Sequence[Path]
 ) -> dict[str, list[Path]]:
-    """Return split → its existing files, for one configuration of a dataset card."""
+    """Return the existing files of each split, for one configuration of a dataset card."""
     base = str(config.get("data_dir") or "")
     configured: dict[str, list[Path]] = {}
     for split, pattern in _patterns(config.get("data_files")):
@@ -252,7 +253,7 @@ def _files_of_config(
 
 
 def _patterns(listed: object) -> Iterable[tuple[str, str]]:
-    """Yield (split, pattern) for the files that a card lists; without a split, it is "train"."""
+    """Yield (split, pattern) for the files that a card lists. The default split is "train"."""
     if isinstance(listed, str):
         yield TRAIN, listed
     elif isinstance(listed, dict):

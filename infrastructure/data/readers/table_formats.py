@@ -1,6 +1,6 @@
 """Readers of binary tables: Parquet, HDF5, and datasets of the `datasets` library.
 
-They read slices of at most READ_ROWS records, so memory is bounded, and can begin at any record.
+They read slices of at most READ_ROWS records, which limits memory, and can begin at any record.
 `line` and `offset` count records. The libraries are imported when such a file is read.
 """
 
@@ -81,7 +81,9 @@ def read_parquet(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | 
 
 
 def _groups_from(metadata: "FileMetaData", record: int) -> tuple[list[int], int]:
-    """Return the row groups to read from a record on, and the first record of these groups."""
+    """Return the row groups to read in order to begin at `record`, and the first record of these
+    groups.
+    """
     first = 0
     for group in range(metadata.num_row_groups):
         num_rows = metadata.row_group(group).num_rows
@@ -94,7 +96,7 @@ def _groups_from(metadata: "FileMetaData", record: int) -> tuple[list[int], int]
 def _arrow_rows(
     batch: "RecordBatch", plain: PlainRows, name: str, first: int
 ) -> Iterator[Row | BadRow]:
-    """Yield the rows of a batch as plain values; a row over the size limit is never built."""
+    """Yield the rows of a batch as plain values. Rows over the size limit are never built."""
     if batch.num_rows == 0:
         return
     is_large = not fits_a_row(batch)
@@ -147,7 +149,7 @@ def read_hdf5(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | Bad
 def _hdf5_rows_at_once(
     columns: dict[str, "H5Dataset"], file_bytes: int, name: str, h5py: ModuleType
 ) -> int:
-    """Return how many rows may be read at a time.
+    """Return how many rows may be read at once.
 
     Rows may be much larger than the file, because unwritten parts are read as zeros, and many rows
     may refer to one text.
@@ -284,7 +286,7 @@ def _damaged(folder: Path, error: BaseException) -> str:
 
 
 def _can_be_read(part: Path) -> bool:
-    """Return whether one file of a saved dataset has the format of its extension."""
+    """Return whether a saved dataset has a file with the correct format for its extension."""
     arrow = require("pyarrow", "data.read_hub_datasets")
     try:
         if part.suffix == ".json":

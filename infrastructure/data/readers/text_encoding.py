@@ -91,7 +91,8 @@ class _Recoded:
 
 
 def encoding_of(path: Path, setting: str) -> str:
-    """Return the encoding of a file, by its byte order mark or else by `setting`; "" is UTF-8.
+    """Return the encoding of a file: that of its byte order mark, or else `setting`; "" means
+    UTF-8.
 
     Raises:
         ValueError: the setting names an encoding, and the file is UTF-8.
@@ -123,8 +124,8 @@ def _is_utf8(head: bytes) -> bool:
 def likely_encoding(data: bytes) -> str:
     """Return the likely encoding of bytes that are not UTF-8: Windows-1252, or "".
 
-    In the languages that Windows-1252 was made for, non-ASCII letters are few and isolated; in
-    others, whole words consist of them.
+    In the languages of Windows-1252, non-ASCII letters are few and isolated. In other languages,
+    whole words consist of them.
     """
     runs: list[bytes] = re.findall(rb"[\x80-\xff]+", data)
     num_letters = len(re.findall(rb"[A-Za-z\x80-\xff]", data))

@@ -86,7 +86,7 @@ def _json_row(data: bytes, name: str, line: Line) -> Row | BadRow:
 
 
 def too_long(name: str, line: Line) -> BadRow:
-    """Return the `BadRow` for a line that was too long to be kept in memory."""
+    """Return the `BadRow` for a line that is too long for memory."""
     detail = phrase("data.row_too_long", max_mib=MAX_LINE_BYTES >> 20)
     return BadRow(name, line.number, LINE_TOO_LONG, detail, "", line.offset)
 
@@ -201,12 +201,12 @@ BLANK = Row({}, "", 0)
 
 @dataclass(frozen=True)
 class _Table:
-    """A file of delimited values, with a check for rows that a stray quote has joined.
+    """A file of delimited values, with detection of rows that a stray quote has joined.
 
     A quote that opens a field by mistake swallows whole lines, up to the next quote that can close
-    the field. Each of these lines would be a row by itself, which is hardly ever true of the lines
-    of a real multi-line answer, unless answers contain tables. If commas separate the fields, and
-    other records really span several lines, no record counts as joined.
+    the field. Rows count as joined if each of these lines would be a row by itself. The lines of a
+    real answer hardly ever would, unless the answer contains a table. If commas separate the
+    fields, and other records really span several lines, no record counts as joined.
     """
 
     path: Path
@@ -235,7 +235,9 @@ class _Table:
 
     @cached_property
     def _has_long_records(self) -> bool:
-        """True if more of the first multi-line records are genuine than joined by a stray quote."""
+        """True if, among the first records of several lines, more are genuine than joined by a
+        stray quote.
+        """
         with open_utf8(self.path, self.encoding) as file:
             records = _Records(read_lines(file), self.name)
             reader = csv.reader(records, delimiter=self.delimiter)
@@ -321,8 +323,8 @@ def _never_closed(name: str, at: Start) -> str:
 def _quotes_are_text(file: BinaryIO, name: str, delimiter: str) -> bool:
     """Return whether quotes are ordinary characters in a file instead of delimiting fields.
 
-    This is so if nearly all of the first lines are rows when quotes are ignored, and if
-    interpreting the quotes breaks more records than there are records with quoted fields.
+    They are ordinary if nearly all of the first lines are rows when quotes are ignored, and if
+    interpreting the quotes breaks more records than it correctly reads.
     """
     first = takewhile(lambda line: line.offset < SNIFF_BYTES, read_lines(file))
     lines = [line for line in first if not line.is_blank]
@@ -344,7 +346,9 @@ def _quotes_are_text(file: BinaryIO, name: str, delimiter: str) -> bool:
 
 
 def _delimiter_of(header: Line | None) -> str:
-    """Return the character that splits the header line; a comma if no other does."""
+    """Return the character that separates the fields of the header line; a comma if no
+    other does.
+    """
     text = (header.data if header and header.data else b"").decode("utf-8", "replace")
     text = text.rstrip("\r\n").replace("\r", " ")
     counts = [
@@ -368,7 +372,9 @@ def _check_columns(columns: list[str], name: str) -> None:
 
 
 def has_surrogates(text: str) -> bool:
-    """Return whether a text has surrogates (undecodable bytes, half a pair), so no UTF-8 form."""
+    """Return whether a text has surrogates (undecodable bytes, half a pair), which UTF-8 cannot
+    encode.
+    """
     if text.isascii():
         return False
     try:
@@ -387,8 +393,8 @@ def read_text(
 ) -> Iterator[Row | BadRow]:
     """Yield the examples of a plain text file as rows with the column "text".
 
-    Paragraphs separated by blank lines are one example each; in a text without any blank line, each
-    line is one example. The first MiB decides which of the two applies.
+    If the first MiB of the text has blank lines, each paragraph is an example. Otherwise, each line
+    is an example.
     """
     with open_utf8(path, encoding) as file:
         by_line = not has_paragraphs(file)

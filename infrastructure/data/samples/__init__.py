@@ -27,7 +27,7 @@ def use_sample_data(config: DeploymentConfig) -> None:
     """If no data path is set, configure the run to train the embedded model on the sample tasks.
 
     The run takes `SAMPLE_EPOCHS` epochs unless the user has set its length. Features may also
-    change settings that the user has not set. Runs of a TRL method are not affected, because they
+    change settings that the user has not set. Runs of a TRL method are not changed, because they
     need rows of another shape.
     """
     is_sft = config.training.method == SFT

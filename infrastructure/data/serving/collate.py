@@ -1,9 +1,9 @@
 """Conversion of examples to a batch of tensors: padded rows, or all examples packed into one row.
 
-Both give the same loss: packing puts the examples end to end, and attention that is isolated by
-`position_ids` (or `cu_seq_lens`) keeps them apart. Labels are aligned with their own tokens, as in
-transformers; the shift by one happens in the model. The first token of an example has no label, so
-no example is ever trained to continue the one before it.
+Padding and packing give the same loss, because `position_ids` (or `cu_seq_lens`) keep packed
+examples from attending to each other. Labels are aligned with their own tokens, as in transformers;
+the shift by one happens in the model. The first token of an example has no label, so no example is
+ever trained to continue the one before it.
 
 Lengths are rounded up, so that tensor shapes repeat (`size_grid.py`). The padding is never trained
 on, and no token of an example attends to it.
@@ -26,7 +26,7 @@ Batch = dict[str, Any]
 def padded_length(longest: int, grid: SizeGrid, most: int | None) -> int:
     """Return the row length for a batch whose longest example has `longest` tokens.
 
-    The result exceeds `most` only if the example does.
+    The result exceeds `most` only if the longest example does.
     """
     return max(longest, min(grid.up(longest), most or grid.up(longest)))
 
@@ -63,8 +63,8 @@ def pad(
 def pack(examples: Sequence[TokenizedExample], grid: SizeGrid = SizeGrid.EXACT) -> Batch:
     """Return examples end to end in one row of a rounded length, each with positions from 0.
 
-    The padding has the form of further examples, none longer than the longest real one. So it is
-    isolated like an example, and within the limits on the length of an example.
+    The padding consists of further examples, none longer than the longest real one, so that it is
+    isolated from the real examples.
 
     Returns:
         int64 tensors (1, T): `input_ids`, `position_ids`, `labels`; `cu_seq_lens`, int32 (B + 1,)

@@ -44,10 +44,10 @@ def selection_hash(ids: Indices | Sequence[int]) -> str:
 
 
 def balanced_order(groups: Sequence[int] | Indices, seed: int, epoch: int) -> Indices:
-    """Return the order of an epoch in which each group has the same share; its length is unchanged.
+    """Return the order of an epoch of unchanged length in which each group has the same share.
 
-    Examples of small groups are repeated, equally often within a group (± one). From large groups,
-    different examples are left out in each epoch.
+    Examples of small groups are repeated, within a group equally often (± one). In each epoch,
+    different examples of large groups are left out.
 
     Args:
         groups: the group of each example.
@@ -72,8 +72,8 @@ def with_replacements(
     """Return the order of an epoch in which examples that are not in `kept` are replaced by kept
     ones.
 
-    A replacement is from the same group if any example of the group is kept. All kept examples stay
-    in place. Within a group, all kept examples are used as replacements equally often (± one).
+    A replacement comes from the same group if any example of that group is kept. All kept examples
+    stay in place. Within a group, all kept examples are used as replacements equally often (± one).
     """
     rng, filled = random_state(REPLACE, seed, epoch), order.copy()
     is_out = ~np.isin(order, kept)

@@ -1,8 +1,7 @@
 """Sources of the examples of an epoch: the token store, or text that is tokenized on the fly.
 
-Each source yields the examples of an epoch in order, starting at any position. The choice of source
-does not change the number of examples. Without augmentation, it does not change their tokens
-either.
+Each source yields the examples of an epoch in order, starting at any position. All sources yield
+the same number of examples, and without augmentation the same tokens.
 """
 
 import copy
@@ -38,8 +37,8 @@ class Order:
     Attributes:
         all_rows: all rows; an example's id is its index among them.
         selected: the ids of the examples that are trained on, in ascending order.
-        is_filled: True if an epoch has as many positions as there are examples, and selected
-            examples repeat in place of the others.
+        is_filled: True if an epoch is as long as without a selection, and selected examples are
+            repeated in place of the others.
     """
 
     def __init__(self, rows: Indices, seed: int, groups: Indices | None = None) -> None:
@@ -72,7 +71,7 @@ class Order:
     def part(self, epoch: int, start: int, count: int) -> list[int]:
         """Return `count` store rows of an epoch from `start` on.
 
-        This is safe while another thread iterates over another epoch.
+        It may be called while another thread iterates over another epoch.
         """
         return [int(row) for row in self.all_rows[self._ids_of(epoch)[start : start + count]]]
 
@@ -83,7 +82,9 @@ class Order:
         return with_replacements(order, self.selected, self.all_groups, self.seed, epoch)
 
     def _shuffled(self, ids: Indices, epoch: int) -> Indices:
-        """Return indices into `ids`, in the order of an epoch that has only these examples."""
+        """Return indices into `ids`, in the order of an epoch that consists of only these
+        examples.
+        """
         if self.all_groups is None:
             return epoch_order(len(ids), self.seed, epoch)
         return balanced_order(self.all_groups[ids], self.seed, epoch)
@@ -119,7 +120,7 @@ class StoredExamples:
 
 
 class StoredConversations:
-    """The conversations that the store keeps next to their tokens, by row number."""
+    """The conversations that the store contains in addition to their tokens, by row number."""
 
     def __init__(self, store: TokenStore, name: str, ends: str) -> None:
         self._path: Path = store.folder / name
@@ -166,7 +167,9 @@ class TextTokenizer:
         return self.augment(conversation, random_state(AUGMENT, self.seed, epoch, position))
 
     def _unchanged(self, conversation: Conversation) -> TokenizedExample:
-        """Return the example of the original conversation, if the augmented one is unusable."""
+        """Return the example of the original conversation, for use if the augmented one is
+        unusable.
+        """
         (result,) = self.encoder.encode([conversation])
         if isinstance(result, BadRow):
             raise DataError("data.row_no_longer_usable", row=result)

@@ -1,9 +1,9 @@
 """A dataset of files larger than memory, read through a buffer that is limited in rows and bytes.
 
-A window is the content of one buffer. Windows come in the order of the files, and the rows inside a
-window are shuffled. The order is a pure function of (seed, epoch), and reading can begin at any
-position without reading the data before its window (except in files that are compressed or not
-UTF-8, which must be read up to there).
+A window is the content of one buffer. Windows are used in the order of the files, and the rows
+inside a window are shuffled. The order is a pure function of (seed, epoch), and reading can begin
+at any position without reading the data before its window (except in files that are compressed or
+not UTF-8, which must be read up to there).
 """
 
 from collections.abc import Callable, Iterator
@@ -30,8 +30,8 @@ class StreamingDataset(IterableDataset[Any]):
     """A dataset whose files are read while it is iterated over.
 
     One pass over the files (`build_index`, or the first use) finds the usable rows and the starts
-    of the windows. Works in a `torch.utils.data.DataLoader` with any number of workers: each worker
-    takes different windows.
+    of the windows. It works in a `torch.utils.data.DataLoader` with any number of workers: each
+    worker takes different windows.
 
     Args:
         data_path: a file or a folder, as for `DataConfig.path`; or the files themselves.

@@ -1,1 +1,1 @@
-"""The store of prepared examples on disk, written once and found again by its fingerprint."""
+"""The store of prepared examples on disk. They are written once and identified by a fingerprint."""

@@ -20,7 +20,7 @@ class Picture:
 
     Attributes:
         path: the file that contains the bytes; "" while they are only in `content`.
-        start: the offset in the file at which the bytes begin.
+        start: the offset of the bytes in the file.
         decided: codes of the conversions of its pixels (see `readers.pictures`); set only while
             data is prepared.
     """
@@ -61,8 +61,8 @@ class TokenizedExample:
 
     Attributes:
         input_ids: int32 (n,).
-        supervised: bool (n,); True if token i is a loss target. The first one never is.
-        task: kind of task, or "".
+        supervised: bool (n,); True if token i is a loss target. The first token never is. task: the
+            kind of task, or "".
         pictures: its images, in the order of their tokens.
     """
 
@@ -89,7 +89,7 @@ class EvaluationRow:
 
 @dataclass(frozen=True, slots=True)
 class GenerationPrompt:
-    """A prompt to generate an answer to, with the expected answer.
+    """A prompt for generating an answer, with the expected answer.
 
     Attributes:
         prompt: everything before the answer, for display.

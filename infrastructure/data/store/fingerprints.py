@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def tokenizer_hash(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Return a hash of all that affects tokenization: content, chat template, library versions."""
+    """Return a hash of everything that affects tokenization: content, chat template, library
+    versions.
+    """
     parts = {
         **tokenizer_content(tokenizer),
         "template": tokenizer.chat_template,
@@ -24,7 +26,7 @@ def tokenizer_hash(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def tokenizer_content(tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
-    """Return all that defines a tokenizer except its chat template and its name."""
+    """Return everything that defines a tokenizer, except for its chat template and its name."""
     parts: dict[str, Any] = {
         "class": type(tokenizer).__name__,
         "special": tokenizer.special_tokens_map,
@@ -49,7 +51,7 @@ def content_number(turns: list[list[str]]) -> int:
 class ExampleHash:
     """A running hash of a sequence of examples.
 
-    The examples may be added one by one or in groups: the hash is the same.
+    Adding examples one by one or in groups gives the same hash.
     """
 
     def __init__(self) -> None:

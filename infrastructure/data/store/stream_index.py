@@ -1,4 +1,4 @@
-"""An index of where the windows of a stream begin, so that reading can start at any of them.
+"""An index of the beginnings of a stream's windows, so that reading can start at any window.
 
 A window is a run of usable rows of one file that fits into the buffer, in rows and in bytes. Sizes
 are estimated from the content by fixed rules, so windows are the same on every machine.
@@ -21,7 +21,7 @@ class WindowIndex:
     """The windows of a dataset.
 
     Attributes:
-        windows: int64 (number of windows, 6), one column for each of FIELDS.
+        windows: int64 (number of windows, 6), with one column for each name in FIELDS.
         is_used: bool (number of rows read); bad and held-out rows are not used.
     """
 
@@ -39,7 +39,9 @@ class WindowIndex:
         return int(self.column("num_items").sum())
 
     def find(self, item: int) -> tuple[int, int]:
-        """Return the window that holds item number `item`, and how many items of it come before."""
+        """Return the window that contains item number `item`, and the number of items before it in
+        the window.
+        """
         ends = np.cumsum(self.column("num_items"))
         window = int(np.searchsorted(ends, item, side="right"))
         before = int(ends[window - 1]) if window else 0

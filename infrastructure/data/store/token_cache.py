@@ -3,7 +3,7 @@
 An entry is built in a hidden folder and renamed when it is complete, so a killed preparation leaves
 no incomplete entry. While an entry is in use, a lock protects it from being deleted. A second
 process that needs an entry under construction waits for the first. The lock of a process is
-released when the process dies. POSIX only.
+released when the process dies. The cache works only on POSIX systems.
 """
 
 import logging
@@ -37,7 +37,7 @@ SECONDS_TO_DELETE = 3600
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """An open cache entry, which is not deleted from the cache until `close`.
+    """An open cache entry, which the cache does not delete before `close` is called.
 
     Attributes:
         was_there: True if the entry was found in the cache, False if it was built now.
@@ -56,8 +56,8 @@ class TokenCache:
     """A cache of prepared data by key, within the limits of `CacheConfig`.
 
     Args:
-        config: `directory`, `memory_size` (smaller entries are held in memory when opened),
-            `disk_size`, `max_age_days` since the last use, `cleanup_interval` between cleanups.
+        config: the settings of the cache. An entry smaller than `memory_size` is loaded into memory
+            when it is opened.
         memory_bytes: a further limit on the entries held in memory.
 
     Raises:
@@ -144,7 +144,9 @@ class TokenCache:
         self.sweep()
 
     def sweep(self) -> None:
-        """Delete old entries and remains of dead processes, then others to meet `disk_size`."""
+        """Delete old entries and remains of dead processes, and then further entries to meet
+        `disk_size`.
+        """
         oldest = time.time() - self.config.max_age_days * SECONDS_PER_DAY
         for folder in self.root.glob(".partial-*"):
             self._remove_if_free(folder, key=folder.name.split("-")[1])
@@ -186,7 +188,9 @@ class TokenCache:
         return sorted(folders, key=_last_use)
 
     def _remove_if_free(self, folder: Path, key: str) -> bool:
-        """Delete an entry unless a live process builds or uses it; return whether it is deleted."""
+        """Delete an entry unless a live process builds or uses it; return whether it was
+        deleted.
+        """
         building = Lock(self._locks / key)
         try:
             if not building.take(wait=False):
@@ -205,7 +209,7 @@ class TokenCache:
         return False
 
     def _delete(self, folder: Path) -> None:
-        """Delete a folder, after renaming it so that no process opens it when it is half deleted.
+        """Rename and then delete a folder, so that no process opens it when it is half deleted.
 
         Other processes may delete the same folder at the same time.
         """
@@ -216,7 +220,9 @@ class TokenCache:
 
 
 def _was_left(folder: Path) -> bool:
-    """Return whether a folder marked for deletion is so old that its process must have died."""
+    """Return whether a folder marked for deletion is so old that the deleting process must have
+    died.
+    """
     began = folder.name.removeprefix(REMOVED).split("-")[0]
     return not began.isdecimal() or time.time() - int(began) > SECONDS_TO_DELETE
 

@@ -1,4 +1,4 @@
-"""The store of tokenized examples: files that are written once, checked, and read without loading.
+"""The store of tokenized examples: files that are written once, verified, and read when needed.
 
 An entry is a folder of .npy files and a meta.json, which is written last and holds a checksum of
 every MiB of every file. All files are checked when the entry is opened, so that a damaged entry is
@@ -84,7 +84,7 @@ class ArrayWriter:
 
 
 class StoreWriter:
-    """A writer of examples into the folder of a cache entry, to be used as a context manager.
+    """A writer of examples into the folder of a cache entry. It is a context manager.
 
     `finish` makes the entry readable.
     """
@@ -209,7 +209,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 class CheckedFile:
-    """A file of a cache entry, whose chunks are verified by checksum before they are used."""
+    """A file of a cache entry. Its chunks are verified by checksum before they are used."""
 
     def __init__(self, path: Path, facts: FileFacts) -> None:
         self.path = path
@@ -221,7 +221,7 @@ class CheckedFile:
         once.
 
         Raises:
-            DamagedEntryError: a chunk is not as it was written.
+            DamagedEntryError: a chunk has changed since it was written.
         """
         first, last = start // CHUNK_BYTES, ceil_div(end, CHUNK_BYTES)
         if self._is_checked[first:last].all():
@@ -243,7 +243,9 @@ class CheckedFile:
 
 
 class MappedArray:
-    """A .npy file of a cache entry: loaded and verified, or mapped and verified when used."""
+    """A .npy file of a cache entry, either loaded and verified, or mapped and verified when
+    used.
+    """
 
     def __init__(self, path: Path, facts: FileFacts, in_memory: bool) -> None:
         self._file = CheckedFile(path, facts)
@@ -258,7 +260,9 @@ class MappedArray:
         self._used_at = time.monotonic()
 
     def release_memory(self, unused_seconds: float) -> int:
-        """Free the file's memory, so that it is read from disk; return the freed bytes."""
+        """Drop the file's content from memory, so that it is read from disk; return the freed
+        bytes.
+        """
         if not self._in_memory or time.monotonic() - self._used_at < unused_seconds:
             return 0
         held = self.values.nbytes
@@ -278,7 +282,8 @@ class MappedArray:
 
 @contextmanager
 def damage_explained(folder: Path) -> Iterator[None]:
-    """Inside the block, replace errors about damaged cache entries by errors that say what to do.
+    """Return a context that turns errors about damaged cache entries into errors that say what to
+    do.
 
     Raises:
         DataError: instead of a `DamagedEntryError`.
@@ -297,8 +302,8 @@ class TokenStore:
         memory_bytes: entries up to this size are held in memory, larger ones memory-mapped.
 
     Raises:
-        DamagedEntryError: the entry is damaged in a part that is checked at opening. If a method
-            finds damage later, it raises `DataError`.
+        DamagedEntryError: opening has found damage. If a method finds damage later, it raises
+            `DataError`.
     """
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:

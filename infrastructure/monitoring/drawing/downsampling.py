@@ -33,16 +33,10 @@ class BoundedPoints:
 
     Args:
         max_kept: the approximate number of points to keep.
-
-    Attributes:
-        num_added: the number of points added.
-        last: the newest value.
     """
 
     def __init__(self, max_kept: int) -> None:
         self.max_groups = max(2, max_kept // 2)
-        self.num_added = 0
-        self.last = math.nan
         self._newest: Points = []
         self._groups: list[Points] = []
         self._group_size = 1
@@ -50,8 +44,7 @@ class BoundedPoints:
 
     def add(self, position: float, value: float) -> None:
         """Add the next point. Points must be added in the order of their positions."""
-        self.num_added += 1
-        self.last, self._newest = value, [(position, value)]
+        self._newest = [(position, value)]
         if self._groups and self._num_in_last < self._group_size:
             self._groups[-1].append((position, value))
             self._num_in_last += 1

@@ -342,7 +342,7 @@ def _headlines(
         more = "" if of_step is None else phrase("run.model_of_best_step", step=of_step)
         losses = [_headline(loss_name, after["eval_loss"], before=was_loss, more=more)]
     else:
-        newest = _headline(loss_name, held_out.last if held_out else None, more=best)
+        newest = _headline(loss_name, held_out.kept[-1][1] if held_out else None, more=best)
         losses = [_headline("loss", run.last("loss")), newest]
     cost = mapping_of(run.facts.summary.get("cost"))
     lines = [

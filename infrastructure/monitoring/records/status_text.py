@@ -13,7 +13,6 @@ from infrastructure.monitoring.records.run_list import is_of_a_script
 from infrastructure.monitoring.records.run_reader import RunFacts, brought_back_from, continuations
 
 MAX_CHARACTERS, MAX_STATE_CHARACTERS = 300, 600
-EXPANDED = frozenset('"$`\\!')  # by a shell, inside double quotes
 STATE_WORDS = {
     "starting": "Preparing",
     "running": "Training",
@@ -36,10 +35,7 @@ def question_command(model: str, system: object = None, *, has_context: bool = F
         return command
     if len(system) > MAX_CHARACTERS:
         return f"{command} --system SYSTEM_PROMPT"
-    quoted = shlex.quote(system)
-    if "'" in system and not EXPANDED & {*system}:
-        quoted = f'"{system}"'  # easier to read
-    return f"{command} --system {quoted}"
+    return f"{command} --system {shlex.quote(system)}"
 
 
 def writes_text(model: Path) -> bool:

@@ -1,6 +1,5 @@
 """The sections of a report, rendered from the `RunView` of a run. Unknown values are left out."""
 
-import functools
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,6 @@ from infrastructure.monitoring.drawing.html import (
     MAX_TEXT_CHARACTERS,
     Markup,
     as_json,
-    as_markup,
     element,
     facts,
     raw_markup,
@@ -302,14 +300,8 @@ def configuration(view: RunView) -> Markup:
 
 
 def _config_table(values: Mapping[str, tuple[object, str]]) -> Markup:
-    rows = [(_name(key), _exact(value), source) for key, (value, source) in values.items()]
+    rows = [(key, _exact(value), source) for key, (value, source) in values.items()]
     return table(("setting", "value", "source"), rows, "config stack")
-
-
-@functools.lru_cache(maxsize=1024)  # the names are the same on each page
-def _name(key: str) -> Markup:
-    """Return the name of a setting as HTML that can be wrapped between its words."""
-    return raw_markup("<wbr>".join(map(as_markup, re.split(r"(?<=[._])", key))))
 
 
 def _exact(value: object) -> str:

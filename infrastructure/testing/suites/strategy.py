@@ -26,7 +26,6 @@ MODEL = EmbeddedModelConfig(
     hidden_size=16,
     num_layers=2,
     num_heads=2,
-    num_kv_heads=2,
     intermediate_size=24,
     vocab_size=270,
     max_positions=48,

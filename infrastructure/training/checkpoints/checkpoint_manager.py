@@ -65,7 +65,8 @@ class CheckpointManager:
         self._committed: list[str] = []
 
     def save(self, snapshot: Snapshot, **facts: Unpack[VersionFacts]) -> Path:
-        """Write a checkpoint, then remove old ones that the retention rules do not keep.
+        """Write a checkpoint of `snapshot`, then remove old checkpoints according to the retention
+        rules.
 
         Args:
             facts: kind, healthy and score, as in `Store.commit`.
@@ -88,7 +89,8 @@ class CheckpointManager:
         return self.store.manifest_path(name)
 
     def begin(self, snapshot: Snapshot, **facts: Unpack[VersionFacts]) -> None:
-        """Copy the state to memory now and write a large checkpoint in the background.
+        """Copy `snapshot` to memory now, and write it as a checkpoint in the background if it is
+        large.
 
         A small checkpoint is written immediately. `collect` returns each one once it is committed.
 
@@ -108,7 +110,7 @@ class CheckpointManager:
         return {**by_full_name(snapshot), **self.files()}
 
     def files(self) -> Mapping[str, TensorBytes]:
-        """Return the run's files that a checkpoint contains, or nothing if they cannot be read."""
+        """Return the run's files that every checkpoint contains; empty if they cannot be read."""
         try:
             return self.run_files()
         except OSError as error:  # resuming does not need them
@@ -122,7 +124,7 @@ class CheckpointManager:
     def write_by_parts(
         self, values: dict[str, Any], **facts: Unpack[VersionFacts]
     ) -> "PartwiseCheckpoint":
-        """Begin a checkpoint whose tensors the caller adds a few at a time."""
+        """Begin a checkpoint to which the caller adds a few tensors at a time."""
         self._take_in(wait=True)
         return PartwiseCheckpoint(self, values, facts)
 
@@ -146,7 +148,7 @@ class CheckpointManager:
         self._writer = None
 
     def only_writer(self) -> AbstractContextManager[None]:
-        """Return a context that locks the store, so that no other process writes to it.
+        """Return a context in which no other process can write to the store.
 
         If a helper process writes the checkpoints, it already holds the lock.
         """
@@ -249,7 +251,7 @@ class PartwiseCheckpoint:
         }
 
     def commit(self) -> None:
-        """Commit the added tensors as one checkpoint, which the manager's `collect` returns.
+        """Commit the added tensors as one checkpoint, which the manager's next `collect` returns.
 
         Raises:
             StorageError: the disk returned an error for a tensor. No checkpoint was made.
@@ -274,7 +276,9 @@ def by_full_name(snapshot: Snapshot) -> dict[str, torch.Tensor]:
 
 
 def as_bytes(state: State) -> dict[str, TensorBytes]:
-    """Return the tensors of `state` as bytes. Bytes of CPU tensors share their memory."""
+    """Return the tensors of `state` as bytes. For CPU tensors, the bytes share the tensors'
+    memory.
+    """
     return {
         name: tensor if isinstance(tensor, TensorBytes) else to_bytes(tensor)
         for name, tensor in state.items()

@@ -1,4 +1,5 @@
-"""Reading, in a single process, of checkpoints whose tensors several ranks wrote in chunks.
+"""Reading, by a single process, of checkpoints whose tensors were written in chunks by several
+ranks.
 
 backup/FORMAT.md describes the format of their manifest.
 """
@@ -64,7 +65,7 @@ class Piece:
 
 
 def is_chunked(manifest: Manifest) -> bool:
-    """Return whether several ranks wrote the checkpoint, each its own part."""
+    """Return whether several ranks wrote the checkpoint, each rank its own part of the tensors."""
     return KEY in manifest.values
 
 
@@ -140,7 +141,7 @@ def chunk_name(key: str, offsets: tuple[int, ...]) -> str:
 
 
 def described_values(manifest: Manifest) -> Any:
-    """Return the manifest's description of the chunks that several ranks wrote.
+    """Return the manifest's description of the chunks of all tensors.
 
     Raises:
         CheckpointError: the checkpoint was not written by several ranks.

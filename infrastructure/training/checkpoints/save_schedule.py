@@ -69,7 +69,7 @@ class SaveSchedule:
 
     @property
     def current_interval_seconds(self) -> float:
-        """The time between two saves in seconds; infinite if saves by time are off."""
+        """The time between two saves in seconds; infinite if no checkpoints are saved by time."""
         if self.interval_seconds is None:
             return math.inf
         if self.interval_seconds != "auto":
@@ -104,8 +104,8 @@ class SaveSchedule:
     def seconds_to_copy(self, reason: StopReason | None, patience_seconds: float) -> float:
         """Return how many seconds a stopped run may wait for its backup to finish.
 
-        The result is `patience_seconds`. A run stopped by its deadline may use all the remaining
-        time.
+        The result is `patience_seconds`, or all the remaining time if the run was stopped by its
+        deadline.
         """
         is_deadline = reason is StopReason.DEADLINE
         return max(patience_seconds, self.seconds_left) if is_deadline else patience_seconds

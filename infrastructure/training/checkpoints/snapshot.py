@@ -48,7 +48,7 @@ class Participants(Protocol):
         """The device on which the model trains."""
 
     def state_dict(self) -> dict[str, object]:
-        """Return the state of the loop and its hooks that a checkpoint contains, as JSON values."""
+        """Return the state of the loop and its hooks as JSON values, for a checkpoint."""
 
     def load_state_dict(self, saved: JsonObject) -> None:
         """Restore the state that `state_dict` returned."""
@@ -58,7 +58,7 @@ class Participants(Protocol):
 
 
 def take_snapshot(state: TrainingState, parts: Participants) -> Snapshot:
-    """Return the complete state. Its tensors share memory with the live ones.
+    """Return the complete state of a run. The snapshot's tensors share memory with the training's.
 
     Write the snapshot before training continues, because training changes these tensors.
     """
@@ -145,7 +145,6 @@ def _restore_one(what: str, living: Any, saved: Mapping[str, object] | None) -> 
 
 
 def _rows_fixed(saved: dict[str, Any]) -> dict[str, Any]:
-    """Convert the saved list `rows` back to a tuple, a type that JSON does not have."""
     return {**saved, "rows": tuple(saved["rows"])}
 
 

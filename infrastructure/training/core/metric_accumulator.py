@@ -1,4 +1,4 @@
-"""Sums of metrics since the last record. Tensors stay on the device until they are read."""
+"""Sums of metrics since the last log record. Tensors stay on the device until they are read."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ Sum = torch.Tensor | float
 
 @dataclass
 class MetricAccumulator:
-    """Sums of metrics over the steps since the last record.
+    """Sums of metrics over the steps since the last log record.
 
     Attributes:
         loss_sum: sum of the losses of all supervised items.
@@ -64,5 +64,5 @@ class MetricAccumulator:
 
 
 def _finite(value: float) -> float:
-    """Return `value`, or 0 if it is infinite, because JSON has no infinity."""
+    """Return `value`, or 0 if it is not finite, because JSON has no infinity."""
     return value if math.isfinite(value) else 0.0

@@ -53,7 +53,7 @@ class ProductChoice:
 
 
 def measured_choice() -> ProductChoice | None:
-    """Return the choice of fp32 if bf16 is clearly slower on this CPU; otherwise None."""
+    """Return the decision to use fp32 if bf16 is clearly slower on this CPU; otherwise None."""
     seconds = product_seconds()
     if seconds[OTHER] < (1 - LEAST_GAIN) * seconds[USUAL]:
         return ProductChoice(seconds)

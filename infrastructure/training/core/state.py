@@ -19,8 +19,8 @@ class Position:
     """The position of a run in its data, always between two optimizer steps.
 
     Three integers suffice, because the order of the data can be computed again. `example` counts
-    the examples of this epoch that are already consumed, so a run could resume with another batch
-    size.
+    the examples of this epoch that are already consumed, not batches, so a run could resume with
+    another batch size.
     """
 
     phase: int = 0
@@ -36,7 +36,8 @@ class Phase:
         name: shown to the user.
         num_epochs: passes over the data in this phase.
         parameters: names of the trainable parameters. None: all parameters in the optimizer.
-        begins_anew: another model is trained, so its losses are not compared with earlier ones.
+        begins_anew: this phase trains another model, so its losses are not compared with those of
+            earlier phases.
     """
 
     name: str = "train"
@@ -84,8 +85,9 @@ class SkippedBatch:
         epoch, example: where the batch begins in the data.
         num_examples: number of examples in the batch.
         kind: the reason: `RecoveryKind.NOT_FINITE` or `LOSS_SPIKE`.
-        rows: names of the batch's rows. Once `is_searched`, only the rows that cause the bad loss.
-        is_searched: each row was tried separately.
+        rows: names of the batch's rows. If `is_searched` is True, only the rows that cause the bad
+            loss.
+        is_searched: whether each row was tried separately.
     """
 
     step: int
@@ -112,8 +114,8 @@ class StepRewards:
     """Results of the reward functions for the latest step.
 
     Attributes:
-        num_without: consecutive steps, including this one, in which no function returned a finite
-            number.
+        num_without: consecutive steps, including this one, in which no reward function returned a
+            finite number.
         num_tied: consecutive steps in which all answers to each prompt had the same reward, so that
             there was nothing to learn from comparing them.
     """
@@ -210,7 +212,7 @@ class TrainingState:
 
     @property
     def is_cut_short(self) -> bool:
-        """True if the run was interrupted before its last step."""
+        """True if the run is interrupted before its last step."""
         return self.is_interrupted and self.step < self.total_steps
 
     def measure_on(self, rows: str | None) -> None:
@@ -237,5 +239,5 @@ class TrainingState:
         return -value if self.best_is_greater else value
 
     def every(self, num_steps: int | None) -> bool:
-        """Return whether the current step is a multiple of `num_steps` (None or 0: False)."""
+        """Return whether the current step is a multiple of `num_steps`. None and 0 give False."""
         return bool(num_steps) and self.step > 0 and self.step % int(num_steps or 1) == 0

@@ -1,4 +1,4 @@
-"""Training of one run on several processes (ranks), of which rank 0 decides.
+"""Training of one run on several processes (ranks), coordinated by rank 0.
 
 Only rank 0 owns the run's directory, handles clocks and signals, and saves and shows results. The
 other ranks run the same loop over the same data, take their share of each batch, and hold the same

@@ -205,7 +205,7 @@ def seen_by(group: Group, root: Path) -> tuple[bool, bool]:
 
 
 def all_ranks(group: Group, is_so: bool) -> bool:
-    """Return whether the condition `is_so` is True on all ranks."""
+    """Return whether the condition `is_so` is True on every rank."""
     count = torch.tensor([int(is_so)])
     group.sum([count])
     return int(count) == group.size
@@ -214,7 +214,8 @@ def all_ranks(group: Group, is_so: bool) -> bool:
 def way_apart(
     group: Group, manager: CheckpointManager | None, *, is_needed: bool
 ) -> tuple[RemoteSession | None, bool]:
-    """Return a connection to the backup destination, and whether every rank that needs one has it.
+    """Return a connection to the backup destination (or None), and whether all ranks that need a
+    connection have one.
 
     The connection is None if this rank does not need one or cannot connect.
     """
@@ -238,7 +239,9 @@ def _link_to(described: str) -> RemoteSession:
 def _save_gathered(
     manager: CheckpointManager | None, snapshot: Snapshot, **facts: Unpack[VersionFacts]
 ) -> None:
-    """Write an ordinary checkpoint from rank 0, which gathers a few tensors at a time."""
+    """Write an ordinary checkpoint on rank 0, which gathers a few tensors of all ranks at a
+    time.
+    """
     writing = None if manager is None else manager.write_by_parts(snapshot.values, **facts)
     part: dict[str, TensorBytes] = {}
     for name, tensor in by_full_name(snapshot).items():
@@ -306,7 +309,7 @@ def _of(manager: CheckpointManager | None) -> CheckpointManager:
 
 
 def _next_piece(group: Group, pieces: Iterator[Piece]) -> Piece | None:
-    """Send rank 0's next piece to every rank and return it; None after the last piece."""
+    """Send rank 0's next piece to every rank and return the piece; None after the last one."""
     own = next(pieces, None)
     facts = group.decide(lambda: None if own is None else _facts(own))
     if facts is None:
@@ -331,7 +334,7 @@ def _facts(piece: Piece) -> JsonObject:
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Return an optimizer's parameters by their index in its state."""
+    """Return the optimizer's parameters by their index in the optimizer's state."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {str(number): parameter for number, parameter in enumerate(parameters)}
 
@@ -339,7 +342,9 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tens
 def _room_for(
     piece: Piece, like: torch.Tensor | None, optimizer: torch.optim.Optimizer
 ) -> torch.Tensor:
-    """Allocate memory for this rank's part of a tensor, sharded like the matching weight `like`."""
+    """Allocate memory for this rank's part of the tensor `piece`, sharded like the weight
+    `like`.
+    """
     if piece.group == "optimizer":  # tensors with a weight's shape are sharded like the weight
         like = _optimizer_tensors(optimizer).get(piece.name.partition("/")[0])
     if isinstance(like, DTensor) and tuple(like.shape) == piece.size:
@@ -371,7 +376,7 @@ def _within(outer: Chunk, begins: Sequence[int], lengths: Sequence[int]) -> Chun
 
 
 def own_chunk(tensor: DTensor) -> Chunk:
-    """Return which chunk of a sharded or replicated tensor this rank holds.
+    """Return the chunk of a sharded or replicated tensor that this rank holds.
 
     Raises:
         ValueError: the tensor is sharded in another way than along its first axis.

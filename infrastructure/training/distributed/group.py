@@ -51,7 +51,7 @@ PATIENCE_WITH_FIRST = 1.5
 
 
 class Status(IntEnum):
-    """The status of a rank. The most severe status of all ranks applies to the group."""
+    """The status of a rank. The status of a group is the most severe status of its ranks."""
 
     FINE = 0
     SAVE = 1
@@ -87,8 +87,8 @@ class Group:
         """Return the highest status of all ranks.
 
         Args:
-            reason: why this rank has its status. Afterwards the attribute `reason` of every rank's
-                group is that of the rank with the highest status.
+            reason: why this rank has its status. Afterwards, `reason` on every rank is the reason
+                given by the rank with the highest status.
 
         Raises:
             ProcessLostError: a rank failed, is gone, or makes no progress. The message names it.
@@ -143,7 +143,7 @@ class Group:
         """Set this rank's status to at least STOP from now on; safe in a signal handler."""
 
     def leave(self, reason: str | None = None) -> None:
-        """Notify the other ranks that this rank leaves; a second call does nothing.
+        """Prepare the store on the coordinator (rank 0), which holds the store's lock.
 
         Args:
             reason: why this rank fails, which the other ranks report. None: its work is done.
@@ -395,7 +395,9 @@ class JoinedGroup(Group):
             time.sleep(self._pause(now - started))
 
     def _pause(self, waited_seconds: float) -> float:
-        """Return the seconds until the next poll of the store, which grow with the wait so far."""
+        """Return the seconds until the next poll of the store, which increase with
+        `waited_seconds`.
+        """
         longest = LONGEST_PAUSE_SECONDS if waited_seconds > LONG_SECONDS else POLL_SECONDS * 4
         return min(longest, max(POLL_SECONDS / 4, waited_seconds / 50)) * max(1.0, self.size / 8)
 
@@ -413,7 +415,9 @@ class JoinedGroup(Group):
         return False
 
     def reason_of(self, rank: int) -> str | None:
-        """Return why a rank has left, "" if it gave no reason, or None if it has not left."""
+        """Return the reason that a rank gave when it left: "" for no reason, None if it has not
+        left.
+        """
         key = f"left/{rank}"
         if not self._store.check([key]):
             return None
@@ -428,13 +432,15 @@ class JoinedGroup(Group):
         return Pulse(beats, progress, bool(is_busy))
 
     def name_of(self, rank: int) -> str:
-        """Return how messages refer to a rank, with the number of ranks."""
+        """Return the name of a rank for messages, including the number of ranks."""
         return phrase("training.rank_of_size", rank=rank, size=self.size)
 
 
 @dataclass(frozen=True)
 class Pulse:
-    """A heartbeat of a rank: its counts of beats and progress, and whether it is in `busy`."""
+    """A heartbeat of a rank: its numbers of beats and of progress reports, and whether it is in
+    `busy`.
+    """
 
     beats: int
     progress: int
@@ -442,7 +448,7 @@ class Pulse:
 
 
 class _NamedErrors:
-    """A context that replaces torch.distributed's errors with one that names the lost rank."""
+    """A context that turns errors of torch.distributed into one that names the lost rank."""
 
     def __init__(self, group: JoinedGroup) -> None:
         self.group = group
@@ -456,11 +462,11 @@ class _NamedErrors:
 
 
 def _who_left(group: JoinedGroup, error: Exception) -> ProcessLostError:
-    """Return an error that names the rank whose end broke an exchange.
+    """Return an error that names the rank whose end interrupted an exchange of tensors.
 
-    The end of one rank also breaks the exchanges of others. So the error names, in this order, a
-    rank that gave a reason for its end, a rank that sends no heartbeat while this function waits,
-    or a rank that left without a reason.
+    The end of one rank also interrupts the exchanges between other ranks. So the error names, in
+    this order, a rank that gave a reason for its end, a rank that sends no heartbeat while this
+    function waits, or a rank that left without a reason.
     """
     others = [rank for rank in range(group.size) if rank != group.rank]
     began = time.monotonic()
@@ -492,7 +498,9 @@ def _who_left(group: JoinedGroup, error: Exception) -> ProcessLostError:
 
 @dataclass
 class _Seen:
-    """What one wait has observed of a rank: its last counts, and the time of each last change."""
+    """The observations of one rank during one wait: its last heartbeat, and the time of each
+    change.
+    """
 
     beats: int
     progress: int
@@ -501,7 +509,7 @@ class _Seen:
 
 
 class _Watch:
-    """A check, during one wait, of the ranks that this process waits for."""
+    """A check, during one wait, of the ranks that this process is waiting for."""
 
     def __init__(self, group: JoinedGroup, ranks: Sequence[int]) -> None:
         self.group, self.ranks = group, list(ranks)
@@ -518,7 +526,7 @@ class _Watch:
 
     @property
     def _joins_within(self) -> float:
-        """The time limit in seconds for the first heartbeat of a rank."""
+        """The seconds within which a rank must send its first heartbeat."""
         return max(self.limit, LEAST_JOINING_SECONDS)
 
     def look(self, ranks: Sequence[int] | None = None) -> None:
@@ -535,7 +543,8 @@ class _Watch:
                 self._look_at(rank)
 
     def _forgive_pause(self) -> None:
-        """Extend the time limits if this process was paused, for instance with its whole machine.
+        """Extend the time limits if this process was paused, for instance together with its
+        machine.
 
         The other ranks may have been paused, too.
         """
@@ -630,9 +639,10 @@ def buckets_of(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 def _flat(bucket: list[torch.Tensor]) -> torch.Tensor:
-    """Return all elements of a bucket as one 1-D tensor.
+    """Return all elements of a bucket of tensors as one 1-D tensor.
 
-    The result shares memory with a bucket's only tensor if that is contiguous.
+    The result shares memory with the bucket's tensor if the bucket has only one, which is
+    contiguous.
     """
     if len(bucket) == 1:
         return bucket[0].detach().contiguous().view(-1)

@@ -147,7 +147,7 @@ class Agent:
     def _attempt(
         self, folder: AgentFolder, logs: Path, attempt: int
     ) -> Mapping[int, ProcessFailure]:
-        """Run all ranks until they end, and return those that failed."""
+        """Run all ranks once until they end, and return the ranks that failed."""
         variables = {**module_variables(), **agent_variable(folder)}
         variables[THREADS_VARIABLE] = os.environ.get(THREADS_VARIABLE) or str(
             max(1, torch.get_num_threads() // self.size)
@@ -185,7 +185,9 @@ class Agent:
     def _judged(
         self, folder: AgentFolder, failures: Mapping[int, ProcessFailure], logs: Path
     ) -> _Ending:
-        """Return the result that rank 0 reported, or a loss if another rank died before."""
+        """Return the result that rank 0 reported, or a loss if another rank died before rank 0
+        ended.
+        """
         code, own = folder.exit_code, failures.get(0)
         if code is None and own is not None and own.exitcode > 0:
             code = own.exitcode
@@ -209,8 +211,8 @@ class Agent:
         """Return a message that names the lost rank and the reason.
 
         Args:
-            cause: the rank that ended by itself. None: look for a rank that others lost contact
-                with.
+            cause: the rank that ended by itself. None: search for a rank with which other ranks
+                lost contact.
         """
         if cause is not None:
             return self._fate(cause, logs)
@@ -369,7 +371,7 @@ def _standard_input(content: bytes) -> Iterator[None]:
 
 
 def _unnamed_file() -> IO[bytes]:
-    """Return an unnamed file, in memory if the system supports that."""
+    """Return a file without a name; in memory if the system supports that."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("temper-input"), "w+b")
     return tempfile.TemporaryFile()

@@ -33,7 +33,7 @@ RANK_0_WITHIN = timedelta(minutes=30)
 
 @dataclass(frozen=True)
 class Member:
-    """This process as one of the ranks of a run.
+    """This process, as one of the ranks of a run.
 
     Attributes:
         local_rank: number of this process on its machine, which selects its GPU.
@@ -46,13 +46,16 @@ class Member:
     store: dist.Store
 
     def call_others(self, device_type: str, limit_seconds: float) -> None:
-        """Start the waiting ranks by sending them the device type and the group's time limit."""
+        """Start the ranks that wait for rank 0, by sending them the device type and the
+        time limit.
+        """
         self.store.set(CALL, f"{device_type} {limit_seconds}")
 
     def called(self) -> tuple[str, float] | None:
-        """Wait until rank 0 needs this process; return the device type and time limit in seconds.
+        """Wait until rank 0 needs this process; return the device type and the time limit in
+        seconds.
 
-        None if rank 0 will not need it, or is gone.
+        Return None if rank 0 is gone or does not need this process.
         """
         try:
             while not self.store.check([CALL]):
@@ -83,7 +86,7 @@ def by_launcher(launch: LaunchedProcess) -> Member:
 
 
 def _store_of_rank_0(launch: LaunchedProcess) -> dist.Store:
-    """Return the key-value store that rank 0 opens when it needs the others.
+    """Return the key-value store, which rank 0 opens when it needs the other ranks.
 
     This polls for the store, because torch's own wait would not handle signals and would make rank
     0 wait for the others.
@@ -159,9 +162,10 @@ def started_by_rank_0(port: int, rank: int, size: int) -> Member:
 
 @contextmanager
 def others_dismissed() -> Iterator[None]:
-    """On exit, dismiss the ranks that still wait for rank 0 because it has not trained anything.
+    """Return a context that, on exit, dismisses the ranks that rank 0 has not needed.
 
-    That is the case if, for example, the run was already finished. Do nothing without a launcher.
+    Rank 0 does not need other ranks if, for example, the run was already finished. Without a
+    launcher, the context does nothing.
     """
     yield
     launch = launched_process()
@@ -170,7 +174,7 @@ def others_dismissed() -> Iterator[None]:
 
 
 def end_all(processes: Sequence[HelperProcess], patience_seconds: float) -> None:
-    """Wait for processes that were asked to end; kill those that do not."""
+    """Wait for processes that were asked to end; kill those that do not end in time."""
     deadline = time.monotonic() + patience_seconds
     for process in processes:
         if not process.ends_within(max(0.0, deadline - time.monotonic())):

@@ -16,7 +16,7 @@ PATIENCE_SECONDS = 5.0
 
 
 class Ranks:
-    """The ranks of one run. They exist from `join` until `close`.
+    """The ranks of one run. The other processes belong to it from `join` until `close`.
 
     Args:
         config: configuration of the whole run, from which each rank builds its model and data.
@@ -115,7 +115,9 @@ class Ranks:
 
     @property
     def _shares_cores(self) -> bool:
-        """True if the ranks must divide this machine's cores; a launcher does that itself."""
+        """True if the ranks must divide this machine's cores among themselves. A launcher sets this
+        itself.
+        """
         return self.device.type == "cpu" and self.launched_as is None
 
     @property
@@ -123,11 +125,6 @@ class Ranks:
         return max(1, self._num_threads // self.size)
 
     def _refuse_dead(self) -> None:
-        """Raise if a rank that this process started has ended.
-
-        Raises:
-            ProcessLostError: one of them has ended.
-        """
         for rank, process in (self._started.processes if self._started else {}).items():
             fate = process.fate()
             if fate is None:

@@ -76,7 +76,7 @@ def sum_gradients(group: Group, model: torch.nn.Module, window: MetricAccumulato
 
 
 def mirror(group: Group, state: TrainingState, parts: Participants) -> None:
-    """Copy rank 0's training state to every rank; do nothing in a group of one."""
+    """Copy rank 0's training state to every rank; do nothing if there is only one rank."""
     if group.size == 1:
         return
     if is_sharded(state.model):
@@ -108,7 +108,7 @@ def mirror(group: Group, state: TrainingState, parts: Participants) -> None:
 
 
 def _mirror_values(group: Group, state: TrainingState, parts: Participants) -> None:
-    """Copy rank 0's state to every rank, except for tensors, which are sharded."""
+    """Copy rank 0's state to every rank, except for its tensors, which are sharded."""
     own = take_snapshot(state, parts)
     values = group.decide(lambda: own.values)
     if not group.is_first:

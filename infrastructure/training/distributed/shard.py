@@ -117,7 +117,7 @@ def has_blocks_to_give_back(
 
 
 def _hold_no_other_block(module: FSDPModule) -> None:
-    """Turn off FSDP's prefetching, to save memory where communication does not overlap computation.
+    """Turn off FSDP's prefetching, to save memory if communication does not overlap computation.
 
     Otherwise FSDP fetches a block ahead in the backward pass, and keeps the last one it received.
     """
@@ -167,11 +167,11 @@ def accumulate_together(
     total_items: int,
     after_loss: Callable[[StepOutput], None] = do_nothing,
 ) -> MetricAccumulator:
-    """Accumulate gradients of a batch of which each rank computes a share.
+    """Accumulate gradients of a batch that is divided among all ranks.
 
-    All ranks call this together and run the same number of micro-batches. A rank with fewer of its
-    own also computes an example of another share, with gradients of zero. The result is the same as
-    from `accumulate_gradients`.
+    All ranks call this together and run the same number of micro-batches. A rank whose own share
+    needs fewer micro-batches also computes an example of another share, with gradients of zero. The
+    result is the same as from `accumulate_gradients`.
 
     Returns:
         Loss and items of all shares.
@@ -227,8 +227,8 @@ def sharded_modules(model: torch.nn.Module) -> Iterator[FSDPModule]:
 def sum_after_backward(model: torch.nn.Module, is_last: bool) -> None:
     """Set whether gradients are summed over all ranks after the next micro-batch.
 
-    They always are after the last micro-batch of a step. After an earlier one, they are summed only
-    if many parameters are trained; otherwise each rank accumulates them until the last one.
+    Gradients are always summed after the last micro-batch of a step. After an earlier micro-batch,
+    they are summed only if many parameters are trained.
     """
     assert isinstance(model, FSDPModule)
     parameters = list(model.parameters())

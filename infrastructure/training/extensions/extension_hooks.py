@@ -20,7 +20,7 @@ from infrastructure.training.core.state import TrainingState
 
 
 class Event(StrEnum):
-    """The times at which a hook is called.
+    """The events of a run, at which hooks are called.
 
     ```
     # <TRAIN_START>
@@ -61,7 +61,9 @@ def _looks_like_an_event(name: str) -> bool:
 
 
 class Hook:
-    """Base of extensions and observers: thirteen empty methods, each `(self, state)`."""
+    """Base class of extensions and observers, with one empty method `(self, state)` for
+    each event.
+    """
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -155,7 +157,7 @@ class Extension(Hook):
         return []
 
     def probes(self) -> dict[str, Callable[[], float | None]]:
-        """Return functions, by name, whose values the monitor records regularly."""
+        """Return functions by name. The monitor regularly records their values."""
         return {}
 
     def forecast_known(self, step_seconds: float) -> None:
@@ -176,17 +178,19 @@ class Extension(Hook):
         """Apply decisions that were made between two steps of a custom training loop."""
 
     def gradients_forgotten(self) -> None:
-        """Handle running out of memory in a step, before the step is repeated in smaller parts."""
+        """Release memory, and handle the loss of gradients, when a step that ran out of memory is
+        repeated.
+        """
 
     def weights_updated(self) -> None:
-        """Change weights in other ways than by gradients, right after the optimizer step.
+        """Change weights in other ways than by gradients, immediately after the optimizer step.
 
-        A checkpoint therefore always contains both the step and these changes.
+        A checkpoint therefore contains either both the step and these changes, or neither.
         """
 
 
 class Observer(Hook):
-    """A hook that must not change the training state, except to request a stop."""
+    """A hook that must not change the training state. It may only request a stop."""
 
 
 class HookRunner:

@@ -60,7 +60,7 @@ def create_extensions(
 
 
 def _before(name: str, made: Mapping[str, Hook]) -> list[str]:
-    """Return the names of the extensions that must be called before the extension `name`.
+    """Return the names of the extensions that must be called before extension `name`.
 
     Raises:
         ValueError: a required extension is not enabled.
@@ -100,7 +100,7 @@ def ordered(before: Mapping[str, Collection[str]]) -> list[str]:
 
 
 def own_extensions(names: Iterable[str], own: Collection[str]) -> list[ExtensionFactory]:
-    """Return the factories of those `names` that the trainer does not provide itself.
+    """Return the factories for those `names` that the trainer's own extensions do not include.
 
     Raises:
         ValueError: as in `create_extensions`.
@@ -110,7 +110,7 @@ def own_extensions(names: Iterable[str], own: Collection[str]) -> list[Extension
 
 
 class ExtensionManager(HookRunner):
-    """The extensions and observers of one trainer, available as `trainer.hooks`.
+    """The extensions and observers of one trainer; its attribute `hooks`.
 
     The loop fires events through this object, extensions first. Checkpoints contain their state.
     """

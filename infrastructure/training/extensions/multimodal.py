@@ -28,7 +28,7 @@ RateFactor = Callable[[int], float]
 
 
 class MultimodalExtension(Extension):
-    """An extension that trains only the projector first.
+    """An extension that trains only the projector in the first phase.
 
     Args:
         trainer: provides the configuration.

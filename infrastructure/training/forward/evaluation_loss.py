@@ -59,7 +59,7 @@ class EvaluationLoss:
         return {"eval_loss": self.loss_sum / self.num_items, **means}
 
     def _add(self, examples: Sequence[object]) -> None:
-        """Measure examples and add the results, in smaller batches once memory has run out."""
+        """Measure examples and add the results; use smaller batches after running out of memory."""
         start = 0
         while start < len(examples):
             piece = examples[start : start + (self.most or len(examples))]
@@ -69,9 +69,9 @@ class EvaluationLoss:
                 free_memory(self.adapter.device)
 
     def _add_piece(self, examples: Sequence[object]) -> bool:
-        """Measure one batch, and return whether it fit into memory.
+        """Measure one batch, and return False if it did not fit into memory.
 
-        If it did not fit, halve the size of later batches.
+        In that case, halve the size of later batches.
         """
         try:
             loss_sum, num_items, metrics = self._measure_one(examples)

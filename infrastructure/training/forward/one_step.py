@@ -47,7 +47,7 @@ def one_step(
 def backward_of_sum(
     model: torch.nn.Module, adapter: ModelAdapter, precision: Precision, batch: Batch
 ) -> LossOutput:
-    """Run a forward pass, and a backward pass of the summed loss, without a strategy.
+    """Run a forward pass, and a backward pass of the summed loss, without a training strategy.
 
     Gradients accumulate. There is no backward pass if nothing in the batch is supervised.
     """

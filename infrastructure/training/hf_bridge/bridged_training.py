@@ -76,8 +76,8 @@ class ResumeRequest:
     """The state from which a call of `Trainer.train` resumes.
 
     Attributes:
-        checkpoint: the checkpoint passed to the Trainer. None: the run starts from the beginning.
-        accepted: names of settings and inputs that may differ although they change the result.
+        checkpoint: the checkpoint passed to the Trainer. None: the run starts from its first step.
+            accepted: names of settings and inputs that may differ although they change the result.
         is_another_try: the same call of `Trainer.train` tries again, as with
             `auto_find_batch_size`.
         before: settings of the user's optimizer and schedule before the Trainer loaded a checkpoint
@@ -128,7 +128,7 @@ class BridgedTraining:
     def may_break_off(self) -> bool:
         """True if raising an exception now would not lose a finished step.
 
-        That is so if all finished steps are saved and no weights are being updated.
+        This requires that all finished steps are saved and no weights are being updated.
         """
         return not self.events.is_updating and self.parts.state.global_step <= self.saves.kept_step
 
@@ -224,9 +224,10 @@ class BridgedTraining:
         return summary["status"]
 
     def _measured(self) -> Summary:
-        """Return the held-out loss of the model in `final/`, for the summary.
+        """Return the held-out loss of the model in `final/`, for the run's summary.
 
-        If the model is not that of the last step, the result also contains its step.
+        If the model has the weights of an earlier step than the last, the result also contains that
+        step.
         """
         progress, last = self.parts.state, self.state.step
         takes_best = self.parts.args.load_best_model_at_end and progress.best_model_checkpoint
@@ -323,7 +324,7 @@ def begin_training(
 def _restore_carried(
     run: TrainerRun, trainer: Any, carried: CarriedState, snapshot: Snapshot
 ) -> None:
-    """Restore further state of the Trainer and its callbacks from a checkpoint.
+    """Restore additional state of the Trainer and its callbacks from a checkpoint.
 
     Raises:
         CheckpointError: checkpoints do not contain some of that state, or it cannot be restored.
@@ -337,9 +338,10 @@ def _restore_carried(
 
 
 def _beginning(run: TrainerRun) -> str | None:
-    """Return a line that names the backup destination, and for a user's Trainer the run directory.
+    """Return a line for the start of the training that names the backup destination.
 
-    None if Temper created the Trainer and there is no backup destination.
+    For a Trainer that the user created, the line also names the run directory. Return None if
+    Temper created the Trainer and there is no backup destination.
     """
     place, copies = run.shown_place, ""
     if place is not None:
@@ -406,7 +408,7 @@ def _restored(
 def _refuse_changed(run: TrainerRun, history: History, accepted: Collection[str]) -> None:
     """Raise if a setting was changed midway through the run and the change is not accepted now.
 
-    The current script alone would not reproduce the result of such a run.
+    After such a change, running the current script from the start would not give the same result.
 
     Raises:
         CheckpointError: there are such changes. The message lists them and says how to accept them.
@@ -420,7 +422,7 @@ def _refuse_changed(run: TrainerRun, history: History, accepted: Collection[str]
 
 
 def _named_as_accepted(difference: Difference, run: TrainerRun) -> Difference:
-    """Rename a difference to the name that accepts it; its text keeps the original name."""
+    """Replace a difference's name by the name that accepts it. The text keeps the original name."""
     name = run.name_to_accept(difference.name)
     return (
         difference

@@ -34,7 +34,8 @@ class TrainCall:
     def is_tried_again(self) -> bool:
         """Return whether the same call of `Trainer.train` is trying again.
 
-        With `auto_find_batch_size`, a Trainer starts again with smaller batches.
+        With `auto_find_batch_size`, a Trainer that runs out of memory starts again with smaller
+        batches.
         """
         return self._is_under(sys._getframe(), self._around)
 

@@ -150,7 +150,8 @@ class TemperCallback:
             return str(folder)
 
     def look_before_loading(self, trainer: Any) -> None:
-        """Check the Trainer's LoRA against the checkpoint, and record what loading will overwrite.
+        """Check the shape of the Trainer's LoRA, and record settings that loading the checkpoint
+        overwrites.
 
         `resume_from` calls this if the callback was already added to the Trainer.
 
@@ -231,7 +232,7 @@ class TemperCallback:
         return callback.run.directory == self.run.directory
 
     def _guard(self, call: TrainCall, training: BridgedTraining | FinishedTraining) -> None:
-        """Watch how the call of `Trainer.train` ends, and handle signals during the call."""
+        """Watch for the end of `Trainer.train`, and handle signals during the call."""
         watchdog = CallWatchdog(call, self._is_gone)
         watchdog.start()
         self._guards.callback(watchdog.end)
@@ -243,10 +244,11 @@ class TemperCallback:
             self._signals.callback(signals.remove)
 
     def _begun_with(self) -> Path | None:
-        """Return the checkpoint with which the previous try of the same call began.
+        """Return the checkpoint with which the previous attempt of the same `Trainer.train` call
+        began.
 
-        The current try begins at the step of that checkpoint, but with weights that are already
-        trained further.
+        The current attempt begins at the step of that checkpoint, but with weights that the
+        previous attempt has trained further.
         """
         if self._first is not None and not self._first.is_file():
             raise InputError("trainer.start_checkpoint_rotated")
@@ -267,7 +269,7 @@ class TemperCallback:
         return Stopper(request, lambda: training.may_break_off)
 
     def _breaking_off(self, stop: StopSignal) -> BaseException:
-        """Return the exception that interrupts a long operation after a stop signal."""
+        """Return the exception with which a stop signal interrupts a long operation."""
         return stop if self.run.is_whole else exception_of_stop(stop.name, str(stop))
 
     def _is_gone(self) -> None:
@@ -297,7 +299,9 @@ class TemperCallback:
     def on_epoch_begin(
         self, args: object, state: object, control: "TrainerControl", **parts: object
     ) -> None:
-        """Begin an epoch (see `TrainerEvents.epoch_begins`), or stop an already finished run."""
+        """Begin an epoch (see `TrainerEvents.epoch_begins`). If the run is already
+        finished, stop.
+        """
         if (events := self._events()) is not None:
             events.epoch_begins()
         elif self._training is not None:

@@ -1,7 +1,7 @@
 """State of a Trainer and its callbacks besides model, optimizer and schedule.
 
 A Trainer's own checkpoints lack the sum of its losses, TRL's counts since its last log, generated
-answers that later steps train on, and the patience of early stopping. Temper's checkpoints contain
+answers for later steps, and the patience counter of early stopping. Temper's checkpoints contain
 all such state that has changed since the Trainer was created.
 """
 
@@ -52,7 +52,8 @@ _made: "WeakKeyDictionary[object, dict[str, _Plain]]" = WeakKeyDictionary()
 
 
 class _Plain:
-    """A value converted to JSON and tensors: numbers, strings, tensors, generators, containers.
+    """A value converted to JSON values and tensors; it may contain numbers, strings, tensors,
+    generators and containers.
 
     Raises:
         ValueError: the value contains another type.
@@ -135,7 +136,7 @@ class CarriedState:
         self._epoch = {**capture_random(self.device), **states}
 
     def steps_end(self, awaits_evaluation: bool) -> None:
-        """Record the loss sum after the last step, before the Trainer changes it."""
+        """Record the sum of the losses after the last step, before the Trainer resets it."""
         self._loss_sum = getattr(self.trainer, LOSS_SUM, None)
         self.awaits_evaluation = awaits_evaluation
 
@@ -247,7 +248,7 @@ def _owners(trainer: Any) -> dict[str, Any]:
 
 
 def _filled(container: Any, value: Any) -> Any:
-    """Put `value` into the existing container, or return it if there is no container.
+    """Copy `value` into the existing `container`, or return `value` if there is no container.
 
     The existing container may know how to create missing items, as a defaultdict does.
     """
@@ -342,7 +343,9 @@ def _stateful(trainer: Any) -> list[Any]:
 
 
 def lost_state(trainer: Any) -> str:
-    """Describe the state of callbacks that checkpoints do not contain; "" if there is none."""
+    """Describe the state of callbacks that checkpoints do not contain; "" if they contain all of
+    it.
+    """
     callbacks = [] if trainer is None else trainer.callback_handler.callbacks
     lost = {type(one).__name__ for one in callbacks} & LOST.keys()
     return " and ".join(f"{phrase(LOST[name])} ({name})" for name in sorted(lost))

@@ -1,4 +1,4 @@
-"""A keyed hash of the rows, in order, on which a Trainer trains or evaluates.
+"""Keyed hashes of the rows on which a Trainer trains or evaluates, in their order.
 
 Tables of `datasets` are read by column, other datasets row by row for at most `MOST_SECONDS`. On
 resume, as many rows are compared as were hashed when the run began. A stream, and a dataset that
@@ -40,7 +40,7 @@ class RowsFacts(TypedDict):
 
 
 class UnseenValueError(InputError):
-    """An error for a row with a value whose content cannot be determined."""
+    """An error for a row that contains a value whose content cannot be read."""
 
 
 def rows_facts(
@@ -119,7 +119,7 @@ def _blocks_of_rows(dataset: Any, key: str, num_hashed: int | None) -> tuple[int
 
 
 def _feed(update: Feed, value: Any) -> None:
-    """Add a value's content to a hash, so that different values give different hashes."""
+    """Add the content of a value to a hash, in a form that no other value has."""
     if isinstance(value, torch.Tensor):
         update(f"tensor {value.dtype} {tuple(value.shape)}\n".encode())
         plain = value.detach().cpu().contiguous().view(-1)

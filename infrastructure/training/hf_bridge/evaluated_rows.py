@@ -14,7 +14,7 @@ FIRST_ROWS = 16
 
 
 class EvaluatedRows:
-    """A reader of hashes of evaluation datasets, which keeps the hash of the last one.
+    """A reader of hashes of evaluation datasets, which caches the hash of the latest dataset.
 
     Args:
         device: the device of the training, whose random state is preserved.
@@ -61,7 +61,7 @@ def _texts(dataset: Any, num_rows: int) -> Iterator[str]:
 
 
 def _spelt(value: object) -> str:
-    """Return a row or a value as text that differs whenever its content differs."""
+    """Return a row or a value as text. Different content gives different text."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return f"{value.dtype}{value.tolist()}"
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Completion of a finished run of a Trainer whose outputs may be incomplete."""
+"""Completion of a finished run of a Trainer, if its outputs are incomplete."""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 
 
 class FinishedTraining:
-    """A run whose steps are all trained, but whose report or backup may be incomplete.
+    """A run that has trained all its steps, but whose report or backup may be incomplete.
 
     Args:
         first: the checkpoint with which this call of `Trainer.train` began.

@@ -18,7 +18,7 @@ from infrastructure.training.core.state import StepRewards
 
 
 class RewardWatch:
-    """A counter of consecutive steps without finite rewards or without differences between them.
+    """A counter of consecutive steps in which the rewards are not finite or all equal.
 
     Args:
         trainer: has `reward_funcs`, and `args.num_generations` answers to each prompt.

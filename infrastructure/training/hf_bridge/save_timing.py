@@ -1,4 +1,4 @@
-"""The decision when to save checkpoints of a Trainer, and tolerance of failing disks."""
+"""The choice of when to save checkpoints of a Trainer, and handling of disks that fail."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 
 
 class SaveTiming:
-    """A writer of checkpoints that are due, for one call of `Trainer.train`.
+    """A writer of the due checkpoints of one call of `Trainer.train`.
 
     A due checkpoint is written as soon as its step is completely done, including the evaluation;
     see `TrainerEvents`.
@@ -29,7 +29,7 @@ class SaveTiming:
         first: the checkpoint from which the run resumes.
 
     Attributes:
-        first: the checkpoint with which the run began, or its first own one.
+        first: the checkpoint from which the run resumed, or else the first one that it wrote.
         is_ending: the checkpoint that is due is the last one.
     """
 
@@ -50,7 +50,9 @@ class SaveTiming:
 
     @property
     def kept_step(self) -> int:
-        """The step of the newest committed checkpoint; 0 if there is none, -1 if unreadable."""
+        """The step of the newest committed checkpoint; 0 if there is none, -1 if it is
+        unreadable.
+        """
         try:
             return 0 if self._newest is None else step_of(self._newest)
         except (CheckpointError, OSError):
@@ -61,7 +63,9 @@ class SaveTiming:
         self.due = self.due or kind
 
     def request_by_clock(self, step: int) -> None:
-        """Mark a checkpoint as due if the schedule says so or a failed save must be repeated."""
+        """Mark a checkpoint as due if the schedule requires one or if a failed save must be
+        repeated.
+        """
         kind = self.schedule.kind_due(step)
         if kind is not None or self.failures.is_retry_due:
             self.request(kind or SaveKind.SCHEDULED)
@@ -108,7 +112,7 @@ class SaveTiming:
             self.announce(checkpoint)
 
     def finish(self, state: TrainingState) -> None:
-        """Wait for the current write. If saving a checkpoint failed, try once more."""
+        """Wait until the current write ends. If saving a checkpoint failed, try once more."""
         self.collect(state, wait=True)
         if self.failures.count:
             self.request(SaveKind.SCHEDULED)

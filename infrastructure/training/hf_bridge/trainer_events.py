@@ -171,7 +171,7 @@ class TrainerEvents:
         self._pass_on_stop(control)
 
     def _training_is_over(self, logs: MutableMapping[str, float]) -> None:
-        """Correct the final metrics for earlier processes, and save the last checkpoint.
+        """Correct the final metrics of a resumed run, and save the last checkpoint.
 
         At this moment the last step is completely done, including its evaluation, and the best
         model is chosen but not loaded yet.
@@ -183,7 +183,7 @@ class TrainerEvents:
         self._save_last()
 
     def _count_tokens(self, counted: float | None) -> None:
-        """Set the token count to that of TRL, if it has one."""
+        """Set the token count to TRL's count, if TRL counts tokens."""
         if counted is not None:
             self.state.num_tokens = int(counted)
 
@@ -215,7 +215,7 @@ class TrainerEvents:
         self._pass_on_stop(control)
 
     def own_checkpoint_saved(self) -> None:
-        """Request a Temper checkpoint after the Trainer has written its own folder."""
+        """Request a Temper checkpoint after the Trainer has written a checkpoint folder."""
         self.saves.request(SaveKind.SCHEDULED)
 
     def epoch_ends(self, control: "TrainerControl") -> None:
@@ -248,7 +248,9 @@ class TrainerEvents:
         self._save_last()
 
     def _save_last(self) -> None:
-        """Save the last state if it is not saved yet, before the best model replaces it."""
+        """Save the last training state, unless it is already saved, before the best model's weights
+        replace it.
+        """
         if self._is_over:
             return
         self._is_over = self.saves.is_ending = True
@@ -285,7 +287,7 @@ class TrainerEvents:
 def _largest_gradient(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
     """Return the largest absolute gradient of all parameters, which is 0 only if all are 0.
 
-    None if there are no gradients, because the optimizer consumed them during the backward pass.
+    Return None if the optimizer has already consumed the gradients during the backward pass.
     """
     held = (p.grad for group in optimizer.param_groups for p in group["params"])
     gradients = [gradient for gradient in held if gradient is not None]

@@ -1,7 +1,7 @@
 """Everything in a Trainer that determines its result, as JSON values to compare on resume.
 
-An argument counts as determining the result unless it is listed here as harmless or as affecting
-only rounding. The same holds for every model, function or collator of the Trainer.
+Each argument, model, function and collator of the Trainer counts as determining the result, unless
+it is listed here as harmless or as affecting only rounding.
 """
 
 import dataclasses
@@ -174,7 +174,7 @@ class TrainerFacts(MachineFacts):
     Attributes:
         key: the run's key for hashing rows.
         arguments: the Trainer's arguments by name, without the harmless ones.
-        given: names of the arguments that are not at their default.
+        given: names of the arguments that differ from their defaults.
         parts: see `identity.PART_NAMES`.
         unseen: descriptions of what cannot be compared.
     """
@@ -216,7 +216,7 @@ def before_loading(trainer: Any) -> BeforeLoading:
 
 
 def lora_of(facts: Facts) -> Facts:
-    """Reduce facts to those of the LoRA, which must be compared before PEFT loads it.
+    """Reduce facts to those about the LoRA, which must be compared before PEFT loads the LoRA.
 
     Loading would fail if the LoRA's shape differs.
     """
@@ -225,7 +225,8 @@ def lora_of(facts: Facts) -> Facts:
 
 
 def facts_before_loading(trainer: Any, was: Facts) -> Facts:
-    """Return the facts `was` with the LoRA replaced by that of the Trainer now.
+    """Return the facts `was`, with the facts about the LoRA replaced by those of the Trainer's
+    current LoRA.
 
     Library versions and all parts besides the LoRA are left out.
     """
@@ -236,8 +237,8 @@ class FactsReader:
     """A reader of everything that determines the result of a Trainer's training.
 
     Args:
-        trainer: the Trainer. None: only the objects that it passes to callbacks are known.
-        was: the facts in the checkpoint from which the run resumes; empty if it does not resume.
+        trainer: the Trainer. None: only the objects that a Trainer passes to callbacks are known.
+        was: the facts in the checkpoint from which the run resumes; empty for a new run.
         before: settings before the Trainer loaded a checkpoint. None: unknown.
     """
 
@@ -308,7 +309,9 @@ class FactsReader:
         return arguments, given
 
     def _known(self, value: Any) -> JsonValue:
-        """Return a comparable value for a model, tensor, dtype, device or tokenizer, else None."""
+        """Return a model, tensor, dtype, device or tokenizer in comparable form; None for other
+        values.
+        """
         if value is self.trainer and value is not None:
             return "the Trainer"
         if isinstance(value, torch.nn.Module):
@@ -369,7 +372,9 @@ class FactsReader:
         return parts
 
     def _of_trainer(self) -> dict[str, JsonValue]:
-        """Return every model, function, collator and callback of the Trainer in comparable form."""
+        """Return all models, functions, collators and callbacks of the Trainer in
+        comparable form.
+        """
         trainer = self.trainer
         if trainer is None:
             self.reader.unseen.append(phrase("trainer.trainer_parts"))
@@ -391,7 +396,9 @@ class FactsReader:
         return parts
 
     def _callback(self, callback: object) -> JsonValue:
-        """Return the code and settings of a callback, without counters that change in training."""
+        """Return the code and settings of a callback, without counters that change during
+        training.
+        """
         code = self.reader.code_of(type(callback), "callbacks")
         settings = {
             name: value
@@ -466,7 +473,7 @@ def _is_metric(value: Any) -> bool:
 
 
 def _watches(callback: object) -> bool:
-    """Return whether a callback is known not to affect the training."""
+    """Return whether a callback only observes the training."""
     kind = type(callback)
     return shows_logs(callback) or kind.__name__ == "DefaultFlowCallback" or is_ours(kind)
 
@@ -478,7 +485,9 @@ def shows_logs(callback: object) -> bool:
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> list[JsonValue]:
-    """Return the settings of each parameter group, with its initial learning rate."""
+    """Return the settings of each parameter group of the optimizer, with its initial
+    learning rate.
+    """
     reader = ObjectReader(lambda v: str(v) if isinstance(v, torch.Tensor) else None)
     groups: list[JsonValue] = []
     for group in optimizer.param_groups:

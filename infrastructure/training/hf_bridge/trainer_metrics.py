@@ -9,7 +9,7 @@ NOT_NUMBERS_OF_A_STEP = ("epoch", "step", "total_flos")
 
 
 class StepClock:
-    """A clock of the time for steps and for loading their data, without evaluating and saving.
+    """A clock that measures the time of steps and data loading, but not of evaluating and saving.
 
     Args:
         clock: a monotonic clock, in seconds.
@@ -33,8 +33,8 @@ class StepClock:
         """Record the end of a step.
 
         Args:
-            goes_on_at_once: the next step follows immediately, so the time in between is spent
-                loading its batch.
+            goes_on_at_once: the next step follows immediately, so the time until it starts counts
+                as data loading.
         """
         now = self.clock()
         if self._began is not None:
@@ -57,14 +57,15 @@ def numbers_of(logs: Mapping[str, JsonValue]) -> dict[str, float]:
 
 
 def evaluation_of(metrics: Mapping[str, JsonValue]) -> dict[str, float]:
-    """Return an evaluation's metrics of the model, without runtime and speed."""
+    """Return the quality metrics of an evaluation, without its runtime and speed."""
     speed = ("_runtime", "_per_second")
     numbers = numbers_of(metrics)
     return {name: value for name, value in numbers.items() if not name.endswith(speed)}
 
 
 def over_all_processes(logs: Mapping[str, float], seconds_before: float) -> dict[str, float]:
-    """Return the runtime and speeds of a Trainer's final log, corrected for earlier processes.
+    """Correct the runtime and speeds in a Trainer's final log to include the run's earlier
+    processes.
 
     Args:
         seconds_before: training time of the run's earlier processes.

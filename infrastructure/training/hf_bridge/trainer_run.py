@@ -191,7 +191,7 @@ class TrainerRun:
     def newest(self) -> Path | None:
         """Return the newest healthy, undamaged checkpoint; None if nothing was saved yet.
 
-        If this machine has none, the run is restored from the backup destination.
+        If this machine has no checkpoint, the run is restored from the backup destination.
 
         Raises:
             CheckpointError: all checkpoints are damaged.
@@ -214,7 +214,7 @@ class TrainerRun:
         return checkpoint
 
     def none_found(self) -> str:
-        """Return a line that says that no earlier run was found, and where it was looked for."""
+        """Return a line that says that no earlier run was found, and where Temper searched."""
         backup = self.copies.backup
         there = ""
         if (place := self.shown_place) is not None and not backup.is_missing:
@@ -239,13 +239,13 @@ class TrainerRun:
         return how_to_run_again(read_run_record(self.files))
 
     def copies_line(self) -> str:
-        """Return a line on the state of the backup, or on how to set up a backup."""
+        """Return a line about the state of the backup, or about how to set up a backup."""
         if not self.is_whole and not self.copies.has_place:
             return phrase("monitoring.trainer_not_backed_up")
         return self.copies.line()
 
     def _lies_at_place(self) -> bool:
-        """Return whether the backup destination, if there is one, contains this run."""
+        """Return whether a backup destination is configured and contains this run."""
         if not self.copies.has_place or self.copies.backup.is_missing:
             return False
         return self.name in runs_at_place(place_options(self.config))
@@ -272,7 +272,7 @@ class TrainerRun:
     def _settings(self) -> dict[str, tuple[object, str]]:
         """Return the settings that have an effect, each with its value and source.
 
-        If Temper created the Trainer, these are all settings.
+        If Temper created the Trainer, all settings have an effect.
         """
         return {
             key: (self.config.value(key), source.place)
@@ -317,7 +317,7 @@ class TrainerRun:
         return not damaged
 
     def save_tokenizer(self, processing_class: "PreTrainedTokenizerBase") -> None:
-        """Save the tokenizer for when the run resumes, completely or not at all."""
+        """Save the tokenizer, which a resumed run needs, completely or not at all."""
         with whole_directory(self.files.tokenizer) as part:
             processing_class.save_pretrained(part)
 
@@ -337,9 +337,10 @@ class TrainerRun:
             raise self._not_confirmed(problem)
 
     def _not_confirmed(self, problem: str) -> CopyNotConfirmedError:
-        """Show a problem with the backup, and return it as an exception.
+        """Show a problem with the backup, and return a `CopyNotConfirmedError`.
 
-        The exception is a SystemExit, whose text Python would not show.
+        The problem is shown here because the exception is a SystemExit, whose text Python does not
+        show.
         """
         self.report(problem)
         return CopyNotConfirmedError(problem)
@@ -388,7 +389,7 @@ def name_and_size(model: torch.nn.Module) -> JsonObject:
 
 
 def _arguments(args: "TrainingArguments") -> dict[str, tuple[object, str]]:
-    """Return the Trainer's arguments that are not at their default, with their source.
+    """Return the Trainer's arguments that differ from their defaults, with value and source.
 
     Secrets are masked.
     """

@@ -63,7 +63,9 @@ class TrainerParts:
 
     @property
     def needs_own_checkpoints(self) -> bool:
-        """True if the Trainer needs the checkpoint folders that it writes itself."""
+        """True if the Trainer needs the checkpoint folders that it writes itself, besides
+        Temper's.
+        """
         args = self.args
         best = args.load_best_model_at_end or str(args.save_strategy) == "SaveStrategy.BEST"
         return bool(best or args.push_to_hub)
@@ -90,7 +92,7 @@ class ModelFiles:
     """The contents of a model's checkpoint folder apart from its weights.
 
     Attributes:
-        config: text of config.json. None: the model has none.
+        config: text of config.json. None: the model has no config.
         adapters: the PEFT adapters by name. None: it is not a PEFT model.
         tied: additional names of tied weights, each mapped to the name under which the weight is
             saved.
@@ -102,7 +104,7 @@ class ModelFiles:
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> "ModelFiles":
-        """Return the files of a model, whose structure must not change during training."""
+        """Return the files of a model. Afterwards, the structure of the model must not change."""
         config: object = getattr(model, "config", None)
         text = config.to_json_string() if hasattr(config, "to_json_string") else None
         adapters = adapters_of(model) if is_peft(model) else None
@@ -132,7 +134,8 @@ def adapters_of(model: "PeftModel") -> dict[str, AdapterFiles]:
 
 
 def tied_names(model: torch.nn.Module) -> dict[str, str]:
-    """Return additional names of tied weights, each mapped to the name under which it is saved.
+    """Return additional names of tied weights, each mapped to the name under which the weight is
+    saved.
 
     A Trainer looks for all names and warns about missing ones.
     """
@@ -207,8 +210,8 @@ class TrainerSnapshots:
         facts: everything that determines the result; see `trainer_facts`.
         carried: further state of the Trainer.
         hooks: the hooks whose states are included.
-        settings: settings by which the same command finds the run again. None: the run is found by
-            its name.
+        settings: settings by which the command finds the run when it resumes. None: the run is
+            found by its name.
         history: changes made during the run.
     """
 
@@ -242,7 +245,7 @@ class TrainerSnapshots:
 
 
 def restore_counts(state: TrainingState, values: Mapping[str, Any]) -> None:
-    """Restore the counters in `state` from a checkpoint's values."""
+    """Restore the counters in `state` from the values of a checkpoint."""
     state.num_examples, state.num_tokens = values["num_examples"], values["num_tokens"]
     state.recoveries = list(values["recoveries"])
     best = values["best_evaluation_loss"]
@@ -253,7 +256,7 @@ def restore_counts(state: TrainingState, values: Mapping[str, Any]) -> None:
 def _as_tensor(text: str) -> torch.Tensor:
     """Return a text as a tensor of its bytes.
 
-    A manifest cannot hold this text, which may be long and may contain NaN.
+    Used for text that may be too long for a manifest or may contain NaN.
     """
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
@@ -285,7 +288,9 @@ def restore_model(model: torch.nn.Module, snapshot: Snapshot) -> None:
 
 
 def restore_optimizer(parts: TrainerParts, snapshot: Snapshot) -> None:
-    """Restore optimizer and random state from a snapshot, when the Trainer does not do so."""
+    """Restore optimizer and random state from a snapshot, if the Trainer does not restore them
+    itself.
+    """
     values, tensors = snapshot.values, snapshot.tensors.get("optimizer", {})
     parts.optimizer.load_state_dict(merge_optimizer(tensors, from_json(values["optimizer"])))
     restore_random(snapshot.tensors["random"], parts.device)

@@ -44,7 +44,7 @@ class Checkpointer:
 
     Args:
         manager: stores the checkpoints. None: none are saved.
-        optimizer_step: has the parts whose state a checkpoint contains.
+        optimizer_step: has the objects whose state a checkpoint contains.
         identity: returns everything that determines the result, which every checkpoint contains.
         schedule: decides when a save is due by time, by request, or because the deadline is near.
         failures: decides how many failed saves are tolerated.
@@ -82,7 +82,7 @@ class Checkpointer:
         return snapshot
 
     def begin(self, state: TrainingState, kind: SaveKind) -> None:
-        """Begin to write a checkpoint. It is committed when `collect` returns it.
+        """Begin to write a checkpoint. Once it is committed, `collect` returns it.
 
         Raises:
             StorageError: the disk returned an error for this checkpoint, or for the one before it.
@@ -114,7 +114,7 @@ class Checkpointer:
         self.announce(state, wait=True)
 
     def rescue_with_first(self, state: TrainingState, decided: JsonObject) -> None:
-        """Write this rank's part of a last checkpoint, if rank 0 is ending with an error.
+        """Write this rank's part of a last checkpoint, if rank 0 is ending because of an error.
 
         Called on ranks other than 0, while they wait for rank 0's decision.
 
@@ -240,7 +240,7 @@ class Checkpointer:
         )
 
     def roll_back_with_first(self, state: TrainingState) -> None:
-        """Restore this rank's parts of a sharded model while rank 0 rolls back.
+        """Restore this rank's parts of a sharded model when rank 0 rolls back.
 
         Called on ranks other than 0.
         """
@@ -262,7 +262,7 @@ class Checkpointer:
         return self._load_part(checkpoint, state)
 
     def _load_part(self, checkpoint: Path | None, state: TrainingState) -> Snapshot:
-        """Load this rank's parts of a checkpoint; if one rank fails, all ranks raise."""
+        """Load this rank's parts of a checkpoint. If any rank fails, all ranks raise."""
         group, reason = self.optimizer_step.group, ""
         snapshot = load_together(group, checkpoint, state.model, self.optimizer_step.optimizer)
         try:
@@ -281,8 +281,8 @@ class Checkpointer:
 def _refuse_not_finite(snapshot: Snapshot, model: torch.nn.Module) -> None:
     """Raise if a checkpoint contains parameters that are not finite.
 
-    A step can overflow the weights while its loss and gradient are still finite; only the next loss
-    shows it. Buffers, such as an attention mask, may be infinite.
+    A step can make weights overflow although its own loss and gradient are finite; only the next
+    loss is then bad. Buffers, such as an attention mask, may be infinite.
     """
     buffers = {name.replace("_orig_mod.", "") for name, _ in model.named_buffers()}
     for name, tensor in snapshot.tensors["model"].items():

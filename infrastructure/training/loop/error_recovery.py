@@ -2,7 +2,7 @@
 
 A rollback restores the newest good checkpoint in the same process. Decisions made since that
 checkpoint (which batch to skip, how small micro-batches must be) are kept and saved at once, so
-that a run resumed after a kill decides the same.
+that a run that is killed and resumed makes the same decisions.
 """
 
 from infrastructure.backup.format.manifest import SaveKind
@@ -95,7 +95,7 @@ class ErrorRecovery:
         return f"{bad}{rows}; {reason}{describe_attempts(state)}.{kept} {advice}"
 
     def after_torn_step(self, state: TrainingState, error: Exception) -> None:
-        """Roll back after running out of memory in the middle of the optimizer's update.
+        """Roll back if memory ran out in the middle of the optimizer's update.
 
         Such an update leaves a mixture of old and new weights.
 
@@ -149,7 +149,7 @@ class ErrorRecovery:
         mirror(step.group, state, step)
 
     def roll_back(self, state: TrainingState) -> int:
-        """Restore the newest good checkpoint, but keep later decisions; return its step.
+        """Restore the newest good checkpoint, but keep decisions made since then. Return its step.
 
         Raises:
             CheckpointError: there is no good checkpoint.
@@ -180,7 +180,7 @@ class ErrorRecovery:
         return device_failed(error, state)
 
     def rescue(self, state: TrainingState, error: BaseException) -> None:
-        """Return to the last state that is safe to save, and save it before the run ends.
+        """Restore the last state that is safe to save, and save it before the run ends.
 
         Nothing is saved after a GPU failure, after divergence, or if the weights were partly
         updated.

@@ -15,7 +15,7 @@ from infrastructure.training.loop.loop import TrainingLoop, select_trainable
 class TrainerGradients(dict[str, torch.Tensor]):
     """Gradients by parameter name, with the feature settings of the trainer that computed them.
 
-    Functions that receive these gradients without a configuration use these settings.
+    Functions that are called with these gradients but without a configuration use these settings.
     """
 
     def __init__(
@@ -38,7 +38,8 @@ def trainable_parameters(loop: TrainingLoop, state: TrainingState) -> dict[str, 
 def last_gradients(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.Tensor]:
     """Recompute the gradients of the last batch's mean loss at the current weights.
 
-    A training step drops its own gradients. Nothing else changes.
+    They must be computed again because a training step drops its gradients. The training state does
+    not change.
 
     Returns:
         Gradients by parameter name.

@@ -1,11 +1,12 @@
 """The training loop.
 
-The loop walks phases, epochs and batches from any position, and evaluates and saves when due. It
-knows neither files nor models; everything that it needs is passed to it. Everything is saved
-between two optimizer steps. A step that fails halfway is repeated from its recorded random state.
-With several processes, each rank runs the loop over the same data, and rank 0 makes all decisions
-that depend on a clock, a signal, a file or an observer. The step itself is in `optimizer_step`,
-recovery from errors is in `error_recovery`, and saving and restoring are in `checkpointer`.
+The loop goes through phases, epochs and batches from any position, and evaluates and saves when
+due. It knows neither files nor models; everything that it needs is passed to it. Everything is
+saved between two optimizer steps. A step that fails halfway is repeated from its recorded random
+state. With several processes, each rank runs the loop over the same data, and rank 0 makes all
+decisions that depend on a clock, a signal, a file or an observer. The step itself is in
+`optimizer_step`, recovery from errors is in `error_recovery`, and saving and restoring are in
+`checkpointer`.
 """
 
 import math
@@ -189,7 +190,7 @@ class TrainingLoop:
         return self.optimizer_step.data
 
     def _has_trained(self, state: TrainingState) -> bool:
-        """Train to the end and return True, or return False after a rollback."""
+        """Train and return True at the end of the training, or return False after a rollback."""
         try:
             if state.step_is_ending:  # a checkpoint from the middle of a step's end
                 self._finish_step(state)
@@ -248,7 +249,9 @@ class TrainingLoop:
         self.optimizer_step.losses.sums.seconds += time.perf_counter() - started
 
     def _refuse_short_epoch(self, state: TrainingState) -> None:
-        """Raise if the data source ended before `num_examples`; the loop would never end."""
+        """Raise if the data source has yielded fewer than `num_examples` examples in an epoch.
+        Otherwise the loop would never end.
+        """
         if not self._is_over(state):
             raise RuntimeError(
                 f"the data source ended at example {state.position.example} of epoch"
@@ -256,9 +259,9 @@ class TrainingLoop:
             )
 
     def _finish_step(self, state: TrainingState) -> None:
-        """Log, evaluate, fire events and save after a step, in an order that a resumed run repeats.
+        """Log, evaluate, fire events and save after a step, in a fixed order.
 
-        Comments give the reasons for the order.
+        The comments explain the order. A resumed run repeats it.
         """
         self.checkpointer.others_wait = True
         # Before anything that takes time: a step that ends at the deadline is saved, and no other
@@ -322,10 +325,12 @@ class TrainingLoop:
         return decided
 
     def _agreed_kind(self, state: TrainingState, will_save: bool) -> SaveKind | None:
-        """Share rank 0's decisions with every rank, and return the kind of checkpoint to save now.
+        """Send rank 0's decisions to every rank, and return the kind of checkpoint to save now, or
+        None.
 
         Raises:
-            BadLossError: a bad loss keeps rank 0 from saving, and therefore also this rank.
+            BadLossError: rank 0 does not save because of a bad loss, so this rank does not save
+                either.
             ProcessLostError: the weights of a rank differ from rank 0's.
         """
         step = self.optimizer_step
@@ -392,7 +397,7 @@ class TrainingLoop:
     def _log_is_due(self, state: TrainingState, epoch_ended: bool) -> bool:
         """Return whether to log this step.
 
-        This does not depend on when checkpoints are saved.
+        The result does not depend on when checkpoints are saved.
         """
         by_step = state.every(self.config.log_frequency)
         return epoch_ended or by_step or state.step in (1, self.total_steps)
@@ -412,7 +417,7 @@ class TrainingLoop:
 
 
 def phase_ends(phases: Sequence[Phase]) -> set[int]:
-    """Return, for each phase, the number of epochs done when it ends."""
+    """Return, for each phase, the total number of finished epochs when it ends."""
     ends: set[int] = set()
     done = 0
     for phase in phases:

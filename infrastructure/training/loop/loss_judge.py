@@ -1,7 +1,7 @@
 """Detection of bad losses in the steps since the last metrics record.
 
-Losses are summed on the device and read when a record is due. A bad loss raises an error instead of
-being averaged away.
+Losses are summed on the device, and the sum is read when a record is due. A bad loss in the sum
+raises an error.
 """
 
 from dataclasses import replace
@@ -69,11 +69,11 @@ class LossJudge:
         self.last_step = replace(step, num_steps=1)
 
     def pass_over(self) -> None:
-        """Record that the batch is skipped, so this step has no loss."""
+        """Record that the current step has no loss, because its batch is skipped."""
         self.last_step = None
 
     def forget_sums(self) -> None:
-        """Reset the sums, which may not be finite."""
+        """Reset the sums, because they may not be finite."""
         self.sums = MetricAccumulator()
 
     def read(self, state: TrainingState) -> None:
@@ -147,7 +147,9 @@ class LossJudge:
 
 
 def memory_in_use_bytes(device: torch.device) -> int:
-    """Return the GPU's peak memory since the start, or on a CPU, the process's resident memory."""
+    """Return the peak GPU memory since the start; on a CPU, the process's current resident
+    memory.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resident_bytes()

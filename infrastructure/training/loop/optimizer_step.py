@@ -1,7 +1,7 @@
 """One optimizer step on one batch.
 
-The batch is split among the ranks, and then into micro-batches, which get smaller if memory runs
-out.
+The batch is divided among the ranks. Each share is divided into micro-batches, which get smaller if
+memory runs out.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -59,12 +59,12 @@ Result = TypeVar("Result")
 
 @dataclass
 class OptimizerStep:
-    """An optimizer step, with all parts that it needs to change the weights.
+    """One optimizer step, with all objects that it needs to change the weights.
 
-    A checkpoint contains the state of these parts; see `checkpoints.snapshot`.
+    A checkpoint contains the state of these objects; see `checkpoints.snapshot`.
 
     Attributes:
-        losses: sums and judges the losses.
+        losses: sums and checks the losses.
         recovery: settings about running out of memory.
         remember_limit: called with the micro-batch size that is tried after running out of memory.
         seed: seed of the run, for the random numbers of ranks other than 0.
@@ -122,7 +122,9 @@ class OptimizerStep:
         self.safe_point = SafePoint.of(state, self.hooks, self.losses, self.device)
 
     def run(self, state: TrainingState, examples: Sequence[object]) -> None:
-        """Perform one optimizer step on one batch, in smaller micro-batches if memory runs out."""
+        """Perform one optimizer step on one batch; if memory runs out, use smaller
+        micro-batches.
+        """
         state.batch = examples
         self.losses.begin_step(state.position)
         self.optimizer.zero_grad(set_to_none=True)  # drop gradients of an aborted step
@@ -220,7 +222,9 @@ class OptimizerStep:
         return window
 
     def _agreed(self, state: TrainingState, compute: Callable[[], Result]) -> Result:
-        """Call `compute`, and return its result if no rank ran out of memory; raise as `_agree`."""
+        """Call `compute` and return its result if no rank ran out of memory; otherwise raise as
+        `_agree`.
+        """
         status, reason = Status.FINE, ""
         try:
             result = compute()
@@ -234,10 +238,11 @@ class OptimizerStep:
 
     @contextmanager
     def _ended_by_errors(self, state: TrainingState) -> Iterator[None]:
-        """End the run on any error during work that all ranks do together.
+        """Return a context in which any error ends the run, for work that all ranks do together.
 
-        A rank that fails in such work cannot notify the others, which wait for it. So the run ends,
-        and resumes from its last checkpoint, with smaller micro-batches if memory ran out.
+        A rank that fails in such work cannot notify the other ranks, which wait for it. So the run
+        must end and be resumed from its last checkpoint. If memory ran out, the resumed run uses
+        smaller micro-batches.
         """
         with self.group.watched():
             try:
@@ -252,7 +257,7 @@ class OptimizerStep:
                 ) from error
 
     def _agree(self, state: TrainingState, status: Status, reason: str) -> None:
-        """Wait for the status of all ranks, and raise if one cannot continue.
+        """Wait for the status of all ranks, and raise if a rank cannot continue.
 
         Raises:
             GroupOutOfMemoryError: a rank ran out of memory.
@@ -293,7 +298,9 @@ class OptimizerStep:
         return self._agreed(state, lambda: self.strategy.update_parameters(*parts))
 
     def _pass_over(self, state: TrainingState) -> None:
-        """Count a skipped step without an update; schedule and intervals advance as usual."""
+        """Count a skipped step, without updating weights. Schedule and intervals advance as
+        usual.
+        """
         self.losses.pass_over()
         state.grad_norm = None
         if self.group.is_first and not is_sharded(state.model):

@@ -102,7 +102,9 @@ def _refuse_launcher(method: str) -> None:
 
 
 def problems_of(config: DeploymentConfig, installed: TrlMethod) -> list[str]:
-    """Return a message for each setting that TRL cannot apply, or that conflicts with another."""
+    """Return a message for each setting that TRL cannot apply or that conflicts with another
+    setting.
+    """
     return [
         *refused_settings(config),
         *_contradictions(config),
@@ -175,7 +177,9 @@ def _contradictions(config: DeploymentConfig) -> Iterator[str]:
 
 
 def _method_settings(config: DeploymentConfig, known: frozenset[str]) -> Iterator[str]:
-    """Yield a message for each TRL argument that does not exist or has a setting in Temper."""
+    """Yield a message for each TRL argument that is unknown or has an equivalent setting in
+    Temper.
+    """
     ours = {t.words: key for key, t in SETTINGS.items() if t.use is Use.ARGUMENT}
     ours |= {"max_length": "data.max_length"}
     for name in config.training.method_settings:

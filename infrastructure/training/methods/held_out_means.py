@@ -1,11 +1,12 @@
-"""Correct averaging of evaluation metrics over held-out pairs."""
+"""Correct averages of evaluation metrics over held-out pairs of answers."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def weigh_pairs(trainer: Any) -> None:
-    """Make a TRL trainer for pairs report evaluation metrics as means over all pairs.
+    """Make a TRL trainer for pairs of answers report its evaluation metrics as means over all
+    pairs.
 
     TRL collects one number per batch and logs the mean of these numbers. With 14 pairs in batches
     of 8 and 6, a pair in the second batch weighs more, and the accuracy may be 75 %, which is not a

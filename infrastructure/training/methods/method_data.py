@@ -68,7 +68,7 @@ class WrittenRow:
     Attributes:
         content: hash that identifies the prompt with its good answer, the same as in supervised
             fine-tuning. None if there is no good answer.
-        is_plain: prompt and answers come from texts that contain both.
+        is_plain: True if prompt and answers were split from texts that contain both.
     """
 
     columns: TrlRow
@@ -83,8 +83,8 @@ class MethodData:
     Attributes:
         train, held_out: the rows.
         num_cut: number of rows that TRL will truncate.
-        system_prompt: the system prompt of every row. None if there is none, or if there are
-            several.
+        system_prompt: the system prompt of every row. None if no row has one, or if rows have
+            different ones.
         unused: columns that are not read.
     """
 
@@ -150,7 +150,7 @@ def sample(files: Sequence[DataFile]) -> list[Row]:
 
 
 def understand(files: Sequence[DataFile], config: DataConfig, method: str) -> MethodShape:
-    """Recognize from the first rows how a method uses the columns of some files.
+    """Recognize from the first rows of some files what a method uses each column for.
 
     Raises:
         ValueError: the method cannot learn from these rows. The message begins with the file.
@@ -240,7 +240,7 @@ def read_data(
 def _written(
     files: Iterable[DataFile], shape: MethodShape, writer: "RowWriter", quarantine: Quarantine
 ) -> tuple[list[WrittenRow], int]:
-    """Convert files to rows for TRL; also return the number of rows that were read.
+    """Convert files to rows for TRL. Return these rows and the number of rows that were read.
 
     Unusable rows are added to `quarantine`.
     """
@@ -263,14 +263,16 @@ def _written(
 
 
 def _of_one_label(data: MethodData) -> Iterator[str]:
-    """Yield a warning if all labels are the same, because KTO then has nothing to compare."""
+    """Yield a warning if all rows have the same label, because then KTO has nothing to compare."""
     if data.shape.kind is RowKind.JUDGED and data.num_good in (0, len(data.train)):
         kind, lacking = ("good", "bad") if data.num_good else ("bad", "good")
         yield (phrase("methods.labels_all_same", kind=kind, lacking=lacking))
 
 
 def _split(rows: list[WrittenRow], share: float) -> tuple[list[WrittenRow], list[WrittenRow]]:
-    """Split rows into training and held-out rows, with all answers to a prompt on one side."""
+    """Split rows into training and held-out rows, so that all answers to a prompt are in the same
+    part.
+    """
     numbers = [content_number([["prompt", _spelt(row.columns["prompt"])]]) for row in rows]
     if not share or len(set(numbers)) < 2:
         return rows, []
@@ -287,7 +289,7 @@ def _spelt(prompt: str | list[JsonObject]) -> str:
 
 
 def _fill_inputs(rows: list[TrlRow]) -> None:
-    """Add the chat template's columns (tools, options) to all rows if any row has them.
+    """If any row has inputs of the chat template (tools, options), add these columns to all rows.
 
     A table has the same columns in all rows. TRL ignores the added values.
     """
@@ -297,7 +299,7 @@ def _fill_inputs(rows: list[TrlRow]) -> None:
 
 
 def _fill_columns(rows: list[TrlRow]) -> None:
-    """Add every column that some row has to all rows, with None as the missing value."""
+    """Add to each row the columns that it lacks and other rows have, with the value None."""
     names = dict.fromkeys(name for row in rows for name in row)
     for row in rows:
         for name in names:
@@ -307,8 +309,8 @@ def _fill_columns(rows: list[TrlRow]) -> None:
 class RowWriter:
     """A converter of rows to the form that TRL's trainers read.
 
-    It rejects rows that TRL would drop or learn nothing from, and rows whose answer would be
-    trained at a position where the model never generates one.
+    It rejects rows that TRL would drop or learn nothing from, and rows whose answer is at a
+    position where the model would never generate an answer.
 
     With a chat template, every row becomes messages. Without one, every row becomes text in the
     plain format. Supervised fine-tuning uses the same forms.
@@ -436,8 +438,8 @@ class RowWriter:
         """Return the text of the prompt as used for generation, and the text of each answer.
 
         Raises:
-            FormatError: the template renders the prompt differently before an answer, or an answer
-                needs a chat template that is missing.
+            FormatError: the template renders the prompt differently when an answer follows, or an
+                answer needs a chat template and there is none.
         """
         names = [name for name in row.answers if name in TRAINED]
         if row.is_plain:
@@ -492,13 +494,15 @@ class RowWriter:
         return self._template(conversation.inputs).text_of(conversation)
 
     def _template(self, inputs: str) -> TemplateFormat:
-        """Return the tokenizer's own chat template, which TRL uses."""
+        """Return the format of the tokenizer's own chat template, which TRL uses."""
         template = self.encoder.own_template_for(inputs)
         assert template is not None
         return template
 
     def _ids(self, texts: list[str], is_text: bool = False) -> list[list[int]]:
-        """Tokenize texts as TRL does; a chat template adds the special tokens itself."""
+        """Tokenize texts as TRL does. If a chat template renders them, it has added the special
+        tokens.
+        """
         ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=is_text, verbose=False)[
             "input_ids"
         ]
@@ -532,7 +536,7 @@ def _plain_answers(row: MethodRow, names: Sequence[str]) -> dict[str, str]:
 
 
 def _where_unlike(prompt: str, whole: str) -> str:
-    """Describe the first difference between a prompt and the beginning of the whole text."""
+    """Describe where a prompt first differs from the beginning of the whole text."""
     both = zip(prompt, whole, strict=False)
     start = next((n for n, (a, b) in enumerate(both) if a != b), len(whole))
     at_inference, in_training = excerpt(prompt[start:], 40), excerpt(whole[start:], 40)
@@ -540,7 +544,7 @@ def _where_unlike(prompt: str, whole: str) -> str:
 
 
 def _content(row: MethodRow) -> int | None:
-    """Return a hash of the row's prompt with its good answer; None if it has no good answer."""
+    """Return a hash of a row's prompt with its good answer; None if there is no good answer."""
     name = next((name for name in GOOD_ANSWERS if name in row.answers), None)
     if name is None or row.values.get("label") is False:
         return None

@@ -1,4 +1,4 @@
-"""Interpretation of rows for TRL's methods: pairs, judged answers, prompts.
+"""Interpretation of rows for TRL's methods: pairs of answers, labeled answers, or prompts.
 
 | rows | columns of the data | answers | | --- | --- | --- | | pairs | chosen, rejected; a prompt
 next to them or inside both | chosen, rejected | | judged | pairs; or prompt, answer and a label
@@ -71,8 +71,8 @@ class MethodRow:
     """A row after its columns were interpreted.
 
     Attributes:
-        prompt: the messages of the prompt. A single message with the role "text" if the prompt was
-            split from plain texts.
+        prompt: the messages of the prompt. If the prompt was split from plain texts, a single
+            message with the role "text".
         answers: messages of each answer, under the name that TRL or a reward uses for it.
         inputs: further inputs of the chat template, as in `Conversation.inputs`.
         values: further columns that TRL or a reward reads.
@@ -115,7 +115,9 @@ class MethodShape:
     has_answers: bool = True
 
     def row(self, row: Row) -> MethodRow | BadRow:
-        """Interpret a row, or return a `BadRow` with the reason why it cannot be used."""
+        """Convert a data row to a `MethodRow`, or to a `BadRow` with the reason why it cannot be
+        used.
+        """
         try:
             understood = self.convert(row.values)
             turns = (
@@ -130,7 +132,7 @@ class MethodShape:
 
 
 def recognise(rows: Sequence[Row], config: DataConfig, method: str) -> MethodShape:
-    """Recognize from the first rows how a method uses the columns.
+    """Recognize from the first rows what a method uses each column for.
 
     Raises:
         ValueError: the method cannot learn from these rows. The message says what they are, and
@@ -261,7 +263,9 @@ def _split_texts(better: str, worse: str) -> MethodRow:
 
 
 def _labels(rows: Sequence[Row], columns: list[str]) -> list[str]:
-    """Return columns named like a label whose values are boolean (or 1 and 0) in most rows."""
+    """Return the columns that are named like a label and contain booleans (or 1 and 0) in most
+    rows.
+    """
     names = matching(LABEL_COLUMNS, columns)
     return [n for n in names if 2 * sum(_is_label(row, n) for row in rows) >= len(rows)]
 
@@ -365,7 +369,7 @@ def _prompts(
 
 
 def _with_answers(rows: Sequence[Row], config: DataConfig) -> RowSchema | None:
-    """Recognize rows of prompts with answers; return None if they are something else."""
+    """Recognize rows of prompts with answers; return None for other rows."""
     try:
         schema = recognise_shape(rows, _request(config))
     except ValueError:
@@ -391,7 +395,7 @@ def _prompts_alone(
 
 
 def _for_rewards(values: Mapping[str, object]) -> dict[str, Any]:
-    """Return the columns that a reward function may read: all with JSON values except images."""
+    """Return the columns that a reward function may read: those with JSON values, except images."""
     kinds = (str, int, float, bool, list, dict)
     return {
         name: value

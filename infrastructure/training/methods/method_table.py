@@ -37,8 +37,8 @@ class Method:
     Attributes:
         title: the name shown to users.
         class_name: the common prefix of the class names of its trainer and its configuration.
-        modules: where its trainer may be, as (module, name of its files). The first that exists is
-            used.
+        modules: possible locations of its trainer, as (module, name of its files). The first
+            existing one is used.
         rows: the kind of rows that it trains on.
         head: the transformers auto class of its model.
         reads: the inputs of the chat template besides messages that a row may have.

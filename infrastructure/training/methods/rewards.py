@@ -39,7 +39,9 @@ def reward_functions(names: Sequence[str]) -> list[Reward]:
 
 
 def reward_function(name: str) -> Reward:
-    """Return the reward function with this name. For errors see `reward_functions`."""
+    """Return the reward function with this name. It raises the same errors as
+    `reward_functions`.
+    """
     kind, has_value, value = name.partition("=")
     if kind == EXACT and not has_value:
         return exact_answer
@@ -143,7 +145,9 @@ def needs_answers(names: Sequence[str]) -> bool:
 
 
 def given_values(function: Reward, carried: frozenset[str]) -> Reward:
-    """Wrap a reward function so that columns carried as JSON text are parsed before the call."""
+    """Wrap a reward function so that it gets the parsed values of columns that are stored as JSON
+    text.
+    """
     if not carried:
         return function
 

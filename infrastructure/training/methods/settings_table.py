@@ -1,8 +1,7 @@
 """Table of how each setting of Temper is applied when TRL trains.
 
-A setting becomes an argument of TRL's configuration, or Temper applies it itself, or it has no
-effect with TRL, which is reported. All other values are rejected, so no setting is silently
-ignored.
+A setting becomes an argument of TRL's configuration, is applied by Temper itself, or has no effect
+with TRL, which Temper reports. All other settings are rejected, so none is silently ignored.
 """
 
 from collections.abc import Callable, Iterator
@@ -67,7 +66,9 @@ def _argument(name: str, *values: object) -> Treatment:
 
 
 def _refused(why: str, *values: object) -> Treatment:
-    """Return a treatment that rejects everything except the default and these values."""
+    """Return the treatment of a setting that is rejected unless it has its default or one of these
+    values.
+    """
     return Treatment(Use.REFUSED, why, values)
 
 
@@ -236,5 +237,5 @@ def refused_settings(
 
 
 def _is_one_of(value: Any, values: tuple[object, ...]) -> bool:
-    """Return whether `value` is one of `values`, of the same type (1 is not True)."""
+    """Return whether `value` is one of `values` and has the same type, so that 1 is not True."""
     return any(value == one and type(value) is type(one) for one in values)

@@ -1,7 +1,7 @@
 """Measurement of the time and memory of a TRL trainer's steps, before the first step.
 
 A few of TRL's own steps run on the run's own rows: forward, backward, and the answers that are
-generated and scored. Only the optimizer is a separate one, with a learning rate of 0, so the
+generated and scored. Only the optimizer is replaced, by one with a learning rate of 0, so that the
 measurement does not change the run's result (see `untouched`). User-defined reward functions are
 really called.
 """
@@ -43,7 +43,7 @@ class ProbedCosts:
         evaluation_seconds: duration of one pass over all held-out rows.
         peak_bytes: peak memory of the largest expected step or of an evaluation, whichever is more.
         limit_bytes: the memory that this process may use.
-        writes: answers are generated in each step, and may become longer during the run.
+        writes: True if steps generate answers, which may become longer during the run.
     """
 
     step_seconds: float
@@ -59,7 +59,7 @@ class StepProbe:
 
     Args:
         trainer: a TRL trainer whose model, optimizer and accelerator are ready.
-        writes: its steps generate answers.
+        writes: True if its steps generate answers.
         limit_bytes: the memory that this process may use.
     """
 
@@ -110,7 +110,9 @@ class StepProbe:
         )
 
     def _whole_steps(self, loader: Any, steps_left: int) -> float:
-        """Return the mean seconds of a step, including its share of generating answers."""
+        """Return the mean seconds of a step, including its share of the time to generate
+        answers.
+        """
         micro_batches = _reused_over(self.trainer, self.accumulation)
         batches = _again_and_again(loader)
         times, began = [], time.perf_counter()
@@ -126,9 +128,10 @@ class StepProbe:
     def _micro_batches(
         self, loader: Any, steps_left: int, idle_bytes: int
     ) -> tuple[float, list[MemoryPoint]]:
-        """Measure micro-batches; return the seconds of a step, and memory by micro-batch size.
+        """Measure micro-batches; return the seconds of a step, and the memory for each micro-batch
+        size.
 
-        Half a micro-batch comes first, so that a whole one is only run if it is predicted to fit.
+        Half a micro-batch is measured first. A whole one is run only if it is predicted to fit.
         """
         batches = _again_and_again(loader)
         size = int(self.trainer.args.per_device_train_batch_size)
@@ -150,7 +153,7 @@ class StepProbe:
     def _is_enough(
         self, times: list[float], estimated: float, steps_left: int, began: float
     ) -> bool:
-        """Return whether to stop measuring, because another measurement is not worth its time."""
+        """Return whether further measurements would take more time than they are worth."""
         if steps_left < STEPS_WORTH_MORE or times[-1] > MOST_SECONDS:
             return True
         allowed = min(SHARE_OF_TRAINING * estimated, MOST_SECONDS)
@@ -177,7 +180,7 @@ class StepProbe:
         return seconds
 
     def _update(self) -> None:
-        """Measure clipping and an optimizer step, with a separate optimizer.
+        """Measure gradient clipping and an optimizer step, with a separate optimizer.
 
         Nothing is done if the run's own optimizer already has its state.
         """
@@ -250,7 +253,7 @@ class StepProbe:
             )
 
     def _now(self) -> float:
-        """Return the current time once the device has finished its work."""
+        """Wait until the device has finished its work, and return the current time."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
@@ -279,7 +282,7 @@ def _again_and_again(loader: Any) -> Iterator[Any]:
 
 
 def _reused_over(trainer: Any, accumulation: int) -> int:
-    """Return the number of micro-batches trained on one generation, rounded up to whole steps."""
+    """Return for how many micro-batches generated answers are reused, rounded up to whole steps."""
     args = trainer.args
     shared = int(getattr(args, "steps_per_generation", None) or 1)
     shared *= int(getattr(args, "num_iterations", None) or 1)
@@ -291,7 +294,9 @@ def _collated(loader: Any, rows: Sequence[int] | range) -> Any:
 
 
 def _units(inputs: Any) -> int:
-    """Return the tokens of a micro-batch with padding, or its rows if they are not tokenized."""
+    """Return the number of tokens of a micro-batch, with padding; or of rows if they have no
+    tokens.
+    """
     if not isinstance(inputs, dict) and not hasattr(inputs, "items"):
         return len(inputs)
     tokens = [
@@ -303,7 +308,7 @@ def _units(inputs: Any) -> int:
 
 
 def _lengths(dataset: Any) -> np.ndarray | None:
-    """Return the number of tokens of each row, (N,). None if the rows are not tokenized."""
+    """Return the number of tokens of each row, shape (N,); None if the rows are not tokenized."""
     first = dataset[0]
     columns = [name for name, value in first.items() if _is_tokens(value)]
     if not columns:
@@ -316,9 +321,9 @@ def _is_tokens(value: object) -> bool:
 
 
 def _later_mean(times: list[float]) -> float:
-    """Return the mean without the first value, unless it is the only one.
+    """Return the mean of all values but the first, or the only value.
 
-    The first measurement is the slowest.
+    The first measurement is left out because it is the slowest.
     """
     later = times[1:] or times
     return sum(later) / max(1, len(later))

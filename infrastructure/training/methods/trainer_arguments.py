@@ -1,6 +1,7 @@
 """Translation of Temper's configuration to TRL's arguments.
 
-`settings_table.SETTINGS` lists the settings that become arguments. A test checks that both agree.
+`settings_table.SETTINGS` lists the settings that become arguments. A test checks that this module
+and that table agree.
 """
 
 from collections.abc import Mapping
@@ -107,7 +108,9 @@ def arguments_of(
 
 
 def learning_rate(config: DeploymentConfig, defaults: Defaults) -> float:
-    """Return the peak learning rate: as configured, or TRL's default (ten times that for LoRA)."""
+    """Return the peak learning rate: as configured, or TRL's default, which is multiplied by ten
+    for LoRA.
+    """
     if config.training.learning_rate != "auto":
         return config.training.learning_rate
     factor = LORA_FACTOR if trains_lora(config.model) else 1

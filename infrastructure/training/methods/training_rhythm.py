@@ -1,4 +1,4 @@
-"""A callback that requests evaluations and saves at Temper's intervals, which a Trainer lacks.
+"""A callback that makes a Trainer evaluate and save at Temper's intervals.
 
 It must be added before `TemperCallback`, which saves the requested checkpoints.
 """
@@ -15,7 +15,7 @@ def training_rhythm(training: TrainingConfig, *, holds_out: bool) -> "TrainerCal
     """Create the callback that requests evaluations and saves.
 
     Args:
-        holds_out: there are rows to evaluate on.
+        holds_out: True if there are rows to evaluate on.
     """
     from transformers import TrainerCallback
 

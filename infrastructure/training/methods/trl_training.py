@@ -95,7 +95,7 @@ READ_BY_TRL = frozenset({"prompt", "chosen", "rejected", "completion", TOOLS, OP
 
 @dataclass
 class TrlTraining:
-    """A checked TRL run whose model is not loaded yet: its rows, tokenizer and arguments.
+    """A checked TRL run before its model is loaded, with its rows, tokenizer and arguments.
 
     Args:
         folder: the run directory.
@@ -146,7 +146,7 @@ class TrlTraining:
 
     @property
     def _goes_on_with_lora(self) -> bool:
-        """True if the model is an existing LoRA that is trained further."""
+        """True if the run continues to train an existing LoRA."""
         return self.source.kind is SourceKind.LORA_FOLDER
 
     @property
@@ -324,10 +324,10 @@ class TrlTraining:
         return GenerationPrompt(text, [*ids], "", self.config.training.max_completion_length)
 
     def choose_by_product(self) -> ProductChoice | None:
-        """Switch the run to fp32 if this CPU multiplies more slowly in bf16.
+        """Use fp32 for the run if this CPU multiplies matrices more slowly in bf16.
 
         Returns:
-            The measurement. None if bf16 is not slower, or the precision is not open.
+            The measurement. None if bf16 is not slower, or if the precision is already determined.
         """
         has_fp32 = self.options.dtype is torch.float32 and self.options.quantization is None
         choice = measured_choice() if self._precision_is_open and has_fp32 else None
@@ -345,7 +345,7 @@ class TrlTraining:
 
     @property
     def _precision_is_open(self) -> bool:
-        """True if this is a CPU with bf16 instructions and the user sets no precision."""
+        """True if this is a CPU with bf16 instructions and the user has set no precision."""
         is_given = "bf16" in self.config.training.method_settings
         is_measured = self.config.training.mixed_precision is True and not is_given
         return is_measured and self.device.type == "cpu" and self.arguments["bf16"] is True
@@ -372,7 +372,7 @@ class TrlTraining:
         )
 
     def _dataset(self, datasets: Any, rows: list[TrlRow]) -> Any:
-        """Convert rows to a `datasets` table that returns each of them unchanged.
+        """Convert rows to a `datasets` table that returns each row unchanged.
 
         A table with a fixed structure would add empty keys to messages, tool calls and options,
         which a chat template would render. Columns that only rewards read are stored as JSON text.
@@ -462,7 +462,7 @@ def _cut_by_own_length(trainer_class: Any) -> Any:
 
 
 def carried_columns(rows: list[TrlRow]) -> frozenset[str]:
-    """Return the columns that must be stored as JSON text, because a table would change them.
+    """Return the columns to store as JSON text, because a table would change their values.
 
     Only rewards read these columns. They contain lists, objects, or values of several types.
     """
@@ -504,7 +504,9 @@ def _warm_up_half_at_most(
 
 
 def _table(datasets: Any, rows: list[TrlRow]) -> Any:
-    """Return rows as a `datasets` table that returns them unchanged, or None if impossible."""
+    """Return rows as a `datasets` table that returns them unchanged; None if `datasets` has no such
+    table.
+    """
     spelt = [_spelt(row) for row in rows]
     for more in ({}, {"on_mixed_types": "use_json"}):
         try:

@@ -23,8 +23,8 @@ COUNTING = ("transformers.trainer", "accelerate.state", "accelerate.accelerator"
 def untouched(trainer: Any) -> Iterator[None]:
     """Restore the Trainer's state at the end of the context, except for its weights.
 
-    Afterwards random numbers, gradients, buffers and everything that the Trainer has counted,
-    buffered or logged are as before, bit for bit.
+    The random state, gradients, buffers and everything that the Trainer has counted, buffered or
+    logged are restored exactly.
 
     Args:
         trainer: a transformers or TRL trainer, with its model and optimizer.

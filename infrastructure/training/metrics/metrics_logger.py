@@ -1,4 +1,5 @@
-"""Logging of a run's metrics to all sinks. A failing sink never stops the run.
+"""Logging of a run's metrics to all sinks (files, console, trackers). A failing sink never stops
+the run.
 
 The logger does not depend on training code. `observers.run_observers` passes records to it.
 """
@@ -21,7 +22,7 @@ class MetricsLogger:
     """A logger that passes each metrics record to each sink, in order.
 
     If a sink raises (disk full, closed stream), its first failure is logged as a warning. The sink
-    still gets every later record, and the number of records that it missed is reported at the end.
+    still gets every later record. At the end, the number of records that it missed is reported.
 
     Attributes:
         problems: one sentence for each sink that failed, to show at the end of the run.
@@ -50,12 +51,14 @@ class MetricsLogger:
                 sink.expect(total_steps)
 
     def truncate_after(self, step: int) -> None:
-        """Drop the records after `step`, because the run resumes there and repeats later steps."""
+        """Drop the records after `step`, because the run resumes at this step and repeats the later
+        ones.
+        """
         for sink in self.sinks:
             self._best_effort.attempt(sink.name, partial(sink.truncate_after, step))
 
     def close(self) -> None:
-        """Close the sinks and log which records were not written."""
+        """Close the sinks, and log how many records could not be written."""
         for sink in self.sinks:
             self._best_effort.attempt(sink.name, sink.close)
         for problem in self.problems:

@@ -1,7 +1,7 @@
 """Display of a run's progress: a bar in a terminal, lines in a log, a widget in a notebook.
 
-The bar is tqdm's. If the output cannot be redrawn (a pipe, a file, a dumb terminal, a notebook
-without ipywidgets), a line is printed every five percent and at least every minute.
+The bar is drawn by tqdm. If the output cannot be redrawn (a pipe, a file, a dumb terminal, a
+notebook without ipywidgets), a line is printed every five percent and at least every minute.
 """
 
 import sys
@@ -42,7 +42,9 @@ def display_kind(stream: TextIO) -> str:
 
 
 class ProgressDisplay(Protocol):
-    """The interface of a progress display. It is switched off after an OSError or a ValueError."""
+    """The interface of a progress display. A display that raises OSError or ValueError is switched
+    off.
+    """
 
     def update(
         self, step: int, loss: float | None = None, tokens_per_second: float | None = None
@@ -74,7 +76,7 @@ class RecentRate:
             self._seen.popleft()
 
     def seconds_left(self, total_steps: int) -> float | None:
-        """Return the seconds from the last step to the end. None if there is no estimate yet."""
+        """Return the estimated seconds until the run ends; None if there is no estimate yet."""
         (first_time, first_step), (last_time, last_step) = self._seen[0], self._seen[-1]
         if not total_steps or last_step <= first_step:
             return None
@@ -117,7 +119,7 @@ class Progress:
     def update(
         self, step: int, loss: float | None = None, tokens_per_second: float | None = None
     ) -> None:
-        """Show that `step` steps are done. A value that is None keeps its last shown value.
+        """Show that `step` steps are done. For an argument that is None, show its last value again.
 
         Raises:
             OSError, ValueError: the stream is closed.

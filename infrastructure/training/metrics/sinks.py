@@ -79,10 +79,10 @@ class Sink(ABC):
 
 
 class ConsoleSink(Sink):
-    """A sink that prints what the progress display does not show.
+    """A sink that prints records that the progress display does not show.
 
-    It prints records that contain NaN or infinity. It also prints evaluations, every few percent of
-    the run and at its end.
+    It prints records that contain NaN or infinity, and evaluations. Evaluations are printed at most
+    every few percent of the run, and at its end.
     """
 
     name = "console"
@@ -116,7 +116,7 @@ class ConsoleSink(Sink):
 
 
 def _has_no_number(record: Record) -> bool:
-    """Return whether a value of the record is NaN or infinite."""
+    """Return whether the record contains NaN or infinity."""
     return any(not_finite_name(value) for value in record.values() if isinstance(value, float))
 
 
@@ -343,7 +343,7 @@ def _keep_events(files: Iterable[Path], merged: Path, last_step: int) -> None:
 def _show_no_tracebacks_of_its_thread() -> None:
     """Hide the traceback of TensorBoard's writer thread after an OSError, such as a full disk.
 
-    The next `add_scalar` raises the same error, so it is reported anyway.
+    The error is reported anyway, because the next `add_scalar` raises it again.
     """
     from tensorboard.summary.writer import event_file_writer
 
@@ -363,8 +363,8 @@ def _show_no_tracebacks_of_its_thread() -> None:
 def tensorboard_tag(key: str, record: Record) -> str:
     """Return the TensorBoard tag of a key in a record.
 
-    Tags are train/loss, train/grad_norm, …; evaluation/loss, … for metrics of an evaluation; and
-    machine/… for measurements of the machine.
+    Tags begin with train/ for metrics of the training (train/loss), with evaluation/ for metrics of
+    an evaluation, and with machine/ for measurements of the machine.
     """
     if record.get("kind") == EVALUATION:
         return f"evaluation/{key.removeprefix('eval_')}"

@@ -49,8 +49,8 @@ TEXT_ADAPTERS = ("standard", "dialogue")
 def adapter_name(model_config: ModelConfig, data_config: DataConfig | None = None) -> str:
     """Return the name of the adapter for a model.
 
-    A registered model names its own adapter. Otherwise it is the configured one; with "auto", the
-    first rows of the data decide.
+    A registered model names its own adapter. For other models, it is the configured adapter. If
+    "auto" is configured, the first rows of the data decide.
 
     Raises:
         ValueError: the rows contain images but the adapter is for text, or a registered model needs
@@ -105,7 +105,7 @@ def get_model_adapter(
 
 
 def check_token_functions(adapter: ModelAdapter, training_config: TrainingConfig) -> None:
-    """Raise if a loss or metrics are configured that the adapter would ignore.
+    """Raise if the configuration has a loss or metrics that the adapter would ignore.
 
     Raises:
         ConfigurationError: the adapter ignores a setting. The message names it.

@@ -1,7 +1,8 @@
 """The interface between the training loop and a model: its inputs and its loss.
 
 An adapter handles one kind of model. It returns losses as sums over supervised items. The strategy
-divides them by the items of the whole optimizer batch, however the batch was split.
+divides them by the number of items in the whole optimizer batch, so that splitting the batch does
+not matter.
 """
 
 from abc import ABC, abstractmethod
@@ -76,8 +77,8 @@ class ModelAdapter(ABC):
         size_grid: how the lengths of batches are rounded up.
         takes_token_functions: True if `compute_loss` computes `training.loss`, and `sum_metrics`
             computes `training.metrics`. If False, both settings are rejected.
-        on_disk: leave the model's weights on disk, because the model will be sharded and no process
-            holds it as a whole.
+        on_disk: True: leave the weights on disk, because the model will be sharded, and no process
+            has the memory for all of it.
         lora_within: the part of the model whose layers get LoRA. None: the whole model.
     """
 
@@ -116,7 +117,7 @@ class ModelAdapter(ABC):
     def initialize_tokenizer(self) -> "PreTrainedTokenizerBase | None":
         """Load the tokenizer without the model, store it as `self.tokenizer` and return it.
 
-        The data can then be prepared before the model is loaded.
+        This makes it possible to prepare the data before the model is loaded.
 
         Returns:
             The tokenizer. None if the model reads no text, or if the adapter does not support this.
@@ -176,7 +177,7 @@ class ModelAdapter(ABC):
         """
 
     def set_compiled(self, is_on: bool, mode: str = "default") -> None:
-        """Compile the expensive part of the model in place, or undo it."""
+        """Compile the expensive part of the model in place, or undo the compilation."""
         assert self.model is not None
         set_compiled(self.model, is_on, mode)
 

@@ -115,7 +115,7 @@ class DialogueModelAdapter(StandardModelAdapter):
         return self._encoder_of(self.tokenizer)
 
     def prepare_batch(self, examples: Sequence[TokenizedExample | Messages]) -> Batch:
-        """Prepare a batch as `StandardModelAdapter` does; an example may be a list of messages.
+        """Prepare a batch as `StandardModelAdapter` does. Examples may also be lists of messages.
 
         For each target token, the batch also contains the index of its answer, and whether the
         token ends that answer.
@@ -139,8 +139,8 @@ class DialogueModelAdapter(StandardModelAdapter):
     def sum_metrics(self, model: torch.nn.Module, batch: Batch) -> dict[str, tuple[float, int]]:
         """Return sums of `training.metrics` and of three metrics for conversations.
 
-        These are the cross-entropy of first and of later answers, and the share of end-of-turn
-        tokens that the model predicts correctly.
+        The three metrics are the cross-entropy of first answers, that of later answers, and the
+        share of end-of-turn tokens that the model predicts correctly.
         """
         if TURNS not in batch:
             return super().sum_metrics(model, batch)
@@ -159,10 +159,10 @@ class DialogueModelAdapter(StandardModelAdapter):
         return [one if isinstance(one, TokenizedExample) else self.encode(one) for one in examples]
 
     def _answers_of(self, example: TokenizedExample) -> tuple[np.ndarray, np.ndarray]:
-        """Return two arrays with a value for each target token, int64 and bool, (targets,).
+        """Return, for each target token, the index of its answer and whether it ends the answer.
 
-        The first is the index of the target's answer in the example. The second is True if the
-        target is the special token that ends that answer.
+        Both arrays have the shape (targets,). The first (int64) is the index of the token's answer
+        in the example. The second (bool) is True for the special token that ends an answer.
         """
         mask = example.supervised.copy()
         mask[:1] = False  # nothing predicts the first token
@@ -214,7 +214,7 @@ class DialogueModelAdapter(StandardModelAdapter):
         """Raise if the chat template can render none of the first conversations.
 
         Raises:
-            ValueError: it can render none. The message says why.
+            ValueError: no conversation can be rendered. The message says why.
         """
         first_error = None
         for conversation in conversations:
@@ -239,7 +239,9 @@ class DialogueModelAdapter(StandardModelAdapter):
 
 
 def _none_of(rows: Sequence[object], first: Row | Conversation, reason: str) -> str:
-    """Return the message for data in which no row is a conversation that can be rendered."""
+    """Return the message for data in which no row is a conversation that the chat template can
+    render.
+    """
     return phrase(
         "models.no_row_is_a_conversation",
         count=len(rows),
@@ -266,7 +268,7 @@ def _conversation(
 
 
 class _Kept:
-    """A wrapper of a metric that stores its value for each target token, in order."""
+    """A wrapper of a metric that stores the metric's value for each target token, in order."""
 
     def __init__(self, metric: Any) -> None:
         self.metric = metric
@@ -278,7 +280,9 @@ class _Kept:
         return values
 
     def sum_of(self, chosen: np.ndarray) -> tuple[float, int]:
-        """Return the sum of the values that the mask `chosen` (N,) selects, and their number."""
+        """Return the sum of the stored values selected by the mask `chosen` (N,), and their
+        number.
+        """
         whole = torch.cat(self.values) if self.values else torch.zeros(0)
         return float(whole[torch.from_numpy(chosen)].sum()), int(chosen.sum())
 

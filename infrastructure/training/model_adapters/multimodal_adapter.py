@@ -1,8 +1,8 @@
 """Adapter for vision-language models (Llava, Qwen-VL, SmolVLM and others) on rows with images.
 
 In addition to what `StandardModelAdapter` does, it loads the model's processor, which converts
-images to tokens when the data is prepared, and to pixels for each micro-batch. Rows are packed if a
-measurement shows that packed rows do not attend to each other's images.
+images to tokens when the data is prepared, and to pixels for each micro-batch. Rows are packed only
+if a measurement shows that packed rows do not attend to each other's images.
 """
 
 from collections.abc import Sequence

@@ -51,4 +51,4 @@ class Objective(Protocol):
         """Hide tokens of an example; in a held-out example, always the same tokens."""
 
     def count_items(self, example: TokenizedExample, *, held_out: bool = False) -> int:
-        """Return the example's number of items, by whose sum the loss is divided."""
+        """Return the example's number of items. The loss is divided by the sum of these numbers."""

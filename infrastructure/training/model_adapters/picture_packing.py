@@ -1,7 +1,7 @@
 """Packing of rows with images: their position IDs, and a check that packed rows stay isolated.
 
-Text alone cannot show whether packed rows attend to each other's images. So rows with images are
-compared too, packed and unpacked.
+A comparison of packed and unpacked text would not show whether packed rows attend to each other's
+images. So rows with images are also compared.
 """
 
 import inspect
@@ -49,10 +49,11 @@ def picture_differences(
     make_batch: MakeBatch,
     mark_id: int,
 ) -> tuple[float, float]:
-    """Measure how packing changes the logits of rows with images, and how much rows leak.
+    """Measure how much packing changes the logits of rows with images, and how much one row affects
+    another.
 
-    The leak is the relative change of the second row's logits when the first row's image changes.
-    Only the logits of text tokens are compared. An image may have a thousand tokens, whose
+    The leak is the relative change of the second row's logits when the image of the first row
+    changes. Only the logits of text tokens are compared. An image may have a thousand tokens, whose
     gradients might not fit into memory.
 
     Args:
@@ -83,7 +84,7 @@ def picture_differences(
 def probe_examples(
     tokenizer: "PreTrainedTokenizerBase", pictures: PictureTokens
 ) -> list[TokenizedExample]:
-    """Return two rows with text and an image, and the first row again with another image.
+    """Return two rows with text and an image, and a copy of the first row with another image.
 
     Raises:
         ValueError: the processor rejects the images.
@@ -123,8 +124,8 @@ def positions_of(
 ) -> torch.Tensor:
     """Return the position IDs of the tokens of a packed row, as this model expects them.
 
-    Most models count tokens one by one. Some (Qwen-VL) position an image by time, height and width,
-    with a function of their own, which is called here for each example separately.
+    Most models count tokens one by one. Some (Qwen-VL) give images positions by time, height and
+    width. The function of the model that computes them is called here for each example separately.
 
     Args:
         positions: (1, T), starting at 0 in each example.

@@ -59,7 +59,7 @@ class StandardModelAdapter(ModelAdapter):
         packs: True if batches are packed rows. False if padding was requested, or if a check shows
             that packed examples attend to each other in this model.
         objective: hides the tokens that the model is to predict. None: the model predicts the next
-            token. Set by `set_objective`.
+            token. `set_objective` sets it.
     """
 
     tokenizer: "PreTrainedTokenizerBase"
@@ -125,9 +125,9 @@ class StandardModelAdapter(ModelAdapter):
         return loaded.model
 
     def set_compiled(self, is_on: bool, mode: str = "default") -> None:
-        """Compile the model without its output layer, or undo it.
+        """Compile the model without its output layer, or undo the compilation.
 
-        The output layer's loss is computed in chunks.
+        The output layer is not compiled because its loss is computed in chunks.
         """
         assert self.model is not None
         set_compiled(backbone(self.model) or self.model, is_on, mode)
@@ -147,7 +147,9 @@ class StandardModelAdapter(ModelAdapter):
             self._prepare_packing(model)
 
     def _probe_few_blocks(self, model: torch.nn.Module) -> None:
-        """Test which optimizations the model supports, on a model with fewer layers."""
+        """Test which optimizations the model supports, with a model of the same kind that has fewer
+        layers.
+        """
         few = self._manager().load_few_blocks()
         self._probe(few)
         if attention_implementation(few) != attention_implementation(model):
@@ -202,11 +204,11 @@ class StandardModelAdapter(ModelAdapter):
 
     @property
     def pad_token_id(self) -> int:
-        """The ID of the padding token, which is never trained on or attended to."""
+        """The ID of the padding token, which the model neither trains on nor attends to."""
         return int(self.tokenizer.pad_token_id)
 
     def _masked_rows(self, examples: Sequence[TokenizedExample], objective: Objective) -> Batch:
-        """Return padded rows with hidden tokens, which are the targets at the same positions."""
+        """Return padded rows in which some tokens are hidden. The hidden tokens are the targets."""
         masked = [objective.mask(example, held_out=self._is_held_out) for example in examples]
         pairs = zip(examples, masked, strict=True)
         batch = self._rows([replace(example, input_ids=m.input_ids) for example, m in pairs])
@@ -222,7 +224,9 @@ class StandardModelAdapter(ModelAdapter):
 
     @property
     def _is_held_out(self) -> bool:
-        """True if the model is in evaluation mode, in which the same tokens are always hidden."""
+        """True if the model is in evaluation mode, in which always the same tokens of an example
+        are hidden.
+        """
         return self.model is not None and not self.model.training
 
     def _to_device(self, value: object) -> object:

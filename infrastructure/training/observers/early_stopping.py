@@ -40,7 +40,7 @@ class EarlyStopping(Observer):
         self.measured_on: str | None = None
 
     def train_start(self, state: TrainingState) -> None:
-        """Request the stop again if the run was killed between the decision and its end.
+        """Request the stop again if the run was killed after the decision to stop.
 
         The decision no longer holds if the held-out rows have changed.
         """
@@ -106,9 +106,10 @@ class EarlyStopping(Observer):
 
 
 class BestSaved(Observer):
-    """An observer that requests a checkpoint of each step that is better than all earlier ones.
+    """An observer that requests a checkpoint of each step whose metric is better than all earlier
+    ones.
 
-    The final model is the last of these checkpoints.
+    The final model comes from the last of these checkpoints.
     """
 
     def __init__(self) -> None:

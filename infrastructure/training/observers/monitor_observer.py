@@ -1,7 +1,7 @@
-"""Observers that pass a run's speed, data wait, latency and age of checkpoints to the monitor.
+"""Observers that pass a run's speed, data wait time, latency and checkpoint age to the monitor.
 
 Metrics are passed on when the loop has read them from the device (`log_frequency`). If the monitor
-fails, a warning is logged once and it is switched off.
+fails, it is switched off with one warning.
 """
 
 import logging
@@ -51,8 +51,8 @@ class MonitorObserver(Observer):
     """An observer that starts and stops a monitor, and passes each logged step to it.
 
     Args:
-        monitor: also gets the probes `checkpoint_age_seconds` and `inference_latency_seconds` (of
-            one forward pass over one example).
+        monitor: this observer adds the probes `checkpoint_age_seconds` and
+            `inference_latency_seconds` (of one forward pass over one example).
         adapter: the run's adapter, for measuring the latency. None: it is not measured.
         precision: the run's precision, for measuring the device's speed.
         start, stop: called at the start and end of the run.
@@ -132,7 +132,7 @@ class MonitorObserver(Observer):
         self._saved_at = time.monotonic()
 
     def error(self, state: TrainingState) -> None:
-        """Report the metrics of the step that ended the run with an error, if not yet reported."""
+        """Report the metrics of the step in which an error ended the run, if not yet reported."""
         if state.metrics and state.step != self.monitor.step:
             self._best_effort.attempt(MONITOR, lambda: self._log(state))
 
@@ -188,7 +188,7 @@ class MonitorObserver(Observer):
         return reached / self._most_per_second
 
     def _measure_devices(self, state: TrainingState) -> None:
-        """Measure this device's speed, and assume that all processes have equal devices."""
+        """Measure this device's speed. All other processes are assumed to have equal devices."""
         of_one = measure_operations_per_second(self._device, self.precision.dtype)
         self._most_per_second = state.num_processes * of_one
 

@@ -138,9 +138,9 @@ class RunMonitoring:
 
 
 def seldom(probe: Probe, seconds: float, clock: Callable[[], float] = time.monotonic) -> Probe:
-    """Wrap `probe` so that it is called at most once in `seconds`.
+    """Wrap `probe` so that it is called at most once every `seconds` seconds.
 
-    In between, the wrapper returns the last value.
+    Between two calls, the wrapper returns the last value.
     """
     newest: list[tuple[float, float | None]] = []
 

@@ -1,4 +1,4 @@
-"""Observers of a run that write its metrics, progress, errors and report, and start backups.
+"""Observers that write metrics, progress, errors and report of a run, and start backups.
 
 None of them changes the training state. A display that fails (a closed terminal, a full disk) is
 switched off with a message, and never ends the run.
@@ -127,7 +127,8 @@ class ProgressObserver(Observer):
 class CheckpointLines(Observer):
     """An observer that shows a line when a checkpoint is saved, and when it is backed up.
 
-    At most one save per minute is shown. The first save that is not shown causes a line about that.
+    At most one save per minute is shown. When a save is not shown for the first time, a line says
+    so.
 
     Args:
         show: shows a line.
@@ -186,7 +187,9 @@ class ErrorsObserver(Observer):
         self._best_effort = BestEffort(logger, INCOMPLETE, errors=(OSError,), tries_again=True)
 
     def train_start(self, state: TrainingState) -> None:
-        """Write lines that a killed run could not write, from the errors in its checkpoint."""
+        """Write lines for errors in the restored checkpoint that a killed process has not
+        written.
+        """
         self._attempt(lambda: self._write_missing(state))
 
     def step_start(self, state: TrainingState) -> None:

@@ -1,9 +1,10 @@
 """Stopping of runs whose steps change nothing, in Temper's loop and in Trainers.
 
-A step teaches nothing if all of its gradients are exactly 0 at a learning rate above 0, or if no
+A step changes nothing if all of its gradients are exactly 0 at a learning rate above 0, or if no
 reward function returned a number for any answer. One such step is normal: a batch may have nothing
-to learn, and warm-up may begin at a rate of 0. NUM_STEPS in a row are not. Groups with equal
-rewards (GRPO) have no gradient either, but are normal; the monitor has an alert for many of them.
+to learn, and warm-up may begin at a rate of 0. NUM_STEPS such steps in a row are not normal. Groups
+with equal rewards (GRPO) have no gradient either, but are normal; the monitor has an alert for many
+of them.
 """
 
 import logging
@@ -22,11 +23,11 @@ log = logging.getLogger(__name__)
 
 
 class Standstill(Observer):
-    """An observer that saves and stops a run after NUM_STEPS useless steps in a row.
+    """An observer that saves and stops a run after NUM_STEPS steps in a row that change nothing.
 
-    It also warns about parameters that no gradient has reached by then. Reading a gradient norm
-    waits for the GPU, so on a GPU the norm is read only every NUM_STEPS steps, and in each step
-    while it is 0.
+    It also warns about parameters that have received no gradient in the first NUM_STEPS steps.
+    Reading a gradient norm waits for the GPU, so on a GPU the norm is read only every NUM_STEPS
+    steps, and in each step while it is 0.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class Standstill(Observer):
         self._unreached, self._num_looked = None, 0
 
     def after_backward(self, state: TrainingState) -> None:
-        """Track which parameters have received a gradient, and warn about the others."""
+        """Record which parameters have received a gradient, and warn about the others."""
         if self._num_looked >= NUM_STEPS:
             return
         if self._unreached is None:

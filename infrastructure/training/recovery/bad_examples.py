@@ -22,7 +22,7 @@ def find_bad_rows(
     examples: Sequence[object],
     watch: LossSpikeDetector,
 ) -> list[int]:
-    """Compute the loss of each example separately to find bad ones, without changing weights.
+    """Return which examples have a bad loss or gradient, by computing each one separately.
 
     Returns:
         The indices of the examples whose own loss or gradient is bad. Empty if there are none, or

@@ -1,4 +1,4 @@
-"""Decisions and messages about a bad loss, and the batches that are skipped because of it."""
+"""Decisions and messages about bad losses, and the batches that are skipped because of them."""
 
 import warnings
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ def skip_batch(state: TrainingState, bad: BadStep, began: int, was_searched: boo
     """Mark the bad batch as skipped, if it is known, and record the rollback to step `began`.
 
     Args:
-        was_searched: an earlier rollback to find this bad batch is already counted.
+        was_searched: True if the rollback that searched for this batch is already counted.
     """
     action = phrase("training.rolled_back_to_search", first=began, last=bad.step)
     if bad.is_exact:
@@ -85,7 +85,9 @@ def describe_attempts(state: TrainingState) -> str:
 
 
 def skipped_here(state: TrainingState) -> SkippedBatch | None:
-    """Return the entry for the batch at the current position if it is to be skipped, or None."""
+    """Return the entry for the batch at the current position if it is to be skipped; otherwise
+    None.
+    """
     return _skipped_at(state, state.position)
 
 
@@ -101,10 +103,10 @@ def name_bad_rows(
     strategy: TrainingStrategy,
     watch: LossSpikeDetector,
 ) -> None:
-    """Find the bad rows of the skipped batch, and record their names.
+    """Find the rows that caused the bad loss of the skipped batch, and record their names.
 
-    The search happens when the batch is skipped for the first time, because the weights are good at
-    that moment.
+    This happens when the batch is skipped for the first time, because the weights are not yet
+    damaged at that moment.
     """
     skipped = skipped_here(state)
     if skipped is None or skipped.is_searched:

@@ -30,9 +30,9 @@ class LossSpikeDetector:
             exceeds the median by `LEAST_RISE` of `highest`.
         recent: the last finite logged losses.
         highest: the highest median of `recent` so far.
-        is_high: the last loss was a spike. Consecutive spikes are reported once.
-        is_signed: some losses were below 0, so spikes cannot be detected by multiples of the
-            median.
+        is_high: the last loss was a spike. Of consecutive spikes, only the first is reported.
+        is_signed: True if some losses were below 0, so that comparing with multiples of the median
+            cannot detect spikes.
         until_step: up to this step, the loss of each single step is checked, to find a bad batch.
             0: no search.
     """
@@ -48,8 +48,8 @@ class LossSpikeDetector:
         """Return the loss above which a loss counts as a spike.
 
         The limit is infinite before the first loss, and if losses may be negative. Until there are
-        enough losses for a median, the limit is a multiple of the highest recent loss, and infinite
-        for a mean of too few items.
+        enough losses for a median, the limit is a multiple of the highest recent loss, or infinite
+        if the loss is a mean of too few items.
 
         Args:
             num_items: number of items over which the loss is averaged.
@@ -75,7 +75,7 @@ class LossSpikeDetector:
         return self.is_high and not was_high
 
     def forget(self) -> None:
-        """Forget the losses so far, because the next ones are not comparable with them."""
+        """Forget the previous losses, because the next ones are not comparable with them."""
         self.recent, self.highest = [], 0.0
         self.is_high = self.is_signed = False
 
@@ -134,7 +134,9 @@ class BadStep:
 
 
 class BadLossError(TrainingDivergedError):
-    """An error for a bad loss. The loop rolls back, or ends the run with a description."""
+    """An error for a bad loss. The loop handles it by a rollback, or ends the run with a
+    description.
+    """
 
     def __init__(self, bad: BadStep) -> None:
         super().__init__(str(bad))

@@ -57,7 +57,7 @@ def record_recovery(
 def error_record(
     step: int, kind: str, action: str, message: str, rows: Sequence[str] = ()
 ) -> JsonObject:
-    """Return an error and the action taken as JSON values, with the current time.
+    """Return an error, the action taken and the current time as JSON values.
 
     Texts are shortened, and secrets are masked.
     """
@@ -117,5 +117,7 @@ def _was_rollback(entry: JsonObject) -> bool:
 
 
 def _least_important(entries: list[JsonObject]) -> JsonObject:
-    """Return the oldest entry that is not a rollback, or the oldest one if all are rollbacks."""
+    """Return the oldest entry that is not a rollback. If all entries are rollbacks, return the
+    oldest.
+    """
     return next((entry for entry in entries if not _is_rollback(entry)), entries[0])

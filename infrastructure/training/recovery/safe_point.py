@@ -17,7 +17,7 @@ from infrastructure.training.recovery.loss_spikes import LossSpikeDetector
 
 
 class Losses(Protocol):
-    """Sums over the steps since the last record, and the detector of loss spikes."""
+    """Sums over the steps since the last metrics record, and the detector of loss spikes."""
 
     sums: MetricAccumulator
     watch: LossSpikeDetector
@@ -87,15 +87,17 @@ def forget_unscaling(scaler: torch.amp.GradScaler | None, device: torch.device) 
 class FirstStates:
     """The hooks' states when this process started.
 
-    A checkpoint leaves out hooks without state. After a rollback to it, such a hook is reset to its
-    first state.
+    A checkpoint leaves out hooks without state. After a rollback to such a checkpoint, the hook is
+    reset to its first state.
     """
 
     def __init__(self, hooks: HookRunner) -> None:
         self._states = {hook.name: copy.deepcopy(hook.state_dict()) for hook in hooks.hooks}
 
     def completed(self, saved: JsonObject, hooks: HookRunner) -> dict[str, Any]:
-        """Add to `saved` the first state of each hook that it lacks and that has changed since."""
+        """Add to `saved` the first state of each hook that has no state in `saved` and has changed
+        since.
+        """
         lacking = {hook.name: hook.state_dict() for hook in hooks.hooks if hook.name not in saved}
         changed = {
             name: copy.deepcopy(self._states[name])

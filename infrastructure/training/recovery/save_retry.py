@@ -21,8 +21,8 @@ class SaveRetryPolicy:
 
     Attributes:
         max_failed: number of consecutive failures that are tolerated.
-        retry_seconds: time until the first retry. It doubles with each failure. Saves that are due
-            anyway are not delayed.
+        retry_seconds: time until the first retry. It doubles with each failure. Regular saves are
+            not delayed.
         count: failures since the last committed save.
     """
 

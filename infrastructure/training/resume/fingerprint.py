@@ -154,7 +154,9 @@ def _without_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def processing_facts(processing_class: Any) -> dict[str, JsonValue]:
-    """Return what determines how a tokenizer or processor converts rows, to compare on resume."""
+    """Return everything that determines how a tokenizer or processor converts rows, to compare on
+    resume.
+    """
     if processing_class is None:
         return {}
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
@@ -174,7 +176,9 @@ def processing_facts(processing_class: Any) -> dict[str, JsonValue]:
 
 
 def code_of_objects(objects: Iterable[object], named: CodeOfParts) -> JsonValue:
-    """Return the code of objects that were passed as arguments and that no setting names."""
+    """Return the code of objects that were passed as arguments instead of being named by a
+    setting.
+    """
     addresses = {part["address"] for group in named.values() for part in group.values()}
     kinds = [type(one) for one in objects]
     reader = ObjectReader()

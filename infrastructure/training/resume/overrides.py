@@ -2,12 +2,11 @@
 
 An accepted change takes effect from the next step on, whatever the checkpoint contains:
 
-- Other data: the current epoch starts again with the new data, so each of its rows is seen once for
-  each remaining epoch.
-- Another seed: the epoch continues at the same position in another order.
-- Other data, batch size, epochs or max_steps: the training ends when the remaining epochs are done,
-  and the learning rate decays over the remaining steps.
-- Another optimizer: it starts without state.
+- Other data: the current epoch starts again with the new data, so each row of the new data is used
+once for each remaining epoch. - Another seed: the epoch continues at the same position in another
+order. - Other data, batch size, epochs or max_steps: the training ends when the remaining epochs
+are done, and the learning rate decays over the remaining steps. - Another optimizer: it starts
+without state.
 """
 
 import sys
@@ -29,7 +28,7 @@ MICRO_BATCH = frozenset({"batch_size", "gradient_accumulation"})
 def move_position(
     values: dict[str, Any], accepted: Collection[str], phases: Sequence[Phase]
 ) -> None:
-    """Change the position in a checkpoint to where the changed run resumes."""
+    """Move the position in a checkpoint to the point from which the changed run resumes."""
     position = values["position"]
     if "data" in accepted:
         num_examples = values["identity"]["num_examples"]
@@ -56,7 +55,8 @@ def resumed_total_steps(
 ) -> int:
     """Return the total number of optimizer steps of a resumed run.
 
-    It is unchanged unless accepted changes affect it. Then it covers the remaining epochs.
+    The number is that of the checkpoint. If accepted changes affect it, it is computed again for
+    the remaining epochs.
 
     Args:
         was: the identity in the checkpoint.

@@ -1,9 +1,9 @@
 """The choice of CPU threads and precision for a new run, by measurement.
 
-Threads wait for each other after every operation, and a small model has many small operations. If a
-waiting thread is slow to wake, as on many virtual machines, one thread trains such a model faster
-than two. A CPU with bf16 instructions multiplies faster in bf16 but also converts more, so small
-models may train faster in fp32. If it multiplies more slowly in bf16, bf16 is not tried
+Threads wait for each other after every operation, and a small model has many small operations. If
+threads are slow to wake up, as on many virtual machines, one thread trains such a model faster than
+two. A CPU with bf16 instructions multiplies faster in bf16 but also converts more, so small models
+may train faster in fp32. If it multiplies more slowly in bf16, bf16 is not tried
 (`product_choice`). The attention implementation depends on the precision (see `packed_attention`).
 
 Both choices affect rounding, so they are made once per run. Checkpoints and run.json contain them,
@@ -49,8 +49,8 @@ class ComputeChoice:
     """The measured candidates for precision and number of threads, and the fastest of them.
 
     Attributes:
-        seconds: (precision, threads) → shortest time of a micro-batch. The candidates with most
-            threads come first, and with each number of threads the default precision comes first.
+        seconds: (precision, threads) → shortest time of a micro-batch. Sorted by number of threads,
+            the largest first; for equal numbers, the default precision comes first.
     """
 
     seconds: Mapping[Candidate, float]
@@ -125,7 +125,7 @@ def choose_by_product(trainer: EnhancedTrainer) -> ProductChoice | None:
     """Switch a trainer to fp32, before its model is loaded, if bf16 products are slower.
 
     Returns:
-        The measurement. None: the precision is unchanged.
+        The measurement, or None if the precision is unchanged.
     """
     if not (_precision_is_open(trainer) and _multiplies_fp32(trainer)):
         return None
@@ -139,7 +139,8 @@ def choose_by_trial(trainer: EnhancedTrainer) -> ComputeChoice | None:
     """Switch a trainer to the fastest precision and number of threads, measured on its own model.
 
     Returns:
-        The measurement. None: there was no choice, or it was not worth measuring.
+        The measurement, or None if there was only one candidate or a measurement would take too
+        long.
     """
     most = torch.get_num_threads()
     is_open = _precision_is_open(trainer)
@@ -216,9 +217,10 @@ def _compared(
     *,
     halves: bool,
 ) -> dict[Candidate, float]:
-    """Time micro-batches in each precision, with all threads and, if `halves`, with half of them.
+    """Time micro-batches in each precision, with all threads and, if `halves` is True, with half of
+    them.
 
-    The number of threads is halved again as long as half of them is clearly faster.
+    The number of threads is halved again as long as halving makes the micro-batch clearly faster.
     """
     counts = [most, most // 2] if halves else [most]
     compared = [(name, count) for count in counts for name in precisions]

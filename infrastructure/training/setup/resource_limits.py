@@ -49,7 +49,8 @@ def apply_resource_limits(trainer: EnhancedTrainer, config: DeploymentConfig) ->
 
 
 def caches_within(cache: CacheConfig, memory: MemoryConfig) -> CacheConfig:
-    """Reduce the cache's sizes to `memory.cache_size`, the limit of memory and disk together.
+    """Reduce the configured cache sizes so that memory and disk together take at most
+    `memory.cache_size`.
 
     At most half of the limit is memory, and the rest is disk.
     """

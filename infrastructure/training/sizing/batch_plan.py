@@ -1,8 +1,8 @@
 """The choice of micro-batch size and gradient accumulation.
 
-They come from the configuration, or with `batch_size: auto` from a measurement: the fastest
-micro-batch that fits, and the accumulation for an optimizer step of the usual size. The choice is
-made once per run, and a resumed run repeats it.
+The configuration sets them, or with `batch_size: auto` a measurement: it finds the fastest
+micro-batch that fits, and the accumulation that gives an optimizer step of the usual size. The
+choice is made once per run, and a resumed run repeats it.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,8 @@ class BatchPlan:
     """The micro-batch size and gradient accumulation of a run.
 
     Attributes:
-        origin: text about how they were chosen; empty if the configuration sets both.
+        origin: text about how they were chosen; empty if the configuration sets size and
+            accumulation.
         trials: a line of text for each size that was measured.
     """
 
@@ -48,17 +49,23 @@ class BatchPlan:
         return self.micro_batch_size * self.gradient_accumulation
 
     def of_one_process(self, num_processes: int) -> "BatchPlan":
-        """Return the plan for the largest share of a batch among `num_processes` processes."""
+        """Return the plan for one process: the largest share of a batch divided among
+        `num_processes`.
+        """
         share = ceil_div(self.global_batch_size, num_processes)
         micro_batch_size = min(self.micro_batch_size, share)
         return BatchPlan(micro_batch_size, ceil_div(share, micro_batch_size))
 
     def resolved(self) -> dict[str, int]:
-        """Return both numbers by setting, as in checkpoints."""
+        """Return micro-batch size and accumulation by setting, in the form that checkpoints
+        contain.
+        """
         return {BATCH_SIZE: self.micro_batch_size, ACCUMULATION: self.gradient_accumulation}
 
     def decided(self) -> dict[str, DecidedSetting]:
-        """Return both numbers and their origin for run.json; empty if both are configured."""
+        """Return micro-batch size and accumulation with their origin, for run.json; empty if
+        configured.
+        """
         if not self.origin:
             return {}
         return {key: {"value": n, "origin": self.origin} for key, n in self.resolved().items()}
@@ -119,7 +126,7 @@ def given_accumulation(config: TrainingConfig) -> int:
 def accumulation_for(config: TrainingConfig, size: int, largest: int) -> int:
     """Return the gradient accumulation for micro-batches of `size`.
 
-    It is the configured one, or the one for an optimizer step of the usual size.
+    This is the configured value, or else the value that gives an optimizer step of the usual size.
     """
     if _is_given(config):
         return config.gradient_accumulation
@@ -134,10 +141,10 @@ def measured(
     key: Key,
     budget_bytes: int,
 ) -> BatchPlan:
-    """Return the fastest plan, from a new or a cached measurement.
+    """Return the plan with the fastest micro-batch size, from a new or a cached measurement.
 
     Args:
-        search: finds the fastest size up to the given one.
+        search: finds the fastest size, given the largest allowed one.
         budget_bytes: the memory that may be used now. A cached result must fit into it.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A planner that decides the batch plan once, and remembers sizes that fit into memory."""
+"""A planner that chooses the batch plan once, and stores which sizes fit into memory."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""The decision of `training.compile_mode: auto` whether compiling pays off within this run.
+"""The decision whether compiling is worth its time in this run, for `training.compile_mode: auto`.
 
 Checkpoints contain the decision, so that a resumed run computes the same way.
 """
@@ -37,7 +37,8 @@ class CompileBenchmark(Extension):
         get_loop: returns the training loop, once the training starts.
 
     Attributes:
-        decision: the measurement. None: it was made earlier, or is not possible.
+        decision: the measurement. None: the decision was made earlier, or measuring is not
+            possible.
     """
 
     is_of_first_rank = True
@@ -48,7 +49,8 @@ class CompileBenchmark(Extension):
         self._is_compiled: bool | None = None
 
     def train_start(self, state: TrainingState) -> None:
-        """Decide whether to compile, or repeat the decision made when the run began.
+        """Decide whether to compile, or read the decision from the checkpoint if the run is
+        resumed.
 
         Raises:
             CheckpointError: the run began compiled, but this machine cannot compile.

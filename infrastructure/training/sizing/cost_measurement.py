@@ -82,9 +82,10 @@ class StepCosts:
         return self.memory.peak_bytes(self.heaviest_units) + self.copy_bytes + self.kept_bytes
 
     def largest_that_fits(self, wanted: int) -> int:
-        """Return the largest micro-batch size that fits with any rows, by halving `wanted`.
+        """Return the largest micro-batch size that fits into memory whatever the rows are, by
+        halving `wanted`.
 
-        0 if not even one example fits.
+        Return 0 if not even one example fits.
         """
         size = wanted
         while size and self.peak_of(size) > self.limit_bytes:
@@ -92,7 +93,9 @@ class StepCosts:
         return size
 
     def peak_of(self, size: int) -> int:
-        """Return the predicted peak memory in bytes for micro-batches of `size` with any rows."""
+        """Return the predicted peak memory in bytes for micro-batches of `size`, with the longest
+        rows.
+        """
         units = min(size * self.longest_units, self.heaviest_units)
         return self.memory.peak_bytes(units) + self.copy_bytes + self.kept_bytes
 
@@ -135,7 +138,7 @@ class CostMeasurement:
         """Return the fastest micro-batch size that fits, up to `largest` examples.
 
         Args:
-            beside: a size that is chosen unless another size is clearly faster.
+            beside: a size to prefer unless another size is clearly faster.
 
         Raises:
             DoesNotFitError: not even one example fits.
@@ -209,7 +212,9 @@ class CostMeasurement:
         )
 
     def _warm_up(self, probe: DryRunStep, has_optimizer: bool) -> float:
-        """Let libraries and optimizer allocate memory; return the seconds of an optimizer step."""
+        """Let libraries and optimizer allocate their memory; return the seconds of an optimizer
+        step.
+        """
         probe.micro_batch(self.usual[:1])
         if has_optimizer:
             return 0.0
@@ -228,7 +233,9 @@ class CostMeasurement:
 
     @contextmanager
     def probing(self, accumulates: bool) -> Iterator[DryRunStep]:
-        """Yield an object for dry runs with a temporary optimizer; restore the state on exit."""
+        """Yield an object for dry runs with a temporary optimizer; restore the training state on
+        exit.
+        """
         with dry_run(self.model, self.adapter.device):
             optimizer = self.create_optimizer()
             with first_step(self.strategy, self.model, optimizer, self.usual[:1]) as strategy:
@@ -238,9 +245,11 @@ class CostMeasurement:
     def _small_steps(
         self, probe: DryRunStep, size: int, idle_bytes: int, limit_bytes: int
     ) -> tuple[MemoryLine, float]:
-        """Predict memory and seconds of a whole micro-batch from measurements of smaller ones.
+        """Predict memory and seconds of a whole micro-batch from measurements of smaller
+        micro-batches.
 
-        A size is tried only if it is predicted to fit. The largest one gives the seconds.
+        A size is tried only if it is predicted to fit. The seconds are predicted from the largest
+        tried size.
         """
         points: list[MemoryPoint] = []
         seconds = 0.0
@@ -259,7 +268,8 @@ class CostMeasurement:
     def _worst_peak(self, probe: DryRunStep, size: int) -> int:
         """Measure the peak memory of training and evaluating with the longest rows.
 
-        It includes the optimizer's state, accumulated gradients, and the copy for saving.
+        The result includes the optimizer's state, accumulated gradients, and the copy of the state
+        for saving.
         """
         if not probe.optimizer.state:
             probe.micro_batch(self.longest(1))
@@ -269,7 +279,9 @@ class CostMeasurement:
         return max(trained.peak_bytes, evaluated.peak_bytes) + self._copy_bytes(probe)
 
     def fixed_bytes(self) -> int:
-        """Return the current memory plus that of future gradients and optimizer state, in bytes."""
+        """Return the memory in use now, plus that of future gradients and optimizer state, in
+        bytes.
+        """
         trained = [p for p in self.model.parameters() if p.requires_grad]
         states = optimizer_state_bytes(
             lambda samples: self.strategy.create_optimizer(samples, 0.0),
@@ -281,7 +293,7 @@ class CostMeasurement:
     def _copy_bytes(self, probe: DryRunStep) -> int:
         """Return the bytes that a background save needs for its copy of the state.
 
-        It is 0 on a GPU, and for a small state, which is saved without a copy.
+        The number is 0 on a GPU, and for a small state, which is saved without a copy.
         """
         if self.adapter.device.type != "cpu":
             return 0
@@ -313,7 +325,9 @@ class CostMeasurement:
 
     @cached_property
     def _lengths(self) -> np.ndarray:
-        """The token counts of the examples of the first epoch, or of the sample if unknown."""
+        """The token counts of the examples of the first epoch; of the sample if they are
+        unknown.
+        """
         known = getattr(self.data, "lengths", None)
         lengths = known() if known is not None else None
         if lengths is None:
@@ -330,7 +344,8 @@ class CostMeasurement:
     def _drawn(self, size: int, num_micro_batches: int) -> tuple[np.ndarray, np.ndarray]:
         """Draw random micro-batches, and return their units and supervised items, (N,) each.
 
-        Several epochs have other combinations of lengths than the first one alone.
+        They are drawn from several epochs, because the first epoch alone does not contain all
+        combinations of lengths.
         """
         generator = np.random.default_rng(0)  # separate: keeps the training's random state
         shape = (min(num_micro_batches, MOST_DRAWN), size)

@@ -1,4 +1,4 @@
-"""Dry runs: real steps on real rows, for measuring, that leave the run unchanged.
+"""Dry runs: real steps on real rows, for measurements that leave the run unchanged.
 
 Weights, buffers and random state are the same afterwards. Gradients are discarded, and the
 optimizer is a separate one with a learning rate of zero. So a dry run does not change the result of
@@ -39,7 +39,7 @@ class DryRunStep:
     """A measurement of the parts of an optimizer step. Use it inside `dry_run`.
 
     Attributes:
-        optimizer: a separate optimizer, because measuring performs steps with it.
+        optimizer: a separate optimizer, because the measurement performs steps with it.
         accumulates: True if gradients accumulate over micro-batches, so they take memory.
     """
 

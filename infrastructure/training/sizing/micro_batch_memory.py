@@ -1,4 +1,4 @@
-"""The largest micro-batch size that fit into memory, remembered from run to run."""
+"""The largest micro-batch size that fits into memory, stored for later runs."""
 
 import logging
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class KnownMicroBatchLimit:
     key: Key
 
     def at_most(self, requested: int) -> int:
-        """Limit a requested micro-batch size to the size that fit last time."""
+        """Return `requested`, but at most the micro-batch size that fit in an earlier run."""
         fitted = self.limits.get(self.key)
         if fitted is None or fitted >= requested:
             return requested
@@ -48,7 +48,9 @@ class KnownMicroBatchLimit:
 
 
 def memory_limits(cache_directory: Path) -> JsonCache[int]:
-    """Return the cache of micro-batch sizes that fit, by what determines them."""
+    """Return the cache of micro-batch sizes that fit. Its key is everything that determines the
+    size.
+    """
     return JsonCache(cache_directory / FILE, phrase("training.fitting_micro_batch_size"), _is_size)
 
 

@@ -1,9 +1,9 @@
 """Prediction of the memory and time of one rank for a model that will be sharded.
 
 Persistent memory (weights, gradients, optimizer state) is counted and divided by the number of
-ranks. The memory of a micro-batch is measured by forward passes of the whole model, which keep what
-backward passes need but compute no gradients. The time of the communication between ranks is not
-predicted.
+ranks. The memory of a micro-batch is measured by forward passes of the whole model, which keep the
+activations for backward passes but compute no gradients. The time of the communication between
+ranks is not predicted.
 """
 
 import time
@@ -38,7 +38,8 @@ class SpreadState:
     Attributes:
         whole_bytes: weights, gradients and optimizer state of all ranks together.
         part_bytes: the part of that memory that one rank keeps on its device.
-        together_bytes: the most that is gathered at the same time during computation.
+        together_bytes: the most weights and gradients that are gathered at the same time during
+            computation.
     """
 
     whole_bytes: int
@@ -56,11 +57,11 @@ def spread_state(
 ) -> SpreadState:
     """Return the memory that a sharded model takes on one rank.
 
-    Embeddings, last norm and head are gathered for a whole micro-batch. A block exists twice, as
-    received and as computed with; gloo, on a CPU, copies what it receives. A GPU prefetches: in the
-    forward pass it also holds what was received of the last block, and in the backward pass the
-    gradients of two blocks. Gradients are whole until they are summed, and exist once more in the
-    send buffer.
+    Embeddings, last norm and head are gathered for a whole micro-batch. A block of layers takes
+    memory twice, for the received data and for the weights to compute with. With gloo on a CPU,
+    received data is copied once more. A GPU prefetches: in the forward pass it also holds what was
+    received of the last block, and in the backward pass the gradients of two blocks. Gradients are
+    whole until they are summed, and exist once more in the send buffer.
     """
     weights, gradients = _bytes(model), _bytes(model, trained=True)
     blocks = blocks_of(model)
@@ -133,7 +134,7 @@ def spread_costs(
 
 
 def _copy_bytes(model: torch.nn.Module, state: SpreadState) -> int:
-    """Return the bytes that rank 0 needs for a copy of the gathered state while it is written.
+    """Return the bytes that rank 0 needs for a copy of the gathered state while writing it.
 
     Only a small state, such as that of a LoRA, is gathered and copied.
     """
@@ -143,7 +144,7 @@ def _copy_bytes(model: torch.nn.Module, state: SpreadState) -> int:
 
 
 def _forward(measurement: CostMeasurement, count: int) -> None:
-    """Run a forward pass of a few examples that keeps everything for a backward pass."""
+    """Run a forward pass of a few examples that keeps all activations for a backward pass."""
     batch = measurement.adapter.prepare_batch(measurement.usual[:count])
     with measurement.strategy.precision.autocast():
         output = measurement.adapter.compute_loss(measurement.model, batch)

@@ -43,8 +43,8 @@ class StepSample:
         accumulation: micro-batches per step.
         has_update: True if the temporary optimizer may perform steps.
         seen: sizes that have occurred.
-        excess_bytes: for each micro-batch, memory beyond the prediction, and the number of sizes by
-            then.
+        excess_bytes: for each micro-batch, the memory beyond the prediction, and the number of
+            different sizes up to then.
     """
 
     probe: DryRunStep
@@ -61,7 +61,7 @@ class StepSample:
         """Run micro-batches in training order, for a small share of the run's time.
 
         Args:
-            batches: at least two are run; the sample ends when its time is over.
+            batches: the micro-batches; at least two are run, and more until the time is used up.
             num_steps: number of steps of the run.
         """
         began, estimated_seconds = time.perf_counter(), 0.0
@@ -85,7 +85,7 @@ class StepSample:
         return _middle_mean(self.update_seconds) if self.update_seconds else 0.0
 
     def bytes_kept(self, num_sizes: int) -> int:
-        """Predict the memory beyond `line` that a run with `num_sizes` different sizes keeps."""
+        """Predict how much memory beyond `line` a run with `num_sizes` different sizes keeps."""
         first, first_sizes = self.excess_bytes[0]
         highest = max(excess for excess, _ in self.excess_bytes)
         if not self.compiles_kernels:
@@ -120,7 +120,7 @@ def allowed_seconds(training_seconds: float) -> float:
 
 
 def sizes_of(adapter: ModelAdapter, examples: Sequence[object]) -> set[Size]:
-    """Return the sizes that determine the tensor shapes of a micro-batch in layers and head."""
+    """Return the sizes of a micro-batch that determine the shapes of tensors in layers and head."""
     rows = adapter.size_grid.rows_up(adapter.count_items(examples))
     return {("units", adapter.count_computed(examples)), ("items", rows)}
 

@@ -54,6 +54,8 @@ def get_training_strategy(
 
 
 def has_forms(name: str) -> bool:
-    """Return whether a feature's strategy changes the model's layers from phase to phase."""
+    """Return whether the strategy belongs to a feature and changes the model's layers from phase to
+    phase.
+    """
     is_of_feature = name in plugins_of(STRATEGIES.group)
     return is_of_feature and getattr(STRATEGIES.get(name), "has_forms", False)

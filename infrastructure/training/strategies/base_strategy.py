@@ -39,7 +39,7 @@ NOT_ENTERED = -1  # no phase yet
 
 
 class HasDraw(Protocol):
-    """The settings that a strategy changes in an objective that hides tokens."""
+    """The settings of an objective that hides tokens, as far as a strategy changes them."""
 
     time_step: int | None
     draw: int
@@ -63,7 +63,7 @@ class TrainingStrategy(ABC):
             None: the same as for other weights.
         objective: hides tokens of the examples, set by the trainer. None: no tokens are hidden.
         source: the source of examples, set by the trainer, if the strategy stores a value for each
-            of them. None: it does not.
+            of them. None: the strategy stores no such values.
         has_forms: True if the model's layers (number formats, added weights) change from phase to
             phase.
     """
@@ -135,7 +135,9 @@ class TrainingStrategy(ABC):
         return []
 
     def run_parts(self, trainer: Any) -> RunParts:
-        """Return what the strategy adds to a run besides its steps, such as files and observers."""
+        """Return an object for everything that the strategy adds to a run besides its steps, such
+        as files.
+        """
         return RunParts()
 
     def check_length(self, total_steps: int) -> None:  # noqa: B027 (most can end at any step)
@@ -153,10 +155,11 @@ class TrainingStrategy(ABC):
     def take_form(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: int
     ) -> None:
-        """Convert the model's layers to those of phase `index` (-1: as before the first phase).
+        """Convert the model's layers to the form of phase `index` (-1: the form before the first
+        phase).
 
-        This concerns number formats, modes, and the optimizer's parameters. Weight values stay, or
-        are loaded from a checkpoint afterwards.
+        The form means number formats, modes, and the optimizer's parameters. The values of the
+        weights stay, or are loaded from a checkpoint afterwards.
         """
         self.entered = index
 
@@ -168,7 +171,9 @@ class TrainingStrategy(ABC):
         """
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Return a context in which the model is in the form to be evaluated in this phase."""
+        """Return a context in which the model has the form in which it is evaluated in this
+        phase.
+        """
         return nullcontext()
 
     def measuring(self, model: torch.nn.Module) -> AbstractContextManager[None]:
@@ -176,7 +181,9 @@ class TrainingStrategy(ABC):
         return nullcontext()
 
     def parameter_groups(self, model: torch.nn.Module, learning_rate: float) -> ParameterGroups:
-        """Return parameter groups: matrices with weight decay; vectors (norms, biases) without."""
+        """Return parameter groups: matrices with weight decay, and vectors (norms, biases)
+        without.
+        """
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         return decay_groups(named, learning_rate, self.config.weight_decay)
 
@@ -200,7 +207,9 @@ class TrainingStrategy(ABC):
     def _with_rate_of_added(
         self, model: torch.nn.Module, groups: ParameterGroups
     ) -> ParameterGroups:
-        """Move weights added by extensions to parameter groups with their own learning rate."""
+        """Move weights that extensions have added to parameter groups with their own
+        learning rate.
+        """
         added = {id(p) for name, p in model.named_parameters() if is_added(name)}
         split: list[ParameterGroups] = [[], []]
         for group in groups:
@@ -263,7 +272,9 @@ class TrainingStrategy(ABC):
 def decay_groups(
     named: Iterable[tuple[str, torch.nn.Parameter]], learning_rate: float, weight_decay: float
 ) -> ParameterGroups:
-    """Return two groups with one learning rate: matrices with weight decay, vectors without."""
+    """Return two groups with the same learning rate: matrices with weight decay, and vectors
+    without.
+    """
     parameters = [parameter for _, parameter in named]
     matrices = [p for p in parameters if p.ndim >= 2]
     vectors = [p for p in parameters if p.ndim < 2]

@@ -12,9 +12,10 @@ from infrastructure.training.strategies.standard_strategy import StandardTrainin
 
 
 class FinetuningStrategy(StandardTrainingStrategy):
-    """The standard step, with a learning rate for each layer.
+    """The standard training step, with a separate learning rate for each layer.
 
-    With `layerwise_lr_decay` d, the layer k below the top learns at d**k of the learning rate.
+    With `layerwise_lr_decay` d, the learning rate of the layer k below the top is multiplied by
+    d**k.
     """
 
     def parameter_groups(self, model: torch.nn.Module, learning_rate: float) -> ParameterGroups:

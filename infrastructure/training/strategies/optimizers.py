@@ -43,8 +43,8 @@ def build_optimizer(
 def _from_bitsandbytes(class_name: str) -> Callable[..., torch.optim.Optimizer]:
     """Return a function that creates an 8-bit or paged optimizer.
 
-    8-bit moments take a quarter of the memory. Paged moments move to main memory when the GPU's is
-    full. On a CPU they are already there, so paging has no effect.
+    8-bit moments take a quarter of the memory. Paged moments move to main memory when the GPU's
+    memory is full. On a CPU, paging has no effect.
     """
 
     def build(

@@ -1,4 +1,4 @@
-"""Interfaces for what a strategy adds to a run besides its steps."""
+"""Interfaces for files, observers and other additions of a strategy to a run, besides its steps."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,8 @@ class ExampleSource:
         prepare_batch: makes a batch of examples, as in training. The batch contains the examples
             under the key `EXAMPLES`.
         folder: the folder of the run, or one that runs share.
-        facts: what a batch depends on besides the examples: precision, version of the labels.
+        facts: everything besides the examples that a batch depends on: precision, version of the
+            labels.
     """
 
     data: Examples
@@ -40,7 +41,7 @@ class ExampleSource:
 
 
 class RunParts:
-    """What a strategy adds to a run besides its steps. By default nothing is added."""
+    """Everything that a strategy adds to a run besides its steps. By default nothing is added."""
 
     def observers(self, folder: Path) -> list[Any]:
         """Return observers that write the strategy's own files into the run folder."""
@@ -75,7 +76,7 @@ class RunParts:
         return num_left * step_seconds
 
     def growth_bytes(self, step: int, heaviest_units: int, value_bytes: int) -> int:
-        """Return by how much the memory of later steps exceeds that of the measured step.
+        """Return how much more memory later steps need than the measured step.
 
         Args:
             heaviest_units: the tokens of the largest micro-batch.

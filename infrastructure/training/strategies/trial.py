@@ -17,7 +17,8 @@ from infrastructure.training.strategies.base_strategy import NOT_ENTERED, Traini
 def is_own(strategy: TrainingStrategy) -> bool:
     """Return whether the strategy is user-defined and can be tried before the run.
 
-    A strategy with `has_forms` cannot, because its changes to the model's layers are not undone.
+    A strategy with `has_forms` cannot be tried, because its changes to the model's layers would not
+    be undone.
     """
     is_ours = type(strategy).__module__.partition(".")[0] in OUR_PACKAGES
     return not (is_ours or strategy.has_forms)
@@ -32,8 +33,8 @@ def first_step(
 ) -> Iterator[TrainingStrategy]:
     """Begin the first phase and step of a copy of a user-defined strategy, and yield the copy.
 
-    Its `train_step` may need this. Built-in strategies, and one whose training is already running,
-    are yielded unchanged.
+    The `train_step` of such a strategy may rely on both. Built-in strategies, and a strategy that
+    is already training, are yielded unchanged.
 
     The weights of `model` are not restored: see `preserve`.
     """

@@ -171,7 +171,6 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("training.memory.layer", 1, {}),
     ("training.multimodal.vision_tower", "some/tower", {}),
     ("training.multimodal.projector_epochs", 3, {"training.enabled_extensions": ["memory"]}),
-    ("training.multimodal.image_token", "<|picture|>", {}),
     ("training.memory.slots", 8, {}),
     ("training.memory.heads", 4, {}),
     ("training.memory.width", 32, {}),

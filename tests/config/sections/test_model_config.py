@@ -27,7 +27,6 @@ def test_a_wrong_value_deep_inside_is_one_sentence() -> None:
     [
         ({"hidden_size": 100}, "config.hidden_size_not_divisible(hidden_size=100, num_heads="),
         ({"hidden_size": 6}, "config.hidden_size_not_divisible(hidden_size=6, num_heads="),
-        ({"num_kv_heads": 3}, "config.num_heads_not_divisible(num_heads=4, num_kv_heads=3)"),
         (
             {"num_layers": 0},
             "setting=model.embedded.num_layers, allowed=a whole number of at least 1",
@@ -46,7 +45,7 @@ def test_a_shape_that_cannot_be_built_inside_its_section() -> None:
 
 
 def test_a_shape_that_differs_in_several_fields() -> None:
-    shape = EmbeddedModelConfig(hidden_size=32, num_heads=4, num_kv_heads=4)
+    shape = EmbeddedModelConfig(hidden_size=32, num_heads=4)
     with pytest.raises(ValueError, match=r"config\.hidden_size_not_divisible"):
         shape.num_heads = 3
     assert shape.num_heads == 4

@@ -46,7 +46,7 @@ def viewed(folder: Path, points: PointsByKey = POINTS) -> RunView:
     return {**read_view(folder), "curves": points}
 
 
-def test_the_plan_is_told(tmp_path: Path) -> None:
+def test_the_plan_is_shown(tmp_path: Path) -> None:
     page = shown(tmp_path)
     assert "stacks_and_layers(stacks=2, layers=2) stackwise.order_sequential()" in page
     assert "Of 244 parameters: layers 82.0 %, embedding 16.4 %, final norm 1.6 %." in page

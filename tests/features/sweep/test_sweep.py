@@ -126,7 +126,7 @@ def test_values_that_do_not_go_together_fail_by_name_and_the_others_are_trained(
     folder: Path,
 ) -> None:
     """Width and number of heads of the embedded model: 3 heads do not divide 32."""
-    search = ("--search", "embedded_num_heads=2,3", "--search", "embedded_num_kv_heads=1,2")
+    search = ("--search", "embedded_num_heads=2,3", "--search", "embedded_num_layers=1,2")
     words = ("sweep", *search, "--sampler", "grid", "--epochs", "1", "--best-metric", "exact_match")
     code, output, error = outcome(folder, *words, "--validation-prompts", "2", "--json")
     assert code == 0, error

@@ -263,7 +263,9 @@ def test_behind_a_proxy_with_a_path_and_another_name_the_page_goes_on(
     try:
         with proxy_to(dashboard.port) as url:
             browser.open(f"{url}/")
-            assert "Open the address that" in browser.evaluate("document.body.innerText")
+            assert "monitoring.dashboard_token_missing" in browser.evaluate(
+                "document.body.innerText"
+            )
             browser.open(f"{url}{dashboard.path}")
             assert browser.evaluate(NAMED_LOSS) == "1.069"
             add(runs / "20260101-a", step_record(38, 0.125))

@@ -21,8 +21,7 @@ from infrastructure.features.stackwise.training.phase_costs import (
 )
 from infrastructure.features.stackwise.training.plain_weights import plain_tensors
 from infrastructure.features.stackwise.training.stack_files import FOLDER, each_once
-from infrastructure.features.stackwise.training.time_step_caches import num_kept
-from infrastructure.features.stackwise.training.trunk_output import MEGABYTE
+from infrastructure.features.stackwise.training.trunk_output import MEGABYTE, kept_caches
 from infrastructure.models.model_inputs import inner_model
 from infrastructure.models.saving import save_whole
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -129,10 +128,7 @@ class StackRun(RunParts):
         lengths = getattr(self.trainer.initialize_data(), "lengths", lambda: None)()
         if lengths is None:
             return int(budget)
-        bins = len({phase.time_step for phase in phases})
-        kept = bins if config.store_all_time_steps else min(bins, config.time_step_cache_size)
-        boundaries = max(1, len({phase.start for phase in phases} - {0}))
-        count = num_kept(kept, boundaries, config.cache_mode)
+        _, count = kept_caches(config, phases)
         dtype = CACHE_DTYPES[config.cache_dtype]
         each = bytes_needed(int(lengths.sum()), self.strategy.rack.hidden_size, dtype)
         return int(min(budget, count * each))

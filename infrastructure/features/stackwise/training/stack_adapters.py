@@ -148,7 +148,9 @@ class StackAdapters:
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Merge the pairs into the weights, which must not be quantized, and remove the pairs."""
+        """Add the low-rank updates to the layers' weights, which must not be quantized, and remove
+        the adapters.
+        """
         for handle in self._handles:
             handle.remove()
         for layer in self.layers:

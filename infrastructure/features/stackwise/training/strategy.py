@@ -16,7 +16,7 @@ Wqbi2pUcvb).
 
 import bisect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -185,20 +185,10 @@ class StackwiseStrategy(TrainingStrategy):
         assert self.rack is not None
         assert self.plan is not None
         if self.cache is None:
-            bins = {one.time_step for one in self.plan.phases}
-            config = self.config
-            folder = Path(config.cache_dir).expanduser() if config.cache_dir else None
+            given = self.config.cache_dir
+            folder = Path(given).expanduser() if given else self.cache_source.folder
             self.cache = TrunkCache(
-                self.rack,
-                self.cache_source,
-                (folder or self.cache_source.folder) / "activations",
-                dtype=config.cache_dtype,
-                budget_megabytes=config.cache_size,
-                mode=config.cache_mode,
-                storage=config.cache_storage,
-                size=None if config.store_all_time_steps else config.time_step_cache_size,
-                num_time_steps=len(bins),
-                num_boundaries=max(1, len({one.start for one in self.plan.phases} - {0})),
+                self.rack, self.cache_source, folder / "activations", self.config, self.plan.phases
             )
         if phase.start == 0:
             self.cache.leave()
@@ -218,11 +208,6 @@ class StackwiseStrategy(TrainingStrategy):
         for index, layer in enumerate(self.rack.layers[:start]):
             for name, tensor in layer.state_dict().items():
                 yield f"{index}.{name}", tensor
-
-    def begin_step(self, step: int, examples: Sequence[object]) -> None:
-        super().begin_step(step, examples)
-        if self.cache is not None:
-            self.cache.prefetch(examples)
 
     def close(self, is_over: bool) -> None:
         if self.cache is not None:

@@ -1,6 +1,6 @@
 """A cache of activations that somebody adds."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +18,13 @@ class MemoryCache:
         self.pages, self.values, self.dtype = pages, {}, options["dtype"]
         type(self).made += 1
 
-    def missing_bytes(self) -> int:
-        return 0
-
-    def build(self, compute: Compute, on_page: Any = None) -> None:
+    def build(self, compute: Compute) -> None:
         for number in range(len(self.pages)):
             values = compute(self.pages.examples(number))
             self.values.update(zip(self.pages.ids(number), values, strict=True))
 
-    def covers(self, ids: Iterable[bytes]) -> bool:
-        return set(ids) <= self.values.keys()
-
     def read(self, ids: Sequence[bytes]) -> list[torch.Tensor] | None:
-        return [self.values[i] for i in ids] if self.covers(ids) else None
-
-    def prefetch(self, ids: Sequence[bytes]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+        return [self.values[i] for i in ids] if set(ids) <= self.values.keys() else None
 
     def discard(self) -> None:
         self.values.clear()

@@ -13,7 +13,6 @@ from infrastructure.config.registries import STRATEGIES
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.registry import Registry
 from infrastructure.features.stackwise.registries import CACHES, CORRUPTIONS, QUANTIZATIONS
-from infrastructure.features.stackwise.training.activation_cache import FOLDER
 from infrastructure.features.stackwise.training.masking import MaskVocabulary
 from infrastructure.features.stackwise.training.quantized_trunk import QUANTIZATIONS as OURS
 from infrastructure.features.stackwise.training.quantized_trunk import Quantization
@@ -66,7 +65,7 @@ def test_another_cache_is_read(tmp_path: Path) -> None:
     with CACHES.registered("memory", MemoryCache):
         own = train(tmp_path, "own", **cached, cache_storage="memory")
     assert MemoryCache.made > made
-    assert not list(tmp_path.rglob(f"{FOLDER}*"))
+    assert not list(tmp_path.rglob("*.page"))
     assert losses(own) == losses(train(tmp_path, "ours", **cached))
 
 

@@ -18,8 +18,12 @@ def examples(count: int = 20, seed: int = 0, longest: int = 9) -> list[SimpleNam
     return [SimpleNamespace(input_ids=row) for row in rows]
 
 
+def id_of(row: SimpleNamespace) -> bytes:
+    return example_id(row.input_ids)
+
+
 def ids_of(rows: Sequence[SimpleNamespace]) -> list[bytes]:
-    return [example_id(row.input_ids) for row in rows]
+    return [id_of(row) for row in rows]
 
 
 class Trunk(torch.nn.Module):

@@ -1,0 +1,1 @@
+"""A queue of runs that train one after another; README.md describes the modules."""
