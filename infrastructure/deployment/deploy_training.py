@@ -127,7 +127,7 @@ class TrainingDeployment:
         say: a function that shows a line to the user.
         accept: names of settings or data that may differ when a run resumes, although they change
             the result, such as `["learning_rate", "data"]`.
-        begun: called once with the run's directory, after run.json was written there.
+        begun: called once with the run's directory, after run.json was written.
         make_progress: creates the progress display. It is called with the total number of steps,
             the first step, and a function that returns a text to append to the display.
         shown_elsewhere: what another display already shows: names of metric sinks ("console"), or
@@ -214,7 +214,7 @@ class TrainingDeployment:
         return self._go_on(run)
 
     def go_on(self, run: RunDirectory) -> Summary:
-        """Train `run` to its end, from its newest checkpoint or, without one, from the start."""
+        """Train `run` to its end, from its newest checkpoint, or from the start if it has none."""
         make_ready(self.config)
         with lossy_output(), threads_restored(), searching_rarely():
             return self._go_on(run)
@@ -279,7 +279,9 @@ class TrainingDeployment:
                 return self._train(run, trainer, self._before(run, trainer), checkpoint)
 
     def _newest(self, run: RunDirectory) -> Path:
-        """Return the newest intact checkpoint, restored from the backup if none is intact here."""
+        """Return the newest intact checkpoint; if there is none on this machine, restore one from
+        the backup.
+        """
         try:
             return CheckpointManager(run.checkpoints).newest()
         except CheckpointError as error:
@@ -293,7 +295,9 @@ class TrainingDeployment:
             return checkpoint
 
     def _has_version(self, run: RunDirectory) -> bool:
-        """Return whether the run has a checkpoint. If none is local, restore the run's backup."""
+        """Return whether the run has a checkpoint. If this machine has none, restore the run's
+        backup first.
+        """
         if CheckpointManager(run.checkpoints).checkpoints():
             return True
         self._check_place(run)
@@ -320,10 +324,11 @@ class TrainingDeployment:
         return run or self._run_from_place()
 
     def _name_changed(self) -> bool:
-        """Report a run that was started with these settings and changed later, and return True.
+        """Report a run that was started with these settings and changed later. Return whether there
+        is one.
 
-        If there are several, the newest is reported. Return False if there is none. A new run can
-        start in any case.
+        If there are several such runs, the newest is reported. The report does not prevent a new
+        run from starting.
         """
         changed = changed_under_way(self.config, self.accepted)
         if changed is None:
@@ -357,7 +362,7 @@ class TrainingDeployment:
         )
 
     def _run_from_place(self) -> RunDirectory | None:
-        """Restore a run with these settings from the backup. Return None if there is none."""
+        """Restore a run with these settings from the backup; return None if the backup has none."""
         options = place_options(self.config)
         if options.place is None:
             return None
@@ -448,7 +453,8 @@ class TrainingDeployment:
                 return self._train(run, trainer, self._measure(run, trainer))
 
     def _train_by_method(self, run: RunDirectory, checkpoint: Path | None = None) -> Summary:
-        """Train `run` with a TRL trainer, from the start or from its newest checkpoint.
+        """Train `run` with a TRL trainer, from its newest checkpoint, or from the start if it has
+        none.
 
         Raises:
             ValueError: if a certain `checkpoint` is given.
@@ -495,7 +501,7 @@ class TrainingDeployment:
     def _measure(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:
         """Evaluate the model before the first step, and store the result in the run.
 
-        If the model's weights stay on disk, the result is not stored.
+        If the model's weights stay on disk, the result is only returned.
         """
         if trainer.adapter.on_disk:
             return measure(trainer)
@@ -640,7 +646,7 @@ class TrainingDeployment:
     def _make_ready(
         self, finalizer: RunFinalizer, checkpoint: Path | None
     ) -> tuple[TrainingLoop, TrainingState]:
-        """Prepare the training loop, restore a given checkpoint, and make a forecast."""
+        """Prepare the training loop, restore `checkpoint` if it is given, and make a forecast."""
         run, trainer, copies, forecast = (
             finalizer.run,
             finalizer.trainer,
@@ -710,7 +716,9 @@ class TrainingDeployment:
             record_rows(run, trainer, self.config)
 
     def _note_without_effect(self, agreed: Sequence[Difference]) -> None:
-        """Report that accepted changes have no effect and are not recorded: no step is left."""
+        """Report that accepted changes have no effect and are not recorded, because no step is
+        left.
+        """
         names = [d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT]
         if names:
             self.report(phrase("deployment.accepted_change_without_effect", names=", ".join(names)))
@@ -722,11 +730,7 @@ class TrainingDeployment:
         hooks: list[Hook] = [
             MetricsObserver(MetricsLogger(sinks)),
             ProgressObserver(lambda total, step: self.make_progress(total, step, copies.short)),
-            CheckpointLines(
-                self.report,
-                copies.confirmed_step if copies.has_place else None,
-                run=shlex.quote(from_here(run.path)),
-            ),
+            CheckpointLines(self.report, run=shlex.quote(from_here(run.path))),
             ErrorsObserver(run.path),
             ReportObserver(run.path),
         ]
@@ -741,8 +745,8 @@ def _newest_version(run: RunDirectory) -> str:
 def _has_gone_on(run: RunDirectory) -> bool:
     """Return whether `run` has saved a checkpoint since the launcher first started this command.
 
-    If so, the launcher has restarted the processes. The run then resumes from that checkpoint, not
-    from the one named on the command line.
+    If it has, the launcher has restarted the processes. The run must then resume from this
+    checkpoint, not from the one named on the command line.
     """
     agent = agent_folder()
     if agent is None or agent.run != run.path.absolute():
@@ -779,7 +783,9 @@ def with_ranks(trainer: EnhancedTrainer) -> Iterator[None]:
 
 @contextmanager
 def errors_and_output_kept(run: RunDirectory) -> Iterator[None]:
-    """Write an error's traceback, and output that a closed terminal lost, to files of the run."""
+    """Return a context that writes an error's traceback, and output for a closed terminal, to files
+    of the run.
+    """
     with (
         lost_output_kept_in(run.path / OUTPUT_FILE),
         traceback_kept_in(run.path / TRACEBACK_FILE),

@@ -1,4 +1,4 @@
-"""The encoding of rows in a separate process while this one loads PyTorch.
+"""The encoding of rows in a separate process while this process loads PyTorch.
 
 Loading PyTorch takes seconds, during which the other cores are idle. The tokenizer of the sample
 tasks is known beforehand, so a separate process encodes their rows in the meantime. It writes them
@@ -49,12 +49,16 @@ def rows_encoded_ahead(config: DeploymentConfig) -> Iterator[None]:
 
 
 def _saves_time() -> bool:
-    """Return whether PyTorch is not loaded yet and another core is free."""
+    """Return whether encoding ahead saves time: PyTorch is not loaded yet, and another core is
+    free.
+    """
     return "torch" not in sys.modules and processor().num_cores > 1
 
 
 def _tokenizer_of(config: DeploymentConfig) -> Path | None:
-    """Return the tokenizer file of a new model, or None if the tokenizer cannot be known yet."""
+    """Return the tokenizer file of a new model; None if it is not known before the model is
+    loaded.
+    """
     is_usual = config.training.method == SFT and not config.training.hides_tokens
     if not is_usual or not trains_from_scratch(config.model):
         return None

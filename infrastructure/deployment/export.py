@@ -136,7 +136,9 @@ def export_model(
 
 
 def _base_elsewhere(folder: Path) -> list[str]:
-    """Return a note if the base model of an exported LoRA is a local folder, else an empty list."""
+    """Return a note if the base model of an exported LoRA is a local folder; otherwise an empty
+    list.
+    """
     settings = folder / "adapter_config.json"
     base = read_json(settings).get("base_model_name_or_path") if settings.is_file() else None
     if not isinstance(base, str) or not Path(base).is_dir():
@@ -170,7 +172,7 @@ def _ends(run: RunDirectory) -> list[str]:
 
 @dataclass
 class _Trained:
-    """The model of a checkpoint, on the CPU."""
+    """The model of a checkpoint, loaded on the CPU, with its tokenizer and facts about it."""
 
     loaded: LoadedModel
     step: int
@@ -222,8 +224,8 @@ def _load(
     Args:
         is_rounded: round the weights of a quantization-aware run as in training. If False, load
             them as stored.
-        is_merged: True if the model is a LoRA that will be merged, so that its base must be the one
-            on which it was trained, even if that was quantized.
+        is_merged: True if the model is a LoRA that will be merged. Its base is then loaded as in
+            training, even if it was quantized.
     """
     if checkpoint is None:
         checkpoint = version_of_model(run)
@@ -289,7 +291,8 @@ def final_step(run: RunDirectory) -> int | None:
 
 
 def version_of_model(run: RunDirectory) -> Path:
-    """Return the checkpoint from which `final/` was made, or the newest one without `final/`.
+    """Return the checkpoint from which `final/` was made; if there is no `final/`, the newest
+    checkpoint.
 
     Raises:
         CheckpointError: if no checkpoint verifies.

@@ -120,7 +120,7 @@ class Comparison:
     same_answers: int | None = None
 
     def facts(self) -> dict[str, object]:
-        """Return the result as entries of the file that is saved next to the model."""
+        """Return the result as entries of the file that is saved with the exported model."""
         return {
             "read_by": self.by,
             "logits_distance": float(f"{self.distance:.2g}"),
@@ -154,7 +154,7 @@ class Comparer:
 
     Attributes:
         bits: the bits of each exported weight, or None for the trained format.
-        target: the folder that error messages name, or None for the folder that is compared.
+        target: the folder to name in error messages; None for the compared folder.
 
     Raises:
         CheckpointError: if an export is too far from the reference, or encodes prompts differently.
@@ -217,7 +217,8 @@ class Comparer:
     def _other_answers(
         self, error: OtherAnswersError, folder: Path, distance: float, tolerance: float
     ) -> CheckpointError:
-        """Return the error for an export whose answers differ. After rounding, it says so.
+        """Return the error for an export whose answers differ. If weights were rounded, the error
+        says so.
 
         The error names `target`, because `folder` is temporary.
         """

@@ -25,7 +25,8 @@ class Reading(NamedTuple):
         by: the library that loads the files.
         logits: a function from token ids of shape (1, tokens) to fp32 logits of shape (tokens,
             vocabulary).
-        prompts: the questions, encoded by the export's own tokenizer, or None if it has none.
+        prompts: the questions, encoded by the export's own tokenizer, or None if the export has no
+            tokenizer.
         folder: the folder from which plain transformers loads the model and answers, or None if it
             does not support the format.
     """

@@ -22,7 +22,9 @@ FREE_AFTERWARDS_BYTES = 100_000_000
 
 
 class Part(StrEnum):
-    """Which weights to export: those of the run's model, only the LoRA, or the LoRA merged."""
+    """The weights to export: those of the run's model, only the LoRA, or the LoRA merged into its
+    base.
+    """
 
     AUTO = "auto"
     LORA = "lora"
@@ -80,7 +82,9 @@ class ExportRequest:
 
     @property
     def is_merged(self) -> bool:
-        """True if a LoRA is merged, on request or because the export needs complete weights."""
+        """True if a LoRA is merged, because it was requested or the export needs complete
+        weights.
+        """
         is_whole = self.form != SAFETENSORS or self.bits in (8, 4)
         return self.part is Part.MERGED or is_whole
 
@@ -153,26 +157,27 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> N
 
 
 def rounding_of(run: RunDirectory, request: ExportRequest) -> str | None:
-    """Return the kind of rounding used in training, if the export keeps the rounded weights.
+    """Return the kind of rounding used in training, if the exported weights are rounded in this
+    way.
 
-    Return None if the weights are exported unrounded, or rounded by another library.
+    Return None if the weights are exported without rounding, or rounded by another library.
     """
     is_rounded = request.is_small and request.bits == BITS_OF_ROUNDING
     return run.read_configuration().model.quantization_aware if is_rounded else None
 
 
 def refuse_scores(run: RunDirectory, config: DeploymentConfig) -> None:
-    """Refuse to export a reward model, because it outputs scores instead of text.
+    """Raise an error for a reward model, because it outputs scores instead of text.
 
     Raises:
-        ValueError: if it is one; the message says where the trained model is.
+        ValueError: if the model is a reward model; the message says where it is.
     """
     if config.training.method == "reward":
         raise InputError("deployment.export_reward_model", run_id=run.run_id, path=run.final)
 
 
 def check_publishable(run: RunDirectory) -> None:
-    """Refuse to publish a model that others could not load completely.
+    """Raise an error for a model that others could not load completely.
 
     Raises:
         ValueError: if extensions have added weights to the model.
@@ -187,7 +192,7 @@ def check_publishable(run: RunDirectory) -> None:
 
 
 def needed_bytes(model: dict[str, Any], request: ExportRequest) -> int:
-    """Estimate the size of the export in bytes, including temporary files next to it."""
+    """Estimate the size of an export in bytes, including temporary files."""
     total, trained = int(model.get("num_parameters") or 0), int(model.get("num_trainable") or 0)
     width = 2 if request.bits is not None or str(model.get("dtype")) in HALF else 4
     if model.get("lora") and not request.is_merged:

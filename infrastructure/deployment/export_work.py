@@ -39,7 +39,7 @@ WHOLE = ".whole"  # a temporary model folder, the input of exporters that need o
 
 @dataclass
 class Work:
-    """One export in progress.
+    """An export in progress, with its model, tokenizer, request and notes.
 
     Attributes:
         model: the model on the CPU, merged if the request says so.
@@ -143,10 +143,11 @@ class Work:
             save_tokenizer(self.tokenizer, folder)
 
     def prompts_in(self, folder: Path, model: Any = None) -> list[torch.Tensor] | None:
-        """Return the test questions, encoded by the tokenizer in `folder`, or None without one.
+        """Return the test questions, encoded by the tokenizer in `folder`; None if it contains no
+        tokenizer.
 
         Args:
-            model: the model that the questions are for, if `self.model` was freed.
+            model: the model that gets the questions, if `self.model` was freed.
         """
         if not (folder / "tokenizer_config.json").is_file():
             return None
@@ -166,7 +167,8 @@ class Work:
 
     @contextmanager
     def whole_model(self, folder: Path, dtype: torch.dtype | None = None) -> Iterator[Path]:
-        """Write the model to a temporary transformers folder, free its memory, and yield its path.
+        """Write the model to a temporary transformers folder, free its memory, and yield the
+        folder's path.
 
         Args:
             dtype: the data type of the written weights; by default, the model's own.

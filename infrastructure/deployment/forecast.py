@@ -1,8 +1,8 @@
-"""The forecast of a run before its first step, which is compared with the actual values at its end.
+"""The forecast of a run before its first step. At the end, it is compared with the actual values.
 
 Memory and time are measured with a few of the run's own micro-batches. Disk and backup space are
 computed from the size of a checkpoint. A run that cannot fit in memory is rejected before it
-starts. A run that fits only with smaller micro-batches uses these; its result is the same.
+starts. If only smaller micro-batches fit, the run uses them; its result is the same.
 """
 
 import logging
@@ -102,7 +102,7 @@ class Forecast:
     others_share: float | None = None
 
     def lines(self) -> list[str]:
-        """Return the forecast as lines for the user, which also say whether the run fits."""
+        """Return the forecast as lines for the user, including whether the run fits."""
         memory, disk = format_bytes(self.peak_memory_bytes), format_bytes(self.disk_bytes)
         most_disk = format_bytes(max(self.most_disk_bytes, self.disk_bytes))
         backup = f", {format_bytes(self.backup_bytes)} of backup" if self.backup_bytes else ""
@@ -146,7 +146,9 @@ class Forecast:
         return [summary, phrase("deployment.forecast_fits", time=format_duration(until))]
 
     def problems(self) -> list[str]:
-        """Return a message and a remedy for each resource that is too small; empty if none is."""
+        """Return a message and a remedy for each resource that is too small; empty if all
+        suffice.
+        """
         problems = []
         if self.session_seconds is not None and self.seconds > self.session_seconds:
             problems.append(
@@ -182,7 +184,7 @@ class RunForecast:
 
     Args:
         report: a function that shows a line to the user.
-        measure_seconds: the time of the evaluation before training; by default, the value in the
+        measure_seconds: the time of the evaluation before training; by default, taken from the
             run's last forecast.
     """
 
@@ -236,14 +238,16 @@ class RunForecast:
             self._keep_within(trainer, costs)
 
     def keep(self, forecast: Forecast, first_step: int) -> None:
-        """Show a forecast that begins at `first_step`, and store it in the run."""
+        """Show a forecast for the steps from `first_step` on, and store it in the run."""
         self.forecast, self.first_step = forecast, first_step
         for line in forecast.lines():
             self.report(line)
         write_record(self.path, asdict(forecast))
 
     def compared(self, seconds: float) -> list[ForecastRow]:
-        """Return rows of predicted and actual values for summary.json; empty without a forecast."""
+        """Return rows of predicted and actual values for summary.json; empty if there is no
+        forecast.
+        """
         if self.forecast is None:
             return []
         truth = {
@@ -265,7 +269,7 @@ class RunForecast:
         ]
 
     def _report_plan(self, lines: list[str]) -> None:
-        """Show the plan of the phases. If it is long, only verbose output shows all its lines."""
+        """Show the plan of the phases. A long plan is shown completely only in verbose output."""
         is_long = len(lines) > MAX_PLAN_LINES
         for index, line in enumerate(lines):
             (details(self.report) if is_long and index else self.report)(line)
@@ -424,7 +428,9 @@ class PeakObserver(Observer):
         self._peak.start()
 
     def phase_end(self, state: TrainingState) -> None:
-        """Record the peak memory here, as a Trainer writes its summary before `train_end`."""
+        """Record the peak memory. This happens here because a Trainer writes its summary before
+        `train_end`.
+        """
         if self._peak is not None:
             self.highest_bytes = self._peak.read()
 

@@ -1,4 +1,4 @@
-"""The forecast of a run that does not exist yet, whether Temper's own loop or TRL will train it."""
+"""The forecast of a run that does not exist yet, for Temper's own loop and for TRL."""
 
 from pathlib import Path
 

@@ -42,7 +42,8 @@ from infrastructure.training.sizing.cost_measurement import LOOP_SECONDS, SAVING
 
 
 class MethodForecast(Observer):
-    """An observer that forecasts a TRL run, and compares the forecast at the end.
+    """An observer that makes a forecast of a TRL run, and compares it with the actual values at the
+    end.
 
     Args:
         copies: the backup of the run, whose destination is checked for free space.
@@ -158,7 +159,7 @@ def _with_disk(
 def evaluations_left(training: TrlTraining, trainer: Any, per_epoch: int) -> int:
     """Return how often the held-out rows will be evaluated in the rest of the run.
 
-    They are evaluated before the first step, at regular steps, and at the end; see
+    Evaluations happen before the first step, at regular steps, and at the end; see
     `training_rhythm`.
     """
     if not training.data.held_out:
@@ -177,7 +178,9 @@ def evaluations_left(training: TrlTraining, trainer: Any, per_epoch: int) -> int
 
 
 def saves_left(config: DeploymentConfig, total: int, per_epoch: int, seconds: float) -> int:
-    """Estimate how many checkpoints will be saved: at the start, by steps, by time, at the end."""
+    """Estimate how many checkpoints will be saved: at the start, by steps, by time, and at
+    the end.
+    """
     training = config.training
     steps = {0, total}
     if (every := training.checkpoint_frequency) is not None:

@@ -53,7 +53,7 @@ class MethodTraining:
         begun: called with the run's directory when training starts.
         observers: further observers of this run.
         is_result_shown: whether another display shows the result.
-        how_to_begin_anew: how to start a new run instead: text that is appended to the line about
+        how_to_begin_anew: text on how to start a new run instead; appended to the line about
             resuming.
     """
 
@@ -194,7 +194,8 @@ class MethodTraining:
 
 
 class _Measured(Observer):
-    """An observer that keeps the first and last evaluation, and saves both with each checkpoint.
+    """An observer that stores the first and the last evaluation, and includes them in each
+    checkpoint.
 
     Args:
         begun: called with the run's directory when training starts.
@@ -226,7 +227,7 @@ class _Measured(Observer):
             self.after = self.by_step[str(state.step)] = spell_numbers(numbers)
 
     def take_best(self, model: torch.nn.Module) -> None:
-        """Load the weights of the best checkpoint into `model`, if the settings ask for that."""
+        """If so configured, load the weights of the best checkpoint into `model`."""
         if self.state is None or not self.config.training.ends_with_best:
             return
         step = take_best(model, self.run.checkpoints, self.state.step)
@@ -249,7 +250,7 @@ class _Measured(Observer):
         return measured | self._advice()
 
     def _advice(self) -> Summary:
-        """Return advice that follows from the final metrics; empty if the run is not finished."""
+        """Return advice that follows from the final metrics; empty if the run was not finished."""
         state, training = self.state, self.config.training
         if state is None or not self.is_finished:
             return {}
@@ -293,7 +294,7 @@ def _of_data(after: Mapping[str, object], training: TrlTraining) -> Summary:
 
 
 def translated(accepted: Collection[str]) -> list[str]:
-    """Return accepted setting names as the names of the Trainer's arguments."""
+    """Convert accepted setting names to the names of the Trainer's arguments."""
     names: list[str] = []
     for name in accepted:
         if name == METHOD_SETTINGS:
@@ -307,6 +308,6 @@ def translated(accepted: Collection[str]) -> list[str]:
 
 
 def setting_of(name: str) -> str:
-    """Return the name to give to `--accept` for a changed argument or part of a Trainer."""
+    """Return the name for `--accept` of a changed argument or part of a Trainer."""
     other = METHOD_SETTINGS if name in argument_names() else name
     return setting_names().get(name, other)

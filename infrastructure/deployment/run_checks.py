@@ -31,7 +31,7 @@ def checked_before(
         has_begun: whether the run has trained before and now resumes.
 
     Raises:
-        PreflightError: if a check failed, so the run must not start.
+        PreflightError: if a check failed; the run must not start.
     """
     if not config.enable_testing:
         return []
@@ -55,7 +55,7 @@ def _verdict(results: Sequence[CheckResult]) -> str:
 
 
 def keep_round(run_directory: Path, step: int, results: Sequence[CheckResult]) -> None:
-    """Append the results of a round of checks to checks.json. A failure to write is only logged."""
+    """Append the results of a round of checks to checks.json. If that fails, only log the error."""
     if not results:
         return
     one = {

@@ -86,7 +86,7 @@ class RunFinalizer:
         return summary
 
     def _take_best(self) -> int | None:
-        """Load the best weights if configured. Return their step, or None for the last step."""
+        """If so configured, load the best weights. Return their step; None for the last step."""
         trainer, state = self.trainer, self.trainer.state
         assert state is not None
         if trainer.adapter.on_disk or not trainer.training_config.ends_with_best:
@@ -95,11 +95,12 @@ class RunFinalizer:
         return None if step == state.step else step
 
     def _read_back(self) -> None:
-        """Verify that the saved model answers in plain transformers as the trained model does.
+        """Verify that the saved model, loaded by plain transformers, answers like the trained
+        model.
 
         Raises:
-            CheckpointError: if it does not. The saved model is removed; the last version has the
-                trained weights.
+            CheckpointError: if it does not. The saved model is then removed; the last checkpoint
+                has the trained weights.
         """
         trained = trained_model(self.trainer)
         if trained is None:
@@ -136,7 +137,7 @@ class RunFinalizer:
     def _deadline_lines(self) -> list[str]:
         """Return a note that `training.deadline` will apply again when the run resumes.
 
-        There is no note in a notebook, where the deadline is that of the runtime.
+        In a notebook, there is no note, because the deadline comes from the runtime.
         """
         state, seconds = self.trainer.state, self.trainer.training_config.deadline
         is_stopped = state is not None and state.stop_reason is StopReason.DEADLINE
@@ -145,11 +146,11 @@ class RunFinalizer:
         return [phrase("deployment.deadline_applies_again", duration=format_duration(seconds))]
 
     def failed(self, error: BaseException) -> None:
-        """Record the error and its details."""
+        """Record the error that ended the run, and its details."""
         self._close(error=error)
 
     def clean_up(self) -> None:
-        """Stop the helpers and free the GPU's memory, however the run ended."""
+        """Stop the helper processes and free the GPU's memory, however the run ended."""
         with self.stages.stage("clean up"):
             self.copies.close()
             gc.collect()
@@ -161,18 +162,18 @@ class RunFinalizer:
         seal(self.run, self._summary)
 
     def show_end(self) -> None:
-        """Show how the run ended, as the last action."""
+        """Show how the run ended. This is the last action of a run."""
         if self._summary and left_to_agent(self._last_lines, self._summary["signal"]):
             return
         for line in self._last_lines:
             self.report(line)
 
     def _cost(self) -> Summary:
-        """Return what the run has cost so far, if a price is known."""
+        """Return the cost of the run so far, if a price is known."""
         return cost_of(self.price_per_hour, self._seconds_before + self.stages.total_seconds())
 
     def _advice(self, after: HeldOut | None) -> Summary:
-        """Return advice that follows from the final metrics; empty if the run is not finished."""
+        """Return advice that follows from the final metrics; empty if the run was not finished."""
         state = self.trainer.state
         if after is None or state is None:
             return {}

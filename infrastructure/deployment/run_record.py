@@ -1,4 +1,4 @@
-"""The records of a run about itself: run.json at its start, summary.json at its end."""
+"""The records that a run writes about itself: run.json at its start, summary.json at its end."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -80,7 +80,7 @@ def record_run(
 
 
 def record_rows(run: RunDirectory, trainer: EnhancedTrainer, config: DeploymentConfig) -> None:
-    """Record which rows are trained on from now on, if the data consists of files."""
+    """Record which rows are trained on from now on, if the data is in files."""
     data = trainer.initialize_data()
     contents = data.contents(held_out=False) if isinstance(data, DataPipeline) else None
     if contents is not None:
@@ -90,7 +90,7 @@ def record_rows(run: RunDirectory, trainer: EnhancedTrainer, config: DeploymentC
 def record_rows_of(run: RunDirectory, config: DeploymentConfig, contents: Contents) -> None:
     """Record the hashes of the rows that the model was trained on.
 
-    These include the rows of the run that trained the base model.
+    If another run trained the base model, its rows are included.
     """
     first = run_folder(Path(finished_model(config.model.name)).expanduser())
     earlier = None if first is None else trained_rows(RunDirectory(first))
@@ -100,7 +100,8 @@ def record_rows_of(run: RunDirectory, config: DeploymentConfig, contents: Conten
 class CompilingObserver(Observer):
     """An observer that records in run.json whether the model is compiled.
 
-    `CompileBenchmark` decides this by measurement. It is called before this observer.
+    `CompileBenchmark`, which is called before this observer, decides by measurement whether to
+    compile.
     """
 
     def __init__(self, run: RunDirectory, benchmark: CompileBenchmark) -> None:
@@ -221,7 +222,7 @@ def describe_model(trainer: EnhancedTrainer) -> str:
 
 
 def unused_gpus(trainer: EnhancedTrainer) -> list[str]:
-    """Return a note if the machine has more GPUs than the run uses, else an empty list."""
+    """Return a note if the machine has more GPUs than the run uses; otherwise an empty list."""
     count = torch.cuda.device_count() if trainer.device.type == "cuda" else 0
     if count <= trainer.num_processes:
         return []
