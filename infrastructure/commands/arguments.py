@@ -4,8 +4,6 @@ import argparse
 from collections.abc import Collection
 
 from infrastructure.commands.short_help import IN_RUN
-from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import add_config_flags
 from infrastructure.core.messages import phrase
 
@@ -65,8 +63,3 @@ def add_folder_flags(
             run.
     """
     add_config_flags(parser, ["output_dir", "log_level", *keys], inherited, IN_RUN)
-
-
-def keys_of(section: str) -> list[str]:
-    """Return the keys of the settings in a section of the configuration."""
-    return [key for key in schema_of(DeploymentConfig).fields if key.startswith(f"{section}.")]

@@ -22,7 +22,6 @@ from infrastructure.commands.arguments import (
     add_folder_flags,
     add_json,
     add_run,
-    keys_of,
 )
 from infrastructure.commands.checkpoints import NOTHING, describe, verify_versions
 from infrastructure.commands.output import progress, show
@@ -67,30 +66,32 @@ from infrastructure.run.restore import (
     why_empty,
 )
 
-RESTORE, PLACE = "restore", "backup.place"
+CREATE, RESTORE, PRUNE, PLACE = "create", "restore", "prune", "backup.place"
+# By action: the settings that it uses in addition to the destination.
+USED = {
+    CREATE: ("keep", "compression", "megabytes_per_second", "finish_seconds"),
+    PRUNE: ("keep",),
+}
 
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of the command."""
     actions = parser.add_actions()
     for action, (text, _) in ACTIONS.items():
-        run_help = "commands.help_run_or_checkpoint" if action == RESTORE else A_RUN_HELP
-        add = partial(_add_action_arguments, run_help, can_be_tried=action == "prune")
+        add = partial(_add_action_arguments, action)
         actions.add_parser(action, help=text, description=as_sentence(text), add_arguments=add)
 
 
-def _add_action_arguments(
-    run_help: str, parser: argparse.ArgumentParser, can_be_tried: bool
-) -> None:
-    add_run(parser, run_help)
+def _add_action_arguments(action: str, parser: argparse.ArgumentParser) -> None:
+    add_run(parser, "commands.help_run_or_checkpoint" if action == RESTORE else A_RUN_HELP)
     parser.add_argument("--place", metavar="PLACE", help=phrase("commands.help_backup_place"))
-    if can_be_tried:
+    if action == PRUNE:
         parser.add_argument(
             "--dry-run", action="store_true", help=phrase("commands.help_prune_dry_run")
         )
     add_json(parser)
-    backup = keys_of("backup")
-    add_folder_flags(parser, *backup, inherited=backup)
+    used = [PLACE, *(f"backup.{name}" for name in USED.get(action, ()))]
+    add_folder_flags(parser, *used, inherited=used)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -437,15 +438,15 @@ def training_words(run: RunDirectory, newest_step: int | None) -> str | None:
 
 Action = Callable[[argparse.Namespace, DeploymentConfig], ExitCode]
 ACTIONS: dict[str, tuple[str, Action]] = {
-    "create": ("back up the newest checkpoint now", create),
+    CREATE: ("back up the newest checkpoint now", create),
     "list": (
-        "list a run's checkpoints, here and at the destination; with --place but no RUN, list"
-        " the runs there",
+        "list a run's checkpoints, here and at its backup destination; with --place but no"
+        " RUN, list the runs there",
         list_backups,
     ),
-    "verify": ("verify every byte of a run, here and at the destination", verify),
-    RESTORE: ("restore a run from the destination into the output folder", restore),
-    "prune": ("remove old checkpoints, as the retention settings say", prune),
+    "verify": ("verify every byte of a run, here and at its backup destination", verify),
+    RESTORE: ("restore a run from its backup destination into the folder of runs", restore),
+    PRUNE: ("remove the checkpoints that the retention settings do not keep", prune),
     "status": (
         "show what is backed up, and what you would lose if this machine disappeared now",
         status,

@@ -9,7 +9,7 @@ from infrastructure.commands.parser import CommandParser
 from infrastructure.commands.settings import configure, resolve_model
 from infrastructure.commands.short_help import DEFAULT, IN_MODELS_RUN, SETTINGS
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.measures import MEASURES
+from infrastructure.config.measures import MEASURES, Of
 from infrastructure.config.sources.flags import add_config_flags
 from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
@@ -43,7 +43,11 @@ def add_arguments(parser: CommandParser) -> None:
         action="extend",
         type=names_in,
         metavar="NAMES",
-        help=phrase("commands.help_measures", measures=", ".join(MEASURES)),
+        help=phrase(
+            "commands.help_measures",
+            of_tokens=", ".join(name for name, of in MEASURES.items() if of is Of.TOKENS),
+            of_answers=", ".join(name for name, of in MEASURES.items() if of is Of.ROWS),
+        ),
     )
     parser.add_argument(
         "--max-tokens",

@@ -15,6 +15,7 @@ from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.monitoring.drawing.formatting import blank, format_duration, printable
 from infrastructure.monitoring.drawing.tables import before_after_table
 from infrastructure.monitoring.records.run_list import ROUNDED
+from infrastructure.monitoring.records.run_view import WHAT_LIES_WHERE
 from infrastructure.monitoring.records.status_text import question_command, writes_text
 from infrastructure.run.directory import RunStatus
 from infrastructure.run.history import history_in, history_lines
@@ -133,7 +134,11 @@ def best_lines(summary: Summary) -> list[str]:
 def _place_lines(run_path: Path, summary: Summary) -> list[str]:
     paths = {name: Path(path) for name, path in summary["paths"].items() if name != "run"}
     lines = ["", phrase("run.files_head", run=_relative(str(run_path)))]
-    lines += [f"  {path.name:<14} {name}" for name, path in paths.items()]
+    lines += [
+        f"  {path.name:<14} {phrase(WHAT_LIES_WHERE[path.name])}"
+        for name, path in paths.items()
+        if name != "report"  # a line below says how to open it
+    ]
     in_notebook = in_notebook_kernel()
     model = summary["paths"].get("model")
     if model and writes_text(Path(model)):

@@ -95,10 +95,7 @@ class RunFacts:
 
 
 def brought_back_from(run: Mapping[str, object]) -> str | None:
-    """Return the destination from which a run was restored, or None.
-
-    After the run has resumed, the result is None.
-    """
+    """Return the destination from which a run was restored, or None."""
     back = run.get("brought_back")
     return str(back["place"]) if isinstance(back, Mapping) and "place" in back else None
 
