@@ -37,7 +37,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train a model. A configuration that cannot work is refused before torch is loaded."""
+    """Train a model. A configuration that cannot work is rejected before torch is loaded."""
     from infrastructure.deployment.given_paths import check_given
 
     config = configure(options, {"data.path": options.data})
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 def confirm_data(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
     """Ask the user to confirm training data that looks unintended, such as very few rows.
 
-    Torch is not loaded yet. There is no question if a run is resumed.
+    The question comes before torch is loaded, and only if no run is resumed.
 
     Raises:
         UnconfirmedDataError: if the user declined, or there is no terminal.
