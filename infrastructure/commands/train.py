@@ -71,12 +71,9 @@ def confirm_data(config: DeploymentConfig, accept: Collection[str] = ()) -> None
 
 def train(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
     """Resume the run with these settings or start one, and return its exit code."""
-    from infrastructure.deployment.encoding_ahead import rows_encoded_ahead
-
-    with rows_encoded_ahead(config):
-        with loading_torch():
-            from infrastructure.deployment.one_call import train_configured
-        return exit_code_of_training(train_configured(config, accept, show))
+    with loading_torch():
+        from infrastructure.deployment.one_call import train_configured
+    return exit_code_of_training(train_configured(config, accept, show))
 
 
 def exit_code_of_training(summary: Summary) -> ExitCode:

@@ -27,7 +27,7 @@ from infrastructure.features.quantum.training.per_example_gradients import examp
 from infrastructure.features.quantum.training.step_records import Record
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.training.sizing.dry_run import DryRunStep, dry_run
+from infrastructure.training.sizing.cost_measurement import DryRunStep, dry_run
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 AUTO_SHARE = 0.9  # share of the examined examples that is chosen if no budget is set
