@@ -39,8 +39,8 @@ class EmergencyResult:
     """The result of an emergency backup.
 
     Attributes:
-        path: the manifest of the checkpoint, or None if nothing was written; `error` then has the
-            reason.
+        path: the manifest of the checkpoint, or None if nothing was written. error: the reason if
+            nothing was written.
         confirmed: whether the checkpoint is also safe at the destination.
         seconds: how long the backup took.
     """
@@ -113,7 +113,7 @@ class BackupSystem(RunBackup):
         seconds: float | None = None,
         **others: Any,
     ) -> EmergencyResult:
-        """Write a checkpoint as `create_checkpoint` does, on a machine that is about to disappear.
+        """Write a checkpoint like `create_checkpoint`, on a machine that is about to disappear.
 
         No exception is raised if the state cannot be stored, or if the disk or the destination
         fails. The call waits at most `seconds` (default: `emergency_seconds`) until the destination
@@ -142,8 +142,8 @@ class BackupSystem(RunBackup):
 
         Args:
             checkpoint: the path of a manifest, or a step; by default, the newest healthy checkpoint
-                that verifies. With a step or None, a checkpoint that is missing on this machine is
-                fetched from the destination.
+                that verifies. Unless a path is given, a checkpoint that is missing on this machine
+                is fetched from the destination.
 
         Returns:
             A dictionary with the keys epoch, step, loss (None if it is not finite), metrics, values

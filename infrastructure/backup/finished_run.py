@@ -44,8 +44,8 @@ class Completion:
     """The confirmation of a finished run by its destination.
 
     Attributes:
-        published: the URL of the trained model, or None if it is not known to be at the
-            destination.
+        published: the URL of the trained model, or None if the destination has not confirmed the
+            model.
         problem: a message on what is missing and why, or None if everything is confirmed.
     """
 
@@ -106,7 +106,7 @@ def _left(deadline: float) -> float:
 
 
 def not_safe(run_path: Path, place: str, end: Completion) -> str:
-    """Return a message that a run is finished on this machine but has no confirmed backup."""
+    """Return a message that a run is finished on this machine but its backup is not confirmed."""
     problem = end.problem
     if end.published is not None:
         return phrase(
@@ -126,7 +126,7 @@ def not_safe(run_path: Path, place: str, end: Completion) -> str:
 
 @dataclass(frozen=True)
 class FinishedThere:
-    """A finished run at a backup destination. All its files match their checksums.
+    """A finished run at a backup destination, all of whose files match their checksums.
 
     Attributes:
         model: the folder of its model, relative to the destination.
@@ -164,7 +164,7 @@ class FinishedThere:
 
 
 def finished_at(place: Place, run_id: str, step: int) -> FinishedThere | None:
-    """Return the finished run `run_id` at the destination, or None if it is not finished there.
+    """Return the finished run `run_id` at the destination; None if it is not finished there.
 
     Args:
         step: the step of the run's newest checkpoint at the destination.

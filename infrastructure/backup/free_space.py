@@ -17,7 +17,7 @@ def require_free_space(where: str, store: Store, keep: int, bytes_per_version: i
     one is removed. The estimate assumes that no bytes are shared between checkpoints.
 
     Raises:
-        StorageError: if they do not fit.
+        StorageError: if the checkpoints do not fit.
         OSError: if a destination does not respond.
     """
     num_more = max(1, keep + 1 - len(store.versions()))
@@ -42,7 +42,7 @@ def require_free_space(where: str, store: Store, keep: int, bytes_per_version: i
 
 
 def _existing(directory: Path) -> Path:
-    """Return the nearest existing parent folder: a store's folder may not exist yet."""
+    """Return the nearest existing parent folder, because a store's folder may not exist yet."""
     directory = directory.absolute()
     return next(folder for folder in (directory, *directory.parents) if folder.is_dir())
 

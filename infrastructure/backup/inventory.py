@@ -14,7 +14,7 @@ HERE = "here"
 
 @dataclass(frozen=True)
 class BackupEntry:
-    """A checkpoint in a list. If its manifest cannot be read, `problem` has the reason.
+    """A checkpoint in a list. `problem` is the reason if its manifest cannot be read.
 
     Attributes:
         places: where it is stored: "here", or the URL of a destination.
@@ -34,7 +34,7 @@ class BackupEntry:
 
 @dataclass(frozen=True)
 class VerifiedVersion:
-    """The result of verifying a checkpoint, or a whole destination (then `name` is None).
+    """The result of verifying a checkpoint or, if `name` is None, a whole destination.
 
     If `problem` is None, the checkpoint is intact.
     """
@@ -85,7 +85,7 @@ def size_bytes_of(manifest: Manifest) -> int:
 
 
 def verify_all(where: str, store: Store) -> Iterator[VerifiedVersion]:
-    """Verify every checkpoint of a store, the newest first, by comparing its bytes with its hashes.
+    """Verify every checkpoint of a store, the newest first, by hashing its bytes.
 
     Raises:
         OSError: if the destination does not respond.
@@ -103,7 +103,7 @@ def verify_all(where: str, store: Store) -> Iterator[VerifiedVersion]:
 
 
 def _held(where: str, manifest: Manifest) -> Manifest:
-    """Return the manifest with only those objects that must be in the store `where`.
+    """Return the manifest with only those objects that the store at `where` must contain.
 
     The local store need not hold objects that other machines copied straight to the destination.
     """

@@ -145,7 +145,8 @@ class RunBackup:
         self.close()
 
     def restore_run(self, step: int | None = None, on_progress: Progress | None = None) -> Path:
-        """Fetch and verify the newest healthy checkpoint at the destination, or the one of `step`.
+        """Fetch and verify the newest healthy checkpoint at the destination, or the checkpoint of
+        `step`.
 
         Damaged newer checkpoints are skipped with a warning. Objects that are intact on this
         machine are not fetched again.
@@ -211,7 +212,7 @@ class RunBackup:
             directory: the run directory, whose small files are also checked.
 
         Returns:
-            Everything that was damaged; empty if no damage was found.
+            A `Repair` for each damaged or missing file; empty if there was none.
 
         Raises:
             StorageError: if the local disk fails.
@@ -255,7 +256,7 @@ class RunBackup:
     def verify(self) -> list[VerifiedVersion]:
         """Verify every checkpoint on this machine and at the destination by its hashes.
 
-        The results report damage, and also a destination that does not respond.
+        A destination that does not respond is reported in the result, like damage.
         """
         return [
             finding for where, store in self._stores().items() for finding in self._of(where, store)
@@ -291,9 +292,8 @@ class RunBackup:
         return status
 
     def _with_newer(self, status: BackupStatus) -> BackupStatus:
-        """Return the status of a finished copier.
-
-        If there is a newer local checkpoint, change the status.
+        """Return the status of a copier that has ended, updated if this machine has a newer
+        checkpoint.
 
         A run that continued without a copier may have written a newer checkpoint.
         """
@@ -304,7 +304,7 @@ class RunBackup:
         return replace(status, state=LEFT, newest_name=newest, newest_step=step)
 
     def _copier_down(self, copier: CopierClient, known: BackupStatus) -> BackupStatus:
-        """Write and return a status which says that nothing is being copied."""
+        """Write and return a status saying that nothing is being copied."""
         status = replace(
             known,
             state=DOWN,
@@ -324,7 +324,9 @@ class RunBackup:
 
     @property
     def num_copier_failures(self) -> int:
-        """The number of times in a row that the copier could not be started, or ended soon."""
+        """The number of consecutive times that the copier could not be started or ended soon after
+        its start.
+        """
         return 0 if self._copier is None else self._copier.num_failures
 
     def look_after(self) -> None:
@@ -337,8 +339,8 @@ class RunBackup:
     def prune(self) -> list[str]:
         """Remove old checkpoints on this machine and at the destination.
 
-        A checkpoint at the destination is removed only if `keep` newer ones could be read back.
-        Unused objects at the destination are removed by the next call, if that is at least an hour
+        A checkpoint at the destination is removed only if `keep` newer checkpoints could be read
+        back. An unused object at the destination is removed only by a second call at least an hour
         later.
 
         Returns:
@@ -360,12 +362,13 @@ class RunBackup:
             raise self._unreachable(error) from error
 
     def check_place(self) -> str | None:
-        """Check that the destination is writable, and is the one to which the run was copied.
+        """Check that the destination is writable, and is the same one to which the run was copied
+        before.
 
         Call this before the first step.
 
         Returns:
-            None if the destination can be used. A message on the problem if it cannot be used, but
+            None if the destination can be used; otherwise a message on the problem, if
             `allow_missing_place` lets the run start anyway.
 
         Raises:
@@ -410,12 +413,14 @@ class RunBackup:
             self.record.forget(self._link.place.url)
 
     def start(self) -> None:
-        """Start the copier if there is a destination. `nudge` starts it, too."""
+        """Start the copier, if there is a destination. Calling `nudge` has the same effect."""
         if self._copier is not None:
             self._copier.start()
 
     def try_again(self) -> None:
-        """Try at once to start a copier that has repeatedly failed, in case the cause is gone."""
+        """Immediately try to start a copier that has repeatedly failed, because the cause may be
+        gone.
+        """
         if self._copier is not None:
             self._copier.try_again()
 
@@ -431,7 +436,7 @@ class RunBackup:
         not the copier.
 
         Args:
-            look: the token of a check that was requested before, or "" for no check; by default, a
+            look: the token of a check that was requested before; "" for no check. By default, a
                 check is requested now.
         """
         longest = self.options.finish_seconds if seconds is None else seconds
@@ -447,7 +452,8 @@ class RunBackup:
             time.sleep(POLL_SECONDS)
 
     def begin_last_look(self) -> str:
-        """Request a final check of the newest checkpoint at the destination, after all copying.
+        """Request a check of the newest checkpoint at the destination, to be done after all
+        copying.
 
         Returns:
             The token to pass to `BackupStatus.has_looked`.
@@ -458,10 +464,11 @@ class RunBackup:
         return token
 
     def close(self) -> None:
-        """Tell the copier that the run has ended. It finishes by itself, within `finish_seconds`.
+        """Tell the copier that the run has ended. The copier finishes by itself, within
+        `finish_seconds`.
 
-        If nothing is left to copy, the copier has ended when this returns, and no longer writes
-        files in the run directory.
+        If nothing is left to copy, this waits until the copier has ended, so that it no longer
+        writes files in the run directory.
         """
         if self._copier is None:
             return
@@ -539,22 +546,22 @@ class RunBackup:
 
 
 def last_place(checkpoints: Path) -> str | None:
-    """Return the destination to which the checkpoints in this folder were last copied, or None.
+    """Return the destination to which the checkpoints in this folder were last copied.
 
-    A password in it is masked.
+    Return None if they were never copied. A password is masked.
     """
     return read_status(checkpoints / STATUS_FILE).place or None
 
 
 def place_options(config: DeploymentConfig) -> BackupConfig:
-    """Return the section `backup`, without a destination if backups are off."""
+    """Return the section `backup`, with the destination removed if backups are off."""
     return config.backup if config.enable_backups else config.backup.copy_with(place=None)
 
 
 def refuse_unreachable_place(options: BackupConfig) -> None:
     """Raise an error if the destination is visibly unusable, such as a missing disk.
 
-    Do not connect.
+    No connection is made.
 
     Raises:
         StorageError: if the destination cannot be used. The message says what to do.

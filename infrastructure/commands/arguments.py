@@ -4,8 +4,6 @@ import argparse
 from collections.abc import Collection
 
 from infrastructure.commands.short_help import IN_RUN
-from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import add_config_flags
 from infrastructure.core.messages import phrase
 
@@ -39,7 +37,9 @@ def add_accept(parser: argparse.ArgumentParser) -> None:
 
 
 def accepted(options: argparse.Namespace) -> list[str]:
-    """Return the values of all `--accept` flags, with flags converted to setting names."""
+    """Return the values of all `--accept` flags; a value may be a flag and is then converted to a
+    setting name.
+    """
     from infrastructure.run.configuration_judge import accepted_name
 
     return [accepted_name(name) for name in options.accept]
@@ -65,8 +65,3 @@ def add_folder_flags(
             run.
     """
     add_config_flags(parser, ["output_dir", "log_level", *keys], inherited, IN_RUN)
-
-
-def keys_of(section: str) -> list[str]:
-    """Return the keys of the settings in a section of the configuration."""
-    return [key for key in schema_of(DeploymentConfig).fields if key.startswith(f"{section}.")]

@@ -22,7 +22,6 @@ from infrastructure.commands.arguments import (
     add_folder_flags,
     add_json,
     add_run,
-    keys_of,
 )
 from infrastructure.commands.checkpoints import NOTHING, describe, verify_versions
 from infrastructure.commands.output import progress, show
@@ -67,30 +66,32 @@ from infrastructure.run.restore import (
     why_empty,
 )
 
-RESTORE, PLACE = "restore", "backup.place"
+CREATE, RESTORE, PRUNE, PLACE = "create", "restore", "prune", "backup.place"
+# By action: the settings that it uses in addition to the destination.
+USED = {
+    CREATE: ("keep", "compression", "megabytes_per_second", "finish_seconds"),
+    PRUNE: ("keep",),
+}
 
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of the command."""
     actions = parser.add_actions()
     for action, (text, _) in ACTIONS.items():
-        run_help = "commands.help_run_or_checkpoint" if action == RESTORE else A_RUN_HELP
-        add = partial(_add_action_arguments, run_help, can_be_tried=action == "prune")
+        add = partial(_add_action_arguments, action)
         actions.add_parser(action, help=text, description=as_sentence(text), add_arguments=add)
 
 
-def _add_action_arguments(
-    run_help: str, parser: argparse.ArgumentParser, can_be_tried: bool
-) -> None:
-    add_run(parser, run_help)
+def _add_action_arguments(action: str, parser: argparse.ArgumentParser) -> None:
+    add_run(parser, "commands.help_run_or_checkpoint" if action == RESTORE else A_RUN_HELP)
     parser.add_argument("--place", metavar="PLACE", help=phrase("commands.help_backup_place"))
-    if can_be_tried:
+    if action == PRUNE:
         parser.add_argument(
             "--dry-run", action="store_true", help=phrase("commands.help_prune_dry_run")
         )
     add_json(parser)
-    backup = keys_of("backup")
-    add_folder_flags(parser, *backup, inherited=backup)
+    used = [PLACE, *(f"backup.{name}" for name in USED.get(action, ()))]
+    add_folder_flags(parser, *used, inherited=used)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -114,7 +115,8 @@ def create(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
     For a finished run, the model and the report are backed up, too. If the backup cannot be
     confirmed, the exit code is FAILED, or NOT_CONFIRMED for a finished run. A destination given now
-    becomes the destination of the run, even if another one was recorded for its address.
+    becomes the destination of the run, even if another destination was recorded for the same
+    address.
     """
     run, backup = _backup_of_run(options.run, config)
     if not backup.store.versions():
@@ -157,7 +159,7 @@ def _waits_for(backup: RunBackup) -> str:
 def list_backups(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     """Show the checkpoints of a run on this machine and at its backup destination.
 
-    If only a destination is given, show its runs instead.
+    If only a destination is given, show the runs at this destination instead.
     """
     if options.run is None and config.backup.place is not None:
         return _list_runs(options, config.backup.place)
@@ -249,7 +251,9 @@ def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 
 def _nothing_of(run_id: str, place: Place) -> str:
-    """Return a message that the destination has no backup of a run, but which runs it has."""
+    """Return a message that the destination has no backup of this run, with the runs that
+    it has.
+    """
     if (missing := _missing_folder(place)) is not None:
         return missing
     runs = answer_of(place, lambda: runs_at(place))
@@ -258,7 +262,7 @@ def _nothing_of(run_id: str, place: Place) -> str:
 
 
 def _others_at(options: argparse.Namespace, place: Place) -> str:
-    """Return a command that verifies another run at the destination, or "" if RUN was given."""
+    """Return a command that verifies another run at the destination; "" if RUN was given."""
     if options.run is not None or _missing_folder(place) is not None:
         return ""
     runs = answer_of(place, lambda: runs_at(place))
@@ -267,7 +271,7 @@ def _others_at(options: argparse.Namespace, place: Place) -> str:
 
 
 def _published_rows(place: Place, run_id: str) -> Iterator[dict[str, object]]:
-    """Verify the backed-up model and report of a finished run, and yield a row per folder."""
+    """Verify the backed-up model and report of a finished run. Yield a row for each folder."""
     for name, problem in problems_at(place, Path(run_id)):
         yield {"where": place.url, "name": f"{name}/", "problem": problem}
 
@@ -297,7 +301,8 @@ def restore(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 
 def prune(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
-    """Remove checkpoints that the retention rules no longer keep, here and at the destination.
+    """Remove checkpoints that the retention rules no longer keep, on this machine and at the
+    destination.
 
     With `--dry-run`, only list these checkpoints.
     """
@@ -316,7 +321,9 @@ def prune(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 
 def _superseded(run_id: str, backup: RunBackup) -> Iterator[dict[str, object]]:
-    """Yield the checkpoints that retention no longer keeps, here and at the destination."""
+    """Yield the checkpoints that the retention rules no longer keep, on this machine and at the
+    destination.
+    """
     stores = [("here", backup.store, backup.retention)]
     if backup.options.place is not None:
         place = open_place(backup.options.place)
@@ -334,9 +341,9 @@ def _superseded(run_id: str, backup: RunBackup) -> Iterator[dict[str, object]]:
 
 
 def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
-    """Show the state of a run's backup, and the work that would be lost now.
+    """Show the state of a run's backup, and how much work would be lost now.
 
-    If the run is not on this machine, show what the destination has of it.
+    If the run is not on this machine, show its checkpoints at the destination.
     """
     try:
         run, backup = _backup_of_run(options.run, config, must_have_place=False, opens=False)
@@ -395,7 +402,9 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 
 def _nothing_in_folder(run_id: str, place: Place) -> str | None:
-    """Return a message if the destination folder has other runs but not this one, or else None."""
+    """Return a message if the destination folder has other runs but not this one; otherwise
+    None.
+    """
     if not isinstance(place, FolderPlace):
         return None
     runs = answer_of(place, lambda: runs_at(place))
@@ -403,7 +412,7 @@ def _nothing_in_folder(run_id: str, place: Place) -> str | None:
 
 
 def _missing_folder(place: Place) -> str | None:
-    """Return a message if the destination is a missing folder, or else None."""
+    """Return a message if the destination is a missing folder; otherwise None."""
     if not isinstance(place, FolderPlace) or place.root.is_dir():
         return None
     return phrase("commands.destination_folder_missing", url=place.url)
@@ -437,15 +446,15 @@ def training_words(run: RunDirectory, newest_step: int | None) -> str | None:
 
 Action = Callable[[argparse.Namespace, DeploymentConfig], ExitCode]
 ACTIONS: dict[str, tuple[str, Action]] = {
-    "create": ("back up the newest checkpoint now", create),
+    CREATE: ("back up the newest checkpoint now", create),
     "list": (
-        "list a run's checkpoints, here and at the destination; with --place but no RUN, list"
-        " the runs there",
+        "list a run's checkpoints, here and at its backup destination; with --place but no"
+        " RUN, list the runs there",
         list_backups,
     ),
-    "verify": ("verify every byte of a run, here and at the destination", verify),
-    RESTORE: ("restore a run from the destination into the output folder", restore),
-    "prune": ("remove old checkpoints, as the retention settings say", prune),
+    "verify": ("verify every byte of a run, here and at its backup destination", verify),
+    RESTORE: ("restore a run from its backup destination into the folder of runs", restore),
+    PRUNE: ("remove the checkpoints that the retention settings do not keep", prune),
     "status": (
         "show what is backed up, and what you would lose if this machine disappeared now",
         status,
@@ -454,7 +463,7 @@ ACTIONS: dict[str, tuple[str, Action]] = {
 
 
 def _given(config: DeploymentConfig) -> set[str]:
-    """Return the keys of the settings that were given now: in a flag, file or variable."""
+    """Return the keys of the settings given for this command: in a flag, file or variable."""
     return {key for key, source in config.sources().items() if source.layer is not Layer.DEFAULT}
 
 
@@ -497,7 +506,9 @@ def _backup_of_run(
 
 
 def _named(name: str | None, config: DeploymentConfig) -> tuple[str, RunBackup]:
-    """Return the ID and the backup of a run on this machine, or else at the given destination."""
+    """Return the ID and the backup of a run on this machine; if it is not here, at the given
+    destination.
+    """
     try:
         run, backup = _backup_of_run(name, config, must_have_place=False)
     except ValueError:
@@ -512,7 +523,8 @@ def _named(name: str | None, config: DeploymentConfig) -> tuple[str, RunBackup]:
 def _to_restore(name: str | None, config: DeploymentConfig) -> tuple[str | None, BackupConfig]:
     """Return the name of the run to restore, and the settings of its backup.
 
-    If no destination is given and part of the run is still here, its last destination is used.
+    If no destination is given and part of the run is still on this machine, the run's last
+    destination is used.
     """
     if config.backup.place is not None:
         return name, config.backup
@@ -548,7 +560,9 @@ def _places_of_runs(output_dir: Path) -> list[str]:
 
 
 def _folder_for(name: str, config: DeploymentConfig) -> Path:
-    """Return the folder to restore into: the parent folder if `name` is a path, or output_dir."""
+    """Return the folder into which to restore a run: the parent folder if `name` is a path, else
+    `output_dir`.
+    """
     path = folder_of(name)
     is_path = len(path.parts) > 1 and "output_dir" not in _given(config)
     return path.parent if is_path else Path(config.output_dir)

@@ -9,7 +9,7 @@ from infrastructure.commands.parser import CommandParser
 from infrastructure.commands.settings import configure, resolve_model
 from infrastructure.commands.short_help import DEFAULT, IN_MODELS_RUN, SETTINGS
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.measures import MEASURES
+from infrastructure.config.measures import MEASURES, Of
 from infrastructure.config.sources.flags import add_config_flags
 from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
@@ -43,7 +43,11 @@ def add_arguments(parser: CommandParser) -> None:
         action="extend",
         type=names_in,
         metavar="NAMES",
-        help=phrase("commands.help_measures", measures=", ".join(MEASURES)),
+        help=phrase(
+            "commands.help_measures",
+            of_tokens=", ".join(name for name, of in MEASURES.items() if of is Of.TOKENS),
+            of_answers=", ".join(name for name, of in MEASURES.items() if of is Of.ROWS),
+        ),
     )
     parser.add_argument(
         "--max-tokens",
@@ -81,7 +85,7 @@ def configured(options: argparse.Namespace) -> tuple[DeploymentConfig, str | Non
     """Return the configuration, and the model of --against.
 
     Raises:
-        ValueError: if there is no such model, or a flag has no effect.
+        ValueError: if a model does not exist, or a flag has no effect.
     """
     config = configure(options, {"model.name": options.model, "data.path": options.data})
     output_dir = Path(config.output_dir)
@@ -94,7 +98,9 @@ def configured(options: argparse.Namespace) -> tuple[DeploymentConfig, str | Non
 
 
 def _own_rows(model: Path) -> str:
-    """Return a text that names the file of held-out rows of a model's run, or "" if none."""
+    """Return a text that names the file with the held-out rows of a model's run; "" if there is
+    none.
+    """
     record = read_run_record(RunDirectory(model.parent if model.name == FINAL else model))
     given = record.get("config", {}).get("data.eval_path")
     held_out = None if given is None else given["value"]

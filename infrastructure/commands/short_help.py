@@ -51,14 +51,17 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
         "price_per_hour": ("PRICE", "price per hour for the cost forecast, such as 2.5"),
     },
     "output": {
-        "output_dir": ("FOLDER", f"directory for run output ({DEFAULT})"),
-        "run_name": ("NAME", "name of a new run and part of its directory name"),
+        "output_dir": ("FOLDER", f"folder that contains your runs ({DEFAULT})"),
+        "run_name": ("NAME", "name of a new run; its folder name contains it"),
         "backup.place": (
             "PLACE",
-            "place for backups: folder, Drive, s3://…, hf://buckets/OWNER/NAME",
+            "backup destination: folder, Drive, s3://…, hf://buckets/OWNER/NAME",
         ),
         "training.checkpoint_frequency": ("N", "save a checkpoint every N optimizer steps"),
-        "training.metrics_sinks": ("NAMES", f"where metrics are written ({DEFAULT})"),
+        "training.metrics_sinks": (
+            "NAMES",
+            f"where metrics are written, besides metrics.jsonl ({DEFAULT})",
+        ),
         "new_run": ("", "start a new run even if one could be resumed"),
     },
 }

@@ -143,14 +143,16 @@ class DeploymentConfig(FieldsOfFeatures):
 
     output_dir: PathText = Field(
         default="runs",
-        description="Directory for run output.",
+        description="Folder that contains the runs; each run has its own folder there.",
     )
     new_run: bool = Field(
         default=False,
         description="Start a new run even if an unfinished run with the same settings exists.",
     )
     run_name: Annotated[
-        str | None, AfterValidator(_no_secret), Allowed("a name without tokens or passwords")
+        str | None,
+        AfterValidator(_no_secret),
+        Allowed("a name that contains no access token or password"),
     ] = Field(default=None, description="Name of the run; none: derived from the start time.")
     log_level: LogLevel = Field(
         default="INFO", description="Lowest severity of messages that are logged."

@@ -91,7 +91,9 @@ def _describe_values(annotation: Any, metadata: Any = ()) -> str:
     stated_words = next((item.words for item in metadata if isinstance(item, Allowed)), None)
     for item in metadata:
         if isinstance(item, RegisteredName) and stated_words is None:
-            return joined_by_or([*item.names(), "a registered name", "module:function"])
+            return joined_by_or(
+                [*item.names(), "a name that you registered", "your own code as module:function"]
+            )
     if stated_words and get_origin(annotation) not in (Union, types.UnionType):
         return stated_words
     if get_origin(annotation) is Annotated:

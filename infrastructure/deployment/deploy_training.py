@@ -7,6 +7,7 @@ import contextlib
 import logging
 import shlex
 import shutil
+import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,15 +23,21 @@ from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.agent import agent_folder
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import read_record, write_record
-from infrastructure.core.console import Count, Report, ShowLine, show
+from infrastructure.core.console import Count, Report, ShowLine, details, show
 from infrastructure.core.console_log import quiet_libraries
 from infrastructure.core.errors import CheckpointError, DamagedFileError, InputError, StorageError
-from infrastructure.core.files import make_directory
+from infrastructure.core.files import make_directory, write_json
 from infrastructure.core.full_disk import full_disk
 from infrastructure.core.importing import searching_rarely
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
 from infrastructure.core.messages import phrase
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
+from infrastructure.core.stop_signals import (
+    Stopper,
+    reason_of,
+    signals_handled,
+    stop_signals,
+)
 from infrastructure.data.defaults import make_ready, num_positions
 from infrastructure.data.encoding.row_schema import TEXT
 from infrastructure.data.preparation.doubts import check_meant
@@ -45,10 +52,9 @@ from infrastructure.deployment.resuming import (
     describe_differences,
     has_other_data,
 )
-from infrastructure.deployment.run_checks import checked_before, keep_round
-from infrastructure.deployment.run_finalizer import RunFinalizer
-from infrastructure.deployment.run_record import (
+from infrastructure.deployment.run_finalizer import (
     CompilingObserver,
+    RunFinalizer,
     describe_data,
     describe_model,
     record_rows,
@@ -56,7 +62,6 @@ from infrastructure.deployment.run_record import (
     save_tokenizer,
     unused_gpus,
 )
-from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.evaluation.held_out import (
     HeldOut,
     MeasuredBefore,
@@ -65,6 +70,8 @@ from infrastructure.evaluation.held_out import (
 )
 from infrastructure.models.backend_choice import Backend
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
+from infrastructure.monitoring.records.run_owner import take_announced_stop
+from infrastructure.monitoring.records.run_reader import CHECKS_FILE, read_rounds
 from infrastructure.monitoring.records.run_view import from_here
 from infrastructure.run.checkpoint_paths import verify
 from infrastructure.run.compatibility import Difference, Verdict
@@ -88,11 +95,12 @@ from infrastructure.run.restore import restore_run, run_at_place, runs_at_place
 from infrastructure.run.summary_text import RESULT, closing_lines, steps_ahead
 from infrastructure.run.timings import Stages
 from infrastructure.run.trained_rows import trained_rows
-from infrastructure.testing.results import CheckResult
+from infrastructure.testing.preflight import preflight
+from infrastructure.testing.results import CheckResult, lines_of, verdict
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core.precision import choose_device
 from infrastructure.training.core.product_choice import ProductChoice, threads_restored
-from infrastructure.training.core.state import TrainingState
+from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
 from infrastructure.training.loop.loop import TrainingLoop
@@ -127,7 +135,7 @@ class TrainingDeployment:
         say: a function that shows a line to the user.
         accept: names of settings or data that may differ when a run resumes, although they change
             the result, such as `["learning_rate", "data"]`.
-        begun: called once with the run's directory, after run.json was written there.
+        begun: called once with the run's directory, after run.json was written.
         make_progress: creates the progress display. It is called with the total number of steps,
             the first step, and a function that returns a text to append to the display.
         shown_elsewhere: what another display already shows: names of metric sinks ("console"), or
@@ -214,7 +222,7 @@ class TrainingDeployment:
         return self._go_on(run)
 
     def go_on(self, run: RunDirectory) -> Summary:
-        """Train `run` to its end, from its newest checkpoint or, without one, from the start."""
+        """Train `run` to its end, from its newest checkpoint, or from the start if it has none."""
         make_ready(self.config)
         with lossy_output(), threads_restored(), searching_rarely():
             return self._go_on(run)
@@ -279,7 +287,9 @@ class TrainingDeployment:
                 return self._train(run, trainer, self._before(run, trainer), checkpoint)
 
     def _newest(self, run: RunDirectory) -> Path:
-        """Return the newest intact checkpoint, restored from the backup if none is intact here."""
+        """Return the newest intact checkpoint; if there is none on this machine, restore one from
+        the backup.
+        """
         try:
             return CheckpointManager(run.checkpoints).newest()
         except CheckpointError as error:
@@ -293,7 +303,9 @@ class TrainingDeployment:
             return checkpoint
 
     def _has_version(self, run: RunDirectory) -> bool:
-        """Return whether the run has a checkpoint. If none is local, restore the run's backup."""
+        """Return whether the run has a checkpoint. If this machine has none, restore the run's
+        backup first.
+        """
         if CheckpointManager(run.checkpoints).checkpoints():
             return True
         self._check_place(run)
@@ -320,10 +332,11 @@ class TrainingDeployment:
         return run or self._run_from_place()
 
     def _name_changed(self) -> bool:
-        """Report a run that was started with these settings and changed later, and return True.
+        """Report a run that was started with these settings and changed later. Return whether there
+        is one.
 
-        If there are several, the newest is reported. Return False if there is none. A new run can
-        start in any case.
+        If there are several such runs, the newest is reported. The report does not prevent a new
+        run from starting.
         """
         changed = changed_under_way(self.config, self.accepted)
         if changed is None:
@@ -357,7 +370,7 @@ class TrainingDeployment:
         )
 
     def _run_from_place(self) -> RunDirectory | None:
-        """Restore a run with these settings from the backup. Return None if there is none."""
+        """Restore a run with these settings from the backup; return None if the backup has none."""
         options = place_options(self.config)
         if options.place is None:
             return None
@@ -448,7 +461,8 @@ class TrainingDeployment:
                 return self._train(run, trainer, self._measure(run, trainer))
 
     def _train_by_method(self, run: RunDirectory, checkpoint: Path | None = None) -> Summary:
-        """Train `run` with a TRL trainer, from the start or from its newest checkpoint.
+        """Train `run` with a TRL trainer, from its newest checkpoint, or from the start if it has
+        none.
 
         Raises:
             ValueError: if a certain `checkpoint` is given.
@@ -495,7 +509,7 @@ class TrainingDeployment:
     def _measure(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:
         """Evaluate the model before the first step, and store the result in the run.
 
-        If the model's weights stay on disk, the result is not stored.
+        If the model's weights stay on disk, the result is only returned.
         """
         if trainer.adapter.on_disk:
             return measure(trainer)
@@ -640,7 +654,7 @@ class TrainingDeployment:
     def _make_ready(
         self, finalizer: RunFinalizer, checkpoint: Path | None
     ) -> tuple[TrainingLoop, TrainingState]:
-        """Prepare the training loop, restore a given checkpoint, and make a forecast."""
+        """Prepare the training loop, restore `checkpoint` if it is given, and make a forecast."""
         run, trainer, copies, forecast = (
             finalizer.run,
             finalizer.trainer,
@@ -710,7 +724,9 @@ class TrainingDeployment:
             record_rows(run, trainer, self.config)
 
     def _note_without_effect(self, agreed: Sequence[Difference]) -> None:
-        """Report that accepted changes have no effect and are not recorded: no step is left."""
+        """Report that accepted changes have no effect and are not recorded, because no step is
+        left.
+        """
         names = [d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT]
         if names:
             self.report(phrase("deployment.accepted_change_without_effect", names=", ".join(names)))
@@ -722,11 +738,7 @@ class TrainingDeployment:
         hooks: list[Hook] = [
             MetricsObserver(MetricsLogger(sinks)),
             ProgressObserver(lambda total, step: self.make_progress(total, step, copies.short)),
-            CheckpointLines(
-                self.report,
-                copies.confirmed_step if copies.has_place else None,
-                run=shlex.quote(from_here(run.path)),
-            ),
+            CheckpointLines(self.report, run=shlex.quote(from_here(run.path))),
             ErrorsObserver(run.path),
             ReportObserver(run.path),
         ]
@@ -741,8 +753,8 @@ def _newest_version(run: RunDirectory) -> str:
 def _has_gone_on(run: RunDirectory) -> bool:
     """Return whether `run` has saved a checkpoint since the launcher first started this command.
 
-    If so, the launcher has restarted the processes. The run then resumes from that checkpoint, not
-    from the one named on the command line.
+    If it has, the launcher has restarted the processes. The run must then resume from this
+    checkpoint, not from the one named on the command line.
     """
     agent = agent_folder()
     if agent is None or agent.run != run.path.absolute():
@@ -779,7 +791,9 @@ def with_ranks(trainer: EnhancedTrainer) -> Iterator[None]:
 
 @contextmanager
 def errors_and_output_kept(run: RunDirectory) -> Iterator[None]:
-    """Write an error's traceback, and output that a closed terminal lost, to files of the run."""
+    """Return a context that writes an error's traceback, and output for a closed terminal, to files
+    of the run.
+    """
     with (
         lost_output_kept_in(run.path / OUTPUT_FILE),
         traceback_kept_in(run.path / TRACEBACK_FILE),
@@ -794,3 +808,95 @@ def measured_before(run: RunDirectory) -> HeldOut:
     except (OSError, DamagedFileError, TypeError, KeyError, AttributeError) as error:
         log.warning(phrase("deployment.baseline_unreadable", file=run.before_file, error=error))
         return HeldOut({})
+
+
+# The handling of Ctrl-C, SIGTERM and SIGHUP in Temper's training loop, based on `Stopper`.
+#
+# The handlers are installed only while a command runs. The previous ones are restored afterwards.
+# `Stopper` is in `core.stop_signals`.
+
+
+def _always() -> bool:
+    return True
+
+
+@contextmanager
+def stop_on_signals(
+    state: TrainingState,
+    may_break_off: Callable[[], bool] = _always,
+    run_path: Path | None = None,
+) -> Iterator[None]:
+    """Call `state.interrupt` at the first signal while the body runs.
+
+    If the run does not stop in time, or at a second Ctrl-C, StopSignal is raised as soon as
+    `may_break_off` returns True. This does nothing outside the main thread.
+    """
+
+    def request(number: int) -> None:
+        is_command = number == signal.SIGTERM and run_path is not None
+        if is_command and take_announced_stop(run_path or Path()):
+            state.interrupt(phrase("core.stopped_by_command"), StopReason.COMMAND, number)
+        else:
+            state.interrupt(reason_of(number), StopReason.SIGNAL, number)
+
+    stopper = Stopper(request, may_break_off)
+    with signals_handled(stop_signals(), stopper.handle):
+        try:
+            yield
+        finally:
+            stopper.close()
+
+
+MAX_ROUNDS = 100
+
+
+def checked_before(
+    config: DeploymentConfig,
+    trainer: EnhancedTrainer,
+    report: Callable[[str], None],
+    has_begun: bool = False,
+) -> list[CheckResult]:
+    """Run the quick checks if they are enabled, and show warnings and the verdict.
+
+    Args:
+        has_begun: whether the run has trained before and now resumes.
+
+    Raises:
+        PreflightError: if a check failed; the run must not start.
+    """
+    if not config.enable_testing:
+        return []
+    if trainer.sharding is not None:
+        report(phrase("deployment.sharded_model_not_checked"))
+        return []
+    results = preflight(trainer, Path(config.output_dir), has_begun)
+    worth_telling = [result for result in results if result.status == "warn"]
+    for line in lines_of(worth_telling)[1:-1]:
+        report(line)
+    report(phrase("deployment.checks_line", verdict=_verdict(results)))
+    for result in results:
+        if result.status == "skipped":
+            details(report)(f"Not checked: {result.name}: {result.text}")
+    return results
+
+
+def _verdict(results: Sequence[CheckResult]) -> str:
+    """Return the verdict on the checks, without the skipped ones."""
+    return verdict([result for result in results if result.status != "skipped"])
+
+
+def keep_round(run_directory: Path, step: int, results: Sequence[CheckResult]) -> None:
+    """Append the results of a round of checks to checks.json. If that fails, only log the error."""
+    if not results:
+        return
+    one = {
+        "step": step,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "verdict": _verdict(results),
+        "checks": [result.to_dict() for result in results],
+    }
+    try:
+        write_json(run_directory / CHECKS_FILE, [*read_rounds(run_directory), one][-MAX_ROUNDS:])
+    except OSError as error:
+        file = run_directory / CHECKS_FILE
+        log.warning(phrase("deployment.file_not_written", file=file, error=error))

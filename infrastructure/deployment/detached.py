@@ -90,7 +90,7 @@ class DetachedTraining:
 
     @property
     def was_finished_before(self) -> bool:
-        """True if the run is known and was already finished when the process started."""
+        """True if the run has a directory and was already finished when the process started."""
         return (self.folder / FINISHED_BEFORE_NAME).exists()
 
     def exit_code(self) -> int:
@@ -180,7 +180,7 @@ def wait(training: DetachedTraining, look: Callable[[], None] = lambda: None) ->
 
 
 class _Progress:
-    """A text on the progress of a run, for a line that is updated."""
+    """A text about the progress of a run, for a line that is updated."""
 
     def __init__(self, training: DetachedTraining) -> None:
         self.training = training
@@ -236,12 +236,16 @@ def _all_in(output_dir: Path) -> list[DetachedTraining]:
 
 
 def preparing(output_dir: Path) -> list[DetachedTraining]:
-    """Return the running processes whose run has no directory yet."""
+    """Return the running processes that are preparing a run and have not created its
+    directory yet.
+    """
     return [one for one in _all_in(output_dir) if one.run_path is None and one.is_alive]
 
 
 def preparing_the_same(config: DeploymentConfig) -> DetachedTraining | None:
-    """Return a process that is preparing a run with the settings of `config`, or None."""
+    """Return a process that is preparing a run with the settings of `config`; None if there is
+    none.
+    """
     wanted = result_settings(config)
     for training in preparing(Path(config.output_dir)):
         try:
@@ -335,7 +339,7 @@ def stop(
 def stop_preparing(
     training: DetachedTraining, report: ReportLine = print, patience_seconds: float = STOP_SECONDS
 ) -> bool:
-    """Stop a process that prepares a run. If training began in the meantime, save and stop it."""
+    """Stop a process that prepares a run. If the process is already training, it saves first."""
     trainer = training.trainer
     if trainer is not None and trainer.is_alive:
         _end(training.folder, trainer, patience_seconds)
@@ -374,7 +378,7 @@ def end(training: DetachedTraining, patience_seconds: float = STOP_SECONDS) -> b
 
 
 def fate(training: DetachedTraining) -> str | None:
-    """Return how a process has ended, or None if it is running or not a child of this process."""
+    """Return how a process has ended; None if it is running or is not a child of this process."""
     process = _STARTED.get(training.folder)
     return None if process is None else process.fate()
 
@@ -382,7 +386,8 @@ def fate(training: DetachedTraining) -> str | None:
 def last_line(training: DetachedTraining) -> str:
     """Return the last line of the process's output, which usually names the reason of a failure.
 
-    The output from before the run had a directory is read first, then the output in the run.
+    The output is in a file of the process until the run has a directory, and then in a file of the
+    run.
     """
     outputs = [training.folder / OUTPUT_NAME]
     outputs += [training.run_path / OUTPUT_FILE] if training.run_path is not None else []

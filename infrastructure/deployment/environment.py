@@ -48,7 +48,8 @@ DISK_NEEDED_BYTES = {"cpu": 4_000_000_000, "cuda": 12_000_000_000}
 
 @dataclass(frozen=True)
 class Part:
-    """A step of the installation. It is complete if the record maps `name` to `fingerprint`.
+    """A step of the installation. It is complete if the environment's record maps `name` to
+    `fingerprint`.
 
     Attributes:
         left_out: packages that the requirement files list but this step does not install.
@@ -155,7 +156,7 @@ def _folder_name(options: argparse.Namespace) -> str:
 
 
 def _torch_build(driver: bool, record: dict[str, str]) -> TorchBuild:
-    """Return which build of PyTorch to install: "cuda" or "cpu".
+    """Return the build of PyTorch to install: "cuda" or "cpu".
 
     An installed CUDA build is kept, because several machines may share the folder.
     """
@@ -167,7 +168,9 @@ def _base_files(colab: bool) -> tuple[str, ...]:
 
 
 def _dev_files(colab: bool) -> tuple[str, ...]:
-    """Return the requirement files for development; on Colab, without optional packages."""
+    """Return the requirement files for development; on Colab, only those without optional
+    packages.
+    """
     return ("requirements-dev.txt",) if colab else ("requirements-dev.txt", *OPTIONAL_FILES)
 
 
@@ -260,7 +263,7 @@ def install(plan: Plan) -> None:
 
 
 def is_usable(folder: Path, record: dict[str, str]) -> bool:
-    """Return whether `folder` is a complete environment, created by Temper or by the user.
+    """Return whether `folder` is a complete environment. Temper or the user may have created it.
 
     Raises:
         InstallError: if it is a user's environment with a Python that is too old.
@@ -287,9 +290,9 @@ def is_usable(folder: Path, record: dict[str, str]) -> bool:
 def make_virtual_environment(folder: Path) -> None:
     """Create a new, empty environment in `folder`, and delete an existing one.
 
-    The base interpreter creates it, even if this runs in another active environment. uv is not
-    used, because Python's own module includes pip without a network, and pip can install what uv
-    cannot.
+    The base interpreter creates it, even if this runs in another active environment. Python's own
+    module is used instead of uv, because it installs pip without a network, and pip can install
+    packages that uv cannot.
     """
     base = getattr(sys, "_base_executable", sys.executable)
     command = [base, "-I", "-m", "venv", "--clear", str(folder)]
@@ -384,7 +387,7 @@ def to_install(plan: Plan, part: Part) -> Sequence[Path]:
 
 
 def hold_torch(plan: Plan) -> Path:
-    """Write a constraints file that keeps pip from replacing the chosen PyTorch."""
+    """Write a constraints file that prevents pip from replacing the chosen PyTorch."""
     file = plan.folder / "held.txt"
     file.write_text(f"torch=={torch_version(plan.root)}\n")
     return file
@@ -438,7 +441,7 @@ def _check_disk(plan: Plan, todo: list[Part]) -> None:
 
 @contextmanager
 def only_one_installer() -> Iterator[None]:
-    """Wait until no other process installs for this checkout, then hold the lock for the block."""
+    """Return a context that waits for other installations in this checkout, and locks them out."""
     with Path(__file__).open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -97,7 +97,8 @@ def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
         accept: names of settings or data that may differ when a run resumes.
 
     Raises:
-        ValueError, TemperError: if not; the message says what is wrong, and what to do.
+        ValueError, TemperError: if the configuration is invalid; the message says what is wrong,
+            and what to do.
     """
     for name in accept:
         canonical_name(name)
@@ -120,7 +121,7 @@ def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
 
 
 def check_device(config: DeploymentConfig) -> None:
-    """Refuse settings that need a GPU if this machine certainly has none.
+    """Raise an error if settings need a GPU and this machine certainly has none.
 
     Raises:
         ValueError: if a setting needs a missing GPU; the message says what to use instead.
@@ -148,7 +149,7 @@ def check_measured(config: DeploymentConfig, against: str | None = None) -> None
         against: a second model.
 
     Raises:
-        ValueError: if not; the message says what exists instead.
+        ValueError: if a model or the data does not exist; the message says what exists instead.
     """
     check_device(config)
     with naming_runs(Path(config.output_dir)):
@@ -170,7 +171,7 @@ def check_model(name: str) -> None:
     """Check that `name` is an existing model or a finished run.
 
     Raises:
-        ValueError: if not; the message says what exists instead.
+        ValueError: if it is neither; the message says what exists instead.
     """
     name = finished_model(name)
     path = Path(name).expanduser()
@@ -189,7 +190,8 @@ def check_paths(config: DeploymentConfig) -> None:
     Model and data must exist, be readable and valid, and fit `training.method`.
 
     Raises:
-        ValueError: if not; the message says what exists instead.
+        ValueError: if one of them does not exist or cannot be used; the message says what exists
+            instead.
     """
     path = Path(config.model.name).expanduser()
     if not path.exists():
@@ -222,7 +224,7 @@ def check_paths(config: DeploymentConfig) -> None:
 
 
 def _refuse_lora_without(config: DeploymentConfig) -> None:
-    """Refuse a LoRA folder as the model if LoRA is explicitly turned off."""
+    """Raise an error if the model is a LoRA folder but LoRA is explicitly turned off."""
     model, key = config.model, "model.lora_config"
     is_given = config.source(key).layer is not Layer.DEFAULT
     if model.lora_config is None and is_given and is_lora_folder(model.name):
@@ -232,7 +234,7 @@ def _refuse_lora_without(config: DeploymentConfig) -> None:
 
 
 def _refuse_checkpoint(config: DeploymentConfig) -> None:
-    """Refuse a checkpoint of a run as the model, because it is not a model folder."""
+    """Raise an error if the model is a checkpoint of a run, because that is not a model folder."""
     name, version = split_version(config.model.name)
     if version is None:
         return
@@ -247,7 +249,9 @@ def _refuse_checkpoint(config: DeploymentConfig) -> None:
 
 
 def _refuse_name_of_run(config: DeploymentConfig) -> None:
-    """Refuse a model name that is also the name of a finished run, because it is ambiguous."""
+    """Raise an error if a model name is also the name of a finished run, because it is
+    ambiguous.
+    """
     for run in _runs_called(config.model.name, Path(config.output_dir)):
         if not (run / FINAL).is_dir():
             continue
@@ -266,7 +270,9 @@ def _runs_called(name: str, output_dir: Path) -> Iterator[Path]:
 
 
 def _check_settings(config: DeploymentConfig, path: Path) -> None:
-    """Refuse a folder without a model, and settings that the given model does not support."""
+    """Raise an error for a folder without a model, and for settings that the model does not
+    support.
+    """
     model, is_lora = config.model, (path / "adapter_config.json").is_file()
     if path.is_dir():
         check_folder(path)
@@ -288,7 +294,7 @@ def _check_settings(config: DeploymentConfig, path: Path) -> None:
 
 
 def _check_rounding(model: ModelConfig, path: Path) -> None:
-    """Refuse quantization-aware training of a model that torchao cannot round."""
+    """Raise an error for quantization-aware training of a model that torchao cannot round."""
     refuse_missing_package("torchao", "model.quantization_aware")
     if model.name == EMBEDDED:
         refuse_odd_width_of_embedded(model.embedded)
@@ -301,7 +307,7 @@ def _files_here(data: DataConfig, what: str = "training data") -> list[list[Data
     """Return the local files of the training data and those of the held-out data.
 
     Args:
-        what: the name of the training data in messages.
+        what: how messages call the training data.
 
     Raises:
         ValueError: if the files do not exist, or the Hub cannot be reached.
@@ -318,7 +324,7 @@ def _files_here(data: DataConfig, what: str = "training data") -> list[list[Data
 
 
 def _check_rows(sources: list[list[DataFile]], config: DeploymentConfig) -> None:
-    """Refuse invalid rows in local files, if the model reads conversations or texts."""
+    """Raise an error for invalid rows in local files, if the model reads conversations or texts."""
     if not sources or not _reads_texts(config.model):
         return
     if config.model.adapter != "standard" and pictures_in(config.data):

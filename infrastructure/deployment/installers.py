@@ -2,9 +2,9 @@
 
 The output of uv or pip goes to a log. The terminal shows a line of progress, or a message if an
 error occurs. uv receives pip's configuration, so both use the same sources, and the same
-requirements lead to the same packages. If uv fails, pip is used. TEMPER_INSTALLER (`uv`, `pip`)
-selects one of them. This module uses only the standard library, because it runs before anything is
-installed.
+requirements lead to the same packages. If uv fails, pip is used. The variable TEMPER_INSTALLER
+(`uv` or `pip`) selects an installer. This module uses only the standard library, because it runs
+before anything is installed.
 """
 
 import ast
@@ -61,7 +61,7 @@ class InstallError(Problem):
 
 
 def report(text: str, end: str = "\n") -> None:
-    """Print a message on standard error, as standard output is for the result of a command."""
+    """Print a message on standard error, because standard output is for results of commands."""
     print(text, end=end, file=sys.stderr, flush=True)
 
 
@@ -93,7 +93,7 @@ class Installer(Protocol):
     """An installer that changes the packages of one environment."""
 
     def install(self, title: str, *arguments: str) -> None:
-        """Install packages, and show `title` as the current step.
+        """Install packages, and show `title` as the name of the step.
 
         Args:
             arguments: requirements and options that both `pip install` and uv support.
@@ -104,14 +104,16 @@ class Installer(Protocol):
         """
 
     def uninstall(self, title: str, package: str) -> None:
-        """Remove a package, and show `title` as the current step.
+        """Remove a package, and show `title` as the name of the step.
 
         Raises:
             InstallError: as for `install`.
         """
 
     def offers(self, requirement: str, *index: str) -> bool:
-        """Return whether a package index has a wheel for this Python. This takes seconds."""
+        """Return whether a package index has a wheel of `requirement` for this Python. This takes
+        seconds.
+        """
 
 
 def installer_for(python: Path, log: Path) -> Installer:
@@ -227,7 +229,9 @@ class Uv:
         return run(command, self.log, {**self.variables(*index), **quick})[0] == 0
 
     def variables(self, *arguments: str) -> dict[str, str]:
-        """Return the environment variables for uv. Its own settings override those of pip."""
+        """Return the environment variables for uv. The user's settings of uv override those
+        of pip.
+        """
         environment = _variables()
         for name, variable in UV_VARIABLES.items():
             values = self.settings.get(name, "").split()
@@ -259,7 +263,7 @@ class Uv:
 
 @dataclass(frozen=True)
 class UvElsePip:
-    """An installer that uses uv, and pip if uv fails, so that nothing depends on uv."""
+    """An installer that uses uv; if uv fails, it uses pip."""
 
     uv: Uv
     pip: Pip
@@ -333,7 +337,7 @@ def check(code: int, what: str, last_lines: Sequence[str], log: Path) -> None:
     """Check that the exit code of a command is 0.
 
     Raises:
-        InstallError: if it is not; the message has the last lines of output.
+        InstallError: if the code is not 0; the message has the last lines of output.
     """
     if code != 0:
         raise InstallError(

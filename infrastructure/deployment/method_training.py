@@ -13,8 +13,8 @@ from infrastructure.core.console import Report
 from infrastructure.core.errors import CopyNotConfirmedError
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
 from infrastructure.core.messages import phrase
-from infrastructure.deployment.method_forecast import MethodForecast
-from infrastructure.deployment.run_record import record_rows_of
+from infrastructure.deployment.forecast import MethodForecast
+from infrastructure.deployment.run_finalizer import record_rows_of
 from infrastructure.evaluation.plain_reading import NUM_QUESTIONS, Trained, check_saved
 from infrastructure.models.progress_bars import without_progress_bars
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
@@ -25,13 +25,12 @@ from infrastructure.run.directory import RunDirectory, RunStatus
 from infrastructure.run.finalize import read_summary
 from infrastructure.run.record_types import Summary
 from infrastructure.run.summary_text import closing_lines, cost_lines
-from infrastructure.training.checkpoints.best_weights import take_best
+from infrastructure.training.checkpoints.checkpoint_manager import take_best
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.hf_bridge import TemperCallback
 from infrastructure.training.hf_bridge.trainer_facts import argument_names, known_names
-from infrastructure.training.methods.check import check_method
-from infrastructure.training.methods.settings_table import Use, setting_names, treatment_of
+from infrastructure.training.methods.check import Use, check_method, setting_names, treatment_of
 from infrastructure.training.methods.trl_training import TrlTraining
 from infrastructure.training.metrics.progress import MakeProgress
 from infrastructure.training.observers.early_stopping import early_stopping
@@ -53,7 +52,7 @@ class MethodTraining:
         begun: called with the run's directory when training starts.
         observers: further observers of this run.
         is_result_shown: whether another display shows the result.
-        how_to_begin_anew: how to start a new run instead: text that is appended to the line about
+        how_to_begin_anew: text on how to start a new run instead; appended to the line about
             resuming.
     """
 
@@ -194,7 +193,8 @@ class MethodTraining:
 
 
 class _Measured(Observer):
-    """An observer that keeps the first and last evaluation, and saves both with each checkpoint.
+    """An observer that stores the first and the last evaluation, and includes them in each
+    checkpoint.
 
     Args:
         begun: called with the run's directory when training starts.
@@ -226,7 +226,7 @@ class _Measured(Observer):
             self.after = self.by_step[str(state.step)] = spell_numbers(numbers)
 
     def take_best(self, model: torch.nn.Module) -> None:
-        """Load the weights of the best checkpoint into `model`, if the settings ask for that."""
+        """If so configured, load the weights of the best checkpoint into `model`."""
         if self.state is None or not self.config.training.ends_with_best:
             return
         step = take_best(model, self.run.checkpoints, self.state.step)
@@ -249,7 +249,7 @@ class _Measured(Observer):
         return measured | self._advice()
 
     def _advice(self) -> Summary:
-        """Return advice that follows from the final metrics; empty if the run is not finished."""
+        """Return advice that follows from the final metrics; empty if the run was not finished."""
         state, training = self.state, self.config.training
         if state is None or not self.is_finished:
             return {}
@@ -293,7 +293,7 @@ def _of_data(after: Mapping[str, object], training: TrlTraining) -> Summary:
 
 
 def translated(accepted: Collection[str]) -> list[str]:
-    """Return accepted setting names as the names of the Trainer's arguments."""
+    """Convert accepted setting names to the names of the Trainer's arguments."""
     names: list[str] = []
     for name in accepted:
         if name == METHOD_SETTINGS:
@@ -307,6 +307,6 @@ def translated(accepted: Collection[str]) -> list[str]:
 
 
 def setting_of(name: str) -> str:
-    """Return the name to give to `--accept` for a changed argument or part of a Trainer."""
+    """Return the name for `--accept` of a changed argument or part of a Trainer."""
     other = METHOD_SETTINGS if name in argument_names() else name
     return setting_names().get(name, other)

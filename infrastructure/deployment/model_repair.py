@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 def repair_finished(
     run: RunDirectory, options: BackupConfig, report: Callable[[str], None]
 ) -> None:
-    """Repair a run whose training has ended, including its model and its report.
+    """Repair a run whose training has ended, including its trained model and its report.
 
     This does nothing while a living process uses the run.
 
@@ -92,7 +92,7 @@ def repair_model(path: Path) -> None:
 def _repair_model(run: RunDirectory, options: BackupConfig) -> Iterator[Repair]:
     """Restore the files of `final/` that differ from its SHA256SUMS, and yield each repair.
 
-    The files come from the backup destination. Otherwise they are exported from the last
+    The files come from the backup destination, or if it lacks them from an export of the last
     checkpoint.
     """
     place = None if options.place is None else open_place(options.place)
@@ -129,7 +129,9 @@ def _repair_model(run: RunDirectory, options: BackupConfig) -> Iterator[Repair]:
 
 
 def _restore_sums(run: RunDirectory, place: Place | None, sealed: str) -> bool:
-    """Restore SHA256SUMS of `final/` if possible. Return whether it has the hash `sealed` again."""
+    """Restore SHA256SUMS of `final/` if possible. Return whether it has the hash `sealed`
+    afterwards.
+    """
     text = sums_text(run.final).encode()
     if hashlib.sha256(text).hexdigest() == sealed:
         with atomic_write(run.final / SUMS) as file:
@@ -163,7 +165,9 @@ def _copy(place: Place, source: Path, target: Path, digest: str) -> None:
 
 
 def _make_anew(run: RunDirectory, what: str, names: list[str]) -> Repair:
-    """Rebuild files of the trained model from the last checkpoint: `names`, or all if empty."""
+    """Rebuild the files `names` of the trained model, or all its files, from the last
+    checkpoint.
+    """
     damage = f"{', '.join(f'final/{name}' for name in names) or what} was damaged"
     folder = run.path / REMADE
     try:
@@ -193,7 +197,7 @@ def _make_anew(run: RunDirectory, what: str, names: list[str]) -> Repair:
 
 
 def _write_missing_report(run: RunDirectory, report: Callable[[str], None]) -> None:
-    """Write the report again if it is missing or damaged, and record its hash."""
+    """Write the report again if it is missing or damaged, and record the new report's hash."""
     seal: dict[str, str | None] = {**read_seal(run.path)}
     if seal and seal.get(REPORT_FILE) == hash_or_none(run.path / REPORT_FILE):
         return

@@ -71,14 +71,14 @@ def train(
 
 
 def _named(key: str, value: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a setting as a keyword argument, or a whole section if `value` is a mapping."""
+    """Return a setting as a keyword argument. If `value` is a mapping, return a whole section."""
     if value is None:
         return {}
     return {key.split(".")[0]: value} if isinstance(value, Mapping) else {key: str(value)}
 
 
 def _by_key(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by their full key: `data="rows.jsonl"` becomes `data.path`."""
+    """Return settings by their full key: `data="rows.jsonl"` becomes the key `data.path`."""
     named = {key_of_keyword(name): value for name, value in settings.items()}
     return named | _named("data.path", named.pop("data", None))
 
@@ -129,7 +129,9 @@ def resume_with(
     accept: Collection[str] = (),
     show_line: ShowLine = show,
 ) -> Summary:
-    """Resume the run `name` (see `find_run`). `changes` are settings with their source."""
+    """Resume the run `name` (see `find_run`) with changed settings. `changes` maps each changed
+    setting to its value and source.
+    """
     place = next((c for c in changes if c.key == "backup.place" and c.value), None)
     chosen = find_to_resume(name, output_dir, changes, accept, show_line, place)
     return resume_run(chosen, accept, show_line)
@@ -168,8 +170,8 @@ def evaluate(
         temper.evaluate("runs/my-run", "questions.jsonl").metrics["eval_loss"]
 
     Args:
-        model: a run, its `final/`, or any model folder. A run can be given by its ID or its name,
-            with or without the folder of runs, as on the command line.
+        model: a run, its `final/`, or any model folder. A run can be given by its ID, its name or
+            its path, as on the command line.
         data: a file, a folder or a Hub dataset.
         against: a second model to measure on the same rows and compare with.
         measures: the measures of the answers, such as `["exact_match", "f1"]`; by default, those

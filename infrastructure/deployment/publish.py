@@ -1,9 +1,9 @@
 """The publication of a trained model on the Hugging Face Hub, with a card about its run.
 
 Repositories are private by default, because a publication cannot be undone, and a model may have
-memorized rows of its training data. All files are uploaded in one commit, and each is then compared
-with the Hub's copy. In an existing card, only the part between Temper's two markers is replaced, so
-that text of the user is kept.
+memorized rows of its training data. All files are uploaded in one commit, and then each file is
+compared with the Hub's copy. In an existing card, only the part between Temper's two markers is
+replaced, so that text of the user is kept.
 """
 
 import errno
@@ -29,8 +29,7 @@ from infrastructure.core.json_text import JsonObject, JsonValue, as_object, as_t
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import DISTRIBUTION, require
 from infrastructure.core.redact import redact
-from infrastructure.deployment.export_formats import SAFETENSORS
-from infrastructure.deployment.export_request import EXPORT_FILE
+from infrastructure.deployment.export_request import EXPORT_FILE, SAFETENSORS
 from infrastructure.deployment.recorded_model import recorded_model
 from infrastructure.models.answer_end import GENERATION_FILE
 from infrastructure.models.saved_model import code_of_quantization, read_json, words_of_quantization
@@ -44,8 +43,8 @@ from infrastructure.run.history import (
     stretches,
 )
 from infrastructure.run.record_types import RunRecord
+from infrastructure.training.methods.check import setting_names
 from infrastructure.training.methods.method_table import METHODS
-from infrastructure.training.methods.settings_table import setting_names
 from infrastructure.training.strategies import has_forms
 
 CARD = "README.md"
@@ -110,7 +109,8 @@ class ModelRepository:
 
     Args:
         name: `OWNER/NAME`.
-        is_public: whether a new repository is public. An existing one stays as it is.
+        is_public: whether a new repository is public. The visibility of an existing repository does
+            not change.
 
     Raises:
         ValueError: if `name` is not a repository name.
@@ -127,7 +127,7 @@ class ModelRepository:
         """Create the repository if it does not exist; call this before work that takes long.
 
         Raises:
-            StorageError: if the Hub does not respond, or refuses the request; the message says what
+            StorageError: if the Hub does not respond or rejects the request; the message says what
                 to do.
         """
         with self._understandable(), self.place.plain_errors(self.place.url):
@@ -142,7 +142,8 @@ class ModelRepository:
 
         Raises:
             ValueError: if run.json is missing or damaged, or the existing card cannot be read.
-            StorageError: if the Hub does not respond, refuses, or has other bytes than those sent.
+            StorageError: if the Hub does not respond, rejects the upload, or has other bytes than
+                those sent.
         """
         if damaged := damaged_files(folder):
             raise DamagedFileError(
@@ -203,7 +204,8 @@ class ModelRepository:
         return contents
 
     def _card(self, folder: Path, run: RunDirectory, step: int, is_there: bool) -> str:
-        """Return the text of the card: a new one, or the existing one with new facts about the run.
+        """Return the text of the model card: a new card, or the existing one with new facts about
+        the run.
 
         Raises:
             ValueError: if the front matter of the card is not YAML.
@@ -255,8 +257,8 @@ class ModelRepository:
 def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
     """Return the part of the model card that Temper writes.
 
-    It says how the model in `folder` was trained, what was measured, and how to load the model from
-    the repository `name`, or from the folder of the card (HERE).
+    It describes how the model in `folder` was trained, the measurements, and how to load the model.
+    The model is loaded from the repository `name`, or if that is HERE, from the folder of the card.
 
     Raises:
         ValueError: if run.json is missing or damaged.
@@ -311,10 +313,11 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
 def _by_stretch(
     settings: Mapping[str, JsonValue], history: History, step: int, names: Mapping[str, str]
 ) -> JsonObject:
-    """Return the settings that changed during the run, with the steps at which each value applied.
+    """Return the settings that changed during the run, each with its values and their ranges of
+    steps.
 
     Args:
-        names: maps a setting to its name in the history, if that is a different one.
+        names: maps a setting to its name in the history, if the two names differ.
     """
     parts = {key: stretches(history, names.get(key, key), step) for key in settings}
     return {key: stretch_words(stretch) for key, stretch in parts.items() if len(stretch) > 1}
@@ -339,7 +342,7 @@ def _changed(history: History) -> list[str]:
 
 
 def _settings(record: RunRecord, config: DeploymentConfig, total: object) -> JsonObject:
-    """Return the settings that determined the result, with the values that were used."""
+    """Return the settings that determined the result, with the values that the run used."""
     training = config.training
     from_scratch = record.get("model", {}).get("kind") in FROM_SCRATCH
     batch_size = record.get("decided", {}).get("training.batch_size")
@@ -364,7 +367,9 @@ def _settings(record: RunRecord, config: DeploymentConfig, total: object) -> Jso
 
 
 def _settings_of_method(record: RunRecord) -> JsonObject:
-    """Return the arguments of TRL's trainer that differ from their defaults, as they were used."""
+    """Return the arguments of TRL's trainer that differ from their defaults, with the
+    values used.
+    """
     values = {key.removeprefix(ARGUMENT): one["value"] for key, one in record["config"].items()}
     return {name: values[name] for name in ARGUMENTS_SHOWN if name in values}
 
@@ -375,7 +380,7 @@ def _shown(value: object) -> str:
 
 
 def _trained_words(model: JsonObject, config: DeploymentConfig) -> str:
-    """Return a phrase that names the weights which were trained, such as a LoRA of rank 16."""
+    """Return a phrase that names the trained weights, such as a LoRA of rank 16."""
     lora = as_object(model.get("lora") or {})
     added = ", ".join(as_object(model.get("extensions") or {}))
     trained = (
@@ -393,7 +398,7 @@ def _trained_words(model: JsonObject, config: DeploymentConfig) -> str:
 
 
 def _is_rounded(folder: Path) -> bool:
-    """Return whether a saved model has weights that torchao rounded, as in training."""
+    """Return whether a saved model has weights that torchao rounded as in training."""
     config = folder / "config.json"
     text = config.read_bytes() if config.is_file() else "{}"
     rounding = as_object(as_object(parse_json(text)).get("quantization_config") or {})
@@ -490,7 +495,7 @@ def _loading(run: RunDirectory, name: str, folder: Path) -> str:
 
 
 def _usage_of_format(folder: Path) -> str:
-    """Return the code that loads an export, or "" if the export is a transformers folder."""
+    """Return the code that loads an export; "" if the export is a transformers folder."""
     export = read_json(folder / EXPORT_FILE) if (folder / EXPORT_FILE).is_file() else {}
     usage: str = EXPORT_FORMATS.make(str(export.get("format", SAFETENSORS))).usage
     return usage
@@ -519,10 +524,10 @@ def _prompting(run: RunDirectory, folder: Path, model_class: str) -> str:
 
 
 def _quantization_code(run: RunDirectory) -> str:
-    """Return the arguments that load the LoRA's base model quantized as in training.
+    """Return the arguments that load a LoRA's base model with the quantization of the training.
 
-    Return "" if it was not quantized. Without these arguments, the LoRA would be added to other
-    weights than those it was trained with.
+    Return "" if it was not quantized. Without these arguments, the LoRA would be added to weights
+    that differ from those in training.
     """
     return code_of_quantization(_quantization(run), str(recorded_model(run).get("dtype")))
 
@@ -533,7 +538,9 @@ def _quantization(run: RunDirectory) -> str | None:
 
 
 def _base_of_lora(name: str, folder: Path) -> str | None:
-    """Return the Python expression for the base model of a LoRA, or None if it is not a LoRA."""
+    """Return the Python expression for the base model of a LoRA; None if the model is not a
+    LoRA.
+    """
     if not (folder / LORA_CONFIG).is_file():
         return None
     if (folder / "base").is_dir():

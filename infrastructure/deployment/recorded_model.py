@@ -40,7 +40,9 @@ def recorded_model(run: RunDirectory) -> dict[str, Any]:
 
 
 def base_is_recorded(run: RunDirectory) -> bool:
-    """Return whether run.json says which weights the run started from, or that they were random."""
+    """Return whether run.json records the weights from which the run started, or that they were
+    random.
+    """
     return "kind" in (run.read_run().get("model") or {})
 
 

@@ -1,4 +1,4 @@
-"""The configuration of a run that resumes: its recorded settings with the changes given now."""
+"""The configuration of a resumed run: its recorded settings with the changes given now."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -77,7 +77,8 @@ def find_to_resume(
 
     Args:
         place: the setting `backup.place` as given now, from any source. A run that is not in
-            `output_dir` is restored from this destination, and from then on backed up there.
+            `output_dir` is restored from this destination, which is then also its backup
+            destination.
 
     Raises:
         ValueError, TemperError: if there is no such run, its records cannot be read, `accept`
@@ -110,8 +111,10 @@ def _from_place(
     See `find_run` for `name`; if it is a path, the run is restored to that path.
 
     Raises:
-        ValueError: if the destination does not have the run either; the message says what it has.
-        CheckpointError: if the destination has no intact version of the run, or not the named one.
+        ValueError: if the destination does not have the run either; the message lists the runs that
+            it has.
+        CheckpointError: if the destination has no intact checkpoint of the run, or lacks the named
+            checkpoint.
         StorageError: if the destination does not respond.
     """
     place = open_place(str(options.place))
@@ -146,7 +149,7 @@ def _from_place(
 
 
 def refuse_changed(run: RunDirectory, was: DeploymentConfig, config: DeploymentConfig) -> None:
-    """Refuse changed settings of a finished run, if they would have changed its result.
+    """Raise an error if settings of a finished run have changed that would have changed its result.
 
     Raises:
         CheckpointError: if a setting that determines the result has changed; the message says how
@@ -174,7 +177,7 @@ def refuse_changed(run: RunDirectory, was: DeploymentConfig, config: DeploymentC
 
 
 def as_begun(run: RunDirectory, config: DeploymentConfig) -> DeploymentConfig:
-    """Return `config`, with defaults replaced by those that applied when `run` started."""
+    """Return `config` with its defaults replaced by those that applied when `run` started."""
     try:
         kept = kept_defaults(config, run.read_configuration())
     except ValueError:  # run.json is lost
@@ -185,13 +188,13 @@ def as_begun(run: RunDirectory, config: DeploymentConfig) -> DeploymentConfig:
 
 
 def backend_of(run: RunDirectory) -> "Backend | None":
-    """Return the library that loaded the model of a run, or None if it was not recorded."""
+    """Return the library that loaded the model of a run; None if it was not recorded."""
     settings = settings_now(run, {})
     return backend_taken(settings) if BACKEND in settings else None
 
 
 def commit_of_base(run: RunDirectory, config: DeploymentConfig) -> str | None:
-    """Return the Hub commit of the run's base model, or None if `config` names another model."""
+    """Return the Hub commit of the run's base model; None if `config` names another model."""
     described = run.read_run().get("model")
     began_with = run.read_configuration().model
     same = (config.model.name, config.model.revision) == (began_with.name, began_with.revision)

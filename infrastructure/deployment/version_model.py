@@ -1,4 +1,4 @@
-"""Names of models, which every command reads alike: a run, a checkpoint, a path, a Hub name."""
+"""Model names in all forms that commands accept: a run, a checkpoint, a path, a Hub name."""
 
 import shutil
 from pathlib import Path
@@ -22,7 +22,8 @@ NUM_LETTERS = 8  # of a version's hash, used in the name of the folder
 def named_model(name: str, output_dir: Path) -> str:
     """Return the folder or Hub name of a model that the user named in any form.
 
-    The model of a checkpoint is exported once, next to `final/`, and reused afterwards.
+    If the name is a checkpoint, its model is exported once, next to `final/`, and reused
+    afterwards.
 
     Raises:
         ValueError: if there is no such checkpoint or run.

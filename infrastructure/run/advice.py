@@ -117,7 +117,7 @@ def _better(
     """Return advice to use an earlier checkpoint if it is clearly better than the final model.
 
     Args:
-        now: the final model's value of the metric; by default, that of the last checkpoint.
+        now: the final model's value of the metric; by default, the value of the last checkpoint.
     """
     store = Store(run.checkpoints)
     try:

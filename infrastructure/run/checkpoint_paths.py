@@ -44,8 +44,8 @@ def by_step(store: Store) -> dict[int, Path]:
 def best_of(store: Store) -> Path | None:
     """Return the healthy checkpoint with the lowest score (see `training.best_metric`).
 
-    Only checkpoints that were scored on the same held-out rows as the newest scored one are
-    compared. Return None if no checkpoint has a score.
+    Only checkpoints with scores for the same held-out rows as the newest score are compared. Return
+    None if no checkpoint has a score.
     """
     paths = by_step(store).values()
     scores = scores_of({path.stem: store.outline(path.stem) for path in paths})

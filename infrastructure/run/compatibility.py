@@ -1,4 +1,4 @@
-"""A comparison of the settings and other facts of a run, as recorded and now, before it resumes.
+"""A comparison of the recorded facts of a run with its current ones, before the run resumes.
 
 If a setting that affects the result has changed, the run does not resume, and the error names the
 flag that accepts the change. Another machine or library version may change rounding, so it is only
@@ -28,7 +28,7 @@ PACKAGE_NAMES = ("python", "numpy", *sorted(COMPUTING))
 
 
 class Verdict(StrEnum):
-    """The effect of a difference."""
+    """The effect that a changed fact has on resuming a run."""
 
     HARMLESS = "harmless"
     ROUNDS_OTHERWISE = "rounds otherwise"
@@ -43,7 +43,7 @@ class Difference:
     Attributes:
         name: the name of the fact for `--accept`.
         cause: the cause of the change, if known.
-        text: the text to display if the two values would mean nothing to the user.
+        text: the text to display if the two values themselves mean nothing to the user.
     """
 
     name: str
@@ -61,10 +61,10 @@ class Difference:
 
 
 class RunChangedError(CheckpointError):
-    """An error for settings or data that affect the result and changed since the last checkpoint.
+    """An error for changes since the last checkpoint that affect the result of a run.
 
     Attributes:
-        differences: the refused differences.
+        differences: the differences that prevent the run from resuming.
     """
 
     def __init__(self, text: str, differences: Sequence[Difference]) -> None:
@@ -76,16 +76,16 @@ class Judge(Protocol):
     """The rules of one kind of training: which facts are compared, and the advice to the user."""
 
     def differences(self, was: Facts, now: Facts) -> Iterable[Difference]:
-        """Return everything that differs, with its effect."""
+        """Return all differences between two sets of facts, each with its effect."""
 
     def how_to_accept(self, names: Sequence[str]) -> str:
         """Return the setting or argument that accepts these differences."""
 
     def why_never(self, names: Sequence[str]) -> str:
-        """Return why these differences cannot be accepted."""
+        """Return the reason why these differences cannot be accepted."""
 
     def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
-        """Return what the user can do instead of undoing or accepting the changes."""
+        """Return other remedies for the user, besides undoing or accepting the changes."""
 
 
 def check_compatible(
@@ -98,10 +98,10 @@ def check_compatible(
         accepted: the names of differences that may change the result.
 
     Raises:
-        RunChangedError: if a difference that is not accepted changes the result. The error lists
-            all of them.
+        RunChangedError: if a difference changes the result and is not accepted. The error lists all
+            such differences.
 
-    These differences are harmless, affect only rounding, or are accepted by the user.
+    The returned differences are harmless, affect only rounding, or are accepted by the user.
     """
     differences = list(judge.differences(was, now)) if was else []
     refused = [
@@ -137,8 +137,8 @@ def _refusal(refused: Sequence[Difference], judge: Judge) -> str:
 def version_differences(was: Facts, current: Facts) -> Iterator[Difference]:
     """Yield the packages whose versions differ. Both mappings of facts need the key `versions`.
 
-    A different version does not prevent a run from resuming, because a new machine may have another
-    image, and there may be no user to accept the difference.
+    A different version does not prevent a run from resuming, because a new machine may have
+    different packages, and no user may be present to accept the difference.
     """
     before, now = was["versions"], current["versions"]
     for package in sorted(before.keys() | now.keys()):

@@ -79,11 +79,13 @@ class ConfigurationJudge:
         return Setting("accept", ",".join(names))
 
     def why_never(self, names: Sequence[str]) -> str:
-        """Return a message which says that these settings cannot change within a run."""
+        """Return a message that these settings cannot change within a run."""
         return phrase("run.fixed_within_run", names=", ".join(names))
 
     def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
-        """Return the flag that restores a changed precision, and how to start a new run."""
+        """Return the flag that restores a changed precision, and a text on how to start a
+        new run.
+        """
         was = [str(d.was) for d in refused if d.name == "precision"]
         settings = [Setting("training.mixed_precision", name) for name in was]
         remedies = [phrase("run.restore_precision_by_flag", flag=setting) for setting in settings]
@@ -91,7 +93,8 @@ class ConfigurationJudge:
 
 
 def recorded_grid(was: Facts) -> SizeGrid:
-    """Return the rounding of batch lengths that a run used. A resume must use the same one.
+    """Return how a run rounded the lengths of batches. A resumed run must round them in the same
+    way.
 
     Raises:
         CheckpointError: if the rounding is unknown to this release.
@@ -123,16 +126,16 @@ def canonical_name(name: str) -> str:
 
 
 def accepted_name(name: str) -> str:
-    """Return the displayed name of a setting or fact. Return an unknown name unchanged.
+    """Return the displayed name of a setting or fact, given its name, its key or its flag.
 
-    The user may have given its name, its key or its flag.
+    An unknown name is returned unchanged.
     """
     known = names()
     return known.get(name) or known.get(key_of_keyword(name.removeprefix("--")), name)
 
 
 def names() -> dict[str, str]:
-    """Return all names that `accept` takes, each with the name to display for it."""
+    """Return all names that `accept` takes, each mapped to the displayed name."""
     keys = [key for key in schema_of(DeploymentConfig).fields if affects_result(key)]
     shown = {key: shown_name(key) for key in keys}
     return {
@@ -190,7 +193,8 @@ def _facts(was: Facts, current: Facts) -> Iterator[Difference]:
 
 
 def _parts(was: Facts, current: Facts) -> Iterator[Difference]:
-    """Yield the differences in data and parts, apart from settings and the files that they name.
+    """Yield the differences in data and parts, but not in settings and the files that settings
+    name.
 
     Checkpoints of older releases have no record of parts.
     """
@@ -214,9 +218,9 @@ def _code(was: Facts, current: Facts) -> Iterator[Difference]:
     """Yield one difference that lists all user-defined parts whose source code has changed.
 
     Added and removed parts are not included, because they appear as changed settings. Checkpoints
-    of older releases have no hashes of source files, or no hashes of imported files. If a part
-    imports a file only before or only now, that file is ignored, because the file with the import
-    has changed, too.
+    of older releases have no hashes of source files, or no hashes of imported files. A file that a
+    part imports only before or only after the change is ignored, because the importing file has
+    changed, too.
     """
     before, now = was.get(CODE, {}), current.get(CODE, {})
     both = [(group, name) for group in before for name in before[group]]
@@ -256,7 +260,7 @@ def _hashes(code: Facts, files: Sequence[str]) -> object:
 
 
 def _has_other_labels(was: Facts, current: Facts) -> bool:
-    """Return whether a checkpoint's run used another rule for choosing the trained tokens.
+    """Return whether the run of a checkpoint chose the trained tokens by another rule.
 
     Checkpoints of older releases do not record the rule.
     """

@@ -153,7 +153,9 @@ class RunDirectory:
         return DeploymentConfig.from_dict(as_object(settings)) if settings else DeploymentConfig()
 
     def is_of_a_trainer(self) -> bool:
-        """Return whether `TemperCallback` wrote the run. Only its own script can then resume it."""
+        """Return whether `TemperCallback` wrote the run, so that only its own script can
+        resume it.
+        """
         try:
             contents = parse_json(self.run_file.read_text())
         except (OSError, ValueError):
@@ -181,9 +183,9 @@ def plan_run(output_dir: Path, name: str) -> RunDirectory:
 
     The id of the run contains the time and `name`.
 
-    The time is the current one. If the newest run in `output_dir` has the same or a later time, the
-    next possible time after that is used. So runs sort in their order of creation even if two start
-    at the same moment, or the clock is set back.
+    The time is normally the current one. If the newest run in `output_dir` has the same or a later
+    time, the next possible time after it is used. So the order of the ids is the order of creation,
+    even if two runs start at the same moment or the clock is set back.
 
     Raises:
         ValueError: if `output_dir` is not writable.
@@ -251,8 +253,8 @@ def find_run(name: str | None, output_dir: Path) -> tuple[RunDirectory, Path | N
 
     Args:
         name: None for the newest run, `RUN`, `RUN@step`, `RUN@best`, or a path to a run or to a
-            checkpoint. In a path that ends in `checkpoint-STEP`, as transformers names them, the
-            part before it is a run, or a folder of runs whose newest is used.
+            checkpoint. A path may end in `checkpoint-STEP`, as in transformers; the part before
+            this is a run, or a folder of runs, of which the newest is used.
 
     Raises:
         ValueError: if there is no such run or checkpoint. The message lists the existing ones.

@@ -84,13 +84,13 @@ def _sentence(error: BaseException) -> str:
 
 
 def record_running(run: RunDirectory, total_steps: int, first_step: int = 0) -> None:
-    """Write a preliminary summary.json, which stays if the run is killed.
+    """Write a preliminary summary.json, which remains if the run is killed.
 
     The cost of earlier sessions, and the steps at which they ended, are copied from the existing
     file.
 
-    The step from which the run resumed is also written to run.json. This file is part of every
-    backup, whereas a restored run has no summary.json of earlier sessions.
+    The step from which the run resumed is also written to run.json. run.json is part of every
+    backup, but summary.json of an unfinished run is not.
 
     Args:
         first_step: the number of completed steps if the run resumes.
@@ -113,7 +113,7 @@ def record_running(run: RunDirectory, total_steps: int, first_step: int = 0) -> 
 
 
 def _continuation(earlier: Summary, record: BaseRunRecord, first_step: int) -> Continuation | None:
-    """Return the record of this resume for summary.json, or None for a first start."""
+    """Return the entry about this resume for summary.json; None if the run has just started."""
     if (back := record.get("brought_back")) is not None:
         return {"step": first_step, "was_killed": back["was_killed"], "place": back["place"]}
     if "status" in earlier:
@@ -147,7 +147,7 @@ def _read_summary(run: RunDirectory) -> Summary:
 def seal(run: RunDirectory, summary: Summary) -> None:
     """Write summary.json with the hashes of all files that no longer change.
 
-    A summary.json without hashes already exists, so no result is lost if this write fails.
+    If this fails, no result is lost, because summary.json already exists without the hashes.
     """
     try:
         summary["paths"] = paths_of(run.path)
@@ -172,7 +172,8 @@ def has_sealed_report(run: RunDirectory) -> bool:
 
 
 def complete_finished(run: RunDirectory, copies: RunReplication, seconds: float) -> Summary:
-    """Wait at most `seconds` until the destination has confirmed a finished run. End the copier.
+    """Wait at most `seconds` until the destination has confirmed a finished run. Then end the
+    copier.
 
     Returns:
         The contents of summary.json with the current status of the backup.

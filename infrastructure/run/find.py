@@ -1,4 +1,5 @@
-"""A search for the run that a command resumes, so that repeating a command starts no second run.
+"""A search for the run that a command resumes, so that a repeated command does not start a second
+run.
 
 Loads no torch.
 """
@@ -43,8 +44,8 @@ log = logging.getLogger(__name__)
 class Beginning:
     """A lock that a process holds while it searches for a run to resume or starts a new one.
 
-    Without the lock, two equal commands at the same moment would both find no run, and would train
-    the same run twice. If the output folder is not writable, there is no lock, and no run can
+    Without the lock, two equal commands at the same moment would both find no run, and the same
+    training would run twice. If the output folder is not writable, there is no lock, and no run can
     start.
 
     Raises:
@@ -96,8 +97,8 @@ def newest_of_this_purpose(
 ) -> RunDirectory | None:
     """Return the newest run in `config.output_dir` with the same settings as `config`, or None.
 
-    If settings of a run were changed during training, the run does not match, even if `config` has
-    its old or its new settings, unless `accepted` names these changes.
+    A run whose settings were changed during training does not match, unless `accepted` names these
+    changes.
 
     Args:
         accepted: names of settings that may differ; see `configuration_judge.names`.
@@ -108,10 +109,11 @@ def newest_of_this_purpose(
 def changed_under_way(
     config: DeploymentConfig, accepted: Collection[str]
 ) -> tuple[RunDirectory, list[str]] | None:
-    """Return the newest run with these settings that were changed during training, and messages.
+    """Return the newest run with these settings whose settings were changed during training, with
+    messages.
 
-    The run began with the settings of `config`, or has them now. Each message describes a change
-    that `accepted` does not name.
+    The run has the settings of `config`, or began with them. Each message describes a change that
+    `accepted` does not name.
     """
     for run, changes in _of_these_settings(config, accepted):
         if changes:
@@ -151,9 +153,9 @@ def _of_these_settings(
 
 
 def has_other_settings(run: RunDirectory, config: DeploymentConfig) -> bool:
-    """Return whether any setting of a run differs from `config`, even if that was accepted.
+    """Return whether any setting of a run differs from `config`, including accepted differences.
 
-    Settings count as they were at the newest checkpoint.
+    The settings of the newest checkpoint are compared.
     """
     began = None
     recorded: Mapping[str, object] = {}
@@ -197,7 +199,7 @@ def unfinished_beside(config: DeploymentConfig) -> tuple[RunDirectory, list[str]
 
 
 def _as_written(value: object) -> str:
-    """Return a value as users write it in a flag or a file: true, not True."""
+    """Return a value as users write it in a flag or a file, such as true instead of True."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
@@ -216,7 +218,7 @@ class Loading:
 
     Attributes:
         configured: the value of `model.backend` when the run began, or None if run.json is lost.
-        taken: the library that is actually used, if the setting is `auto`.
+        taken: the library that the run actually uses, if the setting is `auto`.
     """
 
     configured: object
@@ -242,7 +244,7 @@ def is_same(
     accepted: Collection[str],
     loaded_by: Loading | None = None,
 ) -> bool:
-    """Return whether two sets of settings are equal, apart from those that `accepted` names.
+    """Return whether two sets of settings are equal, except for settings that `accepted` names.
 
     Args:
         loaded_by: the library that loads the model of the run, or None if only `recorded` is known.
@@ -254,7 +256,9 @@ def is_same(
 def _differing(
     recorded: Mapping[str, object], wanted: Mapping[str, object], loaded_by: Loading
 ) -> Iterator[str]:
-    """Yield the keys of the settings that differ; `model.backend` only if that matters."""
+    """Yield the keys of the settings that differ; `model.backend` only if the difference
+    matters.
+    """
     yield from (key for key in differing_keys(recorded, wanted) if key != BACKEND)
     if not loaded_by.is_same(wanted.get(BACKEND, "auto")):
         yield BACKEND
@@ -263,8 +267,8 @@ def _differing(
 def has_met_bad_losses_otherwise(run: RunDirectory, config: DeploymentConfig) -> bool:
     """Return whether a finished run had bad losses that `config` would handle differently.
 
-    If so, the run would have ended with other weights under `config`. An unfinished run returns
-    False, because it resumes with the settings of `config`.
+    If it had, `config` would lead to other weights. The result is False for an unfinished run,
+    because it resumes with the settings of `config`.
     """
     if not run.is_finished():
         return False

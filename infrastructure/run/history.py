@@ -1,10 +1,10 @@
 """The history of a run: the settings and data that changed during training, and at which steps.
 
 If a run resumed with another learning rate, other rows or another library, neither its first nor
-its last settings describe all of it. So each checkpoint contains the history up to it. run.json
-contains the same history for display, and is written before the first step after a change. Only
-changes that led to the current state are included: if the run goes back to an earlier checkpoint,
-later changes are dropped. Loads no torch.
+its last settings describe the whole run. So each checkpoint contains the history until then.
+run.json contains the same history for display, and is written before the first step after a change.
+Only changes that led to the current state are included: if the run goes back to an earlier
+checkpoint, later changes are dropped. Loads no torch.
 """
 
 import re
@@ -40,7 +40,7 @@ Change = TypedDict(
 
 
 class HistoryEntry(TypedDict):
-    """The changes with which a run resumed once.
+    """The changes made when a run was resumed.
 
     Attributes:
         step: the step of the checkpoint from which the run resumed.
@@ -65,7 +65,7 @@ def history_in(values: Mapping[str, object]) -> list[HistoryEntry]:
 
 
 def history_of(run: RunDirectory, step: int | None = None) -> list[HistoryEntry]:
-    """Return the history of a run up to its newest checkpoint, or up to the newest one at `step`.
+    """Return the history of a run up to its newest checkpoint, or its newest checkpoint at `step`.
 
     For a run without such a checkpoint, return the history in run.json.
 
@@ -108,9 +108,9 @@ def extend_history(
 
     Args:
         agreed: the differences with which the run resumes; harmless ones are omitted.
-        describe_data: returns the description, for run.json, of the data that the run resumes with.
+        describe_data: returns the description of the new data, for run.json.
 
-    `values` are those of the checkpoint from which the run resumes.
+    `values` are the values of the checkpoint from which the run resumes.
     """
     history = history_in(values)
     changes = [_change(d) for d in agreed if d.verdict is not Verdict.HARMLESS]
@@ -233,7 +233,7 @@ def _is_shown(value: JsonValue) -> bool:
 
 
 def stretches(history: History, name: str, last_step: int) -> list[tuple[int, int, JsonValue]]:
-    """Return (first step, last step, value) for each range of steps with one value of a setting.
+    """Return (first step, last step, value) for each value that a setting had during the run.
 
     If the setting did not change, the list is empty.
     """

@@ -1,9 +1,8 @@
 """A description of everything that determines the result of a run, as values to save and compare.
 
-It is used by Temper's own loop, by TRL's methods and by the callback. Each part is a JSON value:
-settings as they are, rows and weights as hashes, and user-defined objects by their code and the
-simple values in them. Objects that cannot be inspected are reported and not compared. Loads no
-torch.
+Temper's own loop, TRL's methods and `TemperCallback` use it. Each part is a JSON value: settings as
+they are, rows and weights as hashes, and user-defined objects by their code and the simple values
+in them. Objects that cannot be inspected are reported and not compared. Loads no torch.
 """
 
 import functools
@@ -54,12 +53,14 @@ OF_LIBRARIES = frozenset(
 
 
 def new_key() -> str:
-    """Return a new secret key for hashing rows, since plain hashes of short rows can be guessed."""
+    """Return a new secret key for hashing rows, because plain hashes of short rows can be
+    guessed.
+    """
     return secrets.token_hex(32)
 
 
 def block_size(num_rows: int) -> int:
-    """Return the number of rows that share a hash, so that at most MOST_BLOCKS are needed."""
+    """Return the number of rows to hash together, so that there are at most MOST_BLOCKS hashes."""
     return max(1, ceil_div(num_rows, MOST_BLOCKS))
 
 
@@ -77,7 +78,7 @@ def keyed(key: str, text: str) -> str:
 
 @dataclass
 class ObjectReader:
-    """A converter of objects to JSON values, which are equal for objects that behave alike.
+    """A converter of objects to JSON values. Objects that behave alike give equal values.
 
     Args:
         known: a function that returns the JSON value of a special object, such as weights, or None
@@ -172,7 +173,7 @@ class ObjectReader:
         return {"name": qualname, "files": files, **self._bases(target, name)}
 
     def code_of_module(self, module: str, name: str) -> JsonValue:
-        """Return the name of an installed module, or hashes of a user-defined one."""
+        """Return the name of an installed module; for a user-defined module, hashes of its code."""
         if _is_installed(module) or (code := code_at(f"{module}:")) is None:
             return module
         return {code["file"]: code["sha256"], **code.get("imports", {})}
@@ -268,7 +269,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _functions_of(target: object) -> Iterator[tuple[str, types.FunctionType]]:
-    """Yield a function itself, or the methods of a class."""
+    """Yield a function itself; for a class, its methods."""
     members = vars(target) if isinstance(target, type) else {_qualname(target): target}
     for name, member in members.items():
         for each in (member, getattr(member, "__func__", None), getattr(member, "fget", None)):
@@ -290,8 +291,8 @@ def part_differences(
     """Yield a difference for each part that has changed since the run was recorded.
 
     Args:
-        same_libraries: whether all library versions are equal. Another version of a library may
-            describe its own parts differently.
+        same_libraries: whether all library versions are equal. If not, some differences are
+            ignored, because another version may describe its own parts differently.
         verdicts: how much a difference matters, by name of the part; by default, it changes the
             result.
     """
@@ -315,7 +316,7 @@ def _known_to_both(before: JsonValue, current: JsonValue) -> tuple[JsonValue, Js
 
 
 def _differing(before: JsonValue, current: JsonValue) -> tuple[JsonValue, JsonValue]:
-    """Return both values with only the keys in which they differ."""
+    """Return copies of two JSON values with only the keys in which they differ."""
     if not isinstance(before, dict) or not isinstance(current, dict):
         return before, current
     keys = [key for key in {**before, **current} if before.get(key) != current.get(key)]
@@ -358,7 +359,7 @@ def _changed_rows(
 ) -> str:
     """Return a message that rows have changed, with the number of rows if that has changed.
 
-    Otherwise the message says where the first changed row is, if that is known.
+    If the number is the same, the message says where the first changed row is, if that is known.
     """
     counts = before.get(NUM_EXAMPLES), current.get(NUM_EXAMPLES)
     if counts[0] == counts[1] or None in counts:
@@ -385,7 +386,7 @@ def _short(value: JsonValue) -> str:
 
 
 def what_cannot_be_compared(unseen: Sequence[str]) -> list[str]:
-    """Return a message that lists the objects which cannot be compared when the run resumes."""
+    """Return a message that lists the objects that cannot be compared when the run resumes."""
     if not unseen:
         return []
     return [phrase("run.not_compared_on_resume", parts="; ".join(dict.fromkeys(unseen)))]

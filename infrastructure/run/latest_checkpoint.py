@@ -30,7 +30,7 @@ class SavedSteps:
     def newest(self) -> SavedCheckpoint | None:
         """Return the newest checkpoint from which the run may resume.
 
-        Return None if there is none, or if the folder cannot be read.
+        Return None if there is no such checkpoint, or if the folder cannot be read.
         """
         try:
             for name in self.store.versions():

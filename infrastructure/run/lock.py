@@ -22,9 +22,9 @@ DIRECTORIES = ("final", "tokenizer", "resume")  # replaced atomically
 
 @contextmanager
 def waited_for(run_path: Path, seconds: float) -> Iterator[None]:
-    """Wait for the lock of the run in `run_path`, and hold it inside the block.
+    """Wait for the lock of the run in `run_path`, and hold the lock inside the block.
 
-    A process that holds the lock may have finished training and be waiting for the backup.
+    The process that holds the lock may be finished and only waiting for the backup.
 
     Raises:
         ValueError: if that process still runs after `seconds`. The message names the process.
@@ -52,7 +52,8 @@ def _is_trained_elsewhere(run_path: Path) -> bool:
 
 @contextmanager
 def only_trainer_of(run_path: Path) -> Iterator[None]:
-    """Hold the lock of the run in `run_path`, and record that this process trains the run.
+    """Hold the lock of the run in `run_path` inside the block, and record that this process trains
+    it.
 
     Raises:
         ValueError: if another live process trains the run. The message names that process.
@@ -71,7 +72,7 @@ def refuse_trained_elsewhere(run_path: Path) -> None:
     Raises:
         ValueError: if another live process trains the run. The message names that process.
 
-    Call this before anything about resuming the run is printed.
+    Call this before printing anything about resuming the run.
     """
     with _locked(run_path):
         pass

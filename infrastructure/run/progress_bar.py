@@ -24,9 +24,9 @@ class _QuietTqdm(_Tqdm):
 
 @contextmanager
 def byte_bar(what: str) -> Iterator[MoveBar]:
-    """Yield a function that updates a progress bar, given the bytes done and the total bytes.
+    """Yield a function that updates a progress bar, given the number of bytes done and in total.
 
-    The bar is shown only on a terminal or in a notebook. None as the total means that it is
+    The bar is shown only on a terminal or in a notebook. A total of None means that the total is
     unknown.
     """
     is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

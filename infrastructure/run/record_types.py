@@ -1,7 +1,7 @@
 """The contents of run.json and summary.json, key by key.
 
-Files of older releases lack some keys, and a killed run has written fewer of them. Keys that some
-files lack are declared as not required. Loads no torch.
+Files of older releases and of killed runs lack some keys. Keys that some files lack are declared as
+not required. Loads no torch.
 """
 
 from typing import NotRequired, Required, TypedDict
@@ -10,7 +10,7 @@ from infrastructure.core.json_text import JsonObject, JsonValue
 
 
 class SettingRecord(TypedDict):
-    """The value of a setting, and where it was set."""
+    """The value of a setting, with its source."""
 
     value: JsonValue
     source: str
@@ -117,7 +117,7 @@ class TrainerRunRecord(BaseRunRecord, total=False):
 
 
 class CopyFacts(TypedDict, total=False):
-    """The status of a run's backup: the known values of `BackupStatus` and `Completion`.
+    """The status of a run's backup: those values of `BackupStatus` and `Completion` that are known.
 
     Attributes:
         text: a message for the user; always present once the run has ended.

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def repair_records(output_dir: Path, options: BackupConfig, report: Callable[[str], None]) -> None:
-    """Restore each damaged or missing run.json in `output_dir`, so that its run is found again.
+    """Restore each damaged or missing run.json in `output_dir`, so that its run can be found.
 
     Runs that are being trained are skipped.
     """
@@ -61,7 +61,7 @@ def _stores(path: Path, options: BackupConfig) -> list[Store]:
 
 
 def repair_run(run: RunDirectory, options: BackupConfig, report: Callable[[str], None]) -> None:
-    """Repair the checkpoints and small files of a run. The caller must hold the lock of the run.
+    """Repair the checkpoints and small files of a run. The caller must hold the run's lock.
 
     Raises:
         StorageError: if the local disk fails.

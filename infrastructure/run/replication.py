@@ -1,7 +1,7 @@
 """The backup of a run: the check before training, the display during it, the wait at the end.
 
-Problems with the destination are reported and never stop a run that has started. Without a
-destination, one line at the end of the run says so.
+Problems with the destination are reported and never stop a run that has started. If there is no
+destination, a line at the end of the run says so.
 """
 
 import time
@@ -117,15 +117,11 @@ class RunReplication:
             return None
         return short_words(self._look(), time.time())
 
-    def confirmed_step(self) -> int | None:
-        """Return the newest step that is confirmed at the backup destination, or None."""
-        return self._look().confirmed_step
-
     def seconds_to_confirm(self) -> float:
-        """Estimate the seconds until a checkpoint is confirmed, from the time of the last one.
+        """Estimate the seconds until a checkpoint is confirmed, from how long the last one took.
 
-        The estimate is never above `backup.finish_seconds`, the time for which a run waits at its
-        end.
+        The estimate is at most `backup.finish_seconds`, the maximum time for which a run waits at
+        its end.
         """
         if not self.has_place:
             return 0.0
@@ -136,7 +132,7 @@ class RunReplication:
         return min(CONFIRM_FACTOR * confirm_seconds, self.config.backup.finish_seconds)
 
     def _look(self) -> BackupStatus:
-        """Return the backup status, which is read at most once every LOOK_SECONDS."""
+        """Return the backup status. It is read from the file at most once every LOOK_SECONDS."""
         if self._seen is None or time.monotonic() - self._seen[0] >= LOOK_SECONDS:
             self._seen = (time.monotonic(), self.backup.status())
         return self._seen[1]
@@ -146,7 +142,7 @@ class RunReplication:
         return self.backup.status().possible_loss(time.time()).seconds
 
     def probes(self) -> dict[str, Probe]:
-        """Return the functions that give the monitor its values about the backup, by name."""
+        """Return functions, by name, from which the monitor gets its values about the backup."""
         if not self.has_place:
             return {}
         return {
@@ -167,10 +163,11 @@ class RunReplication:
                 self._wait(seconds, self.backup.begin_last_look())
 
     def _wait(self, seconds: float, look: str = "") -> BackupStatus:
-        """Wait until the newest checkpoint is confirmed and the check with this token is done.
+        """Wait until the newest checkpoint is confirmed and the check with the token `look` is
+        done.
 
         Returns:
-            The status at that moment, or when the time is up.
+            The status when both are done or the time is up.
         """
         newest = self.backup.store.newest_healthy()
         self.backup.try_again()
@@ -203,8 +200,8 @@ class RunReplication:
     def complete(self, seconds: float, record: Callable[[], object]) -> None:
         """Wait at most `seconds` until the destination has confirmed a finished run.
 
-        The result is stored in `completion`. Ctrl-C and SIGTERM end the wait, but not the copier,
-        which continues by itself.
+        The result is stored in `completion`. Ctrl-C and SIGTERM end the wait, but the copier
+        continues by itself.
 
         Args:
             record: a function that writes the summary and the report once the URL of the model is
@@ -225,7 +222,7 @@ class RunReplication:
         self.completion = Completion(self.completion.published, phrase("run.wait_for_backup_ended"))
 
     def compare_anew(self) -> None:
-        """Discard earlier confirmations, because the destination may have changed."""
+        """Discard earlier confirmations, because the destination may have changed since then."""
         if self.has_place:
             self.backup.forget_status()
 
@@ -271,7 +268,7 @@ class RunReplication:
 
 
 def _is_over(status: BackupStatus, newest: str, look: str) -> bool:
-    """Return whether the backup is confirmed and checked, or cannot make progress any more."""
+    """Return whether the backup is confirmed and checked, or cannot make further progress."""
     is_settled = status.is_settled(newest) and status.has_looked(look)
     return is_settled or status.state in NO_MORE
 
@@ -282,5 +279,5 @@ def versions_kept(training: TrainingConfig, total_steps: int) -> int:
 
 
 def newest_kept(training: TrainingConfig, total_steps: int) -> int:
-    """Return how many checkpoints are kept if the newest ones are also the best."""
+    """Return how many checkpoints are kept if the newest checkpoints are also the best ones."""
     return min(max(training.keep_checkpoints, training.num_best_kept), total_steps)

@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 
 
 def run_at_place(config: DeploymentConfig, accepted: Collection[str]) -> str | None:
-    """Return the newest run at `config.backup.place` with the same settings as `config`, or None.
+    """Return the newest run at the backup destination with the settings of `config`; None if there
+    is none.
 
     Raises:
         ValueError: if the destination is invalid.
@@ -95,9 +96,9 @@ def restore_run(
 ) -> tuple[RunDirectory, Path]:
     """Restore a run from its destination into `output_dir`, and verify it.
 
-    If `run_id` is None, the newest run is restored. This fetches the newest intact checkpoint, the
-    best checkpoint, and the run's files, unless the files on this machine are newer. If the run is
-    finished at the destination, it also fetches the model, summary and report.
+    If `run_id` is None, the newest run is restored. Fetch the newest intact checkpoint, the best
+    checkpoint, and the run's files. Newer files on this machine are kept. If the run is finished at
+    the destination, also fetch its model, summary and report.
 
     Returns:
         The run, and the restored checkpoint.
@@ -177,7 +178,7 @@ def _restore_best(backup: RunBackup, remote: Store, store: Store) -> None:
 def _restore_end(place: Place, run: RunDirectory, step: int, report: Callable[[str], None]) -> None:
     """Restore the model, summary and report of a run that is finished at its destination.
 
-    If one of them is damaged, the run can resume from its last checkpoint and write it again.
+    If a file is damaged, the run can resume from its last checkpoint and write the file again.
     """
     try:
         finished = finished_at(place, run.run_id, step)
@@ -193,14 +194,14 @@ def _restore_end(place: Place, run: RunDirectory, step: int, report: Callable[[s
 
 
 def named_run(place: Place, name: str | None) -> str:
-    """Return the id of the run at a destination that the user named.
+    """Return the id of a run at a destination, given the name that the user typed.
 
     Args:
         name: the run's id or given name, or the path of the run or of its model on this machine.
             None means the newest run.
 
     Raises:
-        ValueError: if there is no run of that name, or none at all.
+        ValueError: if there is no run of that name, or no run at all.
         StorageError: if the destination does not respond.
     """
     known = answer_of(place, lambda: runs_at(place))
@@ -261,9 +262,9 @@ def check_version(run: str, version: str | None) -> None:
 
 
 def why_empty(place: Place) -> str:
-    """Return the reason, after `: `, if the folder or repository of a destination does not exist.
+    """Return ": " and the reason if the folder or repository of a destination does not exist.
 
-    Return "" if it exists.
+    Return "" if the folder or repository exists.
     """
     try:
         place.names(Path())

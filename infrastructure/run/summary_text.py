@@ -15,6 +15,7 @@ from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.monitoring.drawing.formatting import blank, format_duration, printable
 from infrastructure.monitoring.drawing.tables import before_after_table
 from infrastructure.monitoring.records.run_list import ROUNDED
+from infrastructure.monitoring.records.run_view import WHAT_LIES_WHERE
 from infrastructure.monitoring.records.status_text import question_command, writes_text
 from infrastructure.run.directory import RunStatus
 from infrastructure.run.history import history_in, history_lines
@@ -28,7 +29,9 @@ RESULT = "result"  # the name of a part that is displayed elsewhere
 
 
 def steps_ahead(done: int, total: int) -> str:
-    """Return a text with the number of remaining steps and, after a resume, the last step."""
+    """Return a text with the number of remaining steps. For a resumed run, it also names the last
+    step.
+    """
     if done:
         return f"{counted(total - done, 'more step')}, to {total:,}"
     return counted(total, "step")
@@ -111,7 +114,9 @@ def changed_lines(summary: Summary) -> list[str]:
 
 
 def early_lines(summary: Summary) -> list[str]:
-    """Return lines on why a finished run took fewer steps than planned; empty if it took all."""
+    """Return lines on why a finished run took fewer steps than planned; empty if it took
+    all steps.
+    """
     steps, total, reason = (summary.get(key) for key in ("steps", "total_steps", "reason"))
     is_finished = summary.get("status") == RunStatus.FINISHED
     if not (is_finished and isinstance(steps, int) and isinstance(total, int) and steps < total):
@@ -121,7 +126,7 @@ def early_lines(summary: Summary) -> list[str]:
 
 
 def best_lines(summary: Summary) -> list[str]:
-    """Return a line that names the step of the trained model if that is not the last step."""
+    """Return a line that names the step of the trained model if this is not the last step."""
     step = summary.get("final_step")
     return [] if step is None else [phrase("run.model_of_best_step", step=step)]
 
@@ -129,7 +134,11 @@ def best_lines(summary: Summary) -> list[str]:
 def _place_lines(run_path: Path, summary: Summary) -> list[str]:
     paths = {name: Path(path) for name, path in summary["paths"].items() if name != "run"}
     lines = ["", phrase("run.files_head", run=_relative(str(run_path)))]
-    lines += [f"  {path.name:<14} {name}" for name, path in paths.items()]
+    lines += [
+        f"  {path.name:<14} {phrase(WHAT_LIES_WHERE[path.name])}"
+        for name, path in paths.items()
+        if name != "report"  # a line below says how to open it
+    ]
     in_notebook = in_notebook_kernel()
     model = summary["paths"].get("model")
     if model and writes_text(Path(model)):
@@ -150,13 +159,15 @@ def _place_lines(run_path: Path, summary: Summary) -> list[str]:
 def _advised(text: str, command: str) -> str:
     """Return advice and its command as one line.
 
-    A command that cannot be typed ends the sentence.
+    If `command` is not a command that can be typed, it becomes the end of the sentence.
     """
     return f"{text}{':' if command.startswith('temper ') else ''} {command}"
 
 
 def _of_held_out(num_questions: int, summary: Summary) -> str:
-    """Return a text with the number of answered held-out prompts, and a note if it is low."""
+    """Return a text with the number of answered held-out prompts, and a note if the number
+    is low.
+    """
     num_held_out = summary.get("num_held_out") or 0
     if num_questions >= num_held_out:
         few = phrase("run.too_few_prompts") if num_questions < FEW_PROMPTS else ""
@@ -228,7 +239,7 @@ def _beside(name: str, lines: Sequence[str]) -> list[str]:
 
 
 def _cut(line: str, keeps_end: bool) -> str:
-    """Shorten a line to MAX_LINE_CHARACTERS, at its end or, with `keeps_end`, at its start."""
+    """Shorten a line to MAX_LINE_CHARACTERS by cutting its end or, with `keeps_end`, its start."""
     if len(line) <= MAX_LINE_CHARACTERS:
         return line
     kept = MAX_LINE_CHARACTERS - 2

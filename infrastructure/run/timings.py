@@ -23,7 +23,7 @@ STAGES = {
 
 
 class Stages:
-    """The measured duration of each stage of a run. Repeated stages are added up.
+    """The measured duration of each stage of a run. Durations of a repeated stage are added up.
 
     Args:
         clock: returns the time in seconds, and never goes back.

@@ -66,8 +66,8 @@ def record_trained_rows(
 
     Args:
         contents: the plain hash of each row, an array of shape (rows,).
-        earlier: the trained rows of an earlier run, if this run starts from its model. A new run
-            reuses the key of these rows.
+        earlier: the trained rows of an earlier run, if this run starts from its model. The key of
+            these rows is reused.
     """
     known = trained_rows(run) or earlier or TrainedRows()
     kept = known.with_contents(contents)
@@ -76,7 +76,7 @@ def record_trained_rows(
 
 
 def trained_rows(run: RunDirectory) -> TrainedRows | None:
-    """Return the trained rows, or None if the run has no record of them or its file is damaged."""
+    """Return the trained rows; None if the run has no record of them or the record is damaged."""
     with contextlib.suppress(OSError, DamagedFileError, ValueError):
         record = read_record(run.trained_rows_file)
         key, text = record.get(KEY), record.get(ROWS)

@@ -16,12 +16,10 @@ from infrastructure.backup.format.store import Store
 from infrastructure.core.files import write_json
 from tests.monitoring.browser import open_browser
 from tests.monitoring.written_run import (
+    a_training,
     add,
-    evaluation,
     falling,
-    sample,
     step_record,
-    system_file,
     write_run,
 )
 
@@ -38,12 +36,8 @@ class Shown:
         self.text.append(text)
 
 
-def a_training(folder: Path, **summary: Any) -> Path:
-    directory = write_run(folder, **summary)
-    add(directory, *falling(1, 30), evaluation(30, 1.25))
-    add(directory, sample(0, step=30), file=system_file("system"))
-    alert = {"time": time.time(), "step": 29, "rule": "gpu_memory", "message": "93 % is above 90 %"}
-    add(directory, alert, file=system_file("alerts"))
+def a_saved_training(folder: Path, **summary: Any) -> Path:
+    directory = a_training(folder, **summary)
     Store(directory / "checkpoints").commit({}, {"step": 25}, step=25)
     return directory
 
@@ -57,7 +51,7 @@ def shown(directory: Path, advice: str = "") -> tuple[str, str]:
 
 
 def test_everything_that_matters_is_shown(tmp_path: Path) -> None:
-    html, text = shown(a_training(tmp_path), "Interrupting the cell saves it.")
+    html, text = shown(a_saved_training(tmp_path), "Interrupting the cell saves it.")
     for part in (
         'data-key="loss"',
         "14.0 of 15.0 GiB",
@@ -77,7 +71,7 @@ def test_everything_that_matters_is_shown(tmp_path: Path) -> None:
 def test_the_last_durable_checkpoint_is_the_one_that_the_place_has_confirmed(
     tmp_path: Path,
 ) -> None:
-    directory = a_training(tmp_path)
+    directory = a_saved_training(tmp_path)
     backup = {"place": "/content/drive/MyDrive/temper", "confirmed_step": None}
     write_json(directory / "checkpoints/backup.json", backup)
     html, _ = shown(directory)
@@ -136,7 +130,7 @@ def test_it_is_drawn_once_a_second_and_less_often_where_it_costs_much(tmp_path: 
         used[0] += next(costs, 0.0)
         return used[0]
 
-    panel = LivePanel(a_training(tmp_path), "", output, lambda: now[0], cpu)  # type: ignore[arg-type]
+    panel = LivePanel(a_saved_training(tmp_path), "", output, lambda: now[0], cpu)  # type: ignore[arg-type]
     for moment in (0.0, 0.5, 0.99, LOOK_SECONDS):
         now[0] = moment
         panel.update(1)
@@ -165,7 +159,7 @@ def test_what_fails_in_it_is_reported_once_and_switched_off(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     output = Broken()
-    panel = LivePanel(a_training(tmp_path), "", output)  # type: ignore[arg-type]
+    panel = LivePanel(a_saved_training(tmp_path), "", output)  # type: ignore[arg-type]
     for step in range(3):
         panel.update(step)
     panel.close()
@@ -197,7 +191,7 @@ def test_looking_loads_no_torch() -> None:
 
 def test_each_update_draws_its_charts_with_the_script_of_the_first(tmp_path: Path) -> None:
     """As notebooks do it: the output is replaced, and its scripts are run again."""
-    directory = a_training(tmp_path)
+    directory = a_saved_training(tmp_path)
     html, _ = shown(directory)
     add(directory, step_record(31, math.nan), step_record(32, 0.5))
     (tmp_path / "page.html").write_text("<div id=output></div>")
@@ -222,7 +216,7 @@ def test_each_update_draws_its_charts_with_the_script_of_the_first(tmp_path: Pat
 
 def test_on_a_phone_the_panel_has_the_width_of_the_page(tmp_path: Path) -> None:
     """JupyterLab keeps a column free beside an output, which is a fifth of a phone."""
-    html, _ = shown(a_training(tmp_path))
+    html, _ = shown(a_saved_training(tmp_path))
     page = tmp_path / "page.html"
     page.write_text(
         "<style>body {margin: 0} .jp-OutputArea-child {display: flex}"

@@ -76,14 +76,13 @@ def test_padding_that_is_seen_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         check_bidirectional(model)
 
 
-def test_a_model_that_takes_no_such_mask_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"models\.not_bidirectional"):
-        check_bidirectional(tiny_model("bloom"))
-
-
-def test_a_balancing_loss_names_its_switch() -> None:
-    with pytest.raises(ValueError, match=r"models\.balancing_loss_reads_mask"):
-        check_bidirectional(tiny_model("qwen3_moe_balanced"))
+@pytest.mark.parametrize(
+    ("architecture", "refusal"),
+    [("bloom", "not_bidirectional"), ("qwen3_moe_balanced", "balancing_loss_reads_mask")],
+)
+def test_a_model_that_takes_no_such_mask_is_refused(architecture: str, refusal: str) -> None:
+    with pytest.raises(ValueError, match=rf"models\.{refusal}"):
+        check_bidirectional(tiny_model(architecture))
 
 
 def test_the_attention_of_packed_rows_takes_the_mask() -> None:

@@ -17,12 +17,9 @@ from rich.console import Console
 from infrastructure.monitoring.records.run_view import RunView, read_view
 from infrastructure.monitoring.watch import frame, sparkline, status_line, watch
 from tests.monitoring.written_run import (
+    a_training,
     add,
-    evaluation,
-    falling,
-    sample,
     step_record,
-    system_file,
     write_run,
 )
 
@@ -33,17 +30,6 @@ def shown(run: RunView, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width, record=True)
     console.print(frame(run, width))
     return console.export_text()
-
-
-def a_training(folder: Path) -> Path:
-    directory = write_run(folder)
-    add(directory, *falling(1, 30), evaluation(30, 1.25))
-    add(directory, sample(0, step=30), file=system_file("system"))
-    alert = {"time": time.time(), "step": 29, "rule": "gpu_memory", "message": "93 % is above 90 %"}
-    add(directory, alert, file=system_file("alerts"))
-    error = {"step": 12, "kind": "spike", "action": "went back to step 10", "message": "loss 9"}
-    add(directory, error, file="logs/errors/errors.jsonl")
-    return directory
 
 
 @pytest.mark.parametrize("width", [40, 60, 200])

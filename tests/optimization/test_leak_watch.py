@@ -36,19 +36,20 @@ def test_a_leak_is_reported_once_with_the_line_that_holds_it() -> None:
     assert not tracemalloc.is_tracing()
 
 
-def test_memory_that_rises_and_falls_is_no_leak() -> None:
-    random.seed(0)
-    noisy = [GIB + random.randrange(300 * MIB) for _ in range(200)]
-    assert reports(noisy, LeakWatch()) == []
+NOISE = random.Random(0)
 
 
-def test_one_jump_is_no_leak() -> None:
-    jump = [GIB] * 30 + [3 * GIB] * 30
-    assert reports(jump, LeakWatch()) == []
-
-
-def test_slow_growth_below_what_matters_is_not_reported() -> None:
-    assert reports([GIB + step * 1000 for step in range(200)], LeakWatch()) == []
+@pytest.mark.parametrize(
+    "readings",
+    [
+        [GIB + NOISE.randrange(300 * MIB) for _ in range(200)],
+        [GIB] * 30 + [3 * GIB] * 30,
+        [GIB + step * 1000 for step in range(200)],
+    ],
+    ids=["rises and falls", "one jump", "slower than matters"],
+)
+def test_other_growth_is_no_leak(readings: list[int]) -> None:
+    assert reports(readings, LeakWatch()) == []
 
 
 def test_a_suspicion_that_is_not_confirmed_ends_without_a_word() -> None:

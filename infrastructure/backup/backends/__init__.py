@@ -63,9 +63,9 @@ BACKENDS.provide(
 def register_backend(name: str, backend: Callable[[str], Place]) -> None:
     """Register `backend` for destinations with the scheme `name`: `backup.place: name://…`.
 
-    It is called with the full URL. It takes precedence over a built-in backend and over fsspec's
-    backend for this scheme. The copier process imports the backend, so it must be defined in a
-    module, not in a notebook cell.
+    `backend` is called with the full URL. It takes precedence over a built-in backend and over
+    fsspec's backend for this scheme. The copier process imports the backend, so it must be defined
+    in a module, not in a notebook cell.
 
     Raises:
         ValueError: if another user-defined backend has this name, or `backend` lacks a method.
@@ -102,7 +102,7 @@ def require_backend(text: str) -> None:
     """Check that a destination's backend can also be used from another process.
 
     Raises:
-        ValueError: if the backend cannot be used, if another process could not import it, or if the
+        ValueError: if the backend cannot be used or another process cannot import it, or if the
             destination exists only in the memory of this process.
     """
     name = backend_of(text)

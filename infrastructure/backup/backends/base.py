@@ -31,9 +31,9 @@ class Content:
 
     Attributes:
         size_bytes: the number of bytes as stored (after compression, if the object is compressed).
-        hashes: names and hex hashes of the same bytes. The first one is used to check the file when
-            it is read back. MD5 does not protect against tampering, so it is only compared with a
-            server's checksum of a file that Temper wrote.
+        hashes: names and hex hashes of the same bytes. The first hash is used to check the file
+            when it is read back. MD5 does not protect against tampering, so it is only compared
+            with a server's checksum of a file that Temper wrote.
     """
 
     size_bytes: int
@@ -62,7 +62,9 @@ class Content:
         return self._hash("md5")
 
     def _hash(self, name: str) -> str:
-        """Return the hash called `name`. Raise ValueError if the destination does not use it."""
+        """Return the hash called `name`. Raise ValueError if the destination does not use this
+        hash.
+        """
         for known, value in self.hashes:
             if known == name:
                 return value
@@ -85,8 +87,8 @@ def _digest(name: str) -> Digest:
 class Place(FileOperations, abc.ABC):
     """A backup destination. Unless documented otherwise, its methods raise only OSError.
 
-    FileNotFoundError means that the file does not exist. An unreachable destination raises another
-    OSError (`errno.ENOTCONN` if nothing more precise is known).
+    FileNotFoundError means that the file does not exist. If the destination is unreachable, another
+    OSError is raised (with `errno.ENOTCONN` if nothing more precise is known).
 
     Attributes:
         url: the destination as users write it, without secrets.
@@ -106,9 +108,10 @@ class Place(FileOperations, abc.ABC):
     is_new = False
 
     def identify(self, known: str | None = None) -> str:
-        """Identify this destination by its marker, which is created at first contact.
+        """Return the id of this destination from its marker file, which is created at first
+        contact.
 
-        After this call, every write and every confirmation checks the marker again.
+        Afterwards, every write and every confirmation checks the marker file again.
 
         Args:
             known: the id that the destination must have; None accepts any id.
@@ -132,7 +135,7 @@ class Place(FileOperations, abc.ABC):
         return self.identity
 
     def require_identity(self) -> None:
-        """Check the marker, if `identify` was called.
+        """Check the marker file with the destination's id, if `identify` was called.
 
         Raises:
             OSError: if the destination does not respond; with ENOTCONN if this is now another
@@ -148,7 +151,7 @@ class Place(FileOperations, abc.ABC):
             )
 
     def require_reachable(self) -> None:
-        """Raise an error if a destination is visibly unusable. Do not connect or write anything.
+        """Raise an error if a destination is visibly unusable, without connecting or writing.
 
         Raises:
             OSError: if the destination cannot be used as it is.
@@ -179,14 +182,15 @@ class Place(FileOperations, abc.ABC):
 
     @abc.abstractmethod
     def confirm(self, path: Path, content: Content) -> bool | Evidence:
-        """Return whether a file is correct at the destination, even if this machine is lost.
+        """Return whether a file at the destination is correct, and safe even if this machine is
+        lost.
 
         Returns:
-            False if the file is not safe yet; ask again later. Otherwise, how its bytes were
-            compared; True counts as `Evidence.BACKEND`.
+            False if the file is not safe yet; ask again later. Otherwise, an `Evidence` of how its
+            bytes were compared; True means `Evidence.BACKEND`.
 
         Raises:
-            StorageError: if the file has other bytes or does not exist. The caller then writes it
+            StorageError: if the file has other bytes or does not exist; the caller must write it
                 again.
             OSError: if the destination cannot be reached.
         """
@@ -194,14 +198,15 @@ class Place(FileOperations, abc.ABC):
     def advice(self, error: OSError) -> str:
         """Return one sentence on what the user can do about `error`.
 
-        The copier, which copies checkpoints to the destination, continues by itself after that.
+        Afterwards the copier, which copies checkpoints to the destination, continues by itself.
         """
         return phrase("backup.check_destination_reachable", url=self.url)
 
     def caution(self, run_directory: Path) -> str | None:
-        """Return a warning about data loss from which this destination does not protect, or None.
+        """Return a warning about a data loss that this destination does not prevent, or None.
 
-        For example, a destination on the same disk as `run_directory` is lost together with it.
+        For example, a destination on the same disk as `run_directory` is lost together with the
+        run.
         """
         return None
 
@@ -222,7 +227,7 @@ class Place(FileOperations, abc.ABC):
     def read_into(self, path: Path, memory: memoryview) -> Iterator[int]:
         """Read a file into `memory` and yield the number of bytes read so far.
 
-        The bytes are copied once more in memory, which takes little time compared with the
+        This default copies the bytes once more in memory, which takes little time compared with the
         transfer.
         """
         end = 0
@@ -240,7 +245,7 @@ class Place(FileOperations, abc.ABC):
     def names(self, directory: Path) -> list[str]:
         """Return the current entries of `directory`.
 
-        Raises FileNotFoundError if nothing was ever written to it.
+        Raise FileNotFoundError if nothing was ever written to the directory.
         """
 
     @abc.abstractmethod
@@ -253,20 +258,20 @@ class Place(FileOperations, abc.ABC):
         """
 
     def create(self, path: Path, data: bytes) -> bool | None:
-        """Create a small file only if no file of its name exists.
+        """Create a small file, unless a file of its name exists.
 
-        If several machines try at the same instant, one succeeds. The file is complete and durable
-        when this returns.
+        If several machines try at the same instant, exactly one succeeds. The file is complete and
+        durable when this returns.
 
         Returns:
             True if the file was created, False if a file of this name exists, None if the backend
-            does not support conditional writes. Nothing is written in the last two cases.
+            does not support conditional writes. With False or None, nothing was written.
         """
         return None
 
     @abc.abstractmethod
     def remove(self, path: Path) -> None:
-        """Remove a file. Also free its space if the destination allows it."""
+        """Remove a file, and free its space if the destination allows this."""
 
     def free_bytes(self, directory: Path) -> int | None:
         return None
@@ -281,7 +286,7 @@ class Place(FileOperations, abc.ABC):
         """Do nothing: when `write` returns, the destination already lists the file."""
 
     def rename(self, source: Path, target: Path) -> None:
-        """Copy the file and remove the source, because few destinations can rename."""
+        """Copy the file and remove the source, because few destinations support renaming."""
         self.write(target, list(self.read(source)))
         self.remove(source)
 

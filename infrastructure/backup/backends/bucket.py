@@ -2,8 +2,8 @@
 
 A bucket has no commit history, so removed files take no space, and the Hub's limit on commits does
 not apply. Files are transferred by Xet, which identifies a file by its own kind of hash. To confirm
-a file, Temper computes this hash from the written bytes and compares it with the one that the Hub
-lists. Files that another process wrote are read back.
+a file, Temper computes this hash from the written bytes and compares it with the hash that the Hub
+lists. Files from other processes are read back.
 """
 
 import tempfile
@@ -104,7 +104,7 @@ class BucketPlace(HubPlace):
         """Remove the files that `remove` has collected.
 
         Raises:
-            OSError: if the Hub rejects it. Some of the files may be gone.
+            OSError: if the Hub rejects the removal. Some of the files may be gone.
         """
         removed, self._removed = sorted(self._removed), set()
         if removed:
@@ -126,7 +126,7 @@ class BucketPlace(HubPlace):
         """Return the Hub's information about a file.
 
         Raises:
-            FileNotFoundError: if it does not exist or was removed.
+            FileNotFoundError: if the file does not exist or was removed.
         """
         at = self.at(path)
         entries: Iterable[BucketFile] = self._query(

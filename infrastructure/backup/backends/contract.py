@@ -1,8 +1,8 @@
 """A wrapper that restricts a user-defined backup destination to the errors that it may raise.
 
 A destination may raise OSError, and StorageError if a file has other bytes. Its callers handle only
-these two. A `KeyError` from a backend would end the copier process and would be reported as a bug
-in Temper.
+these two errors. A `KeyError` from a backend would end the copier process and would be reported as
+a bug in Temper.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ CALLS = (
 
 
 class BackendError(OSError):
-    """An error that replaces one which a backend was not allowed to raise.
+    """An error that replaces an error which a backend was not allowed to raise.
 
     It is an OSError, so copying is retried, and a starting run reports that its backup destination
     cannot be used.
@@ -34,10 +34,10 @@ class BackendError(OSError):
 
 
 def held_to_contract(place: Place, make_error: Callable[[str], Exception] = BackendError) -> Place:
-    """Wrap the methods of a backup destination so that they raise only allowed errors. Return it.
+    """Wrap the methods of a backup destination so that they raise only allowed errors.
 
-    An error that is neither an OSError nor one of Temper's is replaced by one that names the
-    original error and where it was raised.
+    An error that is neither an OSError nor one of Temper's is replaced by an error that names the
+    original error and the line that raised it. Return the wrapped destination.
 
     Args:
         make_error: creates the new error from a message.

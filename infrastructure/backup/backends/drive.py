@@ -1,7 +1,7 @@
 """Google Drive as Colab mounts it (DriveFS, a FUSE file system).
 
-Written files are first stored on this machine's disk and are uploaded later, in no particular
-order; some are never uploaded. DriveFS shows which files are uploaded in the extended attribute
+Written files are first stored on this machine's disk. DriveFS uploads them later, in no particular
+order, and some not at all. DriveFS shows which files are uploaded in the extended attribute
 `user.drive.id`, which begins with `local` until the file is in the cloud. (Google does not document
 this; public code relies on it.) If that attribute is missing, nothing is ever confirmed, because
 reading back would only show this machine's own copy. Backups are then copied but never counted as
@@ -64,8 +64,7 @@ class DrivePlace(FolderPlace):
 
     Files are written directly under their final names, because the mount may undo a rename. No name
     is used twice. A damaged file is removed before it is written again, so that its replacement
-    gets a new id. If a directory that was seen in this session is missing, the connection counts as
-    lost.
+    gets a new id. If a directory disappears during the session, the connection counts as lost.
 
     Args:
         drive_id: a function that reads the id of a file.
@@ -109,7 +108,7 @@ class DrivePlace(FolderPlace):
         return Evidence.MOUNT
 
     def sweep(self, directory: Path) -> None:
-        """Do nothing, because neither partial files nor probe files are written to a Drive."""
+        """Do nothing, because no partial files or probe files are written to a Drive."""
 
     def probe(self) -> None:
         """Check permissions without writing a file, which would stay in Drive's trash."""
@@ -165,7 +164,9 @@ class DrivePlace(FolderPlace):
         """Return None: on Drive, two machines could create a file of the same name."""
 
     def remove(self, path: Path) -> None:
-        """Empty a file, then remove it, because Drive's trash keeps removed files for 30 days."""
+        """Empty a file before removing it, because Drive's trash keeps removed files for 30
+        days.
+        """
         self.truncate(path)
         super().remove(path)
 
@@ -192,7 +193,7 @@ def drive_folder(path: Path) -> Path | None:
 
 
 def is_on_drive(path: Path, mounts: Path = MOUNTS) -> bool:
-    """Return whether `path` is in a folder where a Drive is mounted, or is usually mounted."""
+    """Return whether `path` is in a folder where a Drive is mounted or usually would be."""
     folder = drive_folder(path)
     if folder is None:
         return False

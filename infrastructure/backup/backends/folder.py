@@ -1,4 +1,4 @@
-"""A folder on another disk: USB, NFS, a second volume. Files are synced, then read back."""
+"""A folder on another disk: USB, NFS, a second volume. Files are synced and then read back."""
 
 import contextlib
 import errno
@@ -42,8 +42,8 @@ ADVICE = {
 class FolderPlace(Place):
     """The directory `root`, which is created if its parent exists.
 
-    The parent is never created, because if a disk is not mounted, its folder would be created on
-    this machine's own disk. If the root existed before and is now missing, the connection counts as
+    The parent is never created: if a disk is not mounted, the folder would be created on this
+    machine's own disk. If the root existed before and is now missing, the connection counts as
     lost.
 
     Args:
@@ -172,9 +172,9 @@ class FolderPlace(Place):
     def sweep(self, directory: Path) -> None:
         """Remove probe files and partial files, except those that a running writer has locked.
 
-        The partial file of a running writer may be removed if the lock of another machine is not
-        visible, or if the file system has no locks and the file is more than a day old. This is
-        harmless: partial files are never read, and the writer writes a missing one again.
+        The partial file of a running writer may be removed by mistake if the lock of another
+        machine is not visible, or if the file system has no locks and the file is more than a day
+        old. This is harmless: the writer then writes the file again.
         """
         super().sweep(directory)
         for path in paths_below(self.at(directory)):
@@ -201,7 +201,7 @@ class FolderPlace(Place):
         self._try(lambda: self.operations.sync_directory(self.at(directory)))
 
     def at(self, path: Path) -> Path:
-        """Return the absolute path of `path`, which is relative to the folder.
+        """Return the absolute path of `path`, a path relative to the folder.
 
         Raises:
             ValueError: if the path leads out of the destination.

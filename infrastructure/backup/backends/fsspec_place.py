@@ -1,7 +1,7 @@
 """A backup destination in any store that fsspec supports: S3, Google Cloud Storage, Azure, SFTP.
 
-In these stores, a file is safe as soon as the write returns. To check it, Temper compares the
-server's own checksum if that is comparable, and otherwise reads the file back.
+In these stores, a file is safe as soon as the write returns. To check a file, Temper compares the
+server's own checksum. If the server has no comparable checksum, Temper reads the file back.
 """
 
 import base64
@@ -76,8 +76,8 @@ class FsspecPlace(Place):
         url: a URL with a scheme, such as `s3://bucket/folder`. Options come from the environment.
 
     Raises:
-        ValueError: if no file system has this scheme, it cannot be written to, or it only caches
-            another one.
+        ValueError: if no file system has this scheme, or the file system is read-only or only a
+            cache of another one.
         MissingPackageError: if a package that the scheme needs is not installed.
     """
 
@@ -237,7 +237,7 @@ def _root_of(url: str, scheme: str, shown: str) -> str:
 
 
 def _has_checksum(info: Mapping[str, object], content: Content) -> bool:
-    """Return whether the server itself computed a matching hash of the file.
+    """Return whether the server has computed a matching hash of the file.
 
     A different checksum does not prove damage: an S3 ETag is an MD5 only if the file was sent in
     one request and is not encrypted with a custom key. A checksum that a client stored with the

@@ -1,10 +1,10 @@
 """A repository on the Hugging Face Hub, created as private.
 
 huggingface_hub takes the token from the environment or from `hf auth login`. The Hub limits commits
-per hour, so files are uploaded one by one, and committed together when one of them is next read or
-checked. For a file in large-file storage the Hub reports the SHA-256; a small file, which is stored
-in git, is read back. Removed files stay in the repository's history and count against the account's
-storage until the history is squashed.
+per hour, so files are uploaded one by one, but committed together, as soon as one of them is read
+or checked. For a file in large-file storage the Hub reports the SHA-256; a small file, which is
+stored in git, is read back. Removed files stay in the repository's history and count against the
+account's storage until the history is squashed.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ class HubPlace(Place):
 
     @cached_property
     def api(self) -> "HfApi":
-        """The client of the Hub. For each request, it looks up the token again."""
+        """The client of the Hub. It looks up the token again for each request."""
         module = require("huggingface_hub", f"the backup destination {self.url}")
         self.show_progress(False)
         api: HfApi = module.HfApi(endpoint=self.endpoint)
@@ -127,7 +127,7 @@ class HubPlace(Place):
         """Do nothing: every request names the repository."""
 
     def probe(self) -> None:
-        """Create the repository if it does not exist, which requires write access."""
+        """Check for write access by creating the repository if it does not exist."""
         with self.plain_errors(self.url):
             self._make_ready()
 
@@ -173,9 +173,9 @@ class HubPlace(Place):
         self._add(at, operation)
 
     def create(self, path: Path, data: bytes) -> bool | None:
-        """Commit a small file only if no file of its name exists.
+        """Commit a small file, unless a file of its name exists.
 
-        The Hub rejects the commit if another one was made since the check.
+        The Hub rejects the commit if another commit was made since the check.
         """
         from huggingface_hub import CommitOperationAdd
         from huggingface_hub.errors import HfHubHTTPError
@@ -287,7 +287,7 @@ class HubPlace(Place):
 
     @contextlib.contextmanager
     def plain_errors(self, shown: str) -> Iterator[None]:
-        """Convert errors as `as_os_errors` does, with clear messages instead of the Hub's own.
+        """Return a context that converts errors as `as_os_errors` does, with clear messages.
 
         The original messages are written to the log.
         """
@@ -316,7 +316,9 @@ class HubPlace(Place):
     def _in_words(
         self, number: int | None, status: int | None, *, is_missing: bool, has_token: bool
     ) -> str | None:
-        """Return a clear message for an error of the Hub's client, or None to keep its own."""
+        """Return a clear message for an error of the Hub's client; None to show the client's
+        message.
+        """
         if number in (errno.ENOTCONN, errno.ETIMEDOUT):
             endpoint = self.api.endpoint
             needed = "" if has_token else phrase("backup.hub_token_also_missing")

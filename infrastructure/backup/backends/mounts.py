@@ -24,7 +24,7 @@ class Mount:
 
 
 def mount_of(path: Path, mounts: Path = MOUNTS) -> Mount | None:
-    """Return the innermost mount that contains the absolute `path`, or None if none is listed."""
+    """Return the innermost mount that contains the absolute `path`; None if none is listed."""
     try:
         lines = [line.split() for line in mounts.read_text().splitlines()]
     except OSError:

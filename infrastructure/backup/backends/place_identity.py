@@ -31,14 +31,14 @@ log = logging.getLogger(__name__)
 
 
 class PlaceMarker(TypedDict):
-    """The contents of a marker. Only the id matters."""
+    """The contents of a marker file. Only the id matters."""
 
     format: NotRequired[int]
     id: str
 
 
 def ids_at(place: FileOperations) -> list[str]:
-    """Return the ids of a destination, sorted; an empty list if it has no marker yet.
+    """Return the ids of a destination, sorted; an empty list if it has no marker file yet.
 
     Raises:
         OSError: if the destination does not respond.
@@ -51,7 +51,7 @@ def ids_at(place: FileOperations) -> list[str]:
 
 
 def has_id(place: FileOperations, place_id: str) -> bool:
-    """Return whether the marker of this id exists and is intact.
+    """Return whether the marker file of this id exists and is intact.
 
     Raises:
         OSError: if the destination does not respond.
@@ -61,7 +61,7 @@ def has_id(place: FileOperations, place_id: str) -> bool:
 
 
 def _read_marker(place: FileOperations, place_id: str) -> PlaceMarker | None:
-    """Return the marker file of an id, or None if it is missing or incomplete."""
+    """Return the marker file of an id; None if it is missing or incomplete."""
     try:
         marker = as_object(parse_json(b"".join(place.read(FOLDER / place_id))))
         return {"id": as_text(marker["id"])}
@@ -70,7 +70,7 @@ def _read_marker(place: FileOperations, place_id: str) -> PlaceMarker | None:
 
 
 def mark(place: FileOperations) -> str:
-    """Create a marker at a destination that has none, and return its new id.
+    """Create a marker file at a destination that has none, and return its new id.
 
     Raises:
         OSError: if the destination does not respond or fails.
@@ -93,7 +93,9 @@ class PlaceRecord:
         self.path = path
 
     def id_of(self, url: str) -> str | None:
-        """Return the id of the destination at `url`, or None if the run was never copied there."""
+        """Return the recorded id of the destination at `url`; None if the run was never copied to
+        it.
+        """
         return dict(self._read()).get(url)
 
     def write(self, url: str, place_id: str) -> None:
@@ -106,7 +108,7 @@ class PlaceRecord:
             write_record(self.path, {**dict(self._read()), url: place_id})
 
     def forget(self, url: str) -> None:
-        """Forget the id of `url`, so that the next contact accepts whichever destination is there.
+        """Forget the id of `url`, so that the next contact accepts any destination there.
 
         Raises:
             OSError: if the disk fails.

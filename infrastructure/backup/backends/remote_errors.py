@@ -49,7 +49,8 @@ UNSUPPORTED = ("notimplemented", "invalidargument", "invalidrequest", "paramvali
 
 @contextlib.contextmanager
 def as_os_errors(shown: str) -> Iterator[None]:
-    """Convert any error inside to an OSError; `shown` is the URL of the file, without secrets.
+    """Return a context that converts any error to an OSError. `shown` is the URL of the file,
+    without secrets.
 
     Raises:
         OSError: with the matching errno (for example as FileNotFoundError or PermissionError) if
@@ -73,7 +74,7 @@ def _with_causes(error: BaseException | None) -> Iterator[Exception]:
 
 
 def errno_of(error: Exception) -> int:
-    """Return the errno that corresponds to `error`."""
+    """Return the errno that best describes `error`."""
     text = " ".join([_code(error), type(error).__name__]).replace("_", "").lower()
     for word, number in WORDS_ERRNO.items():
         if word in text:
@@ -111,7 +112,7 @@ def _errno_of_kind(error: Exception) -> int:
 
 
 def status_of(error: Exception) -> int | None:
-    """Return the HTTP status of an error, wherever its library stores it, or None."""
+    """Return the HTTP status of an error, wherever its library stores it; None if it has none."""
     response = getattr(error, "response", None)
     status: Any = None
     if isinstance(response, dict):  # boto

@@ -61,11 +61,12 @@ def compress(data: Buffer) -> bytes:
 
 
 def decompress(packed: Buffer, size_bytes: int) -> bytearray:
-    """Return the uncompressed bytes, exactly `size_bytes` of them, without allocating more.
+    """Return the uncompressed bytes, without allocating more than `size_bytes`.
 
     Raises:
-        CheckpointError: if `packed` is truncated, changed, of a later layout, or of another size.
-            The message does not name the object; the caller adds its name.
+        CheckpointError: if `packed` is truncated, changed, of a later layout, or of another
+            uncompressed size. The message does not name the object, because the caller adds the
+            name.
     """
     view = memoryview(packed)
     if size_bytes > LARGEST_BYTES:
@@ -88,7 +89,9 @@ def decompress(packed: Buffer, size_bytes: int) -> bytearray:
 
 
 def _table(view: memoryview) -> list[tuple[int, int, int]]:
-    """Return the segments that the file declares, after checking that each is valid."""
+    """Return the segments that the compressed file declares, after checking that each one
+    is valid.
+    """
     magic, length = _FRAME.unpack_from(view, 0)
     name, crc, count = _HEADER.unpack_from(view, _FRAME.size)
     if magic != _SKIPPABLE or name[:7] != _MAGIC[:7]:
@@ -154,7 +157,9 @@ def _merged(runs: list[Run]) -> list[Run]:
 
 
 def _runs(data: Buffer) -> list[Run]:
-    """Return (element width, length in bytes) of each part of a pack; width 1 for other data."""
+    """Return (element width, length in bytes) of each part of a pack. The width is 1 for other
+    data.
+    """
     try:
         return list(_pack_runs(memoryview(data)))
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -41,7 +41,7 @@ def write_directly(file: FileIO, chunks: Iterable[memoryview]) -> None:
 
 
 def read_directly(path: Path) -> Iterator[memoryview]:
-    """Yield the bytes of a file in pieces. A piece becomes invalid when the next one is yielded.
+    """Yield the bytes of a file in pieces. Each piece becomes invalid when the next is yielded.
 
     Raises:
         OSError: on any error of the system.
@@ -61,7 +61,7 @@ def read_directly(path: Path) -> Iterator[memoryview]:
 
 
 def write_all(file: FileIO, data: memoryview) -> None:
-    """Write all of `data`, even if the system accepts only a part of it at a time."""
+    """Write all of `data`, even if the system accepts only a part of it per call."""
     while data:
         try:
             data = data[file.write(data) :]
@@ -85,8 +85,9 @@ def set_direct(file: FileIO, wanted: bool) -> bool:
 def _fall_back_to_the_cache(file: FileIO, error: OSError) -> None:
     """Turn off direct I/O for a file if the error is EINVAL. Raise any other error.
 
-    EINVAL means that direct I/O cannot continue, because the previous transfer was not a whole
-    number of pages, as at the end of a file, or because the file system requires larger blocks.
+    EINVAL means that direct I/O cannot continue, either because the previous transfer was not a
+    whole number of pages, as at the end of a file, or because the file system requires larger
+    blocks.
     """
     if error.errno != errno.EINVAL or not set_direct(file, False):
         raise error

@@ -47,15 +47,16 @@ class FileOperations:
                 yield end
 
     def read_back(self, path: Path) -> Iterator[Buffer]:
-        """Yield the bytes of a file from the disk instead of the cache, if the system can do so.
+        """Yield the bytes of a file, from the disk instead of the cache if the system supports
+        this.
 
-        A piece becomes invalid when the next one is yielded.
+        Each piece becomes invalid when the next is yielded.
         """
         self.forget_cached(path)
         return read_directly(path) if self.is_direct else self.read(path)
 
     def open(self, path: Path) -> BinaryIO:
-        """Open a file for reading. Its bytes stay readable after its name is removed."""
+        """Open a file for reading. Its bytes stay readable even if the file is removed."""
         return path.open("rb", buffering=0)
 
     def size(self, path: Path) -> int:
@@ -65,7 +66,7 @@ class FileOperations:
         return sorted(path.name for path in directory.iterdir())
 
     def free_bytes(self, directory: Path) -> int | None:
-        """Return the free space in bytes, or None if it is unknown."""
+        """Return the free space in bytes; None if it is unknown."""
         return shutil.disk_usage(directory).free
 
     def make_directory(self, directory: Path) -> None:
@@ -108,13 +109,17 @@ class FileOperations:
         os.truncate(path, 0)
 
     def forget_cached(self, path: Path) -> None:
-        """Drop a file from the page cache, if supported, so that the next read is from the disk."""
+        """Drop a file from the page cache, so that the next read comes from the disk; if
+        unsupported, do nothing.
+        """
         with contextlib.suppress(OSError, AttributeError), path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def by_two(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Yield `work(item)` for each item, in order. Two threads compute up to two results ahead."""
+    """Yield `work(item)` for each item, in order. Two threads compute up to two results in
+    advance.
+    """
     running: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         for item in items:

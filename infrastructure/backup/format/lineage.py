@@ -31,7 +31,7 @@ def sequence_of(name: str) -> int:
 
 
 class Lineage:
-    """The recorded names of the checkpoints at a destination that belong to a store's history.
+    """The record of those checkpoints at a destination that belong to a store's history.
 
     Args:
         root: the local store.
@@ -54,14 +54,14 @@ class Lineage:
 
     @property
     def known(self) -> frozenset[str]:
-        """The names of the checkpoints that belong to this store's history."""
+        """The names of the checkpoints that belong to the history of this store."""
         return frozenset(self._known)
 
     @property
     def newest_sequence(self) -> int:
         """The highest sequence number in this store's history.
 
-        A new checkpoint gets a higher one.
+        A new checkpoint gets a higher number.
         """
         return max(map(sequence_of, self._known), default=0)
 
@@ -69,7 +69,8 @@ class Lineage:
         """Record the checkpoints of this store and their parents, unless a record already exists.
 
         Args:
-            parents: the checkpoints before those of `local`; this store may no longer hold them.
+            parents: the checkpoints from which those of `local` follow; this store may have removed
+                them.
         """
         if not self.is_recorded:
             self._since = min(map(sequence_of, local), default=0) - 1
@@ -90,7 +91,8 @@ class Lineage:
         self.add(listed)
 
     def add(self, names: Iterable[str]) -> None:
-        """Record checkpoints as belonging to this store. The record is on the disk on return.
+        """Record checkpoints as belonging to this store. When this returns, the record is on the
+        disk.
 
         Raises:
             OSError: if the disk fails.
@@ -107,6 +109,6 @@ class Lineage:
         self.is_recorded = True
 
     def strangers(self, listed: Iterable[str], local: Collection[str]) -> list[str]:
-        """Return the checkpoints at a destination that were written by another run."""
+        """Return those checkpoints at a destination that another run wrote."""
         ours = self._known | {*local}
         return [n for n in listed if n not in ours and sequence_of(n) > self._since]

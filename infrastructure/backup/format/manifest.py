@@ -69,7 +69,8 @@ class StoredTensor:
 
 @dataclass(frozen=True, order=True)
 class VersionName:
-    """The name of a checkpoint, `<sequence>-<hash name>-<hash>`, with the hash of its manifest.
+    """The name of a checkpoint, `<sequence>-<hash name>-<hash>`, in which the hash is that of its
+    manifest.
 
     Names sort by age.
     """
@@ -90,7 +91,7 @@ class VersionName:
 
 @dataclass(frozen=True)
 class Outline:
-    """The fields of `Manifest` that decide which checkpoints are kept and which are removed."""
+    """The fields of `Manifest` that determine whether a checkpoint is kept or removed."""
 
     hash_name: str
     kind: str
@@ -108,7 +109,8 @@ class Manifest:
 
     Attributes:
         hash_name: the hash that names the checkpoint and its objects.
-        sequence: grows by one with every checkpoint of a store; the newest has the highest.
+        sequence: the number of the checkpoint in its store, counting up; the newest has the
+            highest.
         parent: the name of the checkpoint before it, for debugging.
         kind: the `SaveKind` that says why the checkpoint was written.
         healthy: False for a bad state, such as one after a NaN loss. It is kept for inspection, and
@@ -142,7 +144,9 @@ class Manifest:
 
     @property
     def needed_packs(self) -> tuple[Pack, ...]:
-        """The packs that a resume needs: all except those that contain only copies of run files."""
+        """The packs that a resume needs: all packs except those that contain only copies of run
+        files.
+        """
         needed = {
             place.pack for name, place in self.tensors.items() if name.partition("/")[0] != FILES
         }
@@ -150,7 +154,7 @@ class Manifest:
 
     @property
     def measured_on(self) -> str | None:
-        """The held-out rows on which `score` was measured, or None if they were not recorded."""
+        """The held-out rows on which `score` was measured; None if they were not recorded."""
         rows = self.values.get(MEASURED_ON)
         return rows if isinstance(rows, str) else None
 
@@ -165,7 +169,7 @@ class Manifest:
 
     @property
     def outline(self) -> Outline:
-        """The few fields of the manifest that decide whether the checkpoint is kept."""
+        """The few fields of the manifest that determine whether the checkpoint is kept."""
         return Outline(
             hash_name=self.hash_name,
             kind=self.kind,

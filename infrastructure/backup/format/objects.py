@@ -33,7 +33,8 @@ class ObjectFiles:
     Args:
         root: the directory of the store.
         operations: the file system.
-        compresses: write an object compressed if that is smaller. Both forms can always be read.
+        compresses: whether to write an object compressed if that is smaller. Compressed and
+            uncompressed objects can always be read.
     """
 
     def __init__(self, root: Path, operations: FileOperations, compresses: bool = False) -> None:
@@ -52,7 +53,7 @@ class ObjectFiles:
         return self.path_of(digest + SUFFIX)
 
     def read_small(self, path: Path) -> bytes:
-        """Read a file that is no larger than a manifest may be.
+        """Read a file that must not be larger than a manifest may be.
 
         Raises:
             CheckpointError: if it is missing, unreadable or too large.
@@ -178,7 +179,7 @@ class ObjectFiles:
         return hash_of(hash_name, self.operations.read_back(path)) != digest
 
     def remove_all_but(self, living: Collection[str]) -> None:
-        """Remove the objects that are not in `living`. Files that are not objects are not touched.
+        """Remove the objects that are not in `living`. Other files are not touched.
 
         Raises:
             OSError: if the disk fails.
@@ -208,9 +209,10 @@ class ObjectFiles:
         plain: Callable[[Path, Pack], Contents],
         compressed: Callable[[Path, Pack], Contents],
     ) -> Buffer:
-        """Return the bytes of an object from its first intact file, uncompressed or compressed.
+        """Return the bytes of an object from its uncompressed or compressed file, whichever is
+        intact.
 
-        `plain` and `compressed` are the functions that read the two kinds of file.
+        `plain` and `compressed` are functions that read these files; `plain` is tried first.
         """
         self._trusted.pop(pack.hash, None)
         problem = missing = phrase("backup.object_is_missing")
@@ -271,7 +273,9 @@ class ObjectFiles:
             )
 
     def _packed(self, buffers: Sequence[Buffer], pack: Pack, hash_name: str) -> bytes | None:
-        """Return an object in compressed form; None if compression is off or saves nothing."""
+        """Return an object in compressed form; None if compression is off or does not make it
+        smaller.
+        """
         if not self.compresses or pack.size_bytes > LARGEST_BYTES:
             return None
         packed = compress(b"".join(buffers))

@@ -50,8 +50,7 @@ class TensorBytes:
 
     Attributes:
         dtype: safetensors' name of the type, such as "F32".
-        shape: lengths of the dimensions; () is a single number.
-        data: the bytes; their number follows from type and shape.
+        shape: lengths of the dimensions; () for a single number. data: the bytes.
     """
 
     dtype: str
@@ -77,7 +76,9 @@ class TensorBytes:
 
 
 def cut(tensors: Mapping[str, TensorBytes]) -> Iterator[dict[str, TensorBytes]]:
-    """Yield groups of tensors, in order. A group has at most `PACK_BYTES`, or one larger tensor."""
+    """Yield groups of tensors, in order. A group has at most `PACK_BYTES`, unless it is one larger
+    tensor.
+    """
     group: dict[str, TensorBytes] = {}
     size_bytes = 0
     for name, tensor in tensors.items():
@@ -91,7 +92,9 @@ def cut(tensors: Mapping[str, TensorBytes]) -> Iterator[dict[str, TensorBytes]]:
 
 
 def encode(tensors: Mapping[str, TensorBytes]) -> list[Buffer]:
-    """Return a safetensors file of these tensors as consecutive buffers, without copying."""
+    """Return a safetensors file with these tensors as a list of buffers, without copying the
+    tensors.
+    """
     header: dict[str, object] = {}
     end = 0
     # wider elements first, so that every tensor begins at a multiple of its element's size

@@ -15,7 +15,8 @@ if TYPE_CHECKING:  # the writer and the copier start twice as fast without Pydan
 
 @dataclass(frozen=True)
 class Retention:
-    """The rules for the checkpoints to keep. The newest emergency checkpoint is always kept.
+    """Rules that determine which checkpoints to keep. The newest emergency checkpoint is always
+    kept.
 
     Attributes:
         keep_last: the number of newest checkpoints to keep; at least 2.
@@ -41,9 +42,9 @@ def retention_of(training: "TrainingConfig") -> Retention:
 def versions_to_keep(store: Store, retention: Retention) -> set[str]:
     """Return the names of the checkpoints to keep.
 
-    The newest intact and healthy checkpoints of `keep_last` different steps are kept, and every
-    checkpoint that is newer than the oldest of them, even if it is damaged or its loss was not
-    finite. Then the other rules of `retention` are applied.
+    The newest intact and healthy checkpoints of `keep_last` different steps are kept. Every
+    checkpoint that is newer than the oldest of these is kept too, even if it is damaged or its loss
+    was not finite. Then the other rules of `retention` are applied.
 
     If there are fewer than `keep_last` such steps, everything is kept, because the newer
     checkpoints might not load.

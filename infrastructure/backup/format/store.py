@@ -46,7 +46,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Placed:
-    """The stored packs of a new checkpoint, and the location of each tensor in them."""
+    """The stored packs of a new checkpoint, and the location of each tensor in the packs."""
 
     packs: tuple[Pack, ...]
     tensors: dict[str, StoredTensor]
@@ -57,7 +57,8 @@ class Store:
 
     Args:
         operations: the file system.
-        compress: write objects compressed if that is smaller. Both forms can always be read.
+        compress: whether to write objects compressed if that is smaller. Compressed and
+            uncompressed objects can always be read.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Store:
         """Read every object of a checkpoint and compare it with its hash.
 
         Args:
-            run_files: include objects that only hold copies of the run's small files.
+            run_files: include objects that contain only copies of the run's small files.
 
         Raises:
             CheckpointError: if an object is missing, truncated or changed. The message names it.
@@ -147,7 +148,8 @@ class Store:
         without: str | None = None,
         names: Collection[str] | None = None,
     ) -> Iterator[tuple[str, TensorBytes]]:
-        """Yield the tensors of a checkpoint with their full names, pack by pack, each verified.
+        """Yield the tensors of a checkpoint with their full names, pack by pack. Each tensor is
+        verified.
 
         Args:
             only: the class of tensors to read; by default, every class.
@@ -174,7 +176,8 @@ class Store:
                 yield name, tensors[name]
 
     def newest(self) -> tuple[str | None, list[Rejected]]:
-        """Return the newest checkpoint from which a run can resume, and the damaged ones skipped.
+        """Return the newest checkpoint from which a run can resume, and the newer ones, which are
+        damaged.
 
         The first value is None if there is no such checkpoint. Copies of run files are not checked.
         """
@@ -190,7 +193,9 @@ class Store:
         return None, rejected
 
     def newest_healthy(self) -> str | None:
-        """Return the newest checkpoint from which a run may resume. Only manifests are read."""
+        """Return the newest checkpoint from which a run may resume, judging only by the
+        manifests.
+        """
         for name in self.versions():
             with contextlib.suppress(CheckpointError):
                 if self.outline(name).healthy:
@@ -218,7 +223,7 @@ class Store:
             step, kind, healthy, score: as in `Manifest`.
 
         Returns:
-            The name of the checkpoint, after all of it is on the disk and was read back.
+            The name of the checkpoint, all of which is then on the disk and was read back.
 
         Raises:
             StorageError: if the disk fails or does not keep what was written. Earlier checkpoints
@@ -228,7 +233,7 @@ class Store:
         return self.publish(kept, values, step=step, kind=kind, healthy=healthy, score=score)
 
     def place(self, tensors: Mapping[str, TensorBytes]) -> Placed:
-        """Write the tensors of a new checkpoint that the newest checkpoint does not already hold.
+        """Write those tensors of a new checkpoint that the newest checkpoint does not contain.
 
         This is the first half of `commit`. Several processes may call it at once.
 
@@ -253,7 +258,7 @@ class Store:
     ) -> str:
         """Write the manifest of a checkpoint whose objects exist, and return the checkpoint's name.
 
-        This is the second half of `commit`. Only the store's one writer may call it.
+        This is the second half of `commit`. Only the single writer of the store may call it.
 
         Raises:
             StorageError: as in `commit`.
@@ -289,7 +294,7 @@ class Store:
         """Remove the checkpoints that are not in `kept`, then the objects that no checkpoint names.
 
         Manifests are removed first, so that no checkpoint exists without its objects. If a kept
-        manifest cannot be read, no object is removed, since that manifest may name it.
+        manifest cannot be read, no objects are removed, because the manifest may name them.
 
         Returns:
             The names of the removed checkpoints.
@@ -312,7 +317,7 @@ class Store:
         return removed
 
     def sweep(self) -> None:
-        """Remove the partial files of a killed writer. The writer calls this before it writes.
+        """Remove the partial files of a killed writer. A new writer calls this before it writes.
 
         Raises:
             OSError: if the disk fails.
@@ -359,7 +364,9 @@ class Store:
     def _held_already(
         self, hashes: Mapping[str, str], tensors: Mapping[str, TensorBytes]
     ) -> dict[str, Pack]:
-        """Return the tensors that are already stored, by name, and the pack that holds each."""
+        """Return the tensors that are already stored, by name, each with the pack that
+        contains it.
+        """
         names = self.versions()
         if not names:
             return {}
@@ -399,8 +406,8 @@ def _living_bytes(held: Mapping[str, Pack], tensors: Mapping[str, TensorBytes]) 
 def is_mostly_dead(pack: Pack, living_bytes: int) -> bool:
     """Return whether a new checkpoint would use less than half of an existing pack.
 
-    If so, the new checkpoint writes the bytes that it needs again. So it never keeps more unused
-    bytes on the disk than used ones.
+    If so, the new checkpoint writes these bytes again, so that the disk never holds more unused
+    than used bytes of a pack.
     """
     return pack.size_bytes > SMALL_PACK_BYTES and 2 * living_bytes < pack.size_bytes
 

@@ -45,7 +45,7 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 
 def to_bytes(tensor: torch.Tensor) -> TensorBytes:
-    """Return the bytes of a tensor. A contiguous tensor on the CPU shares its memory with them.
+    """Return the bytes of a tensor. They share the memory of a contiguous CPU tensor.
 
     Raises:
         ValueError: if tensors of this type cannot be stored.
@@ -61,7 +61,9 @@ def to_bytes(tensor: torch.Tensor) -> TensorBytes:
 
 
 def from_bytes(stored: TensorBytes) -> torch.Tensor:
-    """Return a CPU tensor that shares the memory of `stored`, or a copy if that is read-only."""
+    """Return a CPU tensor that shares the memory of `stored`, or a copy if the memory is
+    read-only.
+    """
     dtype = DTYPES[stored.dtype]
     if not len(stored.data):
         return torch.empty(stored.shape, dtype=dtype)

@@ -1,8 +1,8 @@
 """Repair of the small files of a run from the copies that its checkpoints hold.
 
 Each kind of file is checked in its own way. A record must match its checksum, a file that is
-written once must equal its copy, and a file that only grows must begin with its copy. At its normal
-end, a run also records the hashes of all these files, which are called its seal.
+written once must equal its copy, and a file that only grows must begin with its copy. A run that
+ends normally also records the hashes of all these files. This record is called its seal.
 """
 
 import contextlib
@@ -84,7 +84,9 @@ def seal_of(directory: Path) -> dict[str, str]:
 
 
 def read_seal(directory: Path) -> dict[str, str]:
-    """Return the recorded hashes of a finished run's files: path → hash; empty without any."""
+    """Return the recorded hashes of a finished run's files: path → hash; empty if there is no
+    record.
+    """
     with contextlib.suppress(OSError, DamagedFileError):
         seal = read_record(directory / SUMMARY_FILE).get(SEAL)
         if isinstance(seal, dict):
@@ -96,7 +98,7 @@ class RunFileRepair:
     """The repair of a run's small files from the copies in its checkpoints.
 
     Args:
-        stores: the stores of its checkpoints, this machine's first.
+        stores: the stores of the run's checkpoints; this machine's store comes first.
     """
 
     def __init__(self, directory: Path, stores: Sequence[Store]) -> None:
@@ -176,7 +178,9 @@ class RunFileRepair:
             return None
 
     def _copy(self, path: str) -> tuple[bytes | None, int]:
-        """Return the newest intact copy of a file, and the step of its checkpoint."""
+        """Return the newest intact copy of a file (None if there is none), and the step of its
+        checkpoint.
+        """
         for manifest in self.manifests:
             names = pieces_of(manifest).get(path)
             for number, store in enumerate(self.stores if names else ()):
@@ -207,7 +211,7 @@ def _hash_of(data: bytes | None) -> str | None:
 
 
 def _problem(path: str, current: bytes | None, copy: bytes | None, is_rotated: bool) -> str | None:
-    """Return what is wrong with a file, compared with its copy, or None if nothing seems wrong."""
+    """Return what is wrong with a file, compared with its copy; None if nothing seems wrong."""
     if current is None:
         return phrase("backup.object_is_missing")
     kind = kind_of(path)
@@ -239,7 +243,7 @@ def _problem_of_record(current: bytes, copy: bytes | None) -> str | None:
 
 
 def _continues(current: bytes, copy: bytes) -> bool:
-    """Return whether a JSON list continues its copy. Its oldest entries may have been dropped."""
+    """Return whether a JSON list continues its copy. The list may have lost its oldest entries."""
     try:
         now, was = parse_json(current), parse_json(copy)
     except ValueError:
@@ -253,7 +257,9 @@ def _continues(current: bytes, copy: bytes) -> bool:
 
 
 def _has_rows(current: bytes, copy: bytes) -> bool:
-    """Return whether a CSV file begins with the rows of its copy. Columns may have been added."""
+    """Return whether a CSV file begins with the rows of its copy. The file may have more
+    columns.
+    """
     try:
         now, was = _rows(current), _rows(copy)
     except (UnicodeDecodeError, csv.Error):
@@ -269,7 +275,9 @@ def _rows(data: bytes) -> list[dict[str, object]]:
 
 
 def _put_together(path: str, copy: bytes, current: bytes | None) -> tuple[bytes, int]:
-    """Return the copy plus the readable lines added since, and the number of unreadable lines."""
+    """Return the copy followed by the readable lines added since, and the number of unreadable
+    lines.
+    """
     kind = kind_of(path)
     added = b"" if current is None else current[len(copy) :]
     if kind is Kind.LINES:

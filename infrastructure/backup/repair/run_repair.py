@@ -1,4 +1,4 @@
-"""Repair of a run before it resumes: of its checkpoints and of its small files.
+"""Repair of a run's checkpoints and small files, before the run resumes.
 
 Files that are damaged or missing on this machine are restored from the destination, or from the
 copies in a checkpoint. Files that cannot be restored are reported. If everything on this machine is
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Outcome(StrEnum):
-    """The result of a repair for one file or checkpoint."""
+    """The result of repairing one file or checkpoint."""
 
     REPAIRED = "repaired"
     IN_PART = "repaired in part"
@@ -51,7 +51,7 @@ class StoreRepair:
 
     Args:
         local: the store; the caller must be its only writer.
-        remote: a store that holds the same checkpoints elsewhere, or None if there is none.
+        remote: a store elsewhere with the same checkpoints, or None.
         where: the name of `remote` in messages.
     """
 
@@ -60,7 +60,8 @@ class StoreRepair:
         self._silence: str | None = None  # why the destination does not respond
 
     def steps(self, confirmed: str | None = None) -> Iterator[Repair]:
-        """Repair the checkpoints as far as possible. Yield each damaged object or checkpoint.
+        """Repair the checkpoints as far as possible. Yield a `Repair` for each damaged object or
+        checkpoint.
 
         Args:
             confirmed: the newest checkpoint that is known to be at the destination.
@@ -141,7 +142,9 @@ class StoreRepair:
                     yield self._object(pack, manifest, error)
 
     def _parts_of_others(self, serving: list[Manifest]) -> Repair | None:
-        """Fetch the objects of other machines, for the newest checkpoint that can be completed."""
+        """Fetch the objects that other machines wrote, for the newest checkpoint that can be
+        completed.
+        """
         reason = ""
         for manifest in serving:
             if not any(self._is_elsewhere(pack, manifest) for pack in manifest.packs):
@@ -167,7 +170,7 @@ class StoreRepair:
         )
 
     def _is_elsewhere(self, pack: Pack, manifest: Manifest) -> bool:
-        """Return whether another machine wrote an object and this machine does not have it."""
+        """Return whether an object that another machine wrote is missing on this machine."""
         if pack.hash not in manifest.copied_apart:
             return False
         try:
@@ -177,10 +180,10 @@ class StoreRepair:
         return False
 
     def _check(self, pack: Pack, hash_name: str, reads: bool) -> None:
-        """Compare an object with its hash, or only check that it exists.
+        """Compare an object with its hash or, if `reads` is False, only check that it exists.
 
         Raises:
-            CheckpointError: if it is damaged.
+            CheckpointError: if the object is damaged or missing.
         """
         if reads:
             self.local.objects.verify(pack, hash_name)

@@ -32,8 +32,8 @@ class ApartSettings:
     """The settings with which each machine of a run copies to the same backup destination.
 
     Attributes:
-        identity: the id in the destination's marker file, which distinguishes the destination from
-            another folder of the same name.
+        identity: the id in the destination's marker file. It distinguishes the destination from
+            other folders of the same name.
         hash_name: the hash that names the objects.
     """
 
@@ -54,7 +54,7 @@ class ApartSettings:
         """Open a session with the destination from this machine.
 
         Raises:
-            ValueError, OSError, TemperError: if it is not available here.
+            ValueError, OSError, TemperError: if the destination is not available from this machine.
         """
         link = self.settings.link()
         link.place.identify(self.identity)

@@ -46,7 +46,7 @@ class Bandwidth:
 
 
 class Paced(Sequence[Buffer]):
-    """Buffers that are read in small pieces. `before(size)` is called before each piece."""
+    """Buffers that are read in small pieces, with a call of `before(size)` before each piece."""
 
     def __init__(self, buffers: Sequence[Buffer], before: Callable[[int], None]) -> None:
         self._buffers, self._before = buffers, before

@@ -2,10 +2,11 @@
 
     <store>/claims/<number>      {"version": name, "checksum": …}
 
-This requires conditional writes. Before a process writes a checkpoint's manifest, it claims the
-next number. If two processes resumed from the same checkpoint, both try to create the same number,
-and only one succeeds. The other finds an unknown checkpoint in that claim, and stops. The numbers
-are independent of the checkpoints' own sequence numbers, which may differ between the two.
+This requires conditional writes. Before a process writes a checkpoint's manifest, it creates a file
+for the next number, its claim. If two processes resumed from the same checkpoint, both try to
+create the same file, and only one succeeds. The other process finds an unknown checkpoint in that
+file, and stops. The numbers are independent of the checkpoints' own sequence numbers, which may
+differ between the two.
 """
 
 import errno
@@ -34,7 +35,8 @@ class Claims:
         self.folder = link.store.root / FOLDER
 
     def holder(self) -> str | None:
-        """Return the checkpoint in the newest claim, or None if there is none or it cannot be read.
+        """Return the checkpoint in the newest claim; None if there is no claim or it cannot be
+        read.
 
         Raises:
             OSError: if the destination does not respond.
@@ -66,7 +68,7 @@ class Claims:
         raise OSError(errno.EIO, phrase("backup.claim_not_listed"), str(self.folder))
 
     def prune(self) -> Iterator[float]:
-        """Remove old claims one by one. Yield the seconds to wait in between.
+        """Remove old claims one by one. Between two removals, yield the seconds to wait.
 
         Raises:
             OSError: if the destination does not respond or fails.

@@ -46,7 +46,9 @@ FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 300.0
 
 
 class FencedError(Exception):
-    """An error for a checkpoint that another run wrote under this name. The text is its name."""
+    """An error for a checkpoint that another run wrote under this run's name. The text is the name
+    of the checkpoint.
+    """
 
 
 class Copier:
@@ -140,7 +142,9 @@ class Copier:
 
     @property
     def is_done(self) -> bool:
-        """True if there is nothing left to copy, or if another run blocks the destination."""
+        """True if there is nothing left to copy, or if another run's checkpoints stop the
+        copier.
+        """
         self._look_here()
         return self._stranger is not None or (
             self._lineage is not None
@@ -169,26 +173,30 @@ class Copier:
         self.nudge()
 
     def look_again(self, token: str) -> None:
-        """Check every file of the newest checkpoint as soon as nothing is left to copy.
+        """When nothing is left to copy, check every file of the newest checkpoint.
 
-        Files that are missing at the destination are copied again. `status` shows the token of the
-        last completed check.
+        Files that are missing at the destination are copied again. `status` contains the token of
+        the last completed check.
         """
         self._last_look = token
         self.nudge()
 
     def look_at_the_end(self) -> None:
-        """Call `look_again`, unless all files were checked since the last checkpoint was copied."""
+        """Call `look_again`, unless all files have been checked since the last checkpoint was
+        copied.
+        """
         if not self._is_looked_at:
             self.look_again(AT_THE_END)
 
     @property
     def has_looked(self) -> bool:
-        """True if every requested check is done, or if another run blocks the destination."""
+        """True if every requested check is done, or if another run's checkpoints stop the
+        copier.
+        """
         return self._last_look is None or self._stranger is not None
 
     def _holding(self) -> dict[str, Seen]:
-        """Return the confirmed checkpoints whose files were all intact at their last check."""
+        """Return the confirmed checkpoints whose files were all intact at the last check."""
         known = {
             name: seen_of(self.link.files_of(name, manifest))
             for name, manifest in self.pruning.confirmed.items()
@@ -200,7 +208,7 @@ class Copier:
         return max((name for name in holding if confirmed[name].healthy), default=None)
 
     def _files(self, *names: str | None) -> list[UploadedFile]:
-        """Return the remote files of the confirmed checkpoints `names`, each file once."""
+        """Return the remote files of the checkpoints `names`, each file once."""
         files = (
             file
             for name in names
@@ -254,10 +262,10 @@ class Copier:
         )
 
     def _clock_offset(self) -> float:
-        """Return the seconds to add to a time of `link.clock` to get the time since 1970.
+        """Return the seconds to add to a time of `link.clock` to get a time since 1970.
 
-        The result stays the same unless the system's clock is changed, so that an unchanged status
-        compares as equal.
+        The result changes only if the system's clock is set, so that an unchanged status compares
+        as equal.
         """
         offset = self._now() - self.link.clock()
         if abs(offset - self._offset) > 1.0:
@@ -272,7 +280,9 @@ class Copier:
         return "doubtful" if self.link.is_doubtful else self._phase
 
     def _round(self) -> Iterator[float]:
-        """Check the store and the destination, then copy and confirm one checkpoint, if any."""
+        """Check the store and the destination, then copy and confirm one checkpoint, if there is
+        one to copy.
+        """
         if self._lineage is None:
             yield from self._begin()
         self._look_here()
@@ -298,12 +308,12 @@ class Copier:
         self._arrived(self._upload)
 
     def _look_once_more(self) -> None:
-        """Check the one file at the destination whose next check is due, if there is one."""
+        """Check the file at the destination whose next check is due, if any."""
         self._looks.one([*self._files(*self.pruning.confirmed), *self._published_files()])
         self._publish_lost()
 
     def _publish_lost(self) -> None:
-        """Request another copy of each folder of which a file is missing at the destination."""
+        """Request another copy of each folder that has lost a file at the destination."""
         for token, folder in self._published.items():
             if token not in self._publications and seen_of(folder.seen.values()) is None:
                 self._publications[token] = folder
@@ -325,7 +335,7 @@ class Copier:
             self._done_look, self._last_look, self._is_looked_at = token, None, True
 
     def _begin(self) -> Iterator[float]:
-        """Identify the destination and list the objects there, which are never overwritten."""
+        """Identify the destination, and list the objects there, which are never overwritten."""
         self._identify()
         self.link.place.sweep(Path(self.link.run_id))
         listed = set()
@@ -380,9 +390,9 @@ class Copier:
             self._publications.pop(token, None)
 
     def _opened(self, token: str, what: PublishedFolder | Publication) -> PublishedFolder:
-        """Return the opened folder.
+        """Return the folder that is to be published, opened for copying.
 
-        Unless `replaces` is set, a retry reuses the computed hashes.
+        A retry reuses the hashes computed before, unless `replaces` is set.
         """
         if isinstance(what, PublishedFolder) and not what.what.replaces:
             return what
@@ -397,7 +407,9 @@ class Copier:
         return folder
 
     def _take_in(self, name: str) -> bool:
-        """Record the objects that a remote checkpoint names. Return False if it is unreadable."""
+        """Record the objects that a remote checkpoint names. Return False if its manifest is
+        unreadable.
+        """
         try:
             self.link.named |= {pack.hash for pack in self.link.store.read(name).packs}
         except CheckpointError:
@@ -431,9 +443,10 @@ class Copier:
                 self._refused[name] = str(error)
 
     def _damage(self, name: str | None) -> str | None:
-        """Return a message on a local problem: with the store, a folder, or the checkpoint `name`.
+        """Return a message on a local problem with the store, a folder or the checkpoint `name`, or
+        None.
 
-        The message on a checkpoint is shown until a newer checkpoint is confirmed.
+        A message about a checkpoint remains until a newer checkpoint is confirmed.
         """
         if self._local_error is not None:
             return self._local_error
@@ -444,7 +457,9 @@ class Copier:
         )
 
     def _loss(self, holding: Collection[str]) -> str | None:
-        """Return a message if the newest confirmed checkpoint has since lost a file, or None."""
+        """Return a message if the newest confirmed checkpoint has lost a file since then; otherwise
+        None.
+        """
         for name in sorted(self.pruning.confirmed.keys() - {*holding}, reverse=True):
             files = self.link.files_of(name, self.pruning.confirmed[name])
             problems = [file.problem for file in files if file is not None and file.problem]
@@ -466,7 +481,7 @@ class Copier:
         """Return the checkpoints that exist at the destination.
 
         Raises:
-            FencedError: if one of them belongs to another run.
+            FencedError: if one of these checkpoints belongs to another run.
         """
         self.link.place.require_identity()
         listed = self.link.store.versions()
@@ -475,7 +490,8 @@ class Copier:
         return listed
 
     def _refuse_strangers(self, listed: Collection[str]) -> None:
-        """Stop for good if another run writes under this run's name.
+        """Raise an error, which stops the copier for good, if another run writes under this run's
+        name.
 
         Raises:
             FencedError: if a checkpoint belongs to another run.
@@ -542,7 +558,7 @@ class Copier:
         self._upload, self._phase = None, "idle"
 
     def _prune(self) -> Iterator[float]:
-        """Remove old checkpoints and objects at the destination, if there may be any to remove."""
+        """Remove old checkpoints and objects at the destination, if there may be any."""
         now = self.link.clock()
         is_new = self._pruned_at == float("-inf") and self.pruning.confirmed
         if not is_new and (now - self._pruned_at < LOOK_SECONDS or not self.pruning.is_due()):
@@ -554,12 +570,12 @@ class Copier:
         yield from self.pruning.steps(listed, on_its_way, self._late)
 
     def _worked(self) -> None:
-        """Clear the last error if a file was written or confirmed after it."""
+        """Clear the last error if a file was written or confirmed after the error."""
         if self.link.num_done > self._done_at_failure:
             self._num_failures, self._error = 0, None
 
     def _fail(self, error: OSError | StorageError) -> float:
-        """Record an error. Return the seconds to wait before the next attempt."""
+        """Record an error, and return the seconds to wait before the next attempt."""
         self._num_failures += 1
         self._done_at_failure = self.link.num_done
         if isinstance(error, BackendError):
@@ -575,7 +591,7 @@ class Copier:
         return wait
 
     def _pass_over(self, error: CheckpointError) -> float:
-        """Skip a local checkpoint that is damaged.
+        """Skip a damaged local checkpoint.
 
         Return the seconds to wait before the next unit of work.
         """
@@ -591,5 +607,7 @@ class Copier:
 
 
 def what_of(publication: PublishedFolder | Publication) -> Publication:
-    """Return the request that led to a published folder. A request is returned unchanged."""
+    """Return the request that led to a published folder. If given a request, return it
+    unchanged.
+    """
     return publication.what if isinstance(publication, PublishedFolder) else publication

@@ -31,7 +31,8 @@ class CopierClient:
 
     Attributes:
         num_restarts: how often the process was restarted.
-        num_failures: how often in a row the process could not be started, or ended soon.
+        num_failures: how often in a row the process could not be started or ended soon after its
+            start.
         failure: a message on how the process ended last.
     """
 
@@ -50,12 +51,12 @@ class CopierClient:
 
     @property
     def is_started(self) -> bool:
-        """True if `start` was called, and `close` was not called since."""
+        """True after `start` until `close`."""
         return self._process is not None or self._has_failed
 
     @property
     def cannot_run(self) -> bool:
-        """True if the process failed several times in a row and is not running now."""
+        """True if the process has failed several times in a row and is not running now."""
         return self.num_failures >= MANY_FAILURES and self.process_id is None
 
     @property
@@ -98,7 +99,7 @@ class CopierClient:
             self._send(LOOK + self._look)
 
     def try_again(self) -> None:
-        """Try once more, without delay, to start a copier that has repeatedly failed."""
+        """Without waiting, try once more to start a copier that has repeatedly failed."""
         if self.cannot_run:
             self._may_start_at = float("-inf")
         self.start()
@@ -109,7 +110,9 @@ class CopierClient:
         self._send("")
 
     def look_again(self, token: str) -> None:
-        """Request a check of all files of the newest checkpoint, after everything is copied."""
+        """Request a check of all files of the newest checkpoint, to be done when everything is
+        copied.
+        """
         self._look = token
         if self.process_id is None:
             self.start()
@@ -119,7 +122,7 @@ class CopierClient:
     def publish(self, what: Publication) -> None:
         """Request the copy of a finished folder.
 
-        The request is repeated if the copier is restarted.
+        If the copier is restarted, the request is sent again.
         """
         self._publications[what.name] = what
         if self.process_id is None:
@@ -139,7 +142,7 @@ class CopierClient:
     def wait(self, seconds: float) -> bool:
         """Wait until the copier has ended, after `close`. Return False if it is still copying.
 
-        This does not wait for the copiers of other runs, whose destination may be unavailable.
+        Copiers of other runs are not waited for, because their destination may be unavailable.
         """
         while self._left:
             if not self._left[-1].ends_within(seconds):

@@ -88,23 +88,27 @@ class CopierSettings:
         return RemoteSession(place, self.run_id, compresses, Bandwidth(self.bytes_per_second))
 
     def keep_traceback(self, error: Exception) -> None:
-        """Write the traceback of an error to the file `traceback`, if one is set."""
+        """Write the traceback of an error to the file `traceback`, if this setting is not None."""
         if self.traceback is not None:
             keep_traceback(error, Path(self.traceback))
 
     @property
     def record(self) -> PlaceRecord:
-        """The record of the destination to which the run was copied before."""
+        """The record of the destination to which the run has been copied."""
         return PlaceRecord(Path(self.status).with_name(RECORD_FILE))
 
     @property
     def retention(self) -> Retention:
-        """The rules for the checkpoints to keep at the destination: newest, best, emergency."""
+        """The rules for the checkpoints to keep at the destination: the newest, the best, the last
+        emergency one.
+        """
         return Retention(keep_last=self.keep, keep_best=1)
 
 
 class StatusFile:
-    """A status file that is written when the status changes, and once a second for byte counts."""
+    """A status file that is written when the status changes; for byte counts alone, once a
+    second.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -119,7 +123,9 @@ class StatusFile:
             self.write(status)
 
     def write(self, status: BackupStatus) -> None:
-        """Write `status` now. If the disk fails, skip it; the next status is written as usual."""
+        """Write `status` now. If the disk fails, skip this status; the next one is written as
+        usual.
+        """
         with contextlib.suppress(OSError):
             write_status(self.path, status)
             self._written, self._at = status, time.monotonic()
@@ -143,9 +149,9 @@ def serve(
     """Copy until the input has ended and everything is confirmed, or until the time is over.
 
     Args:
-        is_succeeded: returns whether the copier of a later session waits for this one to end. If
-            so, and this copier fails after its own run has ended, it leaves the remaining work to
-            that copier.
+        is_succeeded: returns whether the copier of a later session waits for this copier to end. If
+            this copier then fails after its own run has ended, it leaves the remaining work to the
+            later one.
     """
     ended_at: float | None = None
     begun = b""  # an incomplete line
@@ -180,7 +186,9 @@ def serve(
 
 
 def _input_within(seconds: float) -> bytes | None:
-    """Return the input received within `seconds`: b"" at its end, None if nothing was received."""
+    """Return the input received within `seconds`; b"" at the end of the input, None if nothing
+    came.
+    """
     if select.select([INPUT], [], [], seconds)[0]:
         return os.read(INPUT, 65536)
     return None

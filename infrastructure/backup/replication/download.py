@@ -27,11 +27,12 @@ def fetch_newest(
     on_progress: Progress,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Fetch the newest healthy checkpoint at the destination, or the one of `step`, into `local`.
+    """Fetch the newest healthy checkpoint at the destination, or the checkpoint of `step`, into
+    `local`.
 
     A damaged checkpoint is skipped with a warning. A checkpoint that cannot be read at the moment
-    is not skipped, because an older one would lose work. Reading is retried, and if it still fails,
-    the destination counts as unreachable.
+    is not skipped, because resuming from an older one would lose work. Reading is retried. If it
+    still fails, the destination counts as unreachable.
 
     Returns:
         The name of the checkpoint.
@@ -73,9 +74,9 @@ def _fetch(
     on_progress: Progress,
     sleep: Callable[[float], None],
 ) -> bool:
-    """Fetch a checkpoint if it is requested. Return whether it was fetched.
+    """Fetch a checkpoint if it is the requested kind. Return whether it was fetched.
 
-    Any checkpoint of `step` is requested, or any healthy checkpoint if `step` is None.
+    If `step` is None, any healthy checkpoint is requested; otherwise any checkpoint of this step.
     """
     manifest = _retrying(link, lambda: link.store.read(name), sleep)
     if manifest.step != step if step is not None else not manifest.healthy:
@@ -93,7 +94,7 @@ def _fetch(
 
 
 def _retrying(link: RemoteSession, action: Callable[[], T], sleep: Callable[[float], None]) -> T:
-    """Return the result of `action`, retrying while the destination does not respond."""
+    """Return the result of `action`. Retry while the destination does not respond."""
     for attempt in range(NUM_ATTEMPTS):
         try:
             return action()

@@ -1,4 +1,4 @@
-"""The upload of a finished folder, such as a run's `final/`, to a destination as plain files.
+"""The upload of a finished folder, such as `final/` of a run, to a destination as plain files.
 
 A SHA256SUMS file is written last: the folder is complete when that file exists and the other files
 match it.
@@ -34,8 +34,8 @@ class Publication:
         folder: the path of a folder on this machine.
         name: the name of the copy at the destination.
         files: names of the files in `folder` to publish; empty means all of them.
-        replaces: overwrite a different folder of that name. Otherwise the existing one is kept, and
-            the copy is called `<name>-<8 hex digits>`.
+        replaces: overwrite a different folder of that name. If False, the existing folder is kept,
+            and the copy is called `<name>-<8 hex digits>`.
     """
 
     token: str
@@ -60,8 +60,8 @@ class PublishedFolder:
 
     Attributes:
         target: the path of the copy at the destination, or None before it is known.
-        seen: the files that the destination has confirmed. A file that is lost later stays in here
-            until it is restored.
+        seen: the files that the destination has confirmed. A file that is lost later remains in it
+            until the file is restored.
 
     Raises:
         ValueError: if the folder is empty or missing.
@@ -137,7 +137,7 @@ class PublishedFolder:
             return not any(self._is_other(target, path) for path in self._contents)
 
     def _is_other(self, target: Path, path: Path) -> bool:
-        """Return whether the destination has a file of this name with other bytes."""
+        """Return whether the destination has a file of this name with different bytes."""
         at, content = target / self._relative(path), self._contents[path]
         try:
             if self.place.size(at) == content.size_bytes:
@@ -158,9 +158,9 @@ class PublishedFolder:
             return self._put(target / self._relative(path), OpenFile(path, file), content)
 
     def _put(self, at: Path, buffers: OpenFile | list[bytes], content: Content) -> bool:
-        """Write a file unless it exists or its upload is still in progress.
+        """Write a file, unless it exists or is still being uploaded.
 
-        Return whether it is confirmed.
+        Return whether the destination confirms it.
         """
         try:
             if self._is_confirmed(at, content):
@@ -223,7 +223,7 @@ def problems_at(place: Place, parent: Path) -> Iterator[tuple[str, str | None]]:
 
 
 def read_sums(place: Place, target: Path) -> dict[str, str] | None:
-    """Return the checksums of a published folder, name → SHA-256, or None if it is incomplete.
+    """Return the checksums of a published folder, name → SHA-256; None if it is incomplete.
 
     Raises:
         OSError: if the destination does not respond.

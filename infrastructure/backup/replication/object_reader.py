@@ -15,7 +15,8 @@ from infrastructure.core.integers import ceil_div
 
 
 class OpenFile(Sequence[Buffer]):
-    """An open file that yields a few megabytes at a time. It stays readable if the file is removed.
+    """An open file that yields a few megabytes at a time. It can be read even after the file is
+    removed.
 
     Raises:
         CheckpointError: on iteration, if the bytes cannot be read.

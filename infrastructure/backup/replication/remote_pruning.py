@@ -2,7 +2,8 @@
 
 A listing of a destination may be outdated or incomplete, and a file may exist although it seems to
 be missing. So a checkpoint is removed only after enough newer ones were *confirmed*, and an object
-only if listings at the beginning and the end of some time show that no manifest names it.
+only if no manifest has named it for some time, according to listings at the beginning and the end
+of that time.
 """
 
 import contextlib
@@ -67,7 +68,7 @@ class PlacePruning:
             listed: the checkpoints at the destination, from a fresh listing; all belong to this
                 run.
             on_its_way: objects that are being copied.
-            spared: checkpoints to keep regardless of the retention.
+            spared: checkpoints to keep regardless of these rules.
 
         Raises:
             OSError: if the destination does not respond or fails.
@@ -88,7 +89,7 @@ class PlacePruning:
         self.link.place.close()
 
     def _take_in(self, name: str) -> None:
-        """Read a manifest, unless it has been read before. Manifests never change."""
+        """Read the manifest `name`, unless it has been read before. Manifests never change."""
         if name in self._read:
             return
         try:
@@ -114,7 +115,7 @@ class PlacePruning:
         return newer | unclear | {*self._special(readable), *self._special(sure)}
 
     def _special(self, manifests: dict[str, Manifest]) -> Iterator[str]:
-        """Yield the other checkpoints to keep: the best and the last emergency one."""
+        """Yield the further checkpoints to keep: the best and the last emergency checkpoint."""
         healthy = {n: m for n, m in sorted(manifests.items(), reverse=True) if m.healthy}
         scored = scores_of(manifests)
         yield from sorted(scored, key=lambda name: (scored[name], name))[: self.retention.keep_best]
@@ -149,7 +150,7 @@ class PlacePruning:
     def _sweep(self) -> Iterator[float]:
         """Record all objects at the destination as unused.
 
-        The caller then excludes the used ones.
+        The caller then excludes the objects that are in use.
         """
         objects = self.link.store.root / "objects"
         place, now = self.link.place, self.link.clock()
@@ -164,8 +165,8 @@ class PlacePruning:
 def prune_once(link: RemoteSession, retention: Retention, record: Path) -> list[str]:
     """Remove old checkpoints and unused objects at a destination once, outside of the copier.
 
-    A checkpoint counts as confirmed if it can be read back from the destination. The file `record`
-    stores, for the next call, the time since which no manifest has named each unused object.
+    A checkpoint counts as confirmed if it can be read back from the destination. For the next call,
+    the file `record` stores since when each unused object has not been named by a manifest.
 
     Returns:
         Messages on what was removed.

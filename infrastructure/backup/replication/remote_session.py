@@ -23,7 +23,7 @@ class UploadedFile:
 
     Attributes:
         confirmed_at: the time when its bytes were last compared and matched, or None if the file
-            was never confirmed, or was found missing or different since then.
+            was never confirmed, or was later found to be missing or different.
         present_at: the time when the file was last seen with its size, or confirmed.
         looked_at: the time of the last check, whatever its result.
         evidence: how its bytes were compared.
@@ -62,7 +62,7 @@ class UploadedFile:
 
 
 class Seen(NamedTuple):
-    """The combined state of several files: the oldest times and the weakest evidence."""
+    """The combined state of several files: the oldest times, and the weakest evidence."""
 
     present_at: float
     compared_at: float
@@ -70,7 +70,7 @@ class Seen(NamedTuple):
 
 
 def seen_of(files: Iterable[UploadedFile | None]) -> Seen | None:
-    """Return the combined state of `files`; None if there are none or one is not confirmed."""
+    """Return the combined state of `files`; None if there are no files or one is not confirmed."""
     present, compared, evidence = [], [], []
     for file in files:
         if file is None or file.confirmed_at is None:
@@ -89,7 +89,7 @@ class RemoteSession:
     """A session with the store `run_id` at a destination, and the state of its files.
 
     Attributes:
-        compresses: write an object compressed if that is smaller.
+        compresses: whether to write an object compressed if that is smaller.
         fresh_seconds: how long a confirmation is valid. It is half the time after which an unnamed
             object is removed, so an object that a manifest is about to name is never removed.
         sent: the sent files; objects by hash, manifests by name.
@@ -130,7 +130,7 @@ class RemoteSession:
         )
 
     def confirms(self, sent: UploadedFile) -> bool:
-        """Ask the destination whether a file is safe. Return False if it is not safe yet.
+        """Return whether the destination confirms that a file is safe. False means not yet.
 
         Raises:
             OSError: if the destination does not respond.
@@ -144,14 +144,14 @@ class RemoteSession:
         return True
 
     def still_has(self, sent: UploadedFile, *, reads: bool) -> bool:
-        """Check a confirmed file again. Return False if it is not visible now.
+        """Check a confirmed file again. Return False if the destination does not show it now.
 
         On a mount, False does not prove that the file is gone. This check does not count as
         progress of the upload.
 
         Args:
-            reads: True compares the bytes even if they must be read back; False compares only the
-                size in that case.
+            reads: whether to read the bytes back if they cannot be compared otherwise. If False,
+                only the size is compared in that case.
 
         Raises:
             OSError: if the destination does not respond.
@@ -177,7 +177,7 @@ class RemoteSession:
         return is_safe
 
     def files_of(self, name: str, manifest: Manifest) -> Iterator[UploadedFile | None]:
-        """Yield the record of each file of a remote checkpoint; None for a file without record.
+        """Yield the record of each file of a remote checkpoint; None for a file without a record.
 
         Objects that other machines copied to the destination are not included, because the sessions
         of those machines track them.
@@ -189,9 +189,9 @@ class RemoteSession:
                 yield file
 
     def is_surely_wrong(self, path: Path) -> bool:
-        """Return whether a file was wrong in so many checks in a row that it must be damaged.
+        """Return whether a file was wrong in so many consecutive checks that it must be damaged.
 
-        Fewer wrong results may be a temporary failure of a mounted folder.
+        Fewer wrong results may be due to a temporary failure of a mounted folder.
         """
         return self.num_wrong[path] >= SURELY_WRONG
 

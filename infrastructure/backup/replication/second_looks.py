@@ -22,14 +22,16 @@ LAST_SECONDS = 60.0  # for reading back recently compared files at the end
 
 
 class SecondLooks:
-    """A schedule of repeated checks of files. Each `UploadedFile` records its results."""
+    """A schedule for checking files again. Each `UploadedFile` records the results of its
+    checks.
+    """
 
     def __init__(self, link: RemoteSession) -> None:
         self.link = link
         self._next_at = float("-inf")
 
     def one(self, files: Sequence[UploadedFile]) -> None:
-        """Check the file whose last check is the oldest, if it is due.
+        """Check the file whose last check is the oldest, if its next check is due.
 
         Raises:
             OSError: if the destination does not respond.
@@ -48,9 +50,9 @@ class SecondLooks:
     def last(self, files: Sequence[UploadedFile]) -> Iterator[float]:
         """Check all of `files`, the least recently compared first.
 
-        Yield the seconds to wait in between.
+        Yield the seconds to wait between two checks.
 
-        A file that cannot be seen after several attempts counts as missing.
+        A file that the destination does not show after several attempts counts as missing.
 
         Raises:
             OSError: if the destination does not respond.

@@ -1,6 +1,6 @@
 """The status of a run's backup: what is safe, what is being copied, what is wrong.
 
-The copier writes the status file, or the run does if the copier cannot run. Everything that
+The copier writes the status file; if the copier cannot run, the run writes it. Everything that
 displays a status reads this file. The age of the last confirmed checkpoint is the work that would
 be lost if this machine died now.
 """
@@ -47,7 +47,9 @@ def state_words(state: str) -> str:
 
 
 class PossibleLoss(NamedTuple):
-    """The training time in seconds that would be lost now (None: all of it), and a message."""
+    """The training time in seconds that would be lost now (None: all of it), with a message about
+    it.
+    """
 
     seconds: float | None
     text: str
@@ -110,14 +112,16 @@ class BackupStatus:
 
     @property
     def problem(self) -> str | None:
-        """The problem and what the user can do about it, or None if there is none."""
+        """The problem, with what the user can do about it; None if there is no problem."""
         if self.error is None:
             return state_words(self.state) if self.state in ("doubtful", FENCED) else None
         return f"{self.error}{self._remedy}"
 
     @property
     def _remedy(self) -> str:
-        """The advice in parentheses. If the copier retries, it adds that copying then continues."""
+        """The advice in parentheses. If the copier retries, it includes that copying will
+        continue.
+        """
         if self.advice is None:
             return ""
         goes_on = phrase("backup.copying_then_continues") if self.state == RETRYING else ""
@@ -140,11 +144,15 @@ class BackupStatus:
         )
 
     def has_looked(self, token: str) -> bool:
-        """Return whether the check with this token is over, or impossible; "" means no check."""
+        """Return whether the check with this token is done or impossible. "" means that no check is
+        awaited.
+        """
         return token in ("", self.last_look) or self.state in (OFF, FENCED, DOWN)
 
     def is_settled(self, name: str | None) -> bool:
-        """Return whether checkpoint `name` is confirmed or cannot be copied: the wait is over."""
+        """Return whether checkpoint `name` is confirmed or cannot be copied, so that waiting can
+        end.
+        """
         return name in (self.confirmed_name, self.refused_name)
 
     def possible_loss(self, now: float) -> PossibleLoss:
@@ -234,7 +242,9 @@ def write_status(path: Path, status: BackupStatus) -> None:
 
 
 def read_status(path: Path) -> BackupStatus:
-    """Read the status in `path`. If the file is missing or damaged, all values are unknown."""
+    """Read the status in `path`. If the file is missing or damaged, return a status with unknown
+    values.
+    """
     try:
         contents = parse_json(path.read_bytes(), parse_constant=_no_constant)
     except (OSError, ValueError):

@@ -44,7 +44,8 @@ class ObjectUpload:
 
     Args:
         files: the bytes of each object, by its hash. Reading them may raise CheckpointError.
-        elsewhere: objects of `packs` that other machines copied there and that are not in `files`.
+        elsewhere: objects of `packs` that are not in `files`, because other machines copied them to
+            the destination.
         on_piece: called after each megabyte.
     """
 
@@ -67,7 +68,7 @@ class ObjectUpload:
 
     @property
     def done_bytes(self) -> int:
-        """The number of bytes that are confirmed or being sent."""
+        """The number of bytes that are already confirmed or are being sent."""
         confirmed = (pack.size_bytes for pack in self.packs if self._is_confirmed(pack))
         return min(self.total_bytes, sum(confirmed) + self._piece_bytes)
 
@@ -113,7 +114,7 @@ class ObjectUpload:
             yield from self._confirm_all(packs)
 
     def _is_unknown(self, pack: Pack) -> bool:
-        """Return whether the state of an object at the destination is not known in this session.
+        """Return whether this session does not know the state of an object at the destination.
 
         An object that was confirmed for an earlier checkpoint is checked again.
         """
@@ -167,7 +168,9 @@ class ObjectUpload:
         self.link.num_done += 1
 
     def sent(self, path: Path, buffers: Sequence[Buffer]) -> UploadedFile:
-        """Return a record for a file that will be written to the destination, with its hashes."""
+        """Return a record, with hashes, for a file that is about to be written to the
+        destination.
+        """
         content = Content.of(buffers, self.link.place.hashes)
         return UploadedFile(path, content, self.link.clock())
 
@@ -188,7 +191,7 @@ class ObjectUpload:
         return is_full and not self.is_hopeless()
 
     def _confirm_all(self, packs: Sequence[Pack]) -> Iterator[float]:
-        """Check all unconfirmed objects until one is confirmed, or until waiting is hopeless."""
+        """Check all unconfirmed objects until one is confirmed or waiting is hopeless."""
         wait = FIRST_WAIT_SECONDS
         while True:
             news = False
@@ -213,13 +216,15 @@ class ObjectUpload:
         return False
 
     def _is_seen(self, pack: Pack) -> bool:
-        """Return whether the destination seems to have an object, or a manifest there names it."""
+        """Return whether the destination seems to have an object, or a manifest at the destination
+        names it.
+        """
         path = self.link.store.objects.path_of(pack.hash)
         forms = (path, path.with_name(path.name + SUFFIX))
         return pack.hash in self.link.named or any(self.size(form) is not None for form in forms)
 
     def _send(self, pack: Pack, is_seen: bool) -> None:
-        """Write an object unless the destination confirms it, or seems to have it."""
+        """Write an object, unless the destination confirms it or seems to have it."""
         forms = self._forms(pack)
         sent, buffers = forms[-1]
         if is_seen:
@@ -245,8 +250,8 @@ class ObjectUpload:
     def _send_again(self, pack: Pack, forms: list[Form]) -> None:
         """Write a lost object again, without overwriting a file that may be in use.
 
-        The object is written in the form (plain or compressed) that does not exist at the
-        destination, or whose file stays missing. If both forms exist, nothing is written.
+        The object is written plain or compressed, whichever file does not exist at the destination.
+        If both files exist, nothing is written.
         """
         now = self.link.sent[pack.hash]
         if len(forms) == 1 and pack.size_bytes <= LARGEST_BYTES:
@@ -266,13 +271,13 @@ class ObjectUpload:
         now.written_at = self.link.clock()
 
     def stays_missing(self, path: Path) -> bool:
-        """Return whether a file is missing in each of several checks in a row."""
+        """Return whether a file is missing in each of several consecutive checks."""
         return all(self.size(path) is None for _ in range(NUM_LOOKS))
 
     def _forms(self, pack: Pack) -> list[Form]:
-        """Return an object uncompressed and, if that is smaller, compressed.
+        """Return an object in uncompressed and, if that is smaller, in compressed form.
 
-        The last one is preferred.
+        The last form in the list is preferred.
 
         Raises:
             CheckpointError: if its bytes do not match its hash.
@@ -292,8 +297,8 @@ class ObjectUpload:
     def _plain(self, pack: Pack, plain: Sequence[Buffer]) -> UploadedFile:
         """Return the record of an uncompressed object.
 
-        The object is named by one hash. If the destination compares another hash, that one is
-        computed from the bytes.
+        The object's name is one hash. If the destination compares a different hash, it is computed
+        from the bytes.
 
         Raises:
             CheckpointError: if its bytes had to be read and do not match its hash.
@@ -363,7 +368,7 @@ class Upload:
 
     @property
     def done_bytes(self) -> int:
-        """The number of bytes that are confirmed or being sent."""
+        """The number of bytes that are already confirmed or are being sent."""
         return self.objects.done_bytes
 
     def close(self) -> None:
@@ -374,9 +379,8 @@ class Upload:
     def steps(self) -> Iterator[float]:
         """Upload the objects and then the manifest. Yield the seconds to wait.
 
-        If no object is confirmed for a long time, the manifest is written anyway, so that there is
-        a copy even at a destination that never confirms. `is_confirmed` is False for such a
-        checkpoint.
+        If no object is confirmed for a long time, the manifest is written anyway, so that even a
+        destination that never confirms has a copy. For such a checkpoint, `is_confirmed` is False.
 
         Raises:
             OSError, StorageError, CheckpointError: as in `ObjectUpload.steps`.
@@ -404,7 +408,7 @@ class Upload:
             raise
 
     def _send_manifest(self) -> UploadedFile:
-        """Write the manifest, even again after a loss. If it may be in use, only check it."""
+        """Write the manifest, also after it was lost. If it may be in use, only check it."""
         self.link.place.require_identity()
         path = self.link.store.manifest_path(self.name)
         sent = self.link.sent.get(self.name) or self.objects.sent(path, [self._manifest_bytes])
@@ -467,7 +471,7 @@ def fetch_objects(
     """Fetch the objects of a checkpoint that are not intact in `local`.
 
     Raises:
-        CheckpointError: if one of them is damaged in `remote`, too.
+        CheckpointError: if an object is damaged in `remote`, too.
         StorageError, OSError: if the local disk fails.
     """
     local.prepare()

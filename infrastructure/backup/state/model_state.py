@@ -1,6 +1,6 @@
 """Conversion of any torch model and optimizer to tensors and JSON values, and back.
 
-A state is loaded completely or, if it does not fit, not at all.
+If a state does not fit a model, nothing of it is loaded.
 """
 
 import json
@@ -114,7 +114,7 @@ def _model_mismatches(state: ModelState, model: torch.nn.Module) -> Iterator[str
 
 
 def _form(value: object) -> str:
-    """Return a description of the type and shape of a value."""
+    """Return a text on the type and shape of a value."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     return f"{NAMES.get(value.dtype, str(value.dtype))}{list(value.shape)}"

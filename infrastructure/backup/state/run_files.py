@@ -1,7 +1,7 @@
 """The small files of a run, stored as byte tensors in its checkpoints.
 
-So another machine can resume the run from a checkpoint alone. A file is cut into pieces, so that
-the unchanged beginning of a growing file is stored only once.
+With them, another machine can resume the run from a checkpoint alone. A file is cut into pieces, so
+that the unchanged beginning of a growing file is stored only once.
 """
 
 import re
@@ -53,7 +53,7 @@ def restore_run_files(store: Store, manifest: Manifest, directory: Path) -> list
     """Write the files that a checkpoint holds into `directory`, each atomically.
 
     Returns:
-        A message for each file whose copy is damaged. It is not written.
+        A message for each file whose copy is damaged. Such a file is not written.
 
     Raises:
         CheckpointError: if the checkpoint holds a file that does not belong to a run.
@@ -110,7 +110,7 @@ def _files(directory: Path) -> Iterator[tuple[Path, bytes]]:
 def _read(path: Path) -> bytes | None:
     """Read a file; return None if it is missing, too large, or not a file.
 
-    A log that is missing because it is being rotated will be in the next checkpoint.
+    A log file that is missing because it is being rotated is saved with the next checkpoint.
     """
     try:
         small = path.is_file() and path.stat().st_size <= LARGEST_BYTES

@@ -52,7 +52,7 @@ class BackgroundWriter:
     def begin(self, state: State, values: Mapping[str, object], **facts: object) -> None:
         """Copy the state and start writing it. `facts` are the keyword arguments of `Store.commit`.
 
-        Call `collect(wait=True)` first, because only one checkpoint may be in flight.
+        Call `collect(wait=True)` first, because only one checkpoint can be written at a time.
 
         Raises:
             ValueError: if a tensor has a type that cannot be stored.
@@ -85,7 +85,7 @@ class BackgroundWriter:
         return str(answer["name"])
 
     def close(self) -> None:
-        """End the helper after it has finished the checkpoint in flight."""
+        """End the helper after it has finished the current checkpoint."""
         try:
             self.collect(wait=True)
         except StorageError as error:
@@ -111,7 +111,9 @@ class BackgroundWriter:
         return b"[%b,%b]" % (self._spelled, json.dumps(rest, allow_nan=False).encode())
 
     def _hand_over(self, message: bytes) -> None:
-        """Tell the helper, in one short line, where in memory the checkpoint is described."""
+        """Send the helper one short line with the location of the checkpoint's description in
+        shared memory.
+        """
         for _ in range(2):  # the second time to a new helper
             if self._helper is None or self._helper.poll() is not None:
                 self._abandon()

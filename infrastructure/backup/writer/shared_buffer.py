@@ -1,4 +1,6 @@
-"""A copy of a run's tensors in memory that another process shares. It is reused between saves."""
+"""A copy of a run's tensors in memory that another process shares. The memory is reused for every
+save.
+"""
 
 import mmap
 import os
@@ -25,8 +27,8 @@ class SharedBuffer:
     """A block of shared memory into which states are copied. It grows if necessary and is reused.
 
     If the tensors have the same names, types and shapes as last time, the layout is reused, and a
-    copy takes hardly longer than moving the bytes. Even a tensor that is on a GPU or not contiguous
-    is copied directly, without a temporary copy.
+    copy takes hardly longer than moving the bytes. Tensors that are on a GPU or not contiguous are
+    copied directly, too, without a temporary copy.
 
     Attributes:
         places: the locations of the tensors of the last copy.
@@ -46,7 +48,7 @@ class SharedBuffer:
 
     @property
     def memory(self) -> mmap.mmap:
-        """The whole memory; `places` and `size_bytes` describe the last copy in it."""
+        """The whole memory. `places` and `size_bytes` describe the last copy in the memory."""
         assert self._memory is not None, "nothing was copied yet"
         return self._memory
 
@@ -108,7 +110,7 @@ class SharedBuffer:
     def _reserve(self, size_bytes: int) -> None:
         """Grow the memory if necessary.
 
-        It never shrinks, because allocating it takes longer than a copy.
+        The memory never shrinks, because allocating memory takes longer than a copy.
         """
         if self._memory is not None and len(self._memory) >= size_bytes:
             return

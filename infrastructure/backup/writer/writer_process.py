@@ -56,7 +56,7 @@ def commit_message(
 
 @contextlib.contextmanager
 def only_writer(root: Path) -> Iterator[None]:
-    """Wait for the lock of a store, and hold it inside the block.
+    """Return a context that waits for the lock of a store, and holds the lock inside the block.
 
     Another holder of the lock may be a writer that is still running after its training process has
     ended.

@@ -23,8 +23,8 @@ class BackupConfig(ConfigSection):
 
     place: PathText | None = Field(
         default=None,
-        description="Place for backups: folder, Drive, fsspec URL, hf://…, module:Class://…; none:"
-        " no backups.",
+        description="Backup destination: folder, Drive, fsspec URL, hf://…,"
+        " module:Class://…; none: no backups.",
     )
     keep: Annotated[int, Ge(2), Le(LARGEST)] = Field(
         default=2,
@@ -40,7 +40,7 @@ class BackupConfig(ConfigSection):
     )
     finish_seconds: NotNegative = Field(
         default=900.0,
-        description="Longest wait at the end for the last backup to be confirmed, in seconds.",
+        description="Longest wait until the last backup is confirmed, in seconds.",
     )
     allow_missing_place: bool = Field(
         default=False,

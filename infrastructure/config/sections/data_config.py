@@ -40,7 +40,8 @@ class DataConfig(ConfigSection):
     prefix: ClassVar[str] = "data"
 
     path: DataPath | None = Field(
-        default=None, description="Training data: a file, a folder or a Hub dataset."
+        default=None,
+        description="Training data: a file, a folder or a Hub dataset; none: sample data.",
     )
     eval_path: DataPath | None = Field(
         default=None, description="Held-out data; none: a share of the training data is held out."
@@ -116,7 +117,7 @@ class DataConfig(ConfigSection):
     )
     memory_limit: MemoryAmount | None = Field(
         default=None,
-        description="Memory limit for prepared data; none: no limit of its own.",
+        description="Memory limit for prepared data; none: only {=cache.memory_size} applies.",
     )
     balance_by: str | None = Field(
         default=None,
@@ -128,8 +129,8 @@ class DataConfig(ConfigSection):
     )
     max_bad_rows_percent: Annotated[Percent, SAME_RESULT] = Field(
         default=5.0,
-        description="Most unusable rows, in percent; by default, also at most 1 % with a cut"
-        " answer.",
+        description="Maximum unusable rows, in percent; by default, also at most 1 %"
+        " with a cut answer.",
     )
     accept_small_data: Annotated[bool, SAME_RESULT] = Field(
         default=False,

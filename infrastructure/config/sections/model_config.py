@@ -110,24 +110,29 @@ class ModelConfig(ConfigSection):
     """The settings of the model and of how it is loaded, as used by `ModelManager`."""
 
     prefix: ClassVar[str] = "model"
+    help_note: ClassVar[str] = (
+        "{=model.adapter} says what the rows are. standard: text. dialogue: conversations, with"
+        " separate metrics for later answers. multimodal: texts with images. tactical_mappo: a"
+        " small example game, which needs no data. auto: multimodal if the rows have images."
+    )
 
     name: PathText = Field(
         default="embedded",
-        description="Model to train: a folder, Hub name or registered name; embedded: a small"
-        " new model.",
+        description="Model to train: a folder, a Hub name or your registered one;"
+        " embedded: a small new model.",
     )
     backend: Literal["auto", "transformers", "unsloth"] = Field(
         default="auto",
-        description="Library to load the model; auto: Unsloth on a GPU if it can, else"
-        " transformers.",
+        description="Library to load the model; auto: Unsloth if it supports GPU and"
+        " model, else transformers.",
     )
     adapter: Annotated[
         str,
         RegisteredName(ADAPTERS, ("auto",), is_late=True),
     ] = Field(
         default="auto",
-        description="Class that feeds rows to the model; standard: text; multimodal: images; auto:"
-        " by the data.",
+        description="Maps rows to inputs; standard: text; dialogue: chats; multimodal:"
+        " images; auto: by data.",
     )
     train_vision: bool = Field(
         default=False,

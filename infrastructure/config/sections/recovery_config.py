@@ -24,6 +24,6 @@ class RecoveryConfig(ConfigSection):
     )
     loss_spike: Annotated[Literal["roll_back", "note", "stop"], SAME_RESULT] = Field(
         default="note",
-        description="If the loss is far above the previous ones: roll back and skip the"
-        " batch, note, or stop.",
+        description="If the loss jumps up: roll back and skip the batch, only report it"
+        " (note), or stop.",
     )

@@ -77,7 +77,8 @@ class MemoryConfig(ConfigSection):
 
     gpu_memory_fraction: ShareAboveZero | None = Field(
         default=None,
-        description="Share of the GPU's memory that the run may use, from 0 to 1; none: all of it.",
+        description="Like {=resources.gpu.memory_limit}, but as a fraction from 0 to 1;"
+        " none: all of it.",
     )
     gpu_cache_size: Annotated[MemoryAmount | None, OPTIMIZES_MEMORY] = Field(
         default=None,
@@ -91,7 +92,8 @@ class MemoryConfig(ConfigSection):
     )
     cache_size: MemoryAmount | None = Field(
         default=None,
-        description="Memory and disk that Temper's caches may use together; none: no limit.",
+        description="Limit on the total size of Temper's caches, in memory and on disk;"
+        " none: no limit.",
     )
     cache_ttl: Annotated[Count | None, OPTIMIZES_MEMORY] = Field(
         default=None,
@@ -106,13 +108,15 @@ class AlertThresholds(ConfigSection):
     prefix: ClassVar[str] = "monitor.thresholds"
 
     cpu_percent: Percent = Field(
-        default=90.0, description="Inform if the CPU load stays above this, in percent."
+        default=90.0,
+        description="Alert (severity info) if the CPU load stays above this, in percent.",
     )
     memory_percent: Percent = Field(
         default=85.0, description="Alert if more than this percentage of main memory is in use."
     )
     gpu_utilization: Percent = Field(
-        default=95.0, description="Inform if the GPU load stays above this, in percent."
+        default=95.0,
+        description="Alert (severity info) if the GPU load stays above this, in percent.",
     )
     gpu_memory_percent: Percent = Field(
         default=90.0, description="Alert if more than this percentage of GPU memory is in use."
@@ -169,7 +173,8 @@ class GpuResources(ConfigSection):
     prefix: ClassVar[str] = "resources.gpu"
 
     memory_limit: MemoryAmount | None = Field(
-        default=None, description="GPU memory that the run may use; none: all of it."
+        default=None,
+        description="GPU memory that the run may use, as a size or percentage; none: all of it.",
     )
     compute_capability: Positive | None = Field(
         default=None,

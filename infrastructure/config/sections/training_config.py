@@ -143,8 +143,8 @@ class TrainingConfig(FieldsOfFeatures):
     )
     beta: Annotated[NotNegative | Auto, _HAS_BETA] = Field(
         default="auto",
-        description="TRL's beta (KL penalty; distillation: forward KL 0, reverse KL 1); auto:"
-        " TRL's default.",
+        description="TRL's beta: KL weight; in distillation, 0: forward KL, 1: reverse"
+        " KL; auto: TRL's default.",
     )
     num_generations: Annotated[
         Annotated[int, Ge(2), Le(1024)] | Auto,
@@ -295,7 +295,8 @@ class TrainingConfig(FieldsOfFeatures):
     )
     validation_prompts: CountOrZero = Field(
         default=320,
-        description="Most held-out prompts to answer, before training and again after it; 0: none.",
+        description="Maximum number of held-out prompts to answer before and again"
+        " after training; 0: none.",
     )
     log_frequency: Annotated[Count, SAME_RESULT] = Field(
         default=1,
@@ -316,7 +317,8 @@ class TrainingConfig(FieldsOfFeatures):
         RegisteredName(EXTENSIONS, is_late=True),
     ] = Field(
         default=[],
-        description="Extensions and observers to enable, in order, such as memory and quantum.",
+        description="Extensions (and observers of your own) to enable, in order, such"
+        " as memory and quantum.",
     )
     multimodal: MultimodalConfig = Field(
         default=MultimodalConfig(),
@@ -348,8 +350,8 @@ class TrainingConfig(FieldsOfFeatures):
         SAME_RESULT,
     ] = Field(
         default=["console", "jsonl", "csv", "tensorboard"],
-        description="Where metrics are written, always to metrics.jsonl; trackio and wandb need a"
-        " package.",
+        description="Where metrics go, in addition to metrics.jsonl; trackio and wandb"
+        " need their packages.",
     )
     loss: Annotated[str, RegisteredName(LOSSES)] = Field(
         default="cross_entropy",
@@ -360,7 +362,7 @@ class TrainingConfig(FieldsOfFeatures):
         SplitCommas,
         EachOnce,
         RegisteredName(METRICS),
-        Allowed("a list of registered names or module:function, each once"),
+        Allowed("a list of your own functions, as registered names or module:function, each once"),
         SAME_RESULT,
     ] = Field(default=[], description="Additional metrics, averaged over held-out tokens.")
     settings: Annotated[

@@ -35,7 +35,9 @@ class MemorySettings(ConfigSection):
         description="Layer after which the key-value memory is read, counted from 0; auto:"
         " the middle one.",
     )
-    slots: Count = Field(default=64, description="Trained keys and values in the key-value memory.")
+    slots: Count = Field(
+        default=64, description="Number of slots (trained keys and values) in the key-value memory."
+    )
     heads: Count = Field(default=2, description="Attention heads that read the key-value memory.")
     width: Count | Auto = Field(
         default="auto",
@@ -43,8 +45,8 @@ class MemorySettings(ConfigSection):
     )
     store: CountOrZero = Field(
         default=1024,
-        description="Newest trained tokens that the key-value memory also stores; 0: only the"
-        " slots.",
+        description="Size of the store: how many of the newest trained tokens it keeps;"
+        " 0: no store.",
     )
 
 

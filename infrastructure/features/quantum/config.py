@@ -40,7 +40,8 @@ class QuantumConfig(ConfigSection):
     prefix: ClassVar[str] = "quantum"
     help_note: ClassVar[str] = (
         "The quantum step selects training data by solving a QUBO (a binary optimization problem)"
-        " on this machine. {=training.optimization_frequency:N} enables it."
+        " on this machine. {=training.optimization_frequency:N} runs it every N steps;"
+        " {=training.enabled_extensions:quantum} alone runs it once, at the start."
     )
     used_when: ClassVar[tuple[UsedWhen, ...]] = (
         UsedWhen(
@@ -52,7 +53,7 @@ class QuantumConfig(ConfigSection):
 
     problem: Literal["data_selection", "block_selection"] = Field(
         default="data_selection",
-        description="What to choose: examples (data_selection), or blocks to train.",
+        description="What the quantum step selects: examples (data_selection) or blocks to train.",
     )
     data_budget: Annotated[ShareAboveZero | Auto, _DATA] = Field(
         default="auto",
@@ -75,7 +76,7 @@ class QuantumConfig(ConfigSection):
         Annotated[float, Gt(0), Le(AT_ANY_COST), Allowed("a percentage above 0, such as 2")] | Auto
     ) = Field(
         default="auto",
-        description="Most time for quantum steps, in percent of training; auto: 1, or 10 if"
+        description="Maximum time of quantum steps, in % of training; auto: 1, or 10 if"
         " run every N steps.",
     )
     solver: str = Field(
@@ -126,8 +127,8 @@ class QuantumTraining(ConfigSection):
 
     optimization_frequency: Count | None = Field(
         default=None,
-        description="Run the quantum step every N steps; none: once, if it is in"
-        " {=training.enabled_extensions}.",
+        description="Quantum step every N steps; none: only once, if"
+        " {=training.enabled_extensions} has quantum.",
     )
 
 

@@ -124,8 +124,8 @@ class ProgressiveConfig(ConfigSection):
     )
     new_stack_precision: Annotated[Literal["full", "bf16", "fp16", "nf_fp8"], _IN_TURN] = Field(
         default="full",
-        description="Precision of the stack that trains; nf_fp8: quantized, and QLoRA"
-        " matrices train.",
+        description="Precision of the stack that trains; nf_fp8: fp8 weights, and only"
+        " QLoRA matrices train.",
     )
     growth: Annotated[Literal["stages", "once"], _PROGRESSIVE] = Field(
         default="stages",
@@ -133,7 +133,8 @@ class ProgressiveConfig(ConfigSection):
     )
     init: Annotated[Literal["keep", "copy"], _PROGRESSIVE] = Field(
         default="keep",
-        description="New stack's weights; keep: its own; copy: those of the stack below.",
+        description="Initial weights of a new stack; keep: those in the model; copy:"
+        " those of the stack below.",
     )
 
 
@@ -150,15 +151,15 @@ class StackwiseFields(TrainingFields):
     )
     help_note: ClassVar[str] = (
         "Block-wise training trains the layers in parts, one after another. A block is a group of"
-        " layers. A stack is a larger group, by which a model can grow. A unit is the part that"
-        " trains at a time: a layer, a block or a stack. The trunk is all layers below the unit,"
+        " layers. A stack is a larger group, by which a model can grow. A unit is what is"
+        " trained at one time: a layer, a block or a stack. The trunk is all layers below the unit,"
         " and the rack is the whole model. A time step is a level of masking: the higher it is,"
         " the more tokens are masked."
     )
     mode: Literal["layerwise", "blockwise", "fused"] | None = Field(
         default=None,
-        description="Train a layer at a time (layerwise), a block (blockwise), or it and all below"
-        " it (fused).",
+        description="Train layer by layer (layerwise) or block by block; fused: each"
+        " block with all below it.",
     )
     block_size: Annotated[Count, _IN_BLOCKS] = Field(default=4, description="Layers in a block.")
     local_loss: Annotated[Literal["head", "reconstruct"], _STACKWISE] = Field(
@@ -239,7 +240,8 @@ class StackwiseFields(TrainingFields):
     )
     quantization_type: Annotated[str, RegisteredName(QUANTIZATIONS), _QUANTIZED] = Field(
         default="nf_fp8",
-        description="Number format in which finished stacks are stored.",
+        description="Number format of finished stacks; nf_fp8: fp8 with a scale for"
+        " each 64 weights.",
     )
     backbone_quantized: bool | None = Field(
         default=None, description="Another name for {=training.quantization_enabled}."
@@ -272,8 +274,8 @@ class StackwiseFields(TrainingFields):
     )
     qlora_strategy: Annotated[Literal["simplified", "progressive", "variable"], _QLORA] = Field(
         default="simplified",
-        description="QLoRA: one set (simplified), one more per stack (progressive), or own"
-        " ranks (variable).",
+        description="One set of QLoRA matrices per stack, or more (progressive), or"
+        " other ranks (variable).",
     )
     qlora_ranks: Annotated[
         dict[Annotated[int, Ge(0)], Count] | None,
@@ -324,7 +326,7 @@ class StackwiseFields(TrainingFields):
 
     @property
     def trains_units_in_turn(self) -> bool:
-        """True if groups of layers train one after another."""
+        """True if the groups of layers train one after another."""
         return self.strategy == "progressive" or (self.strategy == "auto" and self.mode is not None)
 
     @property

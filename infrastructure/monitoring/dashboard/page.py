@@ -1,8 +1,9 @@
 """The live page: one HTML document whose script polls the server for the newest `<main>`.
 
 Its style sheet and its script are embedded, so one request loads the complete page. The
-Content-Security-Policy allows only these two, and requests to the page's own server. All addresses
-are relative, so the page works behind a proxy that adds a path prefix, as notebooks do.
+Content-Security-Policy allows only this style sheet, this script, and requests to the page's own
+server. All addresses are relative, so the page works behind a proxy that adds a path prefix, as
+notebooks do.
 """
 
 import gzip
@@ -39,7 +40,7 @@ class Look:
 
     @cached_property
     def main(self) -> Markup:
-        """The `<main>` of the page, with all parts, so that one may become empty."""
+        """The `<main>` of the page, with all its parts, including empty ones."""
         parts = [element("div", self.sections.get(name, ""), id=name) for name in SECTIONS]
         foot = element("footer", phrase("monitoring.dashboard_is_read_only"))
         attributes = {"data-title": self.title, "data-next": f"{self.next_seconds:g}"}
@@ -47,19 +48,19 @@ class Look:
 
     @cached_property
     def zipped(self) -> bytes:
-        """The `<main>`, compressed once for all viewers."""
+        """The `<main>`, compressed. It is compressed only once for all viewers."""
         return gzip.compress(self.main.encode(errors="backslashreplace"), compresslevel=4)
 
     @cached_property
     def version(self) -> str:
-        """A text that changes whenever the page does."""
+        """A text that changes whenever the content of the page changes."""
         return hashlib.blake2b(self.main.encode(errors="replace"), digest_size=12).hexdigest()
 
     def render(self) -> str:
         """Return the whole page.
 
         The policy does not restrict which sites may embed the page, because notebooks embed it from
-        unknown addresses, and the page has nothing that is harmful to click by mistake.
+        unknown addresses, and nothing on the page is harmful to click by mistake.
         """
         rules = "connect-src 'self'", "base-uri 'none'", "form-action 'none'"
         return document(self.title, self.main, *_style_and_script(), *rules)

@@ -99,7 +99,7 @@ def bar(share: float, css_class: str) -> Markup:
 
 
 def _possible_loss(view: RunView) -> list[Markup]:
-    """Return the age of the last confirmed backup, if there is a backup destination."""
+    """Return the age of the last confirmed backup; nothing if there is no backup destination."""
     known = view["backup"]
     if view["is_over"] or known["place"] is None:
         return []
@@ -136,7 +136,7 @@ def meters(view: RunView) -> Markup:
 def run_list(runs: Sequence[RunRow], shown: str) -> Markup:
     """Return a list of all runs of the folder, the newest first.
 
-    A click on a run shows it. The check box of a run compares it with the shown run.
+    A click on a run shows it. The check box of a run adds its curves to those of the shown run.
     """
     if len(runs) < 2:
         return NOTHING
@@ -165,7 +165,7 @@ def _run_row(row: RunRow, shown: str) -> tuple[object, ...]:
 
 
 def _overlay_box(row: RunRow) -> Markup:
-    """Return the check box that compares a run. It is visible only if the page's script runs."""
+    """Return the check box for comparing a run. It is visible only if the page's script runs."""
     label = f"compare with {row.title}"
     attributes = {"data-with": row.name, "aria-label": label, "title": label}
     return element("input", type="checkbox", css_class="with", **attributes)

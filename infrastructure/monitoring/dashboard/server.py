@@ -1,9 +1,9 @@
 """`temper dashboard`: a small web server that shows the runs of a folder, live.
 
 The server only reads files, and answers only GET requests. Each snapshot of a run is made once for
-all viewers. Requests to a loopback name of this machine need no token. All other requests need one,
-including those of a proxy that sends another name. So a foreign web page whose host name resolves
-to this machine (DNS rebinding) cannot read anything.
+all viewers. Requests to a loopback name of this machine need no token. All other requests need a
+token, including those of a proxy that sends another name. So a foreign web page whose host name
+resolves to this machine (DNS rebinding) cannot read anything.
 """
 
 import errno
@@ -35,7 +35,7 @@ IDLE_SECONDS = 60.0  # an idle connection is closed
 
 
 class Dashboard:
-    """The server, which is bound to its port when it is created, but does not serve yet.
+    """The server. It is bound to its port when it is created, but answers requests only in `serve`.
 
     Args:
         output_dir: the folder of the runs.

@@ -1,4 +1,6 @@
-"""Snapshots of runs for the live page. Each is made once for all viewers, at a limited rate."""
+"""Snapshots of runs for the live page. All viewers share a snapshot, and snapshots are made at a
+limited rate.
+"""
 
 import logging
 import math
@@ -30,7 +32,7 @@ MAX_OPEN_RUNS = 8
 
 
 class Looks:
-    """The snapshots of the runs in a folder. It may be used from any number of threads.
+    """The snapshots of the runs in a folder. The object can be used from any number of threads.
 
     Args:
         output_dir: the folder of the runs; it need not exist yet.
@@ -83,7 +85,7 @@ class Looks:
             self._open.clear()
 
     def _path_of(self, name: str | None) -> Path | None:
-        """Return the path of the run to show, or None if there is none.
+        """Return the path of the run to show; None if there is no run.
 
         Only known runs are accepted.
         """
@@ -99,7 +101,7 @@ class Looks:
         return runs[name]
 
     def _make(self, path: Path | None) -> tuple[float, Look]:
-        """Make a new snapshot. Also return the time at which the next one may be made."""
+        """Make a new snapshot. Return it with the time from which the next one may be made."""
         began = self.cpu_clock()
         look = self._look_at(path)
         cost_seconds = (self.cpu_clock() - began) / MAX_CPU_SHARE
@@ -125,7 +127,7 @@ class Looks:
     def _opened(self, path: Path) -> LiveRun:
         """Return a run with its newest records.
 
-        Close runs that were not requested for some time.
+        Close runs that have not been requested for some time.
         """
         run = self._open.get(path)
         if run is None:

@@ -62,7 +62,9 @@ class Chart:
 
     @property
     def last(self) -> str:
-        """The newest value of the points and that of the marks, as text: `0.51 · held out 0.6`."""
+        """The newest value of the points, and the newest value of the marks, as text: `0.51 · held
+        out 0.6`.
+        """
         return " · held out ".join(
             self.format_value(p[-1][1]) for p in (self.points, self.marks) if p
         )
@@ -71,7 +73,7 @@ class Chart:
 def figure(
     key: str, chart: Chart, now: str = "", caption: Markup | None = None, is_wide: bool = False
 ) -> Markup:
-    """Return a chart with its heading and the numbers from which the page's script draws it.
+    """Return a chart with its heading, and its numbers, from which the page's script draws it.
 
     Args:
         key: the key of the quantity, which is the same in every run.
@@ -108,7 +110,7 @@ def chart_json(chart: Chart) -> str:
 
 
 def _columns(points: Points) -> tuple[list[float], list[float | None]]:
-    """Return the positions and the values of at most `max_points` points.
+    """Return the positions and the values of a curve, as two lists of at most `max_points` items.
 
     NaN and infinity become null.
     """

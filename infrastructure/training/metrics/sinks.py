@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 CSV_COLUMNS = ["step", "kind", "epoch", "loss", "eval_loss", "learning_rate", "grad_norm"]
 CSV_COLUMNS += ["tokens", "tokens_per_second", "seconds", "memory_bytes"]
-EVALUATED_EVERY_SHARE = 0.05  # of the run: short epochs would fill the screen
+EVALUATED_EVERY_SHARE = 0.02  # of the run: short epochs would fill the screen
 TENSORBOARD_FLUSH_SECONDS = 10
 EVENT_FILES = "events.out.tfevents.*"
 MERGED_EVENTS = "events.out.tfevents.0000000000.merged"  # sorts before all other files
@@ -82,7 +82,8 @@ class ConsoleSink(Sink):
     """A sink that prints records that the progress display does not show.
 
     It prints records that contain NaN or infinity, and evaluations. Evaluations are printed at most
-    every few percent of the run, and at its end.
+    every two percent of the run, and at its end. The first that is omitted causes a line about
+    that.
     """
 
     name = "console"
@@ -94,6 +95,7 @@ class ConsoleSink(Sink):
         self.loss: str | None = None  # name of the loss function, if known
         self.echo = echo or show
         self._total_steps, self._next_evaluated = 0, 0.0
+        self._is_omission_shown = False
 
     def expect(self, total_steps: int) -> None:
         """Record that a run of `total_steps` (0 if unknown) starts or resumes."""
@@ -110,6 +112,9 @@ class ConsoleSink(Sink):
         if not isinstance(step, int | float):
             return True
         if step < self._next_evaluated and step < self._total_steps:
+            if not self._is_omission_shown:
+                self._is_omission_shown = True
+                self.echo(phrase("training.evaluations_omitted"))
             return False
         self._next_evaluated = step + self._total_steps * EVALUATED_EVERY_SHARE
         return True

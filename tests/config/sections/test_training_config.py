@@ -64,7 +64,10 @@ REFUSED = {
     "learning_rate": ([0, -1e-3, 11, True, float("inf"), "fast"], 'above 0 and at most 10, or "'),
     "weight_decay": ([-0.1, 1.1], "from 0 to 1"),
     "warmup_steps": ([-1, 2.5], "a whole number of at least 0"),
-    "scheduler_type": ([1], "cosine, linear, constant, a registered name or module:function"),
+    "scheduler_type": (
+        [1],
+        "cosine, linear, constant, a name that you registered or your own code as module:function",
+    ),
     "mixed_precision": (["fp64", 2], '"bf16", "fp16", "fp32" or "fp8"'),
     "gradient_checkpointing": (["maybe", 2, None], "true or false"),
     "gradient_checkpointing_mode": (["none", 2], '"all", "selective" or "offload"'),

@@ -24,54 +24,54 @@ def turns(shape: RowSchema, **values: Any) -> list[tuple[str, str]]:
     return [(turn.role, turn.text) for turn in conversation.turns]
 
 
-def recognised(**values: Any) -> list[tuple[str, str]]:
-    return turns(recognise_shape([row(**values)], ShapeRequest()), **values)
-
-
+USER = {"role": "user", "content": "Q"}
+MESSAGES = [USER, {"role": "assistant", "content": "A"}]
+SHARED = [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]
+ALPACA = {"instruction": "Q", "output": "A"}
+QA = {"question": "Q", "answer": "A"}
 TURNS = [("user", "Q"), ("assistant", "A")]
+JOINED = [("user", "Q\n\nC"), ("assistant", "A")]
+HELD = "Read this: C. Q"
 
 
-def test_pairs_become_two_turns() -> None:
-    assert recognised(prompt="Q", completion="A") == TURNS
-    assert recognised(question="Q", answer="A") == TURNS
-    assert recognised(Question="Q", Answer="A") == TURNS
-    assert recognised(input="Q", output="A") == TURNS
-    assert recognised(instruction="Q", output="A") == TURNS
-    assert recognised(instruction="Q", input="", output="A") == TURNS
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"prompt": "Q", "completion": "A"}, TURNS),
+        (QA, TURNS),
+        ({"Question": "Q", "Answer": "A"}, TURNS),
+        ({"input": "Q", "output": "A"}, TURNS),
+        (ALPACA, TURNS),
+        (ALPACA | {"input": ""}, TURNS),
+        (ALPACA | {"input": "C"}, JOINED),
+        ({"instruction": "Q", "context": "C", "response": "A", "category": "x"}, JOINED),
+        # the context stands below the question
+        (QA | {"context": "C"}, JOINED),
+        (QA | {"context": ["C", "D"]}, [("user", "Q\n\nC\n\nD"), ("assistant", "A")]),
+        (QA | {"context": ""}, TURNS),
+        # by chance or not: it is always written
+        (QA | {"question": HELD, "context": "C"}, [("user", f"{HELD}\n\nC"), ("assistant", "A")]),
+        ({"system_prompt": "S", "question": "Q", "response": "A"}, [("system", "S"), *TURNS]),
+        ({"system_prompt": "", "question": "Q", "response": "A"}, TURNS),
+        ({"messages": MESSAGES}, TURNS),
+        ({"messages": json.dumps(MESSAGES)}, TURNS),  # as CSV and HDF5 hold it
+        ({"conversations": SHARED, "id": "1"}, TURNS),
+        ({"prompt": MESSAGES[:1], "completion": MESSAGES[1:]}, TURNS),
+        ({"prompt": MESSAGES[:1], "completion": "A"}, TURNS),
+        ({"text": "T"}, [("text", "T")]),
+        (QA | {"answer": 72}, [("user", "Q"), ("assistant", "72")]),
+    ],
+)
+def test_rows_of_every_shape_become_turns(
+    values: dict[str, Any], expected: list[tuple[str, str]]
+) -> None:
+    assert turns(recognise_shape([row(**values)], ShapeRequest()), **values) == expected
 
 
-def test_alpaca_joins_instruction_and_input() -> None:
-    assert recognised(instruction="Q", input="C", output="A") == [
-        ("user", "Q\n\nC"),
-        ("assistant", "A"),
-    ]
-    assert recognised(instruction="Q", context="C", response="A", category="x")[0][1] == "Q\n\nC"
-
-
-def test_the_context_stands_below_the_question_once() -> None:
-    pair = recognised(question="Q", context="C", answer="A")
-    assert pair == [("user", "Q\n\nC"), ("assistant", "A")]
-    assert recognised(question="Q", context=["C", "D"], answer="A")[0][1] == "Q\n\nC\n\nD"
-    assert recognised(question="Q", context="", answer="A") == TURNS
-    held = "Read this: C. Q"
-    prompt = recognised(question=held, context="C", answer="A")[0][1]
-    assert prompt == f"{held}\n\nC"  # by chance or not: it is always written
+def test_a_named_context_stands_below_the_question() -> None:
+    values = QA | {"passage": "C"}
     request = ShapeRequest(context_column="passage")
-    values = {"question": "Q", "passage": "C", "answer": "A"}
-    assert turns(recognise_shape([row(**values)], request), **values)[0] == ("user", "Q\n\nC")
-
-
-def test_a_system_column_is_the_first_turn() -> None:
-    assert recognised(system_prompt="S", question="Q", response="A") == [("system", "S"), *TURNS]
-    assert recognised(system_prompt="", question="Q", response="A") == TURNS
-
-
-def test_messages_and_sharegpt() -> None:
-    messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
-    assert recognised(messages=messages) == TURNS
-    assert recognised(messages=json.dumps(messages)) == TURNS  # as CSV and HDF5 hold it
-    shared = [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]
-    assert recognised(conversations=shared, id="1") == TURNS
+    assert turns(recognise_shape([row(**values)], request), **values) == JOINED
 
 
 def test_what_follows_the_last_answer_is_kept_and_teaches_nothing() -> None:
@@ -196,17 +196,6 @@ def test_a_prompt_of_messages_is_given() -> None:
     assert [found.is_learnt(n) for n in range(4)] == [False, False, False, True]
 
 
-def test_conversational_prompts_and_completions() -> None:
-    prompt, completion = [{"role": "user", "content": "Q"}], [{"role": "assistant", "content": "A"}]
-    assert recognised(prompt=prompt, completion=completion) == TURNS
-    assert recognised(prompt=prompt, completion="A") == TURNS
-
-
-def test_plain_text_and_whole_numbers() -> None:
-    assert recognised(text="T") == [("text", "T")]
-    assert turns(PAIR, question="Q", answer=72) == [("user", "Q"), ("assistant", "72")]
-
-
 def test_a_conversation_keeps_place_task_and_group() -> None:
     shape = RowSchema("qa", PAIR.columns, "", task_column="kind", group_column="level")
     found = shape.convert(row(question="Q", answer="A", kind="sum", level=3))
@@ -236,7 +225,6 @@ BAD_PAIRS: list[tuple[dict[str, Any], str, str]] = [
     ({"question": "Q", "answer": ["A"]}, reasons.WRONG_TYPE, "a list"),
     ({"question": "Q", "answer": "\ud800"}, reasons.HALF_CHARACTER, "answer"),
 ]
-USER = {"role": "user", "content": "Q"}
 BAD_CHATS: list[tuple[Any, str, str]] = [
     ([], reasons.EMPTY, "data.column_without_messages(column=messages)"),
     ("Q", reasons.WRONG_TYPE, "data.column_not_list(column=messages, kind=text)"),

@@ -22,42 +22,92 @@ def names(*columns: str) -> list[Row]:
     return rows(dict.fromkeys(columns, "x"))
 
 
-def test_the_reason_is_given() -> None:
-    shape = recognise_shape(names("id", "question", "answer"), ShapeRequest())
-    assert shape.name == "qa"
-    assert shape.reason == "data.recognized_pair(prompt=question, answer=answer)"
-    assert shape.used >= {"question", "answer"}
+def columns(**of_parts: str) -> dict[str, str]:
+    return of_parts
+
+
+ALPACA = names("instruction", "input", "output", "text")
+LABELLED = rows({"text": "good", "label": 1}, {"text": "bad", "label": 0})
+JUDGED = {"prompt": "Q", "completion": "A", "label": False}
+BOTH = rows({"messages": MESSAGES, "question": "Q", "answer": "A"})
+QA_ROW, CHAT_ROW = {"question": "Q", "answer": "A"}, {"messages": MESSAGES}
+
+
+@pytest.mark.parametrize(
+    ("sample", "request_", "name", "of_parts"),
+    [
+        (names("text", "author"), {}, "text", columns(text="text")),
+        # structure goes before plain text
+        (ALPACA, {}, "alpaca", None),
+        (ALPACA, {"text_column": "text"}, "text", None),
+        (ALPACA, {"shape": "text"}, "text", columns(text="text")),
+        (rows({"prompt": "Q", "messages": MESSAGES}), {}, "messages", None),
+        # most rows decide
+        (rows(QA_ROW, QA_ROW, {"text": "T"}), {}, "qa", None),
+        # columns can be named
+        (
+            names("ask", "reply", "text"),
+            {"prompt_column": "ask", "answer_column": "reply"},
+            None,
+            columns(prompt="ask", answer="reply"),
+        ),
+        (
+            names("problem", "solution", "answer"),
+            {"answer_column": "answer"},
+            None,
+            columns(prompt="problem", answer="answer"),
+        ),
+        (
+            names("ask", "input", "reply"),
+            {"shape": "alpaca", "prompt_column": "ask", "answer_column": "reply"},
+            None,
+            columns(prompt="ask", answer="reply", context="input"),
+        ),
+        (names("body"), {"shape": "text"}, None, columns(text="body")),
+        # what is refused without a decision, below
+        (BOTH, {"shape": "qa"}, "qa", None),
+        (LABELLED, {"shape": "text"}, "text", None),
+        (LABELLED, {"text_column": "text"}, "text", None),
+        (
+            LABELLED,
+            {"prompt_column": "text", "answer_column": "label"},
+            None,
+            columns(prompt="text", answer="label"),
+        ),
+        (rows(JUDGED), {"shape": "prompt"}, "prompt", None),
+        (rows(JUDGED | {"label": "sums"}), {}, "prompt", None),
+    ],
+)
+def test_the_shape_is_that_of_the_columns_or_of_the_request(
+    sample: list[Row], request_: dict[str, str], name: str | None, of_parts: dict[str, str] | None
+) -> None:
+    shape = recognise_shape(sample, ShapeRequest(**request_))
+    assert name in (shape.name, None)
+    assert of_parts in (shape.columns, None)
+
+
+@pytest.mark.parametrize(
+    ("sample", "name", "reason"),
+    [
+        (
+            names("id", "question", "answer"),
+            "qa",
+            "data.recognized_pair(prompt=question, answer=answer)",
+        ),
+        (names("instruction", "input", "output"), "alpaca", "data.recognized_context"),
+        (
+            rows(CHAT_ROW),
+            "messages",
+            "data.recognized_messages(column=messages, keys='role' and 'con",
+        ),
+    ],
+)
+def test_the_reason_is_given(sample: list[Row], name: str, reason: str) -> None:
+    shape = recognise_shape(sample, ShapeRequest())
+    assert shape.name == name
+    assert reason in shape.reason
+    assert {"question", "answer"} <= shape.used or name != "qa"
     assert "id" not in shape.used
-    shape = recognise_shape(names("instruction", "input", "output"), ShapeRequest())
-    assert shape.name == "alpaca"
-    assert "data.recognized_context" in shape.reason
-    shape = recognise_shape(rows({"messages": MESSAGES}), ShapeRequest())
-    assert shape.reason.startswith("data.recognized_messages(column=messages, keys='role' and 'con")
-    shape = recognise_shape(names("text", "author"), ShapeRequest())
-    assert (shape.name, shape.columns) == ("text", {"text": "text"})
-
-
-def test_a_label_beside_a_text_needs_a_decision() -> None:
-    sample = rows({"text": "good", "label": 1}, {"text": "bad", "label": 0})
-    with pytest.raises(
-        ValueError,
-        match=r"data\.text_with_label.*text=text.*label=label.*text_value=text.*label_value=label",
-    ):
-        recognise_shape(sample, ShapeRequest())
-    for request in (ShapeRequest("text"), ShapeRequest(text_column="text")):
-        assert recognise_shape(sample, request).name == "text"
-    shape = recognise_shape(sample, ShapeRequest(prompt_column="text", answer_column="label"))
-    assert shape.columns == {"prompt": "text", "answer": "label"}
-
-
-def test_answers_that_are_marked_as_bad_need_a_decision() -> None:
-    """As data for KTO is: learning all of them would teach the bad ones too."""
-    sample = rows({"prompt": "Q", "completion": "A", "label": False})
-    with pytest.raises(ValueError, match=r"data\.answers_labeled_good_or_bad"):
-        recognise_shape(sample, ShapeRequest())
-    assert recognise_shape(sample, ShapeRequest("prompt")).name == "prompt"
-    sums = rows({"prompt": "Q", "completion": "A", "label": "sums"})
-    assert recognise_shape(sums, ShapeRequest()).name == "prompt"
 
 
 def test_the_context_of_a_question_is_used_and_reported() -> None:
@@ -78,52 +128,6 @@ def test_the_context_of_a_question_is_used_and_reported() -> None:
         ShapeRequest(context_column="a", text_column="b").check()
 
 
-def test_structure_goes_before_plain_text() -> None:
-    alpaca = names("instruction", "input", "output", "text")
-    assert recognise_shape(alpaca, ShapeRequest()).name == "alpaca"
-    assert recognise_shape(alpaca, ShapeRequest(text_column="text")).name == "text"
-    assert recognise_shape(alpaca, ShapeRequest(shape="text")).columns == {"text": "text"}
-    chat = rows({"prompt": "Q", "messages": MESSAGES})
-    assert recognise_shape(chat, ShapeRequest()).name == "messages"
-
-
-def test_most_rows_decide() -> None:
-    sample = rows({"question": "Q", "answer": "A"}, {"question": "Q", "answer": "A"}, {"text": "T"})
-    assert recognise_shape(sample, ShapeRequest()).name == "qa"
-
-
-def test_columns_can_be_named() -> None:
-    request = ShapeRequest(prompt_column="ask", answer_column="reply")
-    shape = recognise_shape(names("ask", "reply", "text"), request)
-    assert shape.columns == {"prompt": "ask", "answer": "reply"}
-    shape = recognise_shape(
-        names("problem", "solution", "answer"), ShapeRequest(answer_column="answer")
-    )
-    assert shape.columns == {"prompt": "problem", "answer": "answer"}
-    request = ShapeRequest("alpaca", prompt_column="ask", answer_column="reply")
-    shape = recognise_shape(names("ask", "input", "reply"), request)
-    assert shape.columns == {"prompt": "ask", "answer": "reply", "context": "input"}
-    assert recognise_shape(names("body"), ShapeRequest("text")).columns == {"text": "body"}
-
-
-def test_several_readings_are_refused_and_named() -> None:
-    with pytest.raises(ValueError, match=r"data\.ambiguous_shape.*num_ways=2"):
-        recognise_shape(names("problem", "solution", "answer"), ShapeRequest())
-    both = rows({"messages": MESSAGES, "question": "Q", "answer": "A"})
-    with pytest.raises(ValueError, match=r"data\.ambiguous_shape"):
-        recognise_shape(both, ShapeRequest())
-    assert recognise_shape(both, ShapeRequest("qa")).name == "qa"
-
-
-def test_unknown_columns_are_refused_and_named() -> None:
-    with pytest.raises(ValueError, match=r"data\.meant_column.*name=mesages.*known=messages"):
-        recognise_shape(names("mesages"), ShapeRequest())
-    with pytest.raises(ValueError, match=r"data\.unrecognized_rows"):
-        recognise_shape(names("foo", "bar"), ShapeRequest())
-    with pytest.raises(ValueError, match=r"data\.unrecognized_rows"):
-        recognise_shape(names("question", "answer"), ShapeRequest("messages"))
-
-
 @pytest.mark.parametrize(
     ("given", "key"),
     [
@@ -141,12 +145,6 @@ def test_one_named_column_leaves_only_the_other_to_be_named(
     assert "data.in_no_known_shape" not in str(caught.value)
 
 
-def test_pairs_of_answers_are_named_with_what_learns_from_them() -> None:
-    with pytest.raises(ValueError, match=r"data\.preference_pairs"):
-        recognise_shape(names("prompt", "chosen", "rejected"), ShapeRequest())
-
-
-QA_ROW, CHAT_ROW = {"question": "Q", "answer": "A"}, {"messages": MESSAGES}
 NO_COMMON = r"data\.no_common_columns\(summary=data\.shapes_of_first_rows\(num_rows"
 DIFFERENT = r"data\.mixed_shapes\(summary=data\.shapes_of_first_rows\(num_rows"
 
@@ -180,21 +178,6 @@ MIXED: list[tuple[list[dict[str, Any]], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("values", "sentence"), MIXED)
-def test_rows_of_different_shapes_are_refused_with_what_was_seen(
-    values: list[dict[str, Any]], sentence: str
-) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        recognise_shape(rows(*values), ShapeRequest())
-
-
-def test_a_named_column_of_mixed_rows_gets_the_same_sentence() -> None:
-    with pytest.raises(ValueError, match=r"data\.no_common_columns"):
-        recognise_shape(
-            rows(QA_ROW, CHAT_ROW, {"text": "T"}), ShapeRequest(prompt_column="question")
-        )
-
-
 WRONG_REQUESTS: list[tuple[dict[str, str], str]] = [
     ({"shape": "alpacca"}, r"data\.unknown_shape.*name=alpacca,.*\(meant=alpaca\)"),
     ({"prompt_column": "qestion"}, r"setting=data\.prompt_column, .*\(meant=question\)"),
@@ -219,12 +202,37 @@ WRONG_REQUESTS: list[tuple[dict[str, str], str]] = [
         r"data\.pair_columns_with_shape\(shape=messages\)",
     ),
 ]
+UNCLEAR: list[tuple[list[Row], dict[str, str], str]] = [
+    *((rows(*values), {}, sentence) for values, sentence in MIXED),
+    # a named column of mixed rows gets the same sentence
+    (
+        rows(QA_ROW, CHAT_ROW, {"text": "T"}),
+        {"prompt_column": "question"},
+        r"data\.no_common_columns",
+    ),
+    (
+        LABELLED,
+        {},
+        r"data\.text_with_label.*text=text.*label=label.*text_value=text.*label_value=label",
+    ),
+    # as data for KTO is: learning all of the answers would teach the bad ones too
+    (rows(JUDGED), {}, r"data\.answers_labeled_good_or_bad"),
+    (names("problem", "solution", "answer"), {}, r"data\.ambiguous_shape.*num_ways=2"),
+    (BOTH, {}, r"data\.ambiguous_shape"),
+    (names("mesages"), {}, r"data\.meant_column.*name=mesages.*known=messages"),
+    (names("foo", "bar"), {}, r"data\.unrecognized_rows"),
+    (names("question", "answer"), {"shape": "messages"}, r"data\.unrecognized_rows"),
+    (names("prompt", "chosen", "rejected"), {}, r"data\.preference_pairs"),
+    *((names("question", "answer"), request, sentence) for request, sentence in WRONG_REQUESTS),
+]
 
 
-@pytest.mark.parametrize(("settings", "sentence"), WRONG_REQUESTS)
-def test_a_wrong_request_is_refused(settings: dict[str, str], sentence: str) -> None:
+@pytest.mark.parametrize(("sample", "request_", "sentence"), UNCLEAR)
+def test_what_is_unclear_or_wrong_is_refused_with_what_was_seen(
+    sample: list[Row], request_: dict[str, str], sentence: str
+) -> None:
     with pytest.raises(ValueError, match=sentence):
-        recognise_shape(names("question", "answer"), ShapeRequest(**settings))
+        recognise_shape(sample, ShapeRequest(**request_))
 
 
 def parts(*values: dict[str, Any], **request: str) -> dict[str, str]:

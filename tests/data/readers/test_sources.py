@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -145,17 +146,6 @@ def test_reading_can_start_at_any_row(tmp_path: Path, name: str) -> None:
         assert list(file.rows(Start(row.offset, row.line))) == found[index:]
 
 
-def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl")  # a blank line between rows
-    assert [row.line for row in one_file(tmp_path / "a.jsonl").rows()] == [1, 3, 5]
-    write_csv(tmp_path / "a.csv")  # the second row holds a line break
-    assert [row.line for row in one_file(tmp_path / "a.csv").rows()] == [2, 3, 5]
-    (tmp_path / "a.json").write_text("[\n{},\n\n{}]")
-    assert [row.line for row in one_file(tmp_path / "a.json").rows()] == [2, 4]
-    (tmp_path / "a.json").write_text("[{}, {}, 3]\n")  # one line: rows are numbered
-    assert [row.line for row in one_file(tmp_path / "a.json").rows()] == [1, 2, 3]
-
-
 def test_an_archive_is_bounded_before_it_is_listed(tmp_path: Path, monkeypatch: Any) -> None:
     path = written(tmp_path, "data.zip")
     monkeypatch.setattr(compressed, "MAX_LISTING_BYTES", 50)
@@ -198,16 +188,6 @@ def test_json_elements_may_be_cut_by_chunks(tmp_path: Path, monkeypatch: Any) ->
     assert [row.values for row in one_file(path).rows() if isinstance(row, Row)] == values
 
 
-def test_text_is_read_by_paragraphs_or_by_lines(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("\nfirst\nstill first\n\n\nsecond\n")
-    found = [(row.values, row.line) for row in one_file(path).rows() if isinstance(row, Row)]
-    assert found == [({"text": "first\nstill first"}, 2), ({"text": "second"}, 6)]
-    path.write_text("one\ntwo\nthree\n\n")
-    found = [(row.values, row.line) for row in one_file(path).rows() if isinstance(row, Row)]
-    assert found == [({"text": "one"}, 1), ({"text": "two"}, 2), ({"text": "three"}, 3)]
-
-
 BAD_LINES = {
     b'{"a": 1': (reasons.BROKEN_JSON, "column=8"),
     b"{'a': 1}": (reasons.BROKEN_JSON, "column=2"),
@@ -235,49 +215,74 @@ def test_a_bad_line_is_set_aside_with_its_place(tmp_path: Path, bad: bytes) -> N
     assert len(wrong.excerpt) <= 120
 
 
-def test_bad_table_rows_are_set_aside(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_bytes(b'a,b\n1,2\n1,2,3\n\n\xff,2\n"x"y,2\n"ok",2\n')
+def one_column(texts: list[bytes]) -> Callable[[Path], None]:
+    """Writes a Parquet or an HDF5 file of texts that may be no UTF-8."""
+
+    def write(path: Path) -> None:
+        if path.suffix == ".h5":
+            with h5py.File(path, "w") as file:
+                file.create_dataset("text", data=np.array(texts))
+        else:
+            column = pyarrow.array(texts).view(pyarrow.string())
+            pyarrow.parquet.write_table(pyarrow.table({"text": column}), path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.jsonl", write_jsonl, {1: "", 3: "", 5: ""}),  # a blank line between rows
+        ("a.csv", write_csv, {2: "", 3: "", 5: ""}),  # the second row holds a line break
+        ("a.json", b"[\n{},\n\n{}]", {2: "", 4: ""}),
+        # one line: rows are numbered
+        ("a.json", b"[{}, {}, 3]\n", {1: "", 2: "", 3: reasons.WRONG_TYPE}),
+        (
+            "a.csv",
+            b'a,b\n1,2\n1,2,3\n\n\xff,2\n"x"y,2\n"ok",2\n',
+            {
+                2: "",
+                3: reasons.WRONG_COLUMNS,
+                5: reasons.INVALID_UTF8,
+                6: reasons.BROKEN_CSV,
+                7: "",
+            },
+        ),
+        ("a.txt", b"one\n\n\xff\xfeoops\n\nthree\n", {1: "", 3: reasons.INVALID_UTF8, 5: ""}),
+        (
+            "a.json",
+            b'[{"a": "x"},\n5,\n{"a": "\xff"},\n{"a": "y"}]',
+            {1: "", 2: reasons.WRONG_TYPE, 3: reasons.INVALID_UTF8, 4: ""},
+        ),
+        *(
+            (name, one_column([b"good", b"\xff", b"fine"]), {1: "", 2: reasons.INVALID_UTF8, 3: ""})
+            for name in ("a.parquet", "a.h5")
+        ),
+    ],
+)
+def test_rows_have_their_lines_and_bad_ones_are_set_aside(
+    tmp_path: Path, name: str, content: bytes | Callable[[Path], None], expected: dict[int, str]
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content) if isinstance(content, bytes) else content(path)
     found = list(one_file(path).rows())
-    assert [(row.line, getattr(row, "reason", "")) for row in found] == [
-        (2, ""),
-        (3, reasons.WRONG_COLUMNS),
-        (5, reasons.INVALID_UTF8),
-        (6, reasons.BROKEN_CSV),
-        (7, ""),
-    ]
+    assert [(row.line, getattr(row, "reason", "")) for row in found] == [*expected.items()]
 
 
-def test_bad_text_and_elements_are_set_aside(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"one\n\n\xff\xfeoops\n\nthree\n")
-    found = list(one_file(tmp_path / "a.txt").rows())
-    assert [(row.line, getattr(row, "reason", "")) for row in found] == [
-        (1, ""),
-        (3, reasons.INVALID_UTF8),
-        (5, ""),
-    ]
-    (tmp_path / "a.json").write_bytes(b'[{"a": "x"}, 5,\n{"a": "\xff"}, {"a": "y"}]')
-    found = list(one_file(tmp_path / "a.json").rows())
-    assert [(row.line, getattr(row, "reason", "")) for row in found] == [
-        (1, ""),
-        (1, reasons.WRONG_TYPE),
-        (2, reasons.INVALID_UTF8),
-        (2, ""),
-    ]
-
-
-def test_invalid_utf8_in_binary_tables_is_set_aside(tmp_path: Path) -> None:
-    texts = pyarrow.array([b"good", b"\xff", b"fine"]).view(pyarrow.string())
-    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("text", data=np.array([b"good", b"\xff", b"fine"]))
-    for name in ("a.parquet", "a.h5"):
-        found = list(one_file(tmp_path / name).rows())
-        assert [(row.line, getattr(row, "reason", "")) for row in found] == [
-            (1, ""),
-            (2, reasons.INVALID_UTF8),
-            (3, ""),
-        ]
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("\nfirst\nstill first\n\n\nsecond\n", {2: "first\nstill first", 6: "second"}),
+        ("one\ntwo\nthree\n\n", {1: "one", 2: "two", 3: "three"}),
+    ],
+)
+def test_text_is_read_by_paragraphs_or_by_lines(
+    tmp_path: Path, text: str, expected: dict[int, str]
+) -> None:
+    (tmp_path / "a.txt").write_text(text)
+    rows = list(one_file(tmp_path / "a.txt").rows())
+    assert {row.line: row.values["text"] for row in rows if isinstance(row, Row)} == expected
+    assert len(rows) == len(expected)
 
 
 PARQUET: dict[str, dict[str, Any]] = {
@@ -369,19 +374,32 @@ def test_a_record_or_a_passage_without_end_is_not_held(tmp_path: Path) -> None:
     assert last.values == {"text": "last"}
 
 
-def test_hdf5_that_lies_elsewhere_or_is_too_wide_is_refused(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "wide.h5", "w") as file:
-        file.create_dataset("text", (5,), f"S{MAX_ROW_BYTES + 1}")
-    with pytest.raises(ValueError, match=r"data\.hdf5_field_too_large.*column=text"):
-        list(one_file(tmp_path / "wide.h5").rows())
-    with h5py.File(tmp_path / "away.h5", "w") as file:
-        file.create_dataset("text", (5,), "S2", external=[("secret", 0, 10)])
-    with pytest.raises(ValueError, match=r"data\.hdf5_column_external.*column=text"):
-        list(one_file(tmp_path / "away.h5").rows())
-    with h5py.File(tmp_path / "link.h5", "w") as file:
-        file["text"] = h5py.SoftLink("/nowhere")
-    with pytest.raises(ValueError, match=r"data\.hdf5_without_columns"):
-        list(one_file(tmp_path / "link.h5").rows())
+HDF5: list[tuple[Callable[[h5py.File], object], str]] = [
+    (
+        lambda file: file.create_dataset("text", (5,), f"S{MAX_ROW_BYTES + 1}"),
+        r"field_too_large.*column=text",
+    ),
+    (
+        lambda file: file.create_dataset("text", (5,), "S2", external=[("secret", 0, 10)]),
+        r"column_external.*column=text",
+    ),
+    (lambda file: file.update({"text": h5py.SoftLink("/nowhere")}), "without_columns"),
+    (lambda file: file.update({"a": np.zeros(2), "b": np.zeros(3)}), "column_lengths_differ"),
+    (
+        lambda file: file.update({"a": np.zeros((2, 2))}),
+        r"column_not_flat.*column=a.*num_dimensions=2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fill", "refusal"), HDF5)
+def test_hdf5_that_is_no_table_lies_elsewhere_or_is_too_wide_is_refused(
+    tmp_path: Path, fill: Callable[[h5py.File], object], refusal: str
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        fill(file)
+    with pytest.raises(ValueError, match=rf"data\.hdf5_{refusal}"):
+        list(one_file(tmp_path / "a.h5").rows())
 
 
 def test_numbers_of_binary_tables_are_plain(tmp_path: Path) -> None:
@@ -392,6 +410,7 @@ def test_numbers_of_binary_tables_are_plain(tmp_path: Path) -> None:
     assert type(found[0]) is int
 
 
+NOISE = np.random.RandomState(0).bytes(150_000)  # a file that is read in pieces
 WRONG_FILES = {
     "empty.jsonl": (
         b" \n",
@@ -428,6 +447,10 @@ WRONG_FILES = {
     "cut.parquet": (b"PAR1" + bytes(20), r"data\.parquet_damaged\(file=cut\.parquet"),
     "not.h5": (b"a,b\n1,2\n", r"data\.file_not_of_format.*format=HDF5"),
     "cut.h5": (b"\x89HDF\r\n\x1a\n" + bytes(20), r"data\.hdf5_damaged\(file=cut\.h5"),
+    "cut.jsonl.gz": (
+        gzip.compress(b'{"a": "%s"}\n' % NOISE.hex().encode())[:-1000],
+        r"data\.compressed_data_truncated",
+    ),
     "plain.jsonl.gz": (b'{"a": 1}\n', r"data\.compressed_file_damaged.*kind=gzip"),
     "cut.json": (b'[{"a": 1}, {"a": ', r"data\.json_broken\(file=cut\.json, line=1,"),
     "wrong.json": (
@@ -453,26 +476,6 @@ def test_a_wrong_file_is_named_with_the_remedy(tmp_path: Path, name: str) -> Non
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"(?s){sentence}"):
         list(one_file(tmp_path / name).rows())
-
-
-def test_a_cut_gzip_file_is_noticed(tmp_path: Path) -> None:
-    rng = np.random.RandomState(0)
-    text = "".join(json.dumps({"a": rng.bytes(50).hex()}) + "\n" for _ in range(3000))
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text.encode())[:-1000])
-    with pytest.raises(ValueError, match=r"data\.compressed_data_truncated"):
-        list(one_file(tmp_path / "a.jsonl.gz").rows())
-
-
-def test_wrong_hdf5_layouts_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.h5"
-    with h5py.File(path, "w") as file:
-        file["a"], file["b"] = np.zeros(2), np.zeros(3)
-    with pytest.raises(ValueError, match=r"data\.hdf5_column_lengths_differ"):
-        list(one_file(path).rows())
-    with h5py.File(path, "w") as file:
-        file["a"] = np.zeros((2, 2))
-    with pytest.raises(ValueError, match=r"data\.hdf5_column_not_flat.*column=a.*num_dimensions=2"):
-        list(one_file(path).rows())
 
 
 def test_a_folder_is_read_in_order_and_tables_come_before_loose_texts(tmp_path: Path) -> None:
@@ -530,13 +533,19 @@ def test_format_overrides_the_name_and_is_checked(tmp_path: Path) -> None:
         discover(str(tmp_path / "data.log"), "jsnl")
 
 
-def test_json_under_the_wrong_name_is_what_it_is(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('{"a": 1}\n{"a": 2}\n')
-    assert one_file(tmp_path / "a.json").format == "jsonl"
-    (tmp_path / "b.jsonl").write_text('[{"a": 1}]')
-    assert one_file(tmp_path / "b.jsonl").format == "json"
-    (tmp_path / "c.jsonl").write_text('[1, 2]\n{"a": 1}\n')  # a bad row, not a document
-    assert one_file(tmp_path / "c.jsonl").format == "jsonl"
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("a.json", '{"a": 1}\n{"a": 2}\n', "jsonl"),
+        ("b.jsonl", '[{"a": 1}]', "json"),
+        ("c.jsonl", '[1, 2]\n{"a": 1}\n', "jsonl"),  # a bad row, not a document
+    ],
+)
+def test_json_under_the_wrong_name_is_what_it_is(
+    tmp_path: Path, name: str, content: str, kind: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    assert one_file(tmp_path / name).format == kind
 
 
 def test_a_plugin_format_is_used_by_its_ending(tmp_path: Path) -> None:

@@ -100,6 +100,12 @@ NOT_LISTED = "data.file_not_in_card"
             ["data.file_without_split_name(files_are=data.files_is(files=b.jsonl))"],
         ),
         (["x_train.jsonl", "val.jsonl"], (["x_train.jsonl"], ["val.jsonl"], []), []),
+        # A name of numbers and hashes is its first word.
+        (
+            ["a.jsonl", "test1-0a1b-2c.jsonl", "val3.jsonl"],
+            (["a.jsonl"], ["val3.jsonl"], ["test1-0a1b-2c.jsonl"]),
+            [],
+        ),
     ],
 )
 def test_names_divide_files_where_one_is_left_to_train_on(
@@ -110,12 +116,18 @@ def test_names_divide_files_where_one_is_left_to_train_on(
     assert list(found.notes) == notes
 
 
-def test_of_many_names_three_are_shown() -> None:
-    assert named(["a"]) == "data.files_is(files=a)"
-    assert named(["a", "b"]) == "data.files_are(files=a, b)"
-    assert named(["a", "b", "c", "d"]) == "data.more_files_are(files=a, b, c, count=1)"
-    assert named(["a", "b", "c"]) == "data.files_are(files=a, b, c)"
-    assert named(["a", "b", "c", "d", "e"]) == "data.more_files_are(files=a, b, c, count=2)"
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ("a", "files_is(files=a)"),
+        ("ab", "files_are(files=a, b)"),
+        ("abc", "files_are(files=a, b, c)"),
+        ("abcd", "more_files_are(files=a, b, c, count=1)"),
+        ("abcde", "more_files_are(files=a, b, c, count=2)"),
+    ],
+)
+def test_of_many_names_three_are_shown(names: str, words: str) -> None:
+    assert named([*names]) == f"data.{words}"
 
 
 FILES = ["a/1.jsonl", "a/2.jsonl", "a/b/3.jsonl", "c/1.jsonl", "c/x.jsonl"]
@@ -186,25 +198,34 @@ def test_of_several_configurations_the_default_is_trained_on(
     assert found.notes[0].endswith(f"configuration={whose})")
 
 
-def test_of_several_configurations_three_are_named_with_what_to_set(tmp_path: Path) -> None:
-    files = [f"{n}/1.jsonl" for n in "abcde"]
-    configs = [{"config_name": f"the-{n}", "data_files": f"{n}/*"} for n in "abcde"]
-    with pytest.raises(ValueError, match=r"data\.several_configurations.*num_configs=5") as raised:
+@pytest.mark.parametrize(
+    ("listed", "shown_places"),
+    [
+        (
+            {f"the-{n}": f"{n}/*" for n in "abcde"},
+            "the-a ({0}/a), the-b ({0}/b), the-c ({0}/c) and 2 more",
+        ),
+        # The folder itself is of all of them.
+        ({n: f"{n}.jsonl" for n in "xyz"}, "x ({0}/x.jsonl), y ({0}/y.jsonl), z ({0}/z.jsonl)"),
+        (
+            {n: f"{n}.jsonl" for n in "wxyz"},
+            "w ({0}/w.jsonl), x ({0}/x.jsonl), y ({0}/y.jsonl) and 1 more",
+        ),
+        (
+            {"m": ["a/1.jsonl", "c/1.jsonl"], "c": "c/*"},
+            "m ({0}/a/1.jsonl), c ({0}/c)",
+        ),
+    ],
+)
+def test_of_several_configurations_three_are_named_with_what_to_set(
+    tmp_path: Path, listed: dict[str, Any], shown_places: str
+) -> None:
+    configs = [{"config_name": name, "data_files": place} for name, place in listed.items()]
+    files = [*FILES, "b/1.jsonl", "d/1.jsonl", "e/1.jsonl", *(f"{n}.jsonl" for n in "wxyz")]
+    refusal = rf"data\.several_configurations.*num_configs={len(configs)},"
+    with pytest.raises(ValueError, match=refusal) as raised:
         parts(tmp_path, files, {"configs": configs})
-    assert str(raised.value).endswith(
-        f"=the-a ({tmp_path}/a), the-b ({tmp_path}/b), the-c ({tmp_path}/c) and 2 more)"
-    )
-    flat = [{"config_name": name, "data_files": f"{name}.jsonl"} for name in "xyz"]
-    with pytest.raises(ValueError, match=r"data\.several_configurations.*num_configs=3") as raised:
-        parts(tmp_path, ["x.jsonl", "y.jsonl", "z.jsonl"], {"configs": flat})
-    # the folder itself is of all of them
-    assert str(raised.value).endswith(
-        f"=x ({tmp_path}/x.jsonl), y ({tmp_path}/y.jsonl), z ({tmp_path}/z.jsonl))"
-    )
-    mixed = [{"config_name": "m", "data_files": ["a/1.jsonl", "c/1.jsonl"]}, C]
-    with pytest.raises(ValueError, match=r"data\.several_configurations.*num_configs=2") as raised:
-        parts(tmp_path, FILES, {"configs": mixed})
-    assert str(raised.value).endswith(f"=m ({tmp_path}/a/1.jsonl), c ({tmp_path}/c))")
+    assert str(raised.value).endswith(f"={shown_places.format(tmp_path)})")
 
 
 @pytest.mark.parametrize(
@@ -268,11 +289,7 @@ def test_documents_and_settings_are_no_data(
     assert is_no_data(path, documents) == is_alone
     assert is_no_data(path, [*documents, tmp_path / f"a{path.suffix}"]) == with_others
     assert is_no_data(path, [*documents, tmp_path / "a.other"]) == is_alone
-
-
-def test_another_name_is_data_whatever_lies_beside_it(tmp_path: Path) -> None:
-    assert not is_no_data(tmp_path / "notes.md", [tmp_path / "license.md"])
-    assert not is_no_data(tmp_path / "notes.md", [])
+    assert is_alone or not is_no_data(path, [])
 
 
 def test_folders_that_are_trained_on_together_are_named_in_their_order(tmp_path: Path) -> None:
@@ -281,23 +298,6 @@ def test_folders_that_are_trained_on_together_are_named_in_their_order(tmp_path:
     together = "data.more_files_are(files=a, b, m, count=1)"
     assert note.startswith(f"data.folders_trained_together(folders_are={together}")
     assert not parts(tmp_path, names[:1]).notes
-
-
-def test_a_name_of_numbers_and_hashes_is_its_first_word(tmp_path: Path) -> None:
-    found = parts(tmp_path, ["a.jsonl", "test1-0a1b-2c.jsonl", "val3.jsonl"])
-    assert shown(tmp_path, found) == (["a.jsonl"], ["val3.jsonl"], ["test1-0a1b-2c.jsonl"])
-
-
-@pytest.mark.parametrize(("num_configs", "more"), [(3, ""), (4, " and 1 more")])
-def test_of_configurations_as_many_are_shown_as_of_files(
-    tmp_path: Path, num_configs: int, more: str
-) -> None:
-    configs = [{"config_name": n, "data_files": f"{n}.jsonl"} for n in "wxyz"[:num_configs]]
-    with pytest.raises(
-        ValueError, match=rf"data\.several_configurations.*num_configs={num_configs},"
-    ) as raised:
-        parts(tmp_path, [f"{n}.jsonl" for n in "wxyz"], {"configs": configs})
-    assert str(raised.value).endswith(f"y ({tmp_path}/y.jsonl){more})")
 
 
 def test_the_splits_of_a_saved_data_set_are_the_texts_that_it_lists(tmp_path: Path) -> None:

@@ -85,13 +85,23 @@ def flip_bit(path: Path, position: int) -> None:
 FILES = ["input_ids.npy", "supervised.npy", "offsets.npy", "tasks.npy", META]
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("position", [20, 140, -2])
-def test_a_flipped_bit_is_noticed_at_opening(tmp_path: Path, name: str, position: int) -> None:
+LINES = ("notes.jsonl", 3, r"data\.cache_chunk_damaged.*file=notes\.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "position", "refusal", "memory_bytes"),
+    [
+        *[(name, position, None, IN_MEMORY) for name in FILES for position in (20, 140, -2)],
+        *[(*LINES, memory_bytes) for memory_bytes in (IN_MEMORY, MAPPED)],
+    ],
+)
+def test_a_flipped_bit_is_noticed_at_opening(
+    tmp_path: Path, name: str, position: int, refusal: str | None, memory_bytes: int
+) -> None:
     write(tmp_path / "entry", random_examples(200))
     flip_bit(tmp_path / "entry" / name, position)
-    with pytest.raises(DamagedEntryError):
-        TokenStore(tmp_path / "entry", IN_MEMORY)
+    with pytest.raises(DamagedEntryError, match=refusal):
+        TokenStore(tmp_path / "entry", memory_bytes)
 
 
 @pytest.mark.parametrize("name", [*FILES, "notes.jsonl"])
@@ -106,14 +116,6 @@ def test_a_cut_or_missing_file_is_noticed_at_opening(tmp_path: Path, name: str) 
         (folder / name).unlink()
         with pytest.raises(DamagedEntryError):
             TokenStore(folder, MAPPED)
-
-
-@pytest.mark.parametrize("memory_bytes", [IN_MEMORY, MAPPED])
-def test_a_damaged_line_file_is_noticed_at_opening(tmp_path: Path, memory_bytes: int) -> None:
-    write(tmp_path / "entry", random_examples(20))
-    flip_bit(tmp_path / "entry" / "notes.jsonl", 3)
-    with pytest.raises(DamagedEntryError, match=r"data\.cache_chunk_damaged.*file=notes\.jsonl"):
-        TokenStore(tmp_path / "entry", memory_bytes)
 
 
 def test_damage_after_opening_is_reported_with_the_remedy(tmp_path: Path) -> None:

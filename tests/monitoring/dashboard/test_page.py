@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.monitoring.dashboard.server import Dashboard
+from infrastructure.core.messages import WORDS
 from infrastructure.monitoring.report.report import write_report
 from tests.monitoring.browser import Browser, open_browser
+from tests.monitoring.dashboard.test_server import serving
 from tests.monitoring.written_run import (
     add,
     evaluation,
@@ -37,19 +38,6 @@ def browser() -> Iterator[Browser]:
         yield opened
 
 
-@contextmanager
-def page_of(folder: Path) -> Iterator[str]:
-    """The address of a dashboard over the runs of `folder`."""
-    dashboard = Dashboard(folder, port=0)
-    thread = threading.Thread(target=dashboard.serve)
-    thread.start()
-    try:
-        yield dashboard.url
-    finally:
-        dashboard.close()
-        thread.join()
-
-
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     folder = tmp_path / "runs"
@@ -65,7 +53,8 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_the_page_follows_the_training_by_itself(runs: Path, browser: Browser) -> None:
-    with page_of(runs) as url:
+    with serving(runs) as dashboard:
+        url = dashboard.url
         browser.open(url)
         assert browser.evaluate(NAMED_LOSS) == "1.069"
         assert browser.evaluate("document.title") == "75.0 % · 20260101-a · Temper"
@@ -80,7 +69,8 @@ def test_the_page_follows_the_training_by_itself(runs: Path, browser: Browser) -
 
 
 def test_a_click_shows_another_run(runs: Path, browser: Browser) -> None:
-    with page_of(runs) as url:
+    with serving(runs) as dashboard:
+        url = dashboard.url
         browser.open(url)
         browser.evaluate("document.querySelector('a[data-run=\"20250101-done\"]').click()")
         browser.wait_for("document.querySelector('#head .status')?.textContent === 'finished'")
@@ -96,7 +86,8 @@ def test_values_zoom_log_scale_and_overlays_of_a_chart(runs: Path, browser: Brow
         event = f"new KeyboardEvent('keydown', {{key: '{key}', bubbles: true}})"
         browser.evaluate(f"{loss}.querySelector('.plot').dispatchEvent({event})")
 
-    with page_of(runs) as url:
+    with serving(runs) as dashboard:
+        url = dashboard.url
         browser.open(url)
         close = "[null, 0.51211, 0.51212, 1234.5001, 1234.5002, 0.1 + 0.2]"
         labels = browser.evaluate(
@@ -145,7 +136,8 @@ def test_a_run_in_other_units_is_laid_over_in_those_of_the_chart(
     record["config"] |= {"training.new_one": 1, "data.path": {"value": "a/b.csv", "source": "x"}}
     (large / "run.json").write_text(json.dumps(record))
     keys = "document.querySelector('figure[data-key=memory_bytes] .run-keys').textContent"
-    with page_of(runs) as url:
+    with serving(runs) as dashboard:
+        url = dashboard.url
         browser.open(f"{url}?with=20240101-large")
         browser.wait_for(f"{keys}.includes('20240101-large 3,072 MiB')")
         compared = browser.evaluate("document.getElementById('compared').innerText")
@@ -171,10 +163,18 @@ def test_a_report_in_a_notebook_s_frame_has_charts_and_contents(
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 800, 1280])
 def test_the_page_fits_every_width(
-    runs: Path, browser: Browser, tmp_path: Path, width: int, scheme: str
+    runs: Path,
+    browser: Browser,
+    tmp_path: Path,
+    width: int,
+    scheme: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """800 is a Colab cell; nothing reaches out of the window, and the colours are the scheme's."""
-    with page_of(runs) as url:
+    monkeypatch.delenv(WORDS)
+    add(runs / "20260101-a", *falling(31, 140))  # enough for all that a caption can say
+    with serving(runs) as dashboard:
+        url = dashboard.url
         browser.open(url, width=width, scheme=scheme)
         assert browser.evaluate("document.documentElement.scrollWidth") <= width
         sticking_out = (
@@ -192,7 +192,8 @@ def test_text_of_a_run_is_never_markup(runs: Path, browser: Browser) -> None:
     (directory / "run.json").write_text(json.dumps({"run_id": ATTACK, "model": {"name": ATTACK}}))
     add(directory, {"step": 1, "kind": ATTACK, "message": ATTACK}, file="logs/errors/errors.jsonl")
     add(directory, {"time": 1.0, "rule": ATTACK, "message": ATTACK}, file=system_file("alerts"))
-    with page_of(runs) as url:
+    with serving(runs) as dashboard:
+        url = dashboard.url
         browser.open(url)
         add(directory, step_record(33, 0.5) | {ATTACK: 1.0})
         browser.wait_for(f"{NAMED_LOSS} === '0.5000'")
@@ -201,20 +202,15 @@ def test_text_of_a_run_is_never_markup(runs: Path, browser: Browser) -> None:
 
 
 def test_a_dashboard_that_goes_away_and_comes_back_is_shown(runs: Path, browser: Browser) -> None:
-    with page_of(runs) as url:
+    with serving(runs) as dashboard:
+        url = dashboard.url
         browser.open(url)
         port = int(url.rstrip("/").rpartition(":")[2])
     browser.wait_for("document.getElementById('lost').textContent.includes('does not answer')")
-    dashboard = Dashboard(runs, port=port)
-    thread = threading.Thread(target=dashboard.serve)
-    thread.start()
-    try:
+    with serving(runs, port=port):
         add(runs / "20260101-a", step_record(37, 0.75))
         browser.wait_for("document.getElementById('lost').textContent === ''")
         browser.wait_for(f"{NAMED_LOSS} === '0.7500'")
-    finally:
-        dashboard.close()
-        thread.join()
 
 
 @contextmanager
@@ -257,21 +253,12 @@ def proxy_to(port: int) -> Iterator[str]:
 def test_behind_a_proxy_with_a_path_and_another_name_the_page_goes_on(
     runs: Path, browser: Browser
 ) -> None:
-    dashboard = Dashboard(runs, port=0)
-    thread = threading.Thread(target=dashboard.serve)
-    thread.start()
-    try:
-        with proxy_to(dashboard.port) as url:
-            browser.open(f"{url}/")
-            assert "monitoring.dashboard_token_missing" in browser.evaluate(
-                "document.body.innerText"
-            )
-            browser.open(f"{url}{dashboard.path}")
-            assert browser.evaluate(NAMED_LOSS) == "1.069"
-            add(runs / "20260101-a", step_record(38, 0.125))
-            browser.wait_for(f"{NAMED_LOSS} === '0.1250'")
-            browser.evaluate("document.querySelector('a[data-run=\"20250101-done\"]').click()")
-            browser.wait_for("document.querySelector('#head .status')?.textContent === 'finished'")
-    finally:
-        dashboard.close()
-        thread.join()
+    with serving(runs) as dashboard, proxy_to(dashboard.port) as url:
+        browser.open(f"{url}/")
+        assert "monitoring.dashboard_token_missing" in browser.evaluate("document.body.innerText")
+        browser.open(f"{url}{dashboard.path}")
+        assert browser.evaluate(NAMED_LOSS) == "1.069"
+        add(runs / "20260101-a", step_record(38, 0.125))
+        browser.wait_for(f"{NAMED_LOSS} === '0.1250'")
+        browser.evaluate("document.querySelector('a[data-run=\"20250101-done\"]').click()")
+        browser.wait_for("document.querySelector('#head .status')?.textContent === 'finished'")

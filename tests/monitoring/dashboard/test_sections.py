@@ -1,8 +1,7 @@
 """The parts of the live page: true in every state, and the same text until something happens."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,15 +21,6 @@ from tests.monitoring.written_run import (
 )
 
 
-@contextmanager
-def opened(directory: Path) -> Iterator[LiveRun]:
-    run = LiveRun(directory)
-    try:
-        yield run
-    finally:
-        run.close()
-
-
 def text_of(run: LiveRun, rows: list[RunRow] | None = None) -> dict[str, str]:
     """The text of each part, as a reader of well-formed HTML sees it."""
     return {
@@ -47,7 +37,7 @@ def test_nothing_changes_until_something_happens(tmp_path: Path) -> None:
     directory = write_run(tmp_path)
     add(directory, *falling(1, 30))
     write_backup(directory, '{"place": "x", "confirmed_step": 20, "saved_at": 1000.0}')
-    with opened(directory) as run:
+    with closing(LiveRun(directory)) as run:
         first = sections_of(view_of(run), [])
         time.sleep(1.1)
         run.refresh()
@@ -75,7 +65,7 @@ def test_what_would_be_lost_is_a_tile_where_there_is_a_place(
     tmp_path: Path, backup: str, text: str
 ) -> None:
     directory = write_run(tmp_path)
-    with opened(directory) as run:
+    with closing(LiveRun(directory)) as run:
         assert "monitoring.at_risk_now" not in text_of(run)["tiles"]
         write_backup(directory, backup)
         run.refresh()
@@ -87,7 +77,7 @@ def test_what_would_be_lost_is_a_tile_where_there_is_a_place(
 def test_the_machine_is_shown_while_it_works_and_its_curves_afterwards(tmp_path: Path) -> None:
     directory = write_run(tmp_path)
     add(directory, *[sample(20 - i) for i in range(20)], file=system_file("system"))
-    with opened(directory) as run:
+    with closing(LiveRun(directory)) as run:
         machine = text_of(run)["machine"]
         assert "GPU 0 memory 14.0 of 15.0 GiB" in machine
         assert "GPU temperature, °C" in machine
@@ -102,7 +92,7 @@ def test_alerts_show_the_newest_first_and_how_many_there_were(tmp_path: Path) ->
     directory = write_run(tmp_path)
     alerts = [{"time": 1000.0 + i, "rule": "r", "message": f"number {i}"} for i in range(20)]
     add(directory, *alerts, file=system_file("alerts"))
-    with opened(directory) as run:
+    with closing(LiveRun(directory)) as run:
         text = text_of(run)["alerts"]
     assert text.startswith("Alertsmonitoring.newest_of_all(shown=8, total=20)")
     assert text.index("number 19") < text.index("number 12")
@@ -112,7 +102,7 @@ def test_alerts_show_the_newest_first_and_how_many_there_were(tmp_path: Path) ->
 def test_a_run_before_its_first_step_shows_what_happens(tmp_path: Path) -> None:
     directory = write_run(tmp_path)
     (directory / "summary.json").unlink()
-    with opened(directory) as run:
+    with closing(LiveRun(directory)) as run:
         text = text_of(run)
     assert "Preparing (process " in text["head"]
     assert "monitoring.no_metrics_yet()" in text["head"]
@@ -123,7 +113,7 @@ def test_a_run_before_its_first_step_shows_what_happens(tmp_path: Path) -> None:
 def test_runs_beside_it_are_listed_and_the_shown_one_is_marked(tmp_path: Path) -> None:
     rows = [RunRow("b", "b", "running", 3, 0.5, None), RunRow("a", "a", "finished", 40, 0.25, 0.5)]
     directory = write_run(tmp_path, "a")
-    with opened(directory) as run:
+    with closing(LiveRun(directory)) as run:
         page = Page(sections_of(view_of(run), rows)["runs"])
         assert text_of(run, rows[1:])["runs"] == ""
     links = [given for tag, given in page.tags if tag == "a"]

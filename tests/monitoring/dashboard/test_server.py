@@ -18,7 +18,7 @@ from tests.monitoring.written_run import add, falling, write_run
 
 @contextmanager
 def serving(folder: Path, **options: Any) -> Iterator[Dashboard]:
-    dashboard = Dashboard(folder, port=0, **options)
+    dashboard = Dashboard(folder, **{"port": 0, **options})
     thread = threading.Thread(target=dashboard.serve)
     thread.start()
     try:

@@ -201,7 +201,6 @@ def test_memory_stays_bounded_and_no_spike_disappears(tmp_path: Path) -> None:
     assert max(value for value in values if math.isfinite(value)) == 77.0
     assert any(math.isnan(value) for value in values)
     assert len(values) <= 2000
-    assert run.points["loss"].num_added == 100_000
     assert sizes[-1] < sizes[0] + 500_000
     run.close()
 

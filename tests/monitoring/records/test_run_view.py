@@ -16,12 +16,9 @@ from infrastructure.monitoring.records.run_view import RunView, read_view
 from infrastructure.monitoring.report.report import render_report
 from infrastructure.monitoring.watch import frame
 from tests.monitoring.written_run import (
+    a_training,
     add,
-    evaluation,
-    falling,
-    sample,
     step_record,
-    system_file,
     write_run,
 )
 
@@ -30,17 +27,6 @@ RESULT: dict[str, Any] = {
     **{"after": {"eval_loss": 1.0, "exact_match": {"all": 0.5}}, "cost": {"text": "$2.90"}},
 }
 RESULT["cost"]["amount"] = 2.9
-
-
-def a_run(folder: Path, **summary: Any) -> Path:
-    directory = write_run(folder, **summary)
-    add(directory, *falling(1, 30), evaluation(30, 1.25))
-    add(directory, sample(0, step=30), file=system_file("system"))
-    alert = {"time": 5.0, "step": 29, "rule": "r", "message": "93 % is above 90 %"}
-    add(directory, alert, file=system_file("alerts"))
-    error = {"step": 12, "kind": "spike", "action": "went back to step 10", "message": "loss 9"}
-    add(directory, error, file="logs/errors/errors.jsonl")
-    return directory
 
 
 def views_of(view: RunView) -> dict[str, str]:
@@ -79,7 +65,7 @@ def views_of(view: RunView) -> dict[str, str]:
 def test_all_four_views_show_the_same(
     tmp_path: Path, summary: dict[str, Any], state: str, texts: list[str]
 ) -> None:
-    view = read_view(a_run(tmp_path, **summary))
+    view = read_view(a_training(tmp_path, **summary))
     assert view["state"] == state
     for name, shown in views_of(view).items():
         plain = shown.replace('<span class="from">', "").replace("</span>", "")
@@ -91,7 +77,7 @@ def test_all_four_views_show_the_same(
 
 
 def test_the_record_is_json_without_a_file_being_read_again(tmp_path: Path) -> None:
-    directory = a_run(tmp_path, **RESULT, status="finished")
+    directory = a_training(tmp_path, **RESULT, status="finished")
     add(directory, step_record(31, float("nan")))
     view = read_view(directory)
     (directory / "run.json").unlink()
@@ -101,7 +87,7 @@ def test_the_record_is_json_without_a_file_being_read_again(tmp_path: Path) -> N
 
 
 def test_the_command_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = a_run(tmp_path, **RESULT, status="finished")
+    directory = a_training(tmp_path, **RESULT, status="finished")
     add(directory, step_record(31, float("nan")))
     assert main(["watch", str(directory), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)  # strict JSON
@@ -146,7 +132,9 @@ def test_each_of_the_two_peaks_of_memory_is_explained(
     tmp_path: Path, steps: float, more: bool
 ) -> None:
     forecast = [{"what": "peak_memory_bytes", "foretold": 7e8, "was": steps}]
-    view = read_view(a_run(tmp_path, status="finished", peak_memory_bytes=9e8, forecast=forecast))
+    view = read_view(
+        a_training(tmp_path, status="finished", peak_memory_bytes=9e8, forecast=forecast)
+    )
     [peak] = [line for line in view["headlines"] if line["name"] == "Peak memory"]
     assert peak["text"] == "858.3 MiB"
     expected = "monitoring.peak_memory_scope(memory=762.9 MiB)" if more else None

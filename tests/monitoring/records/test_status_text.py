@@ -81,4 +81,3 @@ def test_a_shell_reads_the_question_that_is_shown_with_its_system_prompt(system:
     arguments = ["bash", "-c", command.replace("temper ask", "printf '%s\\n'", 1)]
     out = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
     assert out.splitlines() == ["runs/my model", "--system", system]
-    assert question_command("m", "the town's").endswith('--system "the town\'s"')

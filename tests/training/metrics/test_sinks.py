@@ -81,14 +81,15 @@ def test_the_console_leaves_plain_steps_to_the_progress_and_shows_what_matters()
 
 
 def test_short_epochs_do_not_flood_the_console() -> None:
-    """A line at every five percent, the first and the last one; none is lost where it is kept."""
+    """A line at every two percent, the first and the last one; none is lost where it is kept."""
     lines: list[str] = []
     sink = ConsoleSink(lines.append)
     sink.expect(200)
     for number in range(2, 201, 2):
         sink.write({**EVALUATION, "step": number})
+    assert lines.pop(1) == "training.evaluations_omitted()"
     assert [line.split("  epoch ")[0] for line in lines] == [
-        f"[{n / 2:3.0f}%] step {n}/200" for n in [*range(2, 200, 10), 200]
+        f"[{n / 2:3.0f}%] step {n}/200" for n in [*range(2, 200, 4), 200]
     ]
     sink.write({**EVALUATION, "step": 3, "eval_loss": math.nan})
     assert "NaN" in lines[-1]

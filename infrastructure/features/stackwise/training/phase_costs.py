@@ -11,9 +11,8 @@ master copies.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 
 import torch
 
@@ -54,7 +53,7 @@ TRAINING_PARTS = (LOW_RANK, DECODER)  # not part of the final model
 EMBEDDING, NORM, HEAD = "embedding", "final norm", "head"
 TIED_EMBEDDING = "embedding (tied: also the head)"
 
-MAX_TIME_STEPS = 6  # up to this many are listed one by one
+SHOWN_FIRST, SHOWN_LAST = 4, 3  # phases in the table; the others are left out
 SAMPLE_ROWS = 64  # rows of a matrix that are quantized to measure their size
 
 Span = list[int]  # layers [first, end)
@@ -163,7 +162,7 @@ class PlanCosts:
         return seconds[index] * left_of_phase + sum(seconds[index + 1 :])
 
     def growth_bytes(self, step: int, measured: int, num_tokens: int, value_bytes: int) -> int:
-        """Estimate how many more bytes a later phase needs than phase `measured`, which may be < 0.
+        """Estimate how many more bytes a later phase needs than phase `measured`; may be negative.
 
         The largest phase from `step` on counts.
 
@@ -181,13 +180,14 @@ class PlanCosts:
         Args:
             seconds: time of each phase, see `seconds_of_phases`.
         """
-        rows, headings = [], ["phase", "parameters that train", "steps", "memory"]
-        headings += ["time"] if seconds else []
-        for first, group in _groups(self.phases):
-            rows.append(_row(first, group))
-            if seconds:
-                times = seconds[first - 1 : first - 1 + len(group)]
-                rows[-1].append(f"about {_range(times, format_duration)}")
+        headings = ["phase", "parameters that train", "steps", "memory"]
+        rows = [_row(number, phase) for number, phase in enumerate(self.phases, 1)]
+        if seconds:
+            headings.append("time")
+            for row, time in zip(rows, seconds, strict=True):
+                row.append(f"about {format_duration(time)}")
+        if len(rows) > SHOWN_FIRST + SHOWN_LAST:
+            rows[SHOWN_FIRST:-SHOWN_LAST] = [["…"] * len(headings)]
         table = render_table(headings, rows, max_cell_width=100).splitlines()
         return [self._heading(), *(f"  {line}" for line in table), *self._notes()]
 
@@ -478,75 +478,14 @@ def _spans(layers: set[int | None]) -> list[Span]:
     return spans
 
 
-# The table
-
-
-def _groups(phases: Sequence[PhaseCosts]) -> Iterator[tuple[int, list[PhaseCosts]]]:
-    """Yield groups of neighboring phases that differ only in their layers.
-
-    Each group comes with the number of its first phase, counted from 1.
-    """
-    first = 1
-    for _, group in groupby(phases, key=_kind):
-        members = list(group)
-        yield first, members
-        first += len(members)
-
-
-def _kind(phase: PhaseCosts) -> tuple[object, ...]:
-    sizes = tuple(end - first for first, end in phase.trains)
-    has_time_step = phase.time_step is not None
-    return tuple(phase.parameters), sizes, phase.num_epochs, phase.num_steps, has_time_step
-
-
-def _row(first: int, group: Sequence[PhaseCosts]) -> list[str]:
-    last = first + len(group) - 1
-    numbers = f"{first}" if last == first else f"{first} to {last}"
+def _row(number: int, phase: PhaseCosts) -> list[str]:
+    parts = [part.partition(" (")[0] for part in phase.parameters if part != LAYERS]
     return [
-        f"{numbers}: {_what(group)}",
-        _range([phase.num_parameters for phase in group], _count),
-        f"{group[0].num_steps:,}" + (" each" if last > first else ""),
-        _range([phase.total_bytes for phase in group], format_bytes),
+        f"{number}: {', '.join([phase.name, *parts])}",
+        _count(phase.num_parameters),
+        f"{phase.num_steps:,}",
+        format_bytes(phase.total_bytes),
     ]
-
-
-def _range(values: Sequence[float], shown: Callable[[float], str]) -> str:
-    low, high = shown(min(values)), shown(max(values))
-    return low if low == high else f"{low} to {high}"
-
-
-def _what(group: Sequence[PhaseCosts]) -> str:
-    """Describe the layers that train in each phase of a group of similar phases."""
-    phase = group[0]
-    parts = [part.partition(" (")[0] for part in phase.parameters if part not in (LAYERS, LOW_RANK)]
-    if phase.trains:
-        of_units = {tuple(map(tuple, one.trains)) for one in group}
-        sizes = sum(end - first for first, end in phase.trains)
-        each = f"{_layers(sizes)} each"
-        parts.insert(0, each if len(of_units) > 1 else _named_layers(phase.trains))
-    if phase.adapts:
-        spans = {tuple(map(tuple, one.adapts)) for one in group}
-        of = f" of {_named_layers(phase.adapts)}" if len(spans) == 1 else ""
-        parts.append(f"{LOW_RANK}{of}")
-    steps = [one.time_step for one in group if one.time_step is not None]
-    if steps:
-        distinct = sorted(set(steps))
-        many = len(distinct) > MAX_TIME_STEPS
-        description = f"{distinct[0]} to {distinct[-1]}" if many else ", ".join(map(str, distinct))
-        parts.append(f"time step{'s' if len(distinct) > 1 else ''} {description}")
-    return ", ".join(parts)
-
-
-def _named_layers(spans: Sequence[Span]) -> str:
-    named = [
-        f"{first + 1}" if end == first + 1 else f"{first + 1} to {end}" for first, end in spans
-    ]
-    is_one = len(spans) == 1 and spans[0][1] == spans[0][0] + 1
-    return f"layer{'' if is_one else 's'} {' and '.join(named)}"
-
-
-def _layers(count: int) -> str:
-    return f"{count} layer{'' if count == 1 else 's'}"
 
 
 def _count(number: float) -> str:

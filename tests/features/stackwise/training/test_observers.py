@@ -35,11 +35,10 @@ from tests.models.architectures import tiny_model
 from tests.slow import slow_but
 
 RUNS = {
-    **{name: SEQUENTIAL[name] for name in ("progressive", "with_top", "reconstruct")},
+    **{name: SEQUENTIAL[name] for name in ("progressive", "reconstruct")},
     **{name: AT_ONCE[name] for name in ("stackwise", "rackwise")},
-    "always": {"mode": "blockwise", "block_size": 2, "train_head": "always"},
     "trainable": {"mode": "fused", "block_size": 2},
-    "once": {"strategy": "progressive", "progressive": {"growth": "once", "init": "middle"}},
+    "once": {"strategy": "progressive", "progressive": {"growth": "once", "init": "copy"}},
     "qlora": {
         "strategy": "progressive",
         "progressive": {"target_stacks": 2, "trunk_strategy": "qlora"},
