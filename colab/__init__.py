@@ -34,7 +34,7 @@ _PLACES: dict[str, str] = {
     "export": "colab.results",
     "fetch_dataset": "colab.fetching_data",
     "flush_drive": "colab.drive",
-    "forecast": "infrastructure.deployment.forecasting",
+    "forecast": "infrastructure.deployment.forecast",
     "get_secret": "colab.secrets",
     "has_browser": "colab.runtime",
     "install": "colab.bootstrap",

@@ -77,7 +77,9 @@ def install(with_unsloth: bool | Literal["on_gpu"] = False) -> None:
 
 
 def _install_for_gpu(column: Column) -> set[str]:
-    """Install with unsloth if there is an NVIDIA GPU. If that fails, only print a message."""
+    """Install with unsloth if there is an NVIDIA GPU. If unsloth cannot be installed, only print a
+    message.
+    """
     if not nvidia_driver_present():
         return set()
     try:

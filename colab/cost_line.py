@@ -76,7 +76,7 @@ class KnownCosts:
         return None
 
     def _purpose(self, path: Path) -> Mapping[str, object] | None:
-        """Return the settings that determine a run's result, or None if they are unreadable."""
+        """Return the settings that determine a run's result; None if they are unreadable."""
         changed_at = (path / RUN_FILE).stat().st_mtime
         known = self._purposes.get(path)
         if known is None or known[0] != changed_at:

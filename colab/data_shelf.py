@@ -76,7 +76,8 @@ class Shelf:
         self._lock.release()
 
     def fetched(self, sha256: str | None, version: str | None) -> Path | None:
-        """Return data that was fetched earlier, or None if it is missing or not the requested data.
+        """Return data that was fetched earlier; None if it is missing or differs from the requested
+        data.
 
         Args:
             sha256: the required hash; None accepts any.
@@ -99,7 +100,7 @@ class Shelf:
         """Check that storing data as `name` would not overwrite a user's file.
 
         Raises:
-            ValueError: if it does; the message says what to do.
+            ValueError: if it would overwrite one; the message says what to do.
         """
         record, path = self._read(), self.folder / name
         if not path.exists() and not path.is_symlink():
@@ -128,7 +129,7 @@ class Shelf:
         """Return whether a file is unchanged since it was fetched and completely stored.
 
         Raises:
-            ValueError: if the user has changed the file, and may still need it.
+            ValueError: if the user has changed the file, which is therefore kept.
         """
         status = path.stat()
         if (status.st_size, status.st_mtime_ns) == (record.size_bytes, record.changed_ns):

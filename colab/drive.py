@@ -93,8 +93,8 @@ def mount_drive(folder: str = "temper") -> StorageFolder:
 def flush_drive(seconds: float = FLUSH_SECONDS) -> str:
     """Let Drive upload its pending files, and unmount it. Call this at the end of a session.
 
-    It does not prove that the upload succeeded, because Drive may fail without an error (colabtools
-    #287).
+    Success does not prove that everything was uploaded, because Drive may fail without an error
+    (colabtools #287).
 
     Returns:
         A sentence on what happened.

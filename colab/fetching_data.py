@@ -93,7 +93,7 @@ def fetch_file(
 
 
 def _bring(transfer: Transfer, sha256: str | None) -> tuple[Path, str | None]:
-    """Transfer the file, a second time if a resumed transfer gave a wrong hash."""
+    """Transfer the file. If a resumed transfer gives a wrong hash, transfer it a second time."""
     part, version = transfer.bring()
     if transfer.was_resumed and sha256 not in (None, file_sha256(part)):
         transfer.discard()
@@ -135,7 +135,7 @@ def _local(path: Path, sha256: str | None) -> Path:
 
 
 def _keep(shelf: Shelf, part: Path, version: str | None, sha256: str | None, advice: str) -> Path:
-    """Store a complete file if it is what was requested, or else delete it and raise an error."""
+    """Store a complete file if it is the requested one; otherwise delete it and raise an error."""
     digest, size_bytes = file_sha256(part), part.stat().st_size
     try:
         _check(part, sha256, digest, advice)
@@ -151,7 +151,7 @@ def _check(path: Path, wanted: str | None, actual: str | None, advice: str) -> N
     """Check that a file has the requested hash. Without a requested hash, check that it is data.
 
     Raises:
-        DataError: if not; the message says what the file is and what to do.
+        DataError: if the check fails; the message says what the file is and what to do.
     """
     if wanted is not None and actual != wanted:
         raise DataError("notebook.hash_differs", file=path.name, actual=actual, expected=wanted)

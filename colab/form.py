@@ -130,7 +130,7 @@ class ConfigForm:
         return []
 
     def _changed_since(self) -> list[str]:
-        """Return the settings that have changed since the last measurement."""
+        """Return the settings that have changed since the last measurement of the costs."""
         settings, now = (self._measured or ({}, []))[0], _what_costs(self._state.config)
         return [key for key in now | settings if now.get(key) != settings.get(key)]
 

@@ -74,7 +74,9 @@ class FormState:
         return switch in SCHEMA.fields and not self.config.value(switch)
 
     def is_shown(self, key: str) -> bool:
-        """Return whether a setting is shown: it could have an effect, or the user has set it."""
+        """Return whether a setting is shown, because it could have an effect or the user has set
+        it.
+        """
         if key in self.wrong or self.source(key).layer is not Layer.DEFAULT:
             return True
         return not self.is_absent(key) and has_effect(self.config, SCHEMA.fields[key])
@@ -178,7 +180,9 @@ class FormState:
         self.edits[key] = value if spec.is_switch else spec.section.check_value(spec.name, value)
 
     def _take(self, key: str, value: object) -> None:
-        """Store the user's value for a setting, unless the setting has this value without it."""
+        """Store the user's value for a setting, unless the setting already has this value by
+        itself.
+        """
         self.edits.pop(key, None)
         self._rebuild()
         if self.refusal is not None or self.config.value(key) != value:

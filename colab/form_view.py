@@ -144,7 +144,7 @@ def _quiet(text: str) -> str:
 
 
 def _status(state: FormState, is_refuted: bool) -> str:
-    """Return as HTML whether a run can start, and if not, why."""
+    """Return, as HTML, whether a run can start; if it cannot, also the reason."""
     problems = state.problems()
     if problems:
         listed = "".join(f"<li>{html.escape(redact(problem))}</li>" for problem in problems)
@@ -157,7 +157,7 @@ def _status(state: FormState, is_refuted: bool) -> str:
 
 
 def _line(state: FormState) -> str:
-    """Return the changes as code for the cell, since a saved notebook has no form values."""
+    """Return the changes as code for the cell, because a saved notebook has no form values."""
     changes = state.changes()
     if not changes:
         return ""

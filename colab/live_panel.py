@@ -70,7 +70,7 @@ class LivePanel:
 
     @property
     def has_ended(self) -> bool:
-        """True if the run has ended, or cannot be shown."""
+        """True if the run has ended or cannot be shown."""
         if self._best_effort.is_off(PANEL) or self._is_gone():
             return True
         return self._run is not None and self._run.has_ended

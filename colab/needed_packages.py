@@ -140,7 +140,7 @@ def is_unmet(line: str) -> bool:
 
 
 def installed_version(name: str) -> str | None:
-    """Return the installed version of a package, or None if there is none or it is broken."""
+    """Return the installed version of a package; None if the package is missing or broken."""
     try:
         return importlib.metadata.version(name)
     except (importlib.metadata.PackageNotFoundError, KeyError):

@@ -78,7 +78,7 @@ def _take_away(run: RunDirectory, output_dir: Path, at_step: int, timeout_second
 
 
 def _pid_of(path: Path) -> int | None:
-    """Return the ID of the running process that trains the run at `path`, or None."""
+    """Return the ID of the running process that trains the run at `path`; None if there is none."""
     trainer = read_trainer(path)
     return trainer.pid if trainer is not None and trainer.is_alive else None
 

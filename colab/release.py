@@ -60,7 +60,7 @@ def make_sure(run: RunDirectory, seconds: float) -> str:
         A sentence on what is safe, and where.
 
     Raises:
-        StorageError: if they are not known to be safe; the message says what is missing.
+        StorageError: if one of them is not known to be safe; the message says what is missing.
         ValueError: if the run's record cannot be read, or names no backup destination.
     """
     if not Lock(run.path / LOCK_FILE).take(wait=False, where_there_are_none=True):

@@ -90,7 +90,9 @@ class RemoteFile(abc.ABC):
         """
 
     def version_now(self) -> str | None:
-        """Return the current version of the file if that needs no request, or else None."""
+        """Return the current version of the file if no request is needed for this;
+        otherwise None.
+        """
         return None
 
 
@@ -335,7 +337,7 @@ def opened(response: httpx.Response) -> Opened:
 def _continues(response: httpx.Response, start: int, version: str | None) -> bool:
     """Return whether a response can be used for a request that begins at byte `start`.
 
-    The response may also be the whole file.
+    A response with the whole file can also be used.
 
     Servers and caches that ignore If-Range may send the end of another version of the file. So the
     version in the response is compared, and the status code is not sufficient.

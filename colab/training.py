@@ -24,7 +24,6 @@ from infrastructure.data.defaults import make_ready
 from infrastructure.data.samples import use_sample_data
 from infrastructure.deployment import detached as detached_trainings
 from infrastructure.deployment.detached import DetachedTraining
-from infrastructure.deployment.encoding_ahead import rows_encoded_ahead
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_list import find_run_path
@@ -181,7 +180,7 @@ def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
     cell = _Cell()
     shown_elsewhere = ("console", RESULT) if in_notebook_kernel() else ()
     try:
-        with interrupt_on_signals(), searching_rarely(), rows_encoded_ahead(config):
+        with interrupt_on_signals(), searching_rarely():
             summary = _deployment(
                 config, cell.report, accept, cell.begun, cell.make_progress, shown_elsewhere
             ).run()

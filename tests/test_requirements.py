@@ -13,8 +13,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from infrastructure.core.optional import PIP_LINES, TESTED_TRL
-from infrastructure.testing.doctor import UNSLOTH_DOES_WITHOUT
-from infrastructure.testing.installation import Installation, accepts
+from infrastructure.testing.doctor import UNSLOTH_DOES_WITHOUT, Installation, accepts
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

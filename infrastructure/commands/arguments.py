@@ -37,7 +37,9 @@ def add_accept(parser: argparse.ArgumentParser) -> None:
 
 
 def accepted(options: argparse.Namespace) -> list[str]:
-    """Return the values of all `--accept` flags, with flags converted to setting names."""
+    """Return the values of all `--accept` flags; a value may be a flag and is then converted to a
+    setting name.
+    """
     from infrastructure.run.configuration_judge import accepted_name
 
     return [accepted_name(name) for name in options.accept]

@@ -1,4 +1,4 @@
-"""`temper ask`: ask a trained model questions, in the format that it was trained on."""
+"""`temper ask`: ask a trained model questions, in the format of its training."""
 
 import argparse
 import sys
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Answer each question independently of the earlier ones.
+    """Answer each question, without regard to earlier questions and answers.
 
     Raises:
         ValueError: if there is no question, or the model cannot answer.

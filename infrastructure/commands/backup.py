@@ -115,7 +115,8 @@ def create(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
     For a finished run, the model and the report are backed up, too. If the backup cannot be
     confirmed, the exit code is FAILED, or NOT_CONFIRMED for a finished run. A destination given now
-    becomes the destination of the run, even if another one was recorded for its address.
+    becomes the destination of the run, even if another destination was recorded for the same
+    address.
     """
     run, backup = _backup_of_run(options.run, config)
     if not backup.store.versions():
@@ -158,7 +159,7 @@ def _waits_for(backup: RunBackup) -> str:
 def list_backups(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     """Show the checkpoints of a run on this machine and at its backup destination.
 
-    If only a destination is given, show its runs instead.
+    If only a destination is given, show the runs at this destination instead.
     """
     if options.run is None and config.backup.place is not None:
         return _list_runs(options, config.backup.place)
@@ -250,7 +251,9 @@ def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 
 def _nothing_of(run_id: str, place: Place) -> str:
-    """Return a message that the destination has no backup of a run, but which runs it has."""
+    """Return a message that the destination has no backup of this run, with the runs that
+    it has.
+    """
     if (missing := _missing_folder(place)) is not None:
         return missing
     runs = answer_of(place, lambda: runs_at(place))
@@ -259,7 +262,7 @@ def _nothing_of(run_id: str, place: Place) -> str:
 
 
 def _others_at(options: argparse.Namespace, place: Place) -> str:
-    """Return a command that verifies another run at the destination, or "" if RUN was given."""
+    """Return a command that verifies another run at the destination; "" if RUN was given."""
     if options.run is not None or _missing_folder(place) is not None:
         return ""
     runs = answer_of(place, lambda: runs_at(place))
@@ -268,7 +271,7 @@ def _others_at(options: argparse.Namespace, place: Place) -> str:
 
 
 def _published_rows(place: Place, run_id: str) -> Iterator[dict[str, object]]:
-    """Verify the backed-up model and report of a finished run, and yield a row per folder."""
+    """Verify the backed-up model and report of a finished run. Yield a row for each folder."""
     for name, problem in problems_at(place, Path(run_id)):
         yield {"where": place.url, "name": f"{name}/", "problem": problem}
 
@@ -298,7 +301,8 @@ def restore(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 
 def prune(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
-    """Remove checkpoints that the retention rules no longer keep, here and at the destination.
+    """Remove checkpoints that the retention rules no longer keep, on this machine and at the
+    destination.
 
     With `--dry-run`, only list these checkpoints.
     """
@@ -317,7 +321,9 @@ def prune(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 
 def _superseded(run_id: str, backup: RunBackup) -> Iterator[dict[str, object]]:
-    """Yield the checkpoints that retention no longer keeps, here and at the destination."""
+    """Yield the checkpoints that the retention rules no longer keep, on this machine and at the
+    destination.
+    """
     stores = [("here", backup.store, backup.retention)]
     if backup.options.place is not None:
         place = open_place(backup.options.place)
@@ -335,9 +341,9 @@ def _superseded(run_id: str, backup: RunBackup) -> Iterator[dict[str, object]]:
 
 
 def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
-    """Show the state of a run's backup, and the work that would be lost now.
+    """Show the state of a run's backup, and how much work would be lost now.
 
-    If the run is not on this machine, show what the destination has of it.
+    If the run is not on this machine, show its checkpoints at the destination.
     """
     try:
         run, backup = _backup_of_run(options.run, config, must_have_place=False, opens=False)
@@ -396,7 +402,9 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
 
 
 def _nothing_in_folder(run_id: str, place: Place) -> str | None:
-    """Return a message if the destination folder has other runs but not this one, or else None."""
+    """Return a message if the destination folder has other runs but not this one; otherwise
+    None.
+    """
     if not isinstance(place, FolderPlace):
         return None
     runs = answer_of(place, lambda: runs_at(place))
@@ -404,7 +412,7 @@ def _nothing_in_folder(run_id: str, place: Place) -> str | None:
 
 
 def _missing_folder(place: Place) -> str | None:
-    """Return a message if the destination is a missing folder, or else None."""
+    """Return a message if the destination is a missing folder; otherwise None."""
     if not isinstance(place, FolderPlace) or place.root.is_dir():
         return None
     return phrase("commands.destination_folder_missing", url=place.url)
@@ -455,7 +463,7 @@ ACTIONS: dict[str, tuple[str, Action]] = {
 
 
 def _given(config: DeploymentConfig) -> set[str]:
-    """Return the keys of the settings that were given now: in a flag, file or variable."""
+    """Return the keys of the settings given for this command: in a flag, file or variable."""
     return {key for key, source in config.sources().items() if source.layer is not Layer.DEFAULT}
 
 
@@ -498,7 +506,9 @@ def _backup_of_run(
 
 
 def _named(name: str | None, config: DeploymentConfig) -> tuple[str, RunBackup]:
-    """Return the ID and the backup of a run on this machine, or else at the given destination."""
+    """Return the ID and the backup of a run on this machine; if it is not here, at the given
+    destination.
+    """
     try:
         run, backup = _backup_of_run(name, config, must_have_place=False)
     except ValueError:
@@ -513,7 +523,8 @@ def _named(name: str | None, config: DeploymentConfig) -> tuple[str, RunBackup]:
 def _to_restore(name: str | None, config: DeploymentConfig) -> tuple[str | None, BackupConfig]:
     """Return the name of the run to restore, and the settings of its backup.
 
-    If no destination is given and part of the run is still here, its last destination is used.
+    If no destination is given and part of the run is still on this machine, the run's last
+    destination is used.
     """
     if config.backup.place is not None:
         return name, config.backup
@@ -549,7 +560,9 @@ def _places_of_runs(output_dir: Path) -> list[str]:
 
 
 def _folder_for(name: str, config: DeploymentConfig) -> Path:
-    """Return the folder to restore into: the parent folder if `name` is a path, or output_dir."""
+    """Return the folder into which to restore a run: the parent folder if `name` is a path, else
+    `output_dir`.
+    """
     path = folder_of(name)
     is_path = len(path.parts) > 1 and "output_dir" not in _given(config)
     return path.parent if is_path else Path(config.output_dir)

@@ -24,7 +24,7 @@ NOTHING = "–"
 
 
 class VersionRow(TypedDict, total=False):
-    """A row about a checkpoint; for an unreadable one, only its name, path and problem.
+    """A row about a checkpoint. For an unreadable checkpoint, it has only name, path and problem.
 
     Attributes:
         problem: what is wrong with the checkpoint, or None.
@@ -124,7 +124,8 @@ def describe(store: Store, name: str) -> VersionRow:
 def _name_scores(run: RunDirectory, rows: list[VersionRow]) -> str:
     """Return the heading for a run's scores, and put the name of its metric into `rows`.
 
-    A metric for which greater is better is stored negated; its sign is restored here.
+    Scores of a metric for which greater is better are stored with the opposite sign, which is
+    reversed here.
     """
     try:
         training = run.read_configuration().training

@@ -85,7 +85,7 @@ def configured(options: argparse.Namespace) -> tuple[DeploymentConfig, str | Non
     """Return the configuration, and the model of --against.
 
     Raises:
-        ValueError: if there is no such model, or a flag has no effect.
+        ValueError: if a model does not exist, or a flag has no effect.
     """
     config = configure(options, {"model.name": options.model, "data.path": options.data})
     output_dir = Path(config.output_dir)
@@ -98,7 +98,9 @@ def configured(options: argparse.Namespace) -> tuple[DeploymentConfig, str | Non
 
 
 def _own_rows(model: Path) -> str:
-    """Return a text that names the file of held-out rows of a model's run, or "" if none."""
+    """Return a text that names the file with the held-out rows of a model's run; "" if there is
+    none.
+    """
     record = read_run_record(RunDirectory(model.parent if model.name == FINAL else model))
     given = record.get("config", {}).get("data.eval_path")
     held_out = None if given is None else given["value"]

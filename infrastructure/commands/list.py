@@ -57,13 +57,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _written_at(path: Path) -> float | None:
-    """Return the Unix time of the last write to a run's metrics or summary, or None."""
+    """Return the Unix time of the last write to a run's metrics or summary; None if it has
+    neither.
+    """
     moments = [changed_at(path / name) for name in ("summary.json", METRICS_FILE)]
     return max((moment for moment in moments if moment is not None), default=None)
 
 
 def _changed_words(steps: Sequence[int]) -> str:
-    """Return after which steps settings were changed; empty if none were."""
+    """Return a text on the steps after which settings were changed; empty if there are none."""
     numbers = ", ".join(f"{step:,}" for step in dict.fromkeys(steps))
     return phrase("commands.changed_after_step", steps=numbers) if steps else ""
 

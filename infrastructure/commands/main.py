@@ -109,7 +109,8 @@ class Command(Protocol):
         """Add the arguments of the command."""
 
     def run(self, options: argparse.Namespace) -> int | None:
-        """Run the command, and return its exit code. A feature returns None if it did not apply.
+        """Run the command, and return its exit code. The module of a feature returns None if its
+        flags were not given.
 
         Raises:
             ValueError: if the input is wrong; the message is one sentence.
@@ -170,7 +171,9 @@ def _execute(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command, and return its exit code. Also report the code to a launcher, if any."""
+    """Run one command, and return its exit code. If a launcher started it, report the code to the
+    launcher.
+    """
     with spelled_by(_as_flag):
         code = _run_and_flush(arguments)
     if (agent := agent_folder()) is not None:
@@ -242,7 +245,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _how_to_go_on(arguments: Sequence[str] | None) -> str:
-    """Return how to resume after an interruption, or "" if the command cannot resume."""
+    """Return how to resume after an interruption; "" if the command cannot resume."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     full = " ".join([*with_full_names(words), ""])
     if not full.startswith(tuple(f"{one} " for one in RESUMING)) or "--new-run" in words:
@@ -314,7 +317,7 @@ def _fail_unexpectedly(error: Exception) -> ExitCode:
 
 
 def _hint(error: BaseException, shown: bool) -> str:
-    """Return where the traceback is, or how to make Temper show it."""
+    """Return where the traceback is; if there is none, how to make Temper show it."""
     if shown:
         return ""
     path = traceback_file(error)

@@ -32,5 +32,5 @@ def loading_torch(as_json: bool = False) -> Iterator[None]:
 
 
 def progress(as_json: bool, line: str) -> None:
-    """Print a line of progress; on standard error if the result will be printed as JSON."""
+    """Print a line of progress. If the result will be printed as JSON, use standard error."""
     (show_beside if as_json else show_line)(line)

@@ -134,7 +134,7 @@ class CommandParser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
     def _refuse_value_of_another(self, action: argparse.Action, value: object) -> None:
-        """Raise an error if `value` belongs to another flag, and name that flag."""
+        """Raise an error that names the right flag if `value` is a value of another flag."""
         for other in self._actions:
             if other.option_strings and other.choices is not None and value in other.choices:
                 flag, given = other.option_strings[-1], action.option_strings[-1]
@@ -225,7 +225,7 @@ def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Na
 def _refuse_value_of_switch(
     parser: CommandParser, words: Sequence[str], options: argparse.Namespace
 ) -> None:
-    """Refuse `--lora true`, because argparse would take `true` for the argument DATA.
+    """Reject `--lora true`, because argparse would take `true` as the argument DATA.
 
     Raises:
         ValueError: if `true`, `false` or a similar word follows a flag that takes no value.
@@ -260,7 +260,7 @@ def _words_before_flags(
     """Return the command line with its positional arguments together, as argparse needs them.
 
     `RUN --flag FOLDER` becomes `RUN FOLDER --flag`. Return None if the unknown word is a flag, or
-    if it is not clear where a word belongs.
+    if it is unclear to which flag a word belongs.
     """
     first_flag = next((i for i, word in enumerate(words) if word.startswith("-")), 0)
     num_commands = 1 + (getattr(options, "action", None) is not None)

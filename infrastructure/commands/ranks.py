@@ -23,8 +23,8 @@ def on_several_processes(
         stdin, before_line: see `Agent`.
 
     Returns:
-        The exit code, or None if nothing was started: one process is enough, or this process is
-        itself one of several.
+        The exit code; None if no processes were started because one is enough, or because this
+        process is itself one of several.
 
     Raises:
         ConfigurationError: if there are fewer GPUs than processes.

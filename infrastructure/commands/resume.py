@@ -73,7 +73,7 @@ def resume(
 ) -> int:
     """Resume a run as `deployment.one_call.resume_with` does, and return the exit code.
 
-    A run that cannot be resumed is refused before torch is loaded.
+    A run that cannot be resumed is rejected before torch is loaded.
 
     Args:
         words: the command line of each process, if several processes train.

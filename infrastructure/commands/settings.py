@@ -14,7 +14,8 @@ from infrastructure.monitoring.records.run_list import names_version, run_or_mod
 def configure(
     options: argparse.Namespace, arguments: Mapping[str, object] | None = None
 ) -> DeploymentConfig:
-    """Merge flags, environment and file, and apply settings that must precede the import of torch.
+    """Merge flags, environment and file into a configuration, and apply settings that must precede
+    the import of torch.
 
     Args:
         arguments: settings, by key, that are positional arguments instead of flags; a value of None

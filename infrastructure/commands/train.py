@@ -37,7 +37,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train a model. A configuration that cannot work is refused before torch is loaded."""
+    """Train a model. A configuration that cannot work is rejected before torch is loaded."""
     from infrastructure.deployment.given_paths import check_given
 
     config = configure(options, {"data.path": options.data})
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 def confirm_data(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
     """Ask the user to confirm training data that looks unintended, such as very few rows.
 
-    Torch is not loaded yet. There is no question if a run is resumed.
+    The question comes before torch is loaded, and only if no run is resumed.
 
     Raises:
         UnconfirmedDataError: if the user declined, or there is no terminal.
@@ -71,12 +71,9 @@ def confirm_data(config: DeploymentConfig, accept: Collection[str] = ()) -> None
 
 def train(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
     """Resume the run with these settings or start one, and return its exit code."""
-    from infrastructure.deployment.encoding_ahead import rows_encoded_ahead
-
-    with rows_encoded_ahead(config):
-        with loading_torch():
-            from infrastructure.deployment.one_call import train_configured
-        return exit_code_of_training(train_configured(config, accept, show))
+    with loading_torch():
+        from infrastructure.deployment.one_call import train_configured
+    return exit_code_of_training(train_configured(config, accept, show))
 
 
 def exit_code_of_training(summary: Summary) -> ExitCode:

@@ -29,8 +29,8 @@ NO_COMMAND = {
 def flag_hint(flag: str, known: Collection[str]) -> str:
     """Return a hint about the `known` flag that the user probably meant, or "" if there is none.
 
-    The hint knows flags of other tools, flags that are spelled alike, and an only flag that begins
-    alike.
+    Considered are flags of other tools, flags with a similar spelling, and a flag with the same
+    beginning if it is the only one.
     """
     name = plain_name(flag)
     is_taken = {key.partition("=")[0] for key in as_flags(SAME.get(name, ())).split()} & {*known}
@@ -41,7 +41,9 @@ def flag_hint(flag: str, known: Collection[str]) -> str:
 
 
 def _only_one_that_begins(flag: str, known: Collection[str]) -> str | None:
-    """Return the `known` flag that is `flag` plus further words, if there is exactly one."""
+    """Return the only `known` flag that begins with `flag` and has further words; None if it is not
+    unique.
+    """
     num_words = flag.removeprefix("--").count("-") + 1
     begun: dict[str, list[str]] = {}
     for each in known:

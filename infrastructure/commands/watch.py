@@ -65,8 +65,8 @@ def run(options: argparse.Namespace) -> int:
 def _wait_for_start(output_dir: Path, interval_seconds: float) -> Path | None:
     """Wait for the run of a process that is still loading PyTorch, and return the run's path.
 
-    Only a process that was started in this folder counts. Return None if there is none, or if it
-    ended without a run.
+    Only a process that was started for this folder counts. Return None if there is no such process,
+    or if it ended without a run.
     """
     for process in started_trainings(Path.cwd()):
         if _run_of(process.pid, output_dir) is None:
@@ -90,7 +90,9 @@ def _run_of(pid: int, output_dir: Path) -> Path | None:
 
 
 def _wait_for_run(output_dir: Path, interval_seconds: float) -> None:
-    """Wait until the folder has a run, because the user may start watching before training."""
+    """Wait until the folder contains a run, because the user may start watching before the
+    training.
+    """
     if not runs_in(output_dir):
         print(phrase("commands.waiting_for_first_run", output_dir=output_dir), flush=True)
     while not runs_in(output_dir):

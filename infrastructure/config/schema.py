@@ -107,7 +107,7 @@ def schema_of(root: type[ConfigSection]) -> Schema:
 def value_at(config: ConfigSection, key: str) -> Any:
     """Return the value of a canonical key; None in an absent section.
 
-    For an optional section itself, return whether it is on.
+    If the key is that of an optional section, return whether the section is on.
     """
     value: object = config
     for name in key.split("."):

@@ -1,1 +1,1 @@
-"""Layer 0: machine, files, errors, optional packages. It imports nothing else from the project."""
+"""Layer 0: machine, files, errors, optional packages. It imports nothing from the other layers."""

@@ -31,7 +31,7 @@ class AgentFolder:
 
     @property
     def run(self) -> Path | None:
-        """The directory of the run that rank 0 trains, or None before there is one."""
+        """The directory of the run that rank 0 trains; None before it exists."""
         text = self._read("run")
         return None if text is None else Path(text)
 
@@ -48,12 +48,14 @@ class AgentFolder:
 
     @property
     def loss(self) -> str | None:
-        """The message in which rank 0 reports that another process was lost, or None."""
+        """The message in which rank 0 reported the loss of another process; None if there
+        is none.
+        """
         return self._read("loss")
 
     @property
     def last_lines(self) -> list[str]:
-        """The closing lines that rank 0 leaves to the agent to show; see `left_to_agent`."""
+        """The closing lines that rank 0 has left for the agent to show; see `left_to_agent`."""
         return (self._read("last_lines") or "").splitlines()
 
     def note_run(self, run_path: Path, newest: str) -> None:
@@ -83,7 +85,7 @@ class AgentFolder:
 
 
 def agent_variable(folder: AgentFolder) -> dict[str, str]:
-    """Return the environment variable by which child processes of this one find `folder`."""
+    """Return the environment variable through which child processes of this one find `folder`."""
     return {AGENT_VARIABLE: f"{os.getpid()} {folder.path}"}
 
 
@@ -101,7 +103,7 @@ def left_to_agent(lines: Sequence[str], signal_name: str | None) -> bool:
     """Pass closing lines to the agent, if this process is rank 0 and was stopped by SIGTERM.
 
     The agent shows the lines if the user stopped the run. It does not show them if it sent SIGTERM
-    itself, because another rank died and all ranks are restarted.
+    itself in order to restart all ranks after another rank died.
 
     Returns:
         True if the lines were passed on, so that this process need not show them.
@@ -114,7 +116,7 @@ def left_to_agent(lines: Sequence[str], signal_name: str | None) -> bool:
 
 
 def time_left(seconds: float | None) -> float | None:
-    """Return the seconds left of a command's time limit, or None without a limit.
+    """Return the remaining seconds of a command's time limit; None if there is no limit.
 
     If the processes of the command are restarted, the limit continues.
     """
@@ -122,7 +124,7 @@ def time_left(seconds: float | None) -> float | None:
 
 
 def end_with_agent() -> None:
-    """Watch the agent in a thread. When it has died, send SIGTERM to this process.
+    """Watch the agent in a thread, and send SIGTERM to this process when the agent has died.
 
     The process then saves and stops, instead of training without its agent.
     """

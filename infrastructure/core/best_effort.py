@@ -60,5 +60,7 @@ class BestEffort:
         return None
 
     def is_off(self, name: str) -> bool:
-        """Return whether actions called `name` have failed and are not tried again."""
+        """Return whether an action called `name` has failed and such actions are no longer
+        tried.
+        """
         return name in self.first_error and not self.tries_again

@@ -40,7 +40,7 @@ def _home() -> Path | None:
 
 
 def _can_be_written(folder: Path) -> bool:
-    """Return whether files could be created in the folder, even if it does not exist yet."""
+    """Return whether files can be created in the folder; it need not exist yet."""
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 

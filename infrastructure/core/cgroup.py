@@ -20,7 +20,7 @@ class MemoryLimit:
 
 
 def cpu_quota_cores(root: Path = Path("/")) -> float | None:
-    """Return how many cores this process may use, such as 1.5, or None without a limit."""
+    """Return how many cores this process may use, such as 1.5; None if there is no limit."""
     quotas = [*_cpu_quotas_v2(root), *_cpu_quotas_v1(root)]
     return min(quotas, default=None)
 
@@ -37,7 +37,7 @@ def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
 def cpu_used_seconds(root: Path = Path("/")) -> float | None:
     """Return the CPU seconds used by this process's control group, or None if unknown.
 
-    If parent groups also have CPU quotas, the group with the smallest quota counts.
+    If parent groups have CPU quotas too, return the seconds of the group with the smallest quota.
     """
     used = [*_cpu_used_v2(root), *_cpu_used_v1(root)]
     return min(used, key=lambda pair: pair[0], default=(0.0, None))[1]
@@ -133,7 +133,9 @@ def _group(root: Path, controller: str) -> Path:
 
 
 def _number(file: Path) -> int | None:
-    """Return the non-negative number in `file`, or None if there is none ("max", -1, no file)."""
+    """Return the non-negative number in `file`; None if the file is missing or contains "max" or
+    -1.
+    """
     text = _read(file)
     return int(text) if text.isdigit() else None
 

@@ -25,7 +25,7 @@ def write_record(path: Path, record: Mapping[str, object]) -> None:
 
 
 def with_checksum(record: Mapping[str, object]) -> JsonObject:
-    """Return a record with its checksum added. `parse_record` verifies it."""
+    """Return a record with its checksum added, for verification by `parse_record`."""
     plain = json.loads(json.dumps({**record}, allow_nan=False))
     return {**plain, CHECKSUM: _checksum(plain)}
 
@@ -74,13 +74,13 @@ def _checksum(record: Mapping[str, object]) -> str:
 
 
 def text_hash(value: object) -> str:
-    """Return the SHA-256 of a JSON-like value, in hexadecimal."""
+    """Return the SHA-256 of a JSON value, in hexadecimal."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def files_in(directory: Path) -> list[Path]:
-    """Return the files of a folder whose checksums belong in its SHA256SUMS, sorted."""
+    """Return the files of a folder that its SHA256SUMS lists, sorted."""
     return sorted(path for path in directory.rglob("*") if path.is_file() and path.name != SUMS)
 
 

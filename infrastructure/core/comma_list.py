@@ -23,7 +23,7 @@ def split_items(text: str) -> list[str]:
 
 
 def join_items(items: Iterable[object]) -> str:
-    """Join items to the text that `split_items` splits into these items."""
+    """Join items to a text that `split_items` splits into the same items."""
     return ",".join(map(_quoted, map(str, items)))
 
 

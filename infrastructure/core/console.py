@@ -1,4 +1,5 @@
-"""Output to the console: above progress bars, in color on a terminal, with news during long work.
+"""Output to the console: lines above progress bars, color on terminals, and messages during long
+work.
 
 Color is used on a terminal that is not `dumb`, unless NO_COLOR is set (https://no-color.org).
 """
@@ -62,7 +63,7 @@ def styled(text: str, style: str, stream: TextIO) -> str:
 
 
 def show(line: str) -> None:
-    """Print a line on standard output. If there is a progress bar, redraw it below the line."""
+    """Print a line on standard output, and redraw a progress bar below it if there is one."""
     _show_on(sys.stdout, line)
 
 
@@ -77,7 +78,7 @@ def _show_on(stream: TextIO, line: str) -> None:
 
 
 def show_line(line: str) -> None:
-    """Show a line on standard output, above a progress bar."""
+    """Show a line on standard output, above the progress bar if there is one."""
     write_above_bar(line, sys.stdout)
 
 
@@ -121,10 +122,10 @@ class Report:
 
     @contextmanager
     def waiting(self, what: str | Callable[[], str]) -> Iterator[None]:
-        """Show a message about the work in the block if no other line was shown for some seconds.
+        """Return a context that shows a message if the block shows no other line for some seconds.
 
         Args:
-            what: the words to show, or a function that returns them each time; it must not raise.
+            what: the message, or a function that returns it and must not raise.
         """
         self.last = time.monotonic()
         ended = threading.Event()

@@ -41,7 +41,7 @@ def described(error: BaseException) -> str:
 def at_place(error: BaseException) -> str:
     """Return the line of user code to append to an error's text: ` at turns.py:21 (begin_step)`.
 
-    The suffix is empty if the text already names that line, or if no user code raised the error.
+    The result is "" if the text already names that line, or if no user code raised the error.
     """
     place = error_place(error)
     return "" if place is None or place in str(error) else f" at {place}"
@@ -81,7 +81,9 @@ def _is_ours(file: str) -> bool:
 
 
 def _is_of_a_library(file: str) -> bool:
-    """Return whether code belongs to a library or has no file, like code made from a string."""
+    """Return whether code belongs to a library or is not in a file, like code made from a
+    string.
+    """
     return file.startswith("<") or any(Path(file).is_relative_to(f) for f in _library_folders())
 
 

@@ -9,7 +9,7 @@ from infrastructure.core.messages import Message
 
 
 class Problem(Exception):  # noqa: N818 - the name of the data, of which the errors are kinds
-    """Base class of errors whose text is a message of the catalogue.
+    """Base class of errors whose text comes from the message catalogue.
 
     Args:
         what: the code of a message, or the text itself.
@@ -27,7 +27,7 @@ class Problem(Exception):  # noqa: N818 - the name of the data, of which the err
         return f"{type(self).__name__}({str(self)!r})"
 
     def _render_traceback_(self) -> list[str]:
-        """Return what a notebook shows: only the text. The `%tb` command shows the traceback."""
+        """Return what a notebook shows: only the text. In a notebook, `%tb` shows the traceback."""
         is_new = sys.exc_info()[1] is self  # `%tb` shows an error that nobody handles any more
         text = f"{type(self).__name__}: {self}"
         return (text if is_new else "".join(traceback.format_exception(self))).splitlines()
@@ -37,7 +37,7 @@ class Problem(Exception):  # noqa: N818 - the name of the data, of which the err
 
 
 def _copied(kind: type[Problem], text: str, state: dict[str, Any]) -> Problem:
-    """Recreate an error from another process with the text that it had there."""
+    """Recreate an error that another process raised, with its original text."""
     error = kind.__new__(kind, text)
     error.__dict__.update(state)
     return error
@@ -60,7 +60,9 @@ class CheckpointError(TemperError):
 
 
 class DamagedFileError(TemperError):
-    """An error for a file whose contents changed after it was written. The text names the file."""
+    """An error for a file whose contents have changed since it was written. The text names the
+    file.
+    """
 
 
 class DataError(TemperError):
@@ -122,7 +124,9 @@ class MemoryLimitError(TemperError):
 
 
 class RestartNeededError(TemperError):
-    """An error for packages that were replaced while loaded: the notebook's kernel must restart."""
+    """An error for packages that were replaced after loading, so that the notebook's kernel must
+    restart.
+    """
 
 
 class RunStoppedError(TemperError):

@@ -13,7 +13,7 @@ MARK = "#"
 
 
 def to_json(value: Any, where: str, tuple_key: str | None = None) -> object:
-    """Convert `value` to JSON values.
+    """Convert `value` to JSON values, without loss.
 
     Args:
         where: a description of `value` for the error message.

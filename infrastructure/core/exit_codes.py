@@ -24,6 +24,6 @@ class ExitCode(IntEnum):
 def exit_code_of_signal(name: str) -> ExitCode:
     """Return the exit code of a process that the signal `name` stopped cleanly.
 
-    The signals are SIGHUP, SIGINT and SIGTERM.
+    Only SIGHUP, SIGINT and SIGTERM stop a process cleanly.
     """
     return ExitCode(OF_SIGNALS + signal.Signals[name])

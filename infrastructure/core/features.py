@@ -157,7 +157,7 @@ def loaded(address: str) -> Any:
 
 
 def all_of(attribute: str) -> Iterator[Any]:
-    """Yield the loaded objects whose addresses the features have in an attribute."""
+    """Yield all objects whose addresses the features have in `attribute`."""
     for feature in features():
         value = getattr(feature, attribute)
         for address in (value,) if isinstance(value, str) else value or ():
@@ -165,7 +165,7 @@ def all_of(attribute: str) -> Iterator[Any]:
 
 
 def merged(attribute: str) -> dict[str, Any]:
-    """Return the union of an attribute that is a mapping, over all features."""
+    """Return the union of a mapping attribute over all features."""
     return {k: value for f in features() for k, value in getattr(f, attribute).items()}
 
 
@@ -186,7 +186,9 @@ def fields_of_features(section: str) -> frozenset[str]:
 
 
 def extensions_with(attribute: str, *, value: bool = True) -> set[str]:
-    """Return the extensions of features in which `attribute` (`adds_weights`) is `value`."""
+    """Return the names of features' extensions whose `attribute` (such as `adds_weights`) is
+    `value`.
+    """
     return {name for f in features() if getattr(f, attribute) is value for name in f.extensions}
 
 

@@ -98,8 +98,8 @@ def _new_part_file(path: Path) -> tuple[int, Path]:
 def remove_parts(directory: Path) -> None:
     """Remove the temporary files of `atomic_write` that killed processes left in `directory`.
 
-    Files that a running process is writing are locked, and are kept. On a file system without
-    locks, all of them are kept.
+    Locked files are kept, because a running process is writing them. On a file system without
+    locks, all files are kept.
     """
     with suppress(OSError):
         for part in directory.glob(".*.part"):
@@ -133,7 +133,7 @@ def write_text(path: Path, text: str) -> None:
     r"""Write `text` (UTF-8) atomically.
 
     The text may contain a path that is not UTF-8. Python represents the bytes of such a path as
-    surrogates, which UTF-8 does not have. They are written as \udcXX, which JSON reads back as the
+    surrogates, which UTF-8 cannot encode. They are written as \udcXX, which JSON reads back as the
     same surrogates.
     """
     with atomic_write(path) as file:
@@ -160,9 +160,9 @@ def whole_directory(directory: Path) -> Iterator[Path]:
     """Yield a temporary directory, which is renamed to `directory` after the block.
 
     All files are on the disk before the rename. An existing directory is replaced, on Linux's own
-    file systems atomically. On other file systems it is renamed first, and if the process is killed
-    at that moment, `recover_directory` restores it. On an exception, the temporary directory is
-    removed and the existing one stays.
+    file systems atomically. On other file systems the existing directory is renamed first; if the
+    process is killed at that moment, `recover_directory` restores it. On an exception, the
+    temporary directory is removed and the existing one stays.
     """
     make_directory(directory.parent)
     recover_directory(directory)
@@ -180,9 +180,9 @@ def whole_directory(directory: Path) -> Iterator[Path]:
 def recover_directory(directory: Path) -> None:
     """Clean up after a process that was killed in `whole_directory`.
 
-    Call this before reading the directory. If the existing directory had already been renamed, it
-    gets its name back. Other remains of the killed process are removed. Files of running processes
-    are not touched.
+    Call this before reading the directory. If that process had already renamed the existing
+    directory, this is undone. Other remains of the killed process are removed. Files of running
+    processes are not touched.
     """
     pattern = re.compile(rf"\.{re.escape(directory.name)}\.([0-9a-f]{{8}})\.(?:part|old)")
     with suppress(OSError):
@@ -229,7 +229,7 @@ def _new_part(directory: Path) -> tuple[Path, int]:
 
 
 def _lock(directory: Path) -> tuple[int, bool]:
-    """Lock a directory. Return a descriptor, and False if the file system has no locks.
+    """Lock a directory. Return a file descriptor, and whether the file system supports locks.
 
     Raises:
         BlockingIOError: if another living process holds the lock.
@@ -263,7 +263,7 @@ def _give_name(part: Path, directory: Path) -> None:
 
 
 def _step_down(aside: Path, part: Path) -> None:
-    """Rename a replaced directory to `part`, so that it is removed and never restored."""
+    """Rename a replaced directory to `part`, so that it is removed instead of being restored."""
     with suppress(FileNotFoundError):
         aside.rename(part)
 
@@ -311,9 +311,9 @@ def _sync_tree(directory: Path) -> None:
 def paths_below(directory: Path) -> Iterator[Path]:
     """Yield all paths below a folder, even while other processes remove parts of it.
 
-    Paths that are removed in the meantime are left out. (`Path.rglob` raises FileNotFoundError for
-    them, up to Python 3.12.) For a folder that does not exist or cannot be read, nothing is
-    yielded.
+    Paths that are removed meanwhile are left out. (Up to Python 3.12, `Path.rglob` raises
+    FileNotFoundError for such paths.) For a folder that does not exist or cannot be read, nothing
+    is yielded.
     """
     for folder, folders, files in os.walk(directory):
         yield from (Path(folder, name) for name in (*folders, *files))

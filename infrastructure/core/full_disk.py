@@ -1,4 +1,4 @@
-"""The error for a full disk. Its text names the disk and the step, and says how to resume."""
+"""The error for a full disk. Its text names the disk and the step, and how to resume."""
 
 import errno
 from pathlib import Path
@@ -9,7 +9,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def full_disk(error: BaseException, folder: Path, step: int) -> OSError | None:
-    """Return an error for the user if `error` was caused by a full disk, or else None.
+    """Return an error for the user if `error` was caused by a full disk; otherwise None.
 
     Args:
         folder: the run's folder, on the disk that is full.

@@ -46,7 +46,7 @@ class GpuReadings:
         self.source = "nvml" if self._cards else "gputil" if gpus_by_gputil() else "none"
 
     def read(self) -> list[GpuReading]:
-        """Return current readings of all GPUs. One that no longer responds is left out."""
+        """Return current readings of all GPUs, except those that no longer respond."""
         if self.source == "gputil":
             return [_of_gpu(gpu) for gpu in gpus_by_gputil()]
         readings = [_read(self._nvml, *card) for card in self._cards]

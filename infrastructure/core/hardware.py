@@ -1,10 +1,10 @@
 """Detection of this machine's processor, memory, disk, GPUs and Python version.
 
-The values are the resources that this process may use, within the limits of a container (control
-groups) and of the scheduler (affinity). Nothing is changed. No function imports torch, initializes
-CUDA or raises if a fact cannot be read: the fact is then None, or the list of GPUs is empty. GPUs
-are read from NVML (`nvidia-ml-py`), or else from GPUtil. All GPUs of the machine are included,
-regardless of CUDA_VISIBLE_DEVICES. `root` arguments are for tests: a folder that stands for `/`.
+The values are resources that this process may use within the limits of a container (control groups)
+and of the scheduler (affinity). Nothing is changed. No function imports torch, initializes CUDA or
+raises if a fact cannot be read: the fact is then None, or the list of GPUs is empty. GPUs are read
+from NVML (`nvidia-ml-py`), or else from GPUtil. All GPUs of the machine are included, regardless of
+CUDA_VISIBLE_DEVICES. `root` arguments are for tests: a folder that stands for `/`.
 """
 
 import contextlib
@@ -43,13 +43,15 @@ class Processor:
 
     @property
     def has_bf16(self) -> bool:
-        """True if the CPU has bf16 instructions. Otherwise bf16 works, but is emulated."""
+        """True if the CPU has bf16 instructions. If False, bf16 works, but is emulated."""
         return bool(self.bf16_flags)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """RAM in bytes. If a container's limit applies, `limited` is True and the limit counts."""
+    """The main memory in bytes. `limited` is True if a container's limit applies instead of the
+    machine's memory.
+    """
 
     total_bytes: int
     available_bytes: int
@@ -136,7 +138,7 @@ def _cpuinfo(root: Path) -> dict[str, str]:
 
 
 def memory(root: Path = Path("/")) -> Memory:
-    """Return the machine's RAM, or a container's limit if that is smaller."""
+    """Return the machine's main memory, or a container's limit if the limit is smaller."""
     machine = psutil.virtual_memory()
     limit = memory_limit(root)
     if limit is None or limit.total_bytes >= machine.total:
@@ -190,7 +192,7 @@ def disk_free_bytes(path: Path) -> int | None:
 
 
 def gpus() -> list[GPU]:
-    """Return the NVIDIA GPUs, from NVML or else GPUtil; empty if neither works."""
+    """Return the NVIDIA GPUs, read through NVML or GPUtil; empty if neither works."""
     by_nvml = _gpus_by_nvml()
     return gpus_by_gputil() if by_nvml is None else by_nvml
 

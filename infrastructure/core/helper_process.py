@@ -39,7 +39,7 @@ class HelperProcess(subprocess.Popen[bytes]):
         arguments: the command line arguments.
         stderr: the destination of the standard error; with PIPE, its last lines are kept in this
             object.
-        shows_words: also copy the helper's standard error to that of this process.
+        shows_words: whether to copy the helper's standard error to that of this process.
         own_session: start the helper in its own session, so that signals to this process's group,
             such as Ctrl-C in a terminal, do not reach it.
         environment: environment variables in addition to those of this process.
@@ -78,7 +78,7 @@ class HelperProcess(subprocess.Popen[bytes]):
 
     @property
     def last_words(self) -> str:
-        """The last line on the helper's standard error, with secrets masked, or "" if none.
+        """The last line on the helper's standard error, with secrets masked; "" if there is none.
 
         If Python ends with an exception, this line is the type and text of the exception.
         """
@@ -103,7 +103,7 @@ class HelperProcess(subprocess.Popen[bytes]):
                     pipe.close()
 
     def fate(self, patience_seconds: float = 0.0) -> str | None:
-        """Return how the helper ended and its last line, or None if it is still running.
+        """Return how the helper ended, with its last line; None if it is still running.
 
         Wait at most `patience_seconds` for it to end.
         """
@@ -155,9 +155,9 @@ def last_line(words: bytes) -> str:
 def module_path() -> list[str]:
     """Return the folders in which a helper looks for modules.
 
-    These are the folders in this process's `sys.path`, in another order. The folders that Python
-    itself put first, such as that of the script, come last. The folder that contains this package
-    comes before any other folder with a package of the same name.
+    These are the folders in this process's `sys.path`, in a different order. The folders that
+    Python itself puts first, such as the script's folder, come last. The folder that contains this
+    package comes before any other folder with a package of the same name.
     """
     own, current = str(PACKAGE_PARENT), str(Path.cwd())
     main = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -202,7 +202,7 @@ def refuse_to_train_in_worker() -> None:
     """Raise an error if this process is a worker that only imports the user's script.
 
     Raises:
-        RuntimeError: if this is such a worker, which means that the script trains as soon as it is
+        RuntimeError: if this process is such a worker; the script then trains as soon as it is
             imported.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):

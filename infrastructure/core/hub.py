@@ -58,13 +58,13 @@ def hub_is_reachable() -> bool:
 
 @contextmanager
 def offline_where_unreachable(*settings: Any) -> Iterator[None]:
-    """If the Hub cannot be reached, use only its local cache inside the block.
+    """Return a context that uses only the Hub's local cache if the Hub cannot be reached.
 
     Otherwise the Hub's client would retry each file for half a minute, because transformers
     requests some files even with `local_files_only`.
 
     Args:
-        settings: modules with a variable HF_HUB_OFFLINE of their own, which is set, too.
+        settings: further modules in which the variable HF_HUB_OFFLINE is set, too.
     """
     constants: Any = require("huggingface_hub.constants", "the Hugging Face hub")
     modules = (constants, *settings)
@@ -87,7 +87,7 @@ def data_sets_folder() -> Path:
 
 
 def cached_file(name: str, file: str, revision: str | None = None) -> Path | None:
-    """Return a file of a Hub model from the cache on this machine, or None if it is not cached."""
+    """Return a file of a Hub model from the cache on this machine; None if it is not cached."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

@@ -23,8 +23,8 @@ class _Imports:
     """The garbage-collection state of this process.
 
     Attributes:
-        are_frozen: whether imported objects are exempt from later garbage collection. This is safe
-            only if no other code has left garbage among them.
+        are_frozen: whether imported objects are exempt from later garbage collection. Exempting
+            them is safe only if no other code has left garbage among them.
     """
 
     are_frozen: bool = False
@@ -42,8 +42,8 @@ def own_process() -> None:
 def do_without_torch() -> None:
     """Make torch unavailable in a process that only encodes rows.
 
-    Such a process starts in half the time and uses a third of the memory. The fast tokenizers of
-    transformers do not need torch.
+    Without torch, a process starts in half the time and uses a third of the memory. The fast
+    tokenizers of transformers do not need torch.
     """
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type] # as if not installed
     os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would warn that torch is missing

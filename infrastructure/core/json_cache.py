@@ -26,7 +26,7 @@ class JsonCache(Generic[Value]):
 
     Args:
         path: the file, which is created with its folder at the first `put`.
-        what: a description of the values for the warning that the file cannot be written.
+        what: a description of the values, for the warning if the file cannot be written.
         is_whole: a function that returns whether a value from the file is valid. Invalid values are
             ignored.
     """
@@ -39,7 +39,7 @@ class JsonCache(Generic[Value]):
         self._is_whole = is_whole
 
     def get(self, key: Key) -> Value | None:
-        """Return the value that was stored for this key, or None."""
+        """Return the value stored for this key; None if there is none."""
         return next((value for known, value in self._read() if known == key), None)
 
     def put(self, key: Key, value: Value) -> None:

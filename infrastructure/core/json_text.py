@@ -1,4 +1,4 @@
-"""A parser of JSON from untrusted sources, which rejects deep nesting as it rejects invalid JSON.
+"""A parser of JSON from untrusted sources, which rejects deeply nested JSON as invalid.
 
 For deeply nested JSON, `json.loads` raises a RecursionError in some versions of Python. In others,
 it returns a value on which any recursive function fails later.

@@ -20,7 +20,7 @@ _ATTRIBUTE = "_temper_traceback_file"
 
 
 def keep_traceback(error: BaseException, path: Path) -> None:
-    """Write the traceback of `error` to `path`, with secrets masked, replacing an earlier one.
+    """Write the traceback of `error` to `path`, with secrets masked, replacing any earlier one.
 
     If the disk cannot be written to, no second error is raised.
     """

@@ -9,7 +9,7 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True)
 class LaunchedProcess:
-    """One of several training processes that a launcher started together.
+    """This process as one of several training processes that a launcher started together.
 
     Attributes:
         rank: the number of this process among all of them, from 0.

@@ -18,8 +18,8 @@ def lazy_names(
 
     Args:
         places: the module that defines each name.
-        elsewhere: for names that do not exist in Temper, what to use instead: the code of a
-            message, or the text itself.
+        elsewhere: advice for names that other libraries have but not Temper: the code of a message,
+            or the text itself.
 
     Returns:
         A function that raises ImportError for a name in `elsewhere`, and AttributeError for any

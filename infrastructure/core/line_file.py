@@ -19,7 +19,9 @@ SEARCH_BYTES = 1 << 16
 
 
 class LineFile:
-    """A file to which lines are appended. Opening it, on first use, cuts off a partial line."""
+    """A file to which lines are appended. It is opened on first use, which cuts off a partial last
+    line.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,7 +49,7 @@ class LineFile:
         return self.path.read_bytes().splitlines(keepends=True)
 
     def replace(self, lines: Iterable[bytes]) -> None:
-        """Replace the contents with `lines`. If this fails, the file stays as it was."""
+        """Replace the contents with `lines`. If this fails, the contents stay unchanged."""
         self.close()
         with atomic_write(self.path) as file:
             file.writelines(lines)
@@ -83,8 +85,8 @@ class RotatingLineFile(LineFile):
     """A line file that is rotated at a maximum size; `name.1.jsonl` is older than `name.jsonl`.
 
     Args:
-        max_bytes: a line that would make the file larger begins a new one.
-        keep: the number of older files to keep; the oldest is removed.
+        max_bytes: the maximum size of a file; a line that would exceed it begins a new file. keep:
+            the number of older files to keep.
     """
 
     def __init__(self, path: Path, max_bytes: int = 1 << 20, keep: int = 9) -> None:

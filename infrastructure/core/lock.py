@@ -57,7 +57,8 @@ class Lock:
     def take(
         self, *, shared: bool = False, wait: bool = True, where_there_are_none: bool | None = None
     ) -> bool:
-        """Take the lock, shared or exclusive. Return False if it is taken and `wait` is False.
+        """Take the lock, shared or exclusive. If another process holds it, wait, or return False if
+        `wait` is False.
 
         Args:
             where_there_are_none: the value to return on a file system without locks, such as some

@@ -16,10 +16,10 @@ WORD = re.compile(r"[^\W_]+")
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice that the user probably meant by `name`, or None if none is similar.
+    """Return the choice that the user probably meant by `name`; None if no choice is similar.
 
-    Words that both names have at the beginning or end are ignored, so `--save-steps` is not near
-    `--max-steps`.
+    Words that name and choice share at the beginning or end are ignored, so `--save-steps` is not
+    similar to `--max-steps`.
     """
     likeness = {choice: _likeness(name, choice) for choice in choices}
     best = max(likeness, key=lambda choice: likeness[choice], default=None)
@@ -46,7 +46,7 @@ def _likeness(name: str, choice: str) -> float:
 
 
 def _is_one_letter_more(shorter: str, longer: str) -> bool:
-    """Return whether `longer` is `shorter` with one additional letter."""
+    """Return whether `longer` is `shorter` plus one letter at any position."""
     return len(longer) == len(shorter) + 1 and any(
         longer[:i] + longer[i + 1 :] == shorter for i in range(len(longer))
     )

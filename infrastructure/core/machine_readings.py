@@ -1,7 +1,7 @@
 """Readings of the load and memory of this machine, taken at little cost.
 
-In a container, 100 % is the processor time and the memory that the container may use. Rates are
-averages since the previous reading. Values that the system does not report are None.
+In a container, percentages are relative to the processor time and memory that the container may
+use. Rates are averages since the previous reading. Values that the system does not report are None.
 """
 
 import time

@@ -43,7 +43,7 @@ Speller = Callable[[str, str], str]
 
 
 def as_key(key: str, value: str = "") -> str:
-    """Spell a setting as in configuration files and `DeploymentConfig`: `training.batch_size=4`."""
+    """Spell a setting as in a configuration file: `training.batch_size=4`."""
     if key == INTERRUPT:
         return "Ctrl-C"
     return f"{key}={value}" if value else key
@@ -54,7 +54,7 @@ _records: list[dict[str, list[str]]] = []  # of the settings that texts name
 
 
 def speller() -> Speller:
-    """Return the function that currently spells settings."""
+    """Return the function that spells settings in messages at the moment."""
     return _spellers[-1]
 
 
@@ -75,7 +75,7 @@ def spelled_by(spell: Speller) -> Iterator[None]:
 
 @contextmanager
 def recorded_settings() -> Iterator[dict[str, list[str]]]:
-    """Record which settings are named in the texts of messages inside the block: text → keys."""
+    """Return a context that records which settings messages name, as text → keys."""
     record: dict[str, list[str]] = {}
     _records.append(record)
     try:
@@ -85,7 +85,9 @@ def recorded_settings() -> Iterator[dict[str, list[str]]]:
 
 
 class Setting(str):
-    """The key of a setting, with an optional value. In a message, the current speller spells it."""
+    """The key of a setting, with an optional value. In a message, it is spelled by the current
+    speller.
+    """
 
     value: str
 
@@ -158,7 +160,7 @@ def _plain(value: object) -> str:
 
 @cache
 def words_of(code: str) -> str | None:
-    """Return the text template of a message, or None if the catalogue has no such code."""
+    """Return the text template of a message; None if the catalogue has no such code."""
     if not CODE.fullmatch(code):
         return None
     topic, _, name = code.partition(".")

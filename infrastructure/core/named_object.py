@@ -71,7 +71,7 @@ def load_object(what: str, address: str) -> Any:
 
 
 def missing_module(what: str, address: str) -> str | None:
-    """Return an error text if `address` has no valid form or its module is missing, or else None.
+    """Return an error text if `address` has no valid form or its module is missing; otherwise None.
 
     Nothing is imported.
     """
@@ -92,9 +92,9 @@ def missing_module(what: str, address: str) -> str | None:
 
 
 def address_of(target: object) -> str | None:
-    """Return the `module:name` by which another process can import a class or function, or None.
+    """Return the `module:name` by which another process can import a class or function.
 
-    None means that no other process can import it, because it is defined in a notebook, in the
+    Return None if no other process can import it, because it is defined in a notebook, in the
     script itself or inside a function.
     """
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
@@ -110,7 +110,7 @@ def address_of(target: object) -> str | None:
 
 
 def module_file(module_name: str) -> Path | None:
-    """Return the file from which a module is or would be imported, or None if there is none.
+    """Return the file from which a module is or would be imported; None if there is none.
 
     The module itself is not imported.
     """
@@ -123,7 +123,7 @@ def module_file(module_name: str) -> Path | None:
 
 
 def source_file(module_name: str) -> Path | None:
-    """Return the source file from which a module was or would be imported, or None.
+    """Return the source file from which a module was or would be imported; None if there is none.
 
     Nothing is imported, not even the packages that contain the module.
     """

@@ -77,10 +77,10 @@ def require(module: str, needed_for: str) -> ModuleType:
 
 
 def import_without(module: str, unused: str) -> None:
-    """Import `module` as if the package `unused`, which it can do without, were not installed.
+    """Import `module` as if `unused`, a package that it can do without, were not installed.
 
-    Later imports of `unused` work as usual. Nothing is done if one of them is already imported, or
-    if `module` is not installed.
+    Later imports of `unused` work as usual. Nothing is done if `module` or `unused` is already
+    imported, or if `module` is not installed.
     """
     if module in sys.modules or unused in sys.modules or not is_installed(module):
         return

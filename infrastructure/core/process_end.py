@@ -8,7 +8,8 @@ BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def leave_the_rest() -> None:
-    """Make the exit of this process fast, by leaving its objects to the operating system.
+    """Make the exit of this process fast, by leaving the memory of its objects to the operating
+    system.
 
     Call this last. Normally Python deallocates half a million objects of PyTorch and other
     libraries one by one, which takes two to four seconds. Exit handlers and threads still end as

@@ -59,7 +59,9 @@ def peak_resident_bytes() -> int:
 
 
 def high_water_mark_bytes() -> int | None:
-    """Return the peak resident memory that the kernel recorded, or None (not on Linux)."""
+    """Return the peak resident memory that the kernel recorded; None if this system has no such
+    record.
+    """
     try:
         lines = STATUS.read_text().splitlines()
     except OSError:
@@ -69,7 +71,7 @@ def high_water_mark_bytes() -> int | None:
 
 
 def reset_high_water_mark() -> bool:
-    """Reset the kernel's record of the peak memory. Return whether that worked."""
+    """Reset the kernel's record of the peak memory. Return False if this is not supported."""
     try:
         CLEAR_REFS.write_text(RESET_HIGH_WATER_MARK)
     except OSError:  # not Linux, or a container that forbids it
@@ -78,14 +80,16 @@ def reset_high_water_mark() -> bool:
 
 
 def trim_heap() -> None:
-    """Return free memory of the C library glibc to the system. Other C libraries keep little."""
+    """Return the free memory of the C library glibc to the system. Other C libraries keep
+    little.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def give_back_large_blocks() -> None:
-    """From now on, return large blocks to the system as soon as they are freed.
+    """From now on, return large blocks of memory to the system as soon as they are freed.
 
     By default, the C library glibc keeps freed blocks for the next block of that size. Small,
     long-lived objects are then allocated inside them, so the next large block does not fit, and the
@@ -122,7 +126,7 @@ def _stack_bytes() -> int:
 
 
 def can_limit_hard() -> bool:
-    """Return whether the system can limit the memory of one process, as Linux can."""
+    """Return whether the system can limit the memory of a single process; Linux can."""
     return sys.platform == "linux"
 
 

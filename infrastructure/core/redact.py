@@ -46,8 +46,8 @@ _ASSIGNED = re.compile(
 class RedactingFormatter(logging.Formatter):
     """A formatter of log lines that masks secrets, also in tracebacks.
 
-    A logger's name that ends in a word like `token`, as in `transformers.token: text`, does not
-    make the text after it a secret.
+    If a logger's name ends in a word like `token` (`transformers.token: text`), the text after it
+    is not masked for that reason.
     """
 
     def format(self, record: logging.LogRecord) -> str:

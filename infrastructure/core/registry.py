@@ -66,8 +66,8 @@ class Registry(Generic[Plugin]):
         group: the entry point group of installed packages, such as "temper.formats".
         built_in: the names that the implementing module will pass to `provide`. They are known
             before that module is imported.
-        decides: whether these plug-ins affect the result of a run. Others only observe, write or
-            copy.
+        decides: whether these plug-ins affect the result of a run. If False, they only observe,
+            write or copy.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Registry(Generic[Plugin]):
 
     @cached_property
     def built_in(self) -> tuple[str, ...]:
-        """The names of Temper's own plug-ins, those of features last."""
+        """The names of the built-in plug-ins: those of Temper itself, then those of features."""
         return (*self._built_in, *self._of_features)
 
     def provide(
@@ -156,7 +156,9 @@ class Registry(Generic[Plugin]):
         return name in self.built_in or self.is_own(name) or name in self.names()
 
     def has(self, name: str) -> bool:
-        """Return whether a plug-in `name` is known, in this process or from a run's record."""
+        """Return whether a plug-in `name` is registered in this process or named in a run's
+        record.
+        """
         return self.is_here(name) or name in self._noted
 
     def is_own(self, name: str) -> bool:
@@ -226,7 +228,8 @@ class Registry(Generic[Plugin]):
             raise InputError("core.plugin_not_importable", plugin=shown)
 
     def addresses(self) -> dict[str, str]:
-        """Return name → address of the plug-ins registered in this process or by the resumed run.
+        """Return name → address of the plug-ins that were registered in this process or by the
+        resumed run.
 
         Plug-ins that no other process can import are left out.
         """
@@ -253,7 +256,7 @@ class Registry(Generic[Plugin]):
         return None
 
     def problem(self, name: str, recorded: Origin | None = None) -> str | None:
-        """Return an error text if a plug-in is not available on this machine, or else None.
+        """Return an error text if a plug-in is not available on this machine; otherwise None.
 
         Nothing is imported.
 
@@ -332,7 +335,7 @@ class Registry(Generic[Plugin]):
     def _check_call(
         self, name: str, plugin: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> None:
-        """Raise an error if a plug-in cannot be called with these arguments. Do not call it."""
+        """Raise an error if a plug-in does not accept these arguments, without calling it."""
         try:
             inspect.signature(plugin).bind(*arguments, **keywords)
         except TypeError as error:
@@ -376,8 +379,8 @@ def note_origins(origins: Mapping[str, Mapping[str, Origin]]) -> None:
 def adopt_origins(origins: Mapping[str, Mapping[str, Origin]]) -> None:
     """Use the plug-ins of the run that this process is going to train (group → name → origin).
 
-    They take precedence over built-in plug-ins. Those of an earlier run in this process are
-    removed.
+    They take precedence over built-in plug-ins. Plug-ins adopted from an earlier run in this
+    process are removed.
     """
     for registry in _REGISTRIES:
         registry._adopted = dict(origins.get(registry.group, {}))
@@ -385,7 +388,9 @@ def adopt_origins(origins: Mapping[str, Mapping[str, Origin]]) -> None:
 
 @cache
 def package_of(address: str | None) -> str | None:
-    """Return the installed package that contains a module, as `name==version`, or None."""
+    """Return the installed package that contains a module, as `name==version`; None if there is
+    none.
+    """
     if address is None:
         return None
     top = address.partition(":")[0].partition(".")[0]
@@ -410,7 +415,7 @@ def _installed_at() -> tuple[tuple[str, float], ...]:
 
 @cache
 def _distributions(_places: tuple[tuple[str, float], ...]) -> Mapping[str, list[str]]:
-    """Return the installed packages of each top-level module. Reading them takes a second."""
+    """Return the installed packages of each top-level module, which takes a second."""
     return packages_distributions()
 
 
@@ -422,7 +427,7 @@ def _inherited(group: str) -> dict[str, str]:
 
 
 def _place_of(plugin: object) -> str | None:
-    """Return the `module:name` where a plug-in is defined, or None if it is unknown."""
+    """Return the `module:name` at which a plug-in is defined; None if it is unknown."""
     module, name = getattr(plugin, "__module__", None), getattr(plugin, "__qualname__", None)
     return f"{module}:{name}" if module and name else None
 
@@ -447,7 +452,7 @@ def _lacking_in_object(made: object, contract: type) -> list[str]:
 
 
 def _listed(lacking: list[str], contract: type) -> str:
-    """Return a list of missing attributes as text, required methods first, cut if it is long."""
+    """Return a list of missing attributes as text, required methods first; a long list is cut."""
     abstract: frozenset[str] = getattr(contract, "__abstractmethods__", frozenset())
     ordered = sorted(lacking, key=lambda name: (name not in abstract, name))
     more = len(ordered) - MOST_LISTED

@@ -1,6 +1,6 @@
 """Settings that let several processes share CPU cores.
 
-They must be made before torch is imported.
+The settings must be made before torch is imported.
 """
 
 import os
@@ -15,8 +15,8 @@ def share_the_cores() -> None:
     """Make waiting threads sleep instead of spinning, unless the environment already sets this.
 
     Spinning threads make training many times slower if another process needs the same cores, as on
-    any shared machine. If threads sleep too soon, they must be woken more often, which is slow on a
-    virtual machine. `python -m benchmarks.waiting_threads` measures both.
+    any shared machine. If threads sleep too early, they must be woken up more often, which is slow
+    on a virtual machine. `python -m benchmarks.waiting_threads` measures both.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"

@@ -1,4 +1,5 @@
-"""Standard output and error that never fail, even if the terminal or pipe is closed or a disk full.
+"""Standard output and error that never fail, even if the terminal or pipe is closed or a disk is
+full.
 
 Text that cannot be written is appended to a file, if one is set. If a stream works again, for
 example because the disk has space again, later text goes to the stream.

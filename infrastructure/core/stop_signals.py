@@ -76,7 +76,7 @@ class Stopper:
         self._timer: threading.Timer | None = None
 
     def take_wake(self) -> bool:
-        """Return whether the current signal came from this object's timer. Reset the mark."""
+        """Return whether this object's timer sent the current signal, and forget that it did."""
         is_wake, self._is_wake = self._is_wake, False
         return is_wake
 

@@ -2,10 +2,10 @@
 
 With every model, transformers imports large libraries of which it needs only one function: scipy
 for losses of object detection, torchao to save quantized weights, scikit-learn for assisted
-generation. Temper delays each import until the function is called. transformers also reads the
-source of all its models twice to list their contents, although once is enough, and reads the file
-lists of all packages on the machine to look up three of them. Together this takes a second at every
-start, and more if many packages are installed.
+generation. Temper delays the import of each library until that function is called. transformers
+also reads the source of all its models twice to list their contents, although once is enough, and
+reads the file lists of all packages on the machine to look up three of them. Together this takes a
+second at every start, and more if many packages are installed.
 """
 
 import functools
@@ -156,7 +156,7 @@ class _Loader(Loader):
 
 
 class _StandIn(ModuleType):
-    """A placeholder for a library, with one function. It loads the library when that is used."""
+    """A placeholder for a library with one function. Using the function loads the library."""
 
     def __init__(self, library: str, function: str) -> None:
         super().__init__(library)

@@ -1,4 +1,4 @@
-"""Calls with a time limit. They are made in a thread that is abandoned if it takes too long."""
+"""Calls with a time limit. Each call runs in a thread, which is abandoned if it takes too long."""
 
 import threading
 from collections.abc import Callable
@@ -13,8 +13,8 @@ def within(seconds: float, question: Callable[[], Result]) -> Result:
     """Call `question` and return its result, or raise its exception.
 
     Raises:
-        TimeoutError: if the call does not return within `seconds`. Its thread keeps waiting and
-            ends with the process.
+        TimeoutError: if the call does not return within `seconds`. The thread of the call is
+            abandoned.
     """
     answers: list[Result] = []
     errors: list[BaseException] = []

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import shlex
 import shutil
+import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,15 +23,21 @@ from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.agent import agent_folder
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import read_record, write_record
-from infrastructure.core.console import Count, Report, ShowLine, show
+from infrastructure.core.console import Count, Report, ShowLine, details, show
 from infrastructure.core.console_log import quiet_libraries
 from infrastructure.core.errors import CheckpointError, DamagedFileError, InputError, StorageError
-from infrastructure.core.files import make_directory
+from infrastructure.core.files import make_directory, write_json
 from infrastructure.core.full_disk import full_disk
 from infrastructure.core.importing import searching_rarely
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
 from infrastructure.core.messages import phrase
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
+from infrastructure.core.stop_signals import (
+    Stopper,
+    reason_of,
+    signals_handled,
+    stop_signals,
+)
 from infrastructure.data.defaults import make_ready, num_positions
 from infrastructure.data.encoding.row_schema import TEXT
 from infrastructure.data.preparation.doubts import check_meant
@@ -45,10 +52,9 @@ from infrastructure.deployment.resuming import (
     describe_differences,
     has_other_data,
 )
-from infrastructure.deployment.run_checks import checked_before, keep_round
-from infrastructure.deployment.run_finalizer import RunFinalizer
-from infrastructure.deployment.run_record import (
+from infrastructure.deployment.run_finalizer import (
     CompilingObserver,
+    RunFinalizer,
     describe_data,
     describe_model,
     record_rows,
@@ -56,7 +62,6 @@ from infrastructure.deployment.run_record import (
     save_tokenizer,
     unused_gpus,
 )
-from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.evaluation.held_out import (
     HeldOut,
     MeasuredBefore,
@@ -65,6 +70,8 @@ from infrastructure.evaluation.held_out import (
 )
 from infrastructure.models.backend_choice import Backend
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
+from infrastructure.monitoring.records.run_owner import take_announced_stop
+from infrastructure.monitoring.records.run_reader import CHECKS_FILE, read_rounds
 from infrastructure.monitoring.records.run_view import from_here
 from infrastructure.run.checkpoint_paths import verify
 from infrastructure.run.compatibility import Difference, Verdict
@@ -88,11 +95,12 @@ from infrastructure.run.restore import restore_run, run_at_place, runs_at_place
 from infrastructure.run.summary_text import RESULT, closing_lines, steps_ahead
 from infrastructure.run.timings import Stages
 from infrastructure.run.trained_rows import trained_rows
-from infrastructure.testing.results import CheckResult
+from infrastructure.testing.preflight import preflight
+from infrastructure.testing.results import CheckResult, lines_of, verdict
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core.precision import choose_device
 from infrastructure.training.core.product_choice import ProductChoice, threads_restored
-from infrastructure.training.core.state import TrainingState
+from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
 from infrastructure.training.loop.loop import TrainingLoop
@@ -800,3 +808,95 @@ def measured_before(run: RunDirectory) -> HeldOut:
     except (OSError, DamagedFileError, TypeError, KeyError, AttributeError) as error:
         log.warning(phrase("deployment.baseline_unreadable", file=run.before_file, error=error))
         return HeldOut({})
+
+
+# The handling of Ctrl-C, SIGTERM and SIGHUP in Temper's training loop, based on `Stopper`.
+#
+# The handlers are installed only while a command runs. The previous ones are restored afterwards.
+# `Stopper` is in `core.stop_signals`.
+
+
+def _always() -> bool:
+    return True
+
+
+@contextmanager
+def stop_on_signals(
+    state: TrainingState,
+    may_break_off: Callable[[], bool] = _always,
+    run_path: Path | None = None,
+) -> Iterator[None]:
+    """Call `state.interrupt` at the first signal while the body runs.
+
+    If the run does not stop in time, or at a second Ctrl-C, StopSignal is raised as soon as
+    `may_break_off` returns True. This does nothing outside the main thread.
+    """
+
+    def request(number: int) -> None:
+        is_command = number == signal.SIGTERM and run_path is not None
+        if is_command and take_announced_stop(run_path or Path()):
+            state.interrupt(phrase("core.stopped_by_command"), StopReason.COMMAND, number)
+        else:
+            state.interrupt(reason_of(number), StopReason.SIGNAL, number)
+
+    stopper = Stopper(request, may_break_off)
+    with signals_handled(stop_signals(), stopper.handle):
+        try:
+            yield
+        finally:
+            stopper.close()
+
+
+MAX_ROUNDS = 100
+
+
+def checked_before(
+    config: DeploymentConfig,
+    trainer: EnhancedTrainer,
+    report: Callable[[str], None],
+    has_begun: bool = False,
+) -> list[CheckResult]:
+    """Run the quick checks if they are enabled, and show warnings and the verdict.
+
+    Args:
+        has_begun: whether the run has trained before and now resumes.
+
+    Raises:
+        PreflightError: if a check failed; the run must not start.
+    """
+    if not config.enable_testing:
+        return []
+    if trainer.sharding is not None:
+        report(phrase("deployment.sharded_model_not_checked"))
+        return []
+    results = preflight(trainer, Path(config.output_dir), has_begun)
+    worth_telling = [result for result in results if result.status == "warn"]
+    for line in lines_of(worth_telling)[1:-1]:
+        report(line)
+    report(phrase("deployment.checks_line", verdict=_verdict(results)))
+    for result in results:
+        if result.status == "skipped":
+            details(report)(f"Not checked: {result.name}: {result.text}")
+    return results
+
+
+def _verdict(results: Sequence[CheckResult]) -> str:
+    """Return the verdict on the checks, without the skipped ones."""
+    return verdict([result for result in results if result.status != "skipped"])
+
+
+def keep_round(run_directory: Path, step: int, results: Sequence[CheckResult]) -> None:
+    """Append the results of a round of checks to checks.json. If that fails, only log the error."""
+    if not results:
+        return
+    one = {
+        "step": step,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "verdict": _verdict(results),
+        "checks": [result.to_dict() for result in results],
+    }
+    try:
+        write_json(run_directory / CHECKS_FILE, [*read_rounds(run_directory), one][-MAX_ROUNDS:])
+    except OSError as error:
+        file = run_directory / CHECKS_FILE
+        log.warning(phrase("deployment.file_not_written", file=file, error=error))

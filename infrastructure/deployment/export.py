@@ -1,21 +1,24 @@
 """The export of a checkpoint as a standard model folder, without a GPU or the training data."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import gc
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import write_sums
 from infrastructure.core.console import ShowLine
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, InputError
 from infrastructure.core.files import (
     refuse_what_is_there,
     whole_directory,
@@ -24,27 +27,46 @@ from infrastructure.core.files import (
 )
 from infrastructure.core.json_text import JsonObject, as_object
 from infrastructure.core.messages import phrase
-from infrastructure.data.encoding.chat_format import special_tokens
+from infrastructure.core.optional import require
+from infrastructure.data.encoding.chat_format import PlainFormat, TemplateFormat, special_tokens
 from infrastructure.data.encoding.picture_tokens import PictureTokens
-from infrastructure.data.encoding.tokenization import answer_end_ids
-from infrastructure.deployment.export_comparison import Comparer, Reference
+from infrastructure.data.encoding.tokenization import ConversationEncoder, answer_end_ids
+from infrastructure.data.readers.rows import Turn
 from infrastructure.deployment.export_request import (
     EXPORT_FILE,
     ExportRequest,
+    Reading,
     check_possible,
+    in_its_words,
     refuse_scores,
     rounding_of,
 )
-from infrastructure.deployment.export_work import Work
 from infrastructure.deployment.publish import BEGIN, CARD, END, HERE, written_by
 from infrastructure.deployment.recorded_model import base_is_recorded, recorded_model
 from infrastructure.deployment.resuming import commit_of_base, configuration_of
-from infrastructure.models.added_modules import attach_described
+from infrastructure.evaluation.plain_reading import (
+    HALF,
+    HALF_TOLERANCE,
+    NUM_QUESTIONS,
+    PLAIN_TOLERANCE,
+    QUESTIONS,
+    Expected,
+    OtherAnswersError,
+    Trained,
+    about_picture,
+    distance,
+    fixed_picture,
+    fixed_questions,
+)
+from infrastructure.models.added_modules import added_modules, attach_described
 from infrastructure.models.fitting import DTYPES
 from infrastructure.models.lora import merge_lora
 from infrastructure.models.model_manager import LoadedModel, ModelManager
+from infrastructure.models.progress_bars import without_progress_bars
+from infrastructure.models.quantization import layers_not_in_blocks, quantization_config
+from infrastructure.models.quantization_aware import write_rounded
 from infrastructure.models.saved_model import read_json
-from infrastructure.models.saving import save_model
+from infrastructure.models.saving import save_model, save_tokenizer, write_model
 from infrastructure.models.saving_check import prepare_saving
 from infrastructure.models.trainable_state import load_trainable_state
 from infrastructure.models.vision_language import template_for_parts
@@ -60,6 +82,429 @@ from infrastructure.training.hf_bridge.trainer_run import without_reference
 from infrastructure.training.resume.fingerprint import base_facts
 from infrastructure.training.strategies import get_training_strategy, has_forms
 from infrastructure.training.strategies.base_strategy import NOT_ENTERED
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# The comparison of an exported model, loaded as users load it, with the trained model.
+#
+# Both models get three questions, formatted as in training. The token ids of the questions and the
+# logits of the models are compared. The distance is the norm of the difference between mean-
+# centered logits, divided by their norm. An unrelated model has a distance of about 1.4. Weights
+# with fewer bits have a higher tolerance.
+
+MAX_TOKENS = 64
+ROUNDED = {
+    8: "deployment.export_in_8_bits_answers_differ",
+    4: "deployment.export_in_4_bits_answers_differ",
+}
+TOLERANCES = {16: HALF_TOLERANCE, 8: 0.2, 4: 0.6}
+
+LogitsOf = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass
+class Reference:
+    """The outputs of the trained model.
+
+    Attributes:
+        prompts: the token ids of each prompt, of shape (1, tokens).
+        logits: the logits for each prompt, of shape (tokens, vocabulary), fp32.
+        tolerance: the tolerated distance for the same weights in the same format.
+        expected: the answers of the model, or None if it generates no text.
+    """
+
+    prompts: list[torch.Tensor]
+    logits: list[torch.Tensor]
+    tolerance: float
+    expected: Expected | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: torch.nn.Module,
+        tokenizer: "PreTrainedTokenizerBase | None",
+        pictures: PictureTokens | None = None,
+        end_ids: Sequence[int] = (),
+    ) -> "Reference":
+        """Compute the reference outputs of a model. The model stays in evaluation mode.
+
+        Args:
+            end_ids: the tokens that end an answer.
+        """
+        model.eval()
+        prompts = prompts_of(model, tokenizer, pictures)
+        weights = next(p for p in model.parameters() if p.is_floating_point())
+        tolerance = TOLERANCES[16] if weights.dtype in HALF else PLAIN_TOLERANCE
+        expected = None
+        # Plain transformers does not use the weights that extensions add.
+        is_plain = hasattr(model, "generate") and not added_modules(model)
+        if tokenizer is not None and is_plain and end_ids:
+            questions = fixed_questions(tokenizer, pictures=pictures)
+            trained = Trained(model, tokenizer, questions, end_ids, pictures=pictures)
+            expected = Expected.of(trained)
+        logits = [logits_of(model, pictures)(ids) for ids in prompts]
+        return cls(prompts, logits, tolerance, expected)
+
+
+# Whether the export encodes prompts as the trained model does; None: it has no tokenizer.
+PROMPTS = {
+    True: "deployment.export_prompts_same",
+    False: "deployment.export_prompts_other",
+    None: "deployment.export_without_tokenizer",
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of comparing an export with the trained model.
+
+    Attributes:
+        by: the library that loaded the export.
+        distance: the largest distance over the questions.
+        same_choice: the share of positions at which both models choose the same next token.
+        same_answers: how many of the `NUM_QUESTIONS` answers of plain transformers are the same
+            token for token, including their ends, or None if not available.
+        same_prompt: whether the export's tokenizer encodes the questions in the same way, or None
+            if the format contains no tokenizer.
+    """
+
+    by: str
+    distance: float
+    same_choice: float
+    same_prompt: bool | None = None
+    same_answers: int | None = None
+
+    def facts(self) -> dict[str, object]:
+        """Return the result as entries of the file that is saved with the exported model."""
+        return {
+            "read_by": self.by,
+            "logits_distance": float(f"{self.distance:.2g}"),
+            "same_choice": round(self.same_choice, 4),
+            "same_prompt": self.same_prompt,
+            "same_answers": self.same_answers,
+        }
+
+    def words(self) -> str:
+        """Return the result as text for the user."""
+        same = ""
+        if self.same_answers is not None:
+            same = phrase(
+                "deployment.export_same_answers",
+                num_same=self.same_answers,
+                num_answers=NUM_QUESTIONS,
+            )
+        return phrase(
+            "deployment.export_read_back",
+            reader=self.by,
+            distance=self.distance,
+            percent=100 * self.same_choice,
+            answers=same,
+            prompts=phrase(PROMPTS[self.same_prompt]),
+        )
+
+
+@dataclass
+class Comparer:
+    """A function that compares exports with one reference.
+
+    Attributes:
+        bits: the bits of each exported weight, or None for the trained format.
+        target: the folder to name in error messages; None for the compared folder.
+
+    Raises:
+        CheckpointError: if an export is too far from the reference, or encodes prompts differently.
+    """
+
+    reference: Reference
+    bits: int | None
+    target: Path | None = None
+    made: list[Comparison] = field(default_factory=list)
+
+    def __call__(
+        self,
+        by: str,
+        logits: LogitsOf,
+        prompts: Sequence[torch.Tensor] | None = None,
+        folder: Path | None = None,
+    ) -> Comparison:
+        """Compare the logits of an export with those of the reference model.
+
+        Args:
+            by: the library that loads the export.
+            logits: computes the export's logits from token ids.
+            prompts: the questions, encoded by the export's own tokenizer, or None if it has none.
+            folder: the folder from which plain transformers loads the model and answers, or None if
+                it does not support the format.
+
+        Raises:
+            CheckpointError: if the outputs differ by more than the tolerance.
+        """
+        distances, choices = [], []
+        for ids, expected in zip(self.reference.prompts, self.reference.logits, strict=True):
+            actual = logits(ids)
+            width = min(actual.shape[-1], expected.shape[-1])  # a vocabulary may be padded
+            actual, expected = actual[:, :width].float(), expected[:, :width]
+            distances.append(distance(actual, expected))
+            choices.append((actual.argmax(-1) == expected.argmax(-1)).float())
+        same_prompt = None
+        if prompts is not None:
+            pairs = zip(prompts, self.reference.prompts, strict=True)
+            same_prompt = all(torch.equal(ours, theirs) for ours, theirs in pairs)
+        compared = Comparison(by, max(distances), float(torch.cat(choices).mean()), same_prompt)
+        tolerance = max(self.reference.tolerance, TOLERANCES.get(self.bits or 0, 0.0))
+        if not compared.distance <= tolerance:
+            raise CheckpointError(
+                "deployment.export_differs_from_model",
+                comparison=compared.words(),
+                tolerance=tolerance,
+            )
+        if same_prompt is False:
+            raise CheckpointError("deployment.export_prompts_differ", reader=by)
+        if folder is not None and self.reference.expected is not None:
+            try:
+                same = self.reference.expected.compare(folder, tolerance)
+            except OtherAnswersError as error:
+                raise self._other_answers(error, folder, compared.distance, tolerance) from error
+            compared = replace(compared, same_answers=same)
+        self.made.append(compared)
+        return compared
+
+    def _other_answers(
+        self, error: OtherAnswersError, folder: Path, distance: float, tolerance: float
+    ) -> CheckpointError:
+        """Return the error for an export whose answers differ. If weights were rounded, the error
+        says so.
+
+        The error names `target`, because `folder` is temporary.
+        """
+        if self.bits not in ROUNDED:
+            return OtherAnswersError(self.target or folder, error.difference)
+        return CheckpointError(
+            ROUNDED[self.bits],
+            folder=self.target or folder,
+            difference=error.difference,
+            distance=distance,
+            tolerance=tolerance,
+        )
+
+
+def prompts_of(
+    model: Any, tokenizer: "PreTrainedTokenizerBase | None", pictures: PictureTokens | None = None
+) -> list[torch.Tensor]:
+    """Return the test questions of a comparison as token ids, each of shape (1, tokens).
+
+    Without a tokenizer, these are arbitrary tokens. A vision-language model also gets the first
+    question with an image.
+    """
+    if tokenizer is None:
+        return [torch.arange(8).unsqueeze(0)]
+    encoder = ConversationEncoder(tokenizer, max_length=MAX_TOKENS, pictures=pictures)
+    positions = getattr(getattr(model, "config", None), "max_position_embeddings", MAX_TOKENS)
+    longest = min(MAX_TOKENS, int(positions or MAX_TOKENS))
+    written = (encoder.prompt_ids([Turn("user", question)]) for question in QUESTIONS)
+    shown = []
+    if pictures is not None:
+        turn = about_picture(QUESTIONS[0])
+        shown = [torch.tensor([encoder.prompt_ids([turn], images=[fixed_picture()])])]
+    return [*(torch.tensor([ids[:longest]]) for ids in written), *shown]
+
+
+def logits_of(model: Any, pictures: PictureTokens | None = None) -> LogitsOf:
+    """Return a function that computes the logits of a language model or vision-language model."""
+
+    @torch.no_grad()
+    def logits(ids: torch.Tensor) -> torch.Tensor:
+        device = next(model.parameters()).device
+        given: dict[str, torch.Tensor] = {}
+        if pictures is not None and pictures.mark_id in ids:
+            given = pictures.pixels_of([fixed_picture()]) | pictures.kinds(ids)
+            given = {name: value.to(device) for name, value in given.items()}
+            if (pixels := given.get("pixel_values")) is not None:
+                given["pixel_values"] = pixels.to(model.dtype)
+        output: torch.Tensor = model(input_ids=ids.to(device), use_cache=False, **given).logits[0]
+        return output.float().cpu()
+
+    return logits
+
+
+WHOLE = ".whole"  # a temporary model folder, the input of exporters that need one
+
+
+@dataclass
+class Work:
+    """An export in progress, with its model, tokenizer, request and notes.
+
+    Attributes:
+        model: the model on the CPU, merged if the request says so.
+        ends: the tokens that end answers.
+        notes: notes for the user.
+        rounding: the kind of rounding used in training, or None if the weights are exported
+            unrounded.
+    """
+
+    model: Any
+    tokenizer: "PreTrainedTokenizerBase | None"
+    request: ExportRequest
+    compare: Comparer
+    ends: Sequence[str]
+    notes: list[str]
+    registered_name: str | None = None
+    processor: Any = None
+    rounding: str | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write the files of the requested format, and compare them with the trained model.
+
+        Raises:
+            ValueError: if the model cannot be written in this format, or the written files cannot
+                be read; the error quotes the exporter's message.
+            CheckpointError: if the written model differs from the trained one.
+        """
+        for reading in self.request.format.write(self, folder):
+            self.compare(*reading)
+        if not self.compare.made and self.registered_name is None:
+            raise InputError("deployment.export_not_read_back", format=self.request.form)
+
+    def write_transformers_folder(self, folder: Path) -> Iterator[Reading]:
+        """Write the model as a transformers or PEFT folder, rounded if this was requested."""
+        if self.rounding is not None:  # the weights with which training computed
+            with self.whole_model(folder) as whole:
+                write_rounded(whole, folder, self.rounding, self.tokenizer)
+        elif self.request.is_small:
+            yield self._write_small(folder)
+            return
+        else:
+            write_model(
+                self.model,
+                self.tokenizer,
+                folder,
+                registered_name=self.registered_name,
+                processor=self.processor,
+            )
+        if self.registered_name is None:
+            yield self._as_loaded(folder)
+
+    def _as_loaded(self, folder: Path) -> Reading:
+        """Load the exported model with transformers or PEFT, and return it for the comparison."""
+        config = ModelConfig(name=str(folder), backend="transformers")
+        manager = ModelManager(config, device=torch.device("cpu"), seed=0)
+        manager.sees = self.processor is not None
+        loaded = manager.load()
+        loaded.model.eval()
+        by = "PEFT" if hasattr(loaded.model, "peft_config") else "transformers"
+        seeing = PictureTokens(manager.processor, str(folder)) if manager.sees else None
+        prompts = (
+            None if loaded.tokenizer is None else prompts_of(loaded.model, loaded.tokenizer, seeing)
+        )
+        return Reading(by, logits_of(loaded.model, seeing), prompts, folder)
+
+    def _write_small(self, folder: Path) -> Reading:
+        """Write the model in 8 or 4 bits with bitsandbytes."""
+        kind = type(self.model)
+        odd = layers_not_in_blocks(self.model) if self.request.bits == 4 else []
+        skipped = [*odd, *_output_layer(self.model)] if odd else None  # None: bitsandbytes' default
+        with self.whole_model(folder, torch.bfloat16) as whole:
+            small: Any = quantization_config(f"{self.request.bits}bit", torch.bfloat16)
+            if odd:
+                small.llm_int8_skip_modules = skipped
+                self.notes.append(
+                    phrase("deployment.export_layers_kept_at_16_bits", count=len(odd), layer=odd[0])
+                )
+            with in_its_words("bitsandbytes"), without_progress_bars():
+                model = kind.from_pretrained(whole, quantization_config=small, device_map="cpu")
+                model.save_pretrained(folder)
+            del model
+        if self.tokenizer is not None:
+            save_tokenizer(self.tokenizer, folder)
+        with without_progress_bars():
+            again = kind.from_pretrained(folder, device_map="cpu").eval()
+        prompts = self.prompts_in(folder, again)
+        return Reading("transformers and bitsandbytes", logits_of(again), prompts, folder)
+
+    def as_function(self) -> "Logits":
+        """Return the model as a function from tokens to logits."""
+        return Logits(self.model)
+
+    def logits_of(self, model: Any) -> Any:
+        """Return a function that computes the logits of `model`, for `Reading.logits`."""
+        return logits_of(model.eval())
+
+    def save_beside(self, folder: Path) -> None:
+        """Save the tokenizer and the model's configuration to the folder."""
+        self.model.config.save_pretrained(folder)
+        if self.tokenizer is not None:
+            save_tokenizer(self.tokenizer, folder)
+
+    def prompts_in(self, folder: Path, model: Any = None) -> list[torch.Tensor] | None:
+        """Return the test questions, encoded by the tokenizer in `folder`; None if it contains no
+        tokenizer.
+
+        Args:
+            model: the model that gets the questions, if `self.model` was freed.
+        """
+        if not (folder / "tokenizer_config.json").is_file():
+            return None
+        transformers: Any = require("transformers", "deployment.reading_tokenizer")
+        return prompts_of(model or self.model, transformers.AutoTokenizer.from_pretrained(folder))
+
+    def as_text(self, turns: Sequence[Turn]) -> str:
+        """Return messages formatted as in training, without the initial BOS token."""
+        tokenizer = self.tokenizer
+        assert tokenizer is not None
+        written = TemplateFormat(tokenizer) if tokenizer.chat_template else PlainFormat(tokenizer)
+        return str(written.write_prompt(turns).text).removeprefix(tokenizer.bos_token or "")
+
+    def questions(self) -> list[str]:
+        """Return the test questions as formatted prompts, without the initial BOS token."""
+        return [self.as_text([Turn("user", question)]) for question in QUESTIONS]
+
+    @contextmanager
+    def whole_model(self, folder: Path, dtype: torch.dtype | None = None) -> Iterator[Path]:
+        """Write the model to a temporary transformers folder, free its memory, and yield the
+        folder's path.
+
+        Args:
+            dtype: the data type of the written weights; by default, the model's own.
+        """
+        whole = folder / WHOLE
+        whole.mkdir()
+        try:
+            model = self.model if dtype is None else self.model.to(dtype)
+            write_model(model, self.tokenizer, whole)
+            del model
+            self.model = None
+            gc.collect()
+            yield whole
+        finally:
+            shutil.rmtree(whole, ignore_errors=True)
+
+
+class Logits(torch.nn.Module):
+    """A module that maps token ids to the logits of a language model, without a KV cache.
+
+    Shapes: (batch, length) of int64 → (batch, length, vocabulary).
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.training = model.training
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        output: Any = self.model(input_ids=input_ids, use_cache=False)
+        logits: torch.Tensor = output.logits
+        return logits
+
+
+def _output_layer(model: Any) -> list[str]:
+    """Return a list with the name of the output layer, which stays unquantized.
+
+    bitsandbytes skips this layer only as long as no other modules are listed.
+    """
+    head = model.get_output_embeddings()
+    return [name for name, module in model.named_modules() if module is head]
+
 
 TEMPLATE_FILE = "chat_template.jinja"  # of the tokenizer that the run used
 MORE_TEMPLATES = "additional_chat_templates"  # such as tool_use.jinja, in the same folder

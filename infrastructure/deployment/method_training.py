@@ -13,8 +13,8 @@ from infrastructure.core.console import Report
 from infrastructure.core.errors import CopyNotConfirmedError
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
 from infrastructure.core.messages import phrase
-from infrastructure.deployment.method_forecast import MethodForecast
-from infrastructure.deployment.run_record import record_rows_of
+from infrastructure.deployment.forecast import MethodForecast
+from infrastructure.deployment.run_finalizer import record_rows_of
 from infrastructure.evaluation.plain_reading import NUM_QUESTIONS, Trained, check_saved
 from infrastructure.models.progress_bars import without_progress_bars
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
@@ -25,13 +25,12 @@ from infrastructure.run.directory import RunDirectory, RunStatus
 from infrastructure.run.finalize import read_summary
 from infrastructure.run.record_types import Summary
 from infrastructure.run.summary_text import closing_lines, cost_lines
-from infrastructure.training.checkpoints.best_weights import take_best
+from infrastructure.training.checkpoints.checkpoint_manager import take_best
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.hf_bridge import TemperCallback
 from infrastructure.training.hf_bridge.trainer_facts import argument_names, known_names
-from infrastructure.training.methods.check import check_method
-from infrastructure.training.methods.settings_table import Use, setting_names, treatment_of
+from infrastructure.training.methods.check import Use, check_method, setting_names, treatment_of
 from infrastructure.training.methods.trl_training import TrlTraining
 from infrastructure.training.metrics.progress import MakeProgress
 from infrastructure.training.observers.early_stopping import early_stopping

@@ -29,8 +29,7 @@ from infrastructure.core.json_text import JsonObject, JsonValue, as_object, as_t
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import DISTRIBUTION, require
 from infrastructure.core.redact import redact
-from infrastructure.deployment.export_formats import SAFETENSORS
-from infrastructure.deployment.export_request import EXPORT_FILE
+from infrastructure.deployment.export_request import EXPORT_FILE, SAFETENSORS
 from infrastructure.deployment.recorded_model import recorded_model
 from infrastructure.models.answer_end import GENERATION_FILE
 from infrastructure.models.saved_model import code_of_quantization, read_json, words_of_quantization
@@ -44,8 +43,8 @@ from infrastructure.run.history import (
     stretches,
 )
 from infrastructure.run.record_types import RunRecord
+from infrastructure.training.methods.check import setting_names
 from infrastructure.training.methods.method_table import METHODS
-from infrastructure.training.methods.settings_table import setting_names
 from infrastructure.training.strategies import has_forms
 
 CARD = "README.md"

@@ -136,7 +136,7 @@ def measure_model(
 
 
 def _other(config: DeploymentConfig, name: str) -> DeploymentConfig:
-    """Return a copy of the configuration for evaluating another model."""
+    """Return a copy of the configuration for evaluating the model `name` instead."""
     other = config.changed([])
     other.model.name = finished_model(name)
     if find_source(other.model.name) == find_source(config.model.name):

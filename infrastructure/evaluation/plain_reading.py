@@ -317,7 +317,8 @@ class Expected:
 
 
 def _other_input(ours: PictureTokens, theirs: PictureTokens, image: "Image") -> str | None:
-    """Return the name of the first model input that differs between two processors for an image.
+    """Return the name of the first model input for which two processors give different values for
+    an image.
 
     The whole processor is called, as users call it. Differences within rounding are allowed,
     because image processors that use PIL and torchvision round differently.

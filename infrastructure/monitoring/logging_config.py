@@ -94,7 +94,7 @@ class RunLog:
     def write(self, happened: Mapping[str, object]) -> None:
         """Write a line for an event: its `message` and its other values.
 
-        The event goes only to the file, because the console shows events in its own way.
+        The event is not shown on the console, which shows events in its own way.
         """
         record = logging.makeLogRecord(
             {

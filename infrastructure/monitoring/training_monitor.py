@@ -383,7 +383,9 @@ class TrainingMonitor:
             self._wake.set()
 
     def _deliver(self) -> None:
-        """Deliver all waiting alerts. The log file gets begins and ends, the sinks only begins."""
+        """Deliver all waiting alerts: beginnings and ends to the log file, only beginnings to the
+        sinks.
+        """
         while self._waiting:
             alert = self._waiting.popleft()
             self._write("alerts", alert.record())
@@ -394,7 +396,9 @@ class TrainingMonitor:
         self._report_lost()
 
     def _report_lost(self, *, is_end: bool = False) -> None:
-        """Raise an alert on undelivered alerts: after the first, and at the end of the run."""
+        """Report alerts that could not be delivered: once after the first, and at the end of the
+        run.
+        """
         for sink in self.sinks:
             num_lost, why = getattr(sink, "lost", (0, ""))
             num_known = self._num_lost.get(sink.name, 0)

@@ -61,7 +61,7 @@ def watch(
     """Show the run until it ends.
 
     Args:
-        is_once: show the current state once, and return.
+        is_once: show only the current state, and return.
         interval_seconds: the time between updates; by default, a second, and longer between two
             lines in a pipe.
         is_patient: continue to show an interrupted run until the user presses Ctrl-C, because the
@@ -151,7 +151,7 @@ def status_line(view: RunView) -> str:
 
 
 def _was_and_is(line: Headline) -> str:
-    """Return the value of a headline, after the one before training if that is known."""
+    """Return the value of a headline, preceded by the value before training if it is known."""
     return f"{line['before']} → {line['text']}" if "before" in line else line["text"]
 
 
@@ -173,7 +173,7 @@ def sparkline(points: Points, width: int) -> str:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """Return the mean of the values, or None if any of them is not finite."""
+    """Return the mean of the values; None if any of them is not finite."""
     return sum(values) / len(values) if all(map(math.isfinite, values)) else None
 
 

@@ -101,7 +101,9 @@ class MemoryGuard:
         return released
 
     def _may_release(self) -> bool:
-        """Return whether the last release was long enough ago, because a release is slow."""
+        """Return whether the last release was long enough ago to release again, because a release
+        is slow.
+        """
         return self._is_due("release", RELEASE_SECONDS)
 
     def _is_due(self, what: str, seconds: float) -> bool:

@@ -103,7 +103,7 @@ def _first_wrong(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
 
 
 def _hidden_wrong(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
-    """Return an error if a masked objective hides the wrong tokens, else "".
+    """Return an error if a masked objective hides the wrong tokens; otherwise "".
 
     The tokens that the model predicts must be trained, hidden from the model, and not special
     tokens.
@@ -136,7 +136,7 @@ def _targets(
 
 
 def _learns_prompts(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
-    """Return an error if all tokens are trained although `train_on` is not `all`, else "".
+    """Return an error if all tokens are trained although `train_on` is not `all`; otherwise "".
 
     In that case, the mask of trained tokens got lost.
     """
@@ -340,8 +340,8 @@ class AnswerMarks:
         """Return the special token that follows the last answer, if the answer contains no end
         token.
 
-        It must be the end token, because there is no further message that it could begin. Return -1
-        if there is none.
+        This token must be the end token, because no further message follows that it could begin.
+        Return -1 if there is none.
         """
         spoken = [n for n in range(len(ids)) if answered[n] and self._words([ids[n]])]
         if not spoken or ids[spoken[-1]] in self.names:
@@ -351,8 +351,8 @@ class AnswerMarks:
     def wrong_in(self, example: TokenizedExample, name: str) -> str:
         """Return an error if the wrong tokens of an example are trained, else "".
 
-        An error is a trained token outside of answers, an end token that is trained twice, or one
-        that is not trained.
+        Wrong are trained tokens outside of answers, and end tokens that are trained twice or not at
+        all.
         """
         ids = [int(token) for token in example.input_ids]
         for start, end in runs_of(example):

@@ -17,7 +17,7 @@ from infrastructure.testing.subject import (
     preserve_subject,
     undone,
 )
-from infrastructure.training.forward.one_step import one_step
+from infrastructure.training.forward.gradient_accumulation import one_step
 from infrastructure.training.strategies.trial import first_step, is_own
 
 # Large enough that no update is lost to rounding; the weights are restored afterwards.

@@ -117,7 +117,7 @@ def preflight(
             a warning, because they were checked at the start of the run.
 
     Raises:
-        PreflightError: a check failed; the text names each, and says what to do.
+        PreflightError: a check failed; the text names each failed check, and says what to do.
     """
     subject = Subject(trainer)
     own = run_checks(own_checks(subject), subject)

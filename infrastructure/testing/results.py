@@ -46,7 +46,7 @@ def count(results: Iterable[CheckResult]) -> dict[Status, int]:
 
 
 def has_failed(results: Iterable[CheckResult], *, strict: bool = False) -> bool:
-    """Return whether a check failed; if `strict`, whether one failed or warned."""
+    """Return whether a check failed or, if `strict`, whether a check failed or warned."""
     bad = ("fail", "warn") if strict else ("fail",)
     return any(result.status in bad for result in results)
 

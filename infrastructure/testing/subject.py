@@ -29,8 +29,7 @@ from infrastructure.models.source import (
 )
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.forward.gradient_accumulation import accumulate_gradients
-from infrastructure.training.model_adapters.base_adapter import Batch
-from infrastructure.training.model_adapters.objective import HiddenTokens, Objective
+from infrastructure.training.model_adapters.base_adapter import Batch, HiddenTokens, Objective
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.strategies.trial import first_step
 

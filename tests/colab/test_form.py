@@ -256,7 +256,7 @@ def test_a_path_that_does_not_exist_is_reported_beside_its_field(
 def test_a_run_that_could_not_be_measured_is_not_promised_to_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("infrastructure.deployment.forecasting.forecast", {}.__getitem__)
+    monkeypatch.setattr("infrastructure.deployment.forecast.forecast", {}.__getitem__)
     form = ConfigForm(DeploymentConfig())
     assert "notebook.run_can_start" in shown(form)
     form.measure()

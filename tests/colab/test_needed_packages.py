@@ -7,7 +7,7 @@ import pytest
 from colab import needed_packages
 from colab.needed_packages import Needed, needed, needed_by_unsloth, requirement_lines
 from infrastructure.deployment.installers import InstallError
-from infrastructure.testing.installation import Installation
+from infrastructure.testing.doctor import Installation
 from tests.testing.fake_packages import install_temper
 
 REQUIREMENTS = {

@@ -12,7 +12,7 @@ from colab.form_state import SCHEMA, FormState
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.run_record import record_run
+from infrastructure.deployment.run_finalizer import record_run
 from infrastructure.run.directory import RunDirectory
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.colab.forms import shown, type_into

@@ -7,7 +7,7 @@ from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import SUMS, damaged_files, read_sums
-from infrastructure.deployment import export_work
+from infrastructure.deployment import export
 from infrastructure.run.directory import RunDirectory
 from tests.deployment.runs import deploy, small_settings
 
@@ -31,7 +31,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
     assert damaged_files(folder) == []
     files = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
     assert files == {*map(Path, read_sums(folder)), Path(SUMS)}
-    assert not (folder / export_work.WHOLE).exists()
+    assert not (folder / export.WHOLE).exists()
     return json.loads((folder / "export.json").read_text())
 
 

@@ -10,9 +10,8 @@ import torch
 from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import PreflightError
-from infrastructure.deployment import run_checks
-from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.run_checks import keep_round
+from infrastructure.deployment import deploy_training
+from infrastructure.deployment.deploy_training import TrainingDeployment, keep_round
 from infrastructure.monitoring.records.run_reader import read_rounds
 from infrastructure.run.directory import RunDirectory
 from infrastructure.testing.results import CheckResult
@@ -116,7 +115,7 @@ def test_a_damaged_file_of_rounds_is_begun_anew(tmp_path: Path, contents: str) -
 
 
 def test_rounds_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_checks, "MAX_ROUNDS", 3)
+    monkeypatch.setattr(deploy_training, "MAX_ROUNDS", 3)
     for step in range(5):
         keep_round(tmp_path, step, RESULTS)
     assert [one["step"] for one in read_rounds(tmp_path)] == [2, 3, 4]

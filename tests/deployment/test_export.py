@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,10 +22,17 @@ from infrastructure.core.json_text import as_list
 from infrastructure.core.messages import WORDS
 from infrastructure.data.encoding.tokenization import ConversationEncoder
 from infrastructure.data.readers.rows import Turn
-from infrastructure.deployment import export_request, export_work
-from infrastructure.deployment.export import export_checkpoint, export_model
+from infrastructure.deployment import export, export_request
+from infrastructure.deployment.export import (
+    Comparer,
+    Reference,
+    distance,
+    export_checkpoint,
+    export_model,
+)
 from infrastructure.deployment.export_request import ExportRequest, Part
 from infrastructure.deployment.publish import written_by
+from infrastructure.evaluation.plain_reading import OtherAnswersError
 from infrastructure.evaluation.prompting import answer_questions
 from infrastructure.models.model_manager import load_saved
 from infrastructure.models.quantization import quantized_layers
@@ -339,14 +347,14 @@ def test_what_is_another_model_is_not_kept(
     lora: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A planted defect: the writer loses a matrix of the LoRA."""
-    write = export_work.write_model
+    write = export.write_model
 
     def forgetful(model: Any, *arguments: Any, **named: Any) -> None:
         state = model.state_dict()
         next(t for n, t in state.items() if "lora_B" in n and t.abs().max() > 0).zero_()
         write(model, *arguments, **named)
 
-    monkeypatch.setattr(export_work, "write_model", forgetful)
+    monkeypatch.setattr(export, "write_model", forgetful)
     with pytest.raises(CheckpointError, match=r"deployment\.export_differs_from_model"):
         export_model(lora, None, tmp_path / "out", ExportRequest())
     assert list(tmp_path.iterdir()) == []
@@ -368,7 +376,7 @@ def test_what_ends_an_answer_goes_with_the_model(
 ) -> None:
     """Ollama would write on after it."""
     ends: list[Any] = []
-    monkeypatch.setattr(export_work.Work, "write", lambda work, folder: ends.append(work.ends))
+    monkeypatch.setattr(export.Work, "write", lambda work, folder: ends.append(work.ends))
     export_model(lora, None, tmp_path / "out", ExportRequest())
     data: Any = lora.read_run()["data"]
     assert ends == [list(data["end_tokens"])]
@@ -380,7 +388,7 @@ def test_too_small_a_disk_is_refused_before_work(
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(export_request.shutil, "disk_usage", lambda path: usage)
-    monkeypatch.setattr("infrastructure.deployment.export._load", None)
+    monkeypatch.setattr(export, "_load", None)
     with pytest.raises(StorageError, match=r"deployment\.export_disk_full"):
         export_model(whole, None, tmp_path / "out", ExportRequest())
 
@@ -415,3 +423,51 @@ def test_a_killed_export_leaves_nothing_that_looks_like_one(
     export_model(whole, None, tmp_path / "out", request)
     assert facts_of(tmp_path / "out")["compared"][0]["read_by"] == "transformers"
     assert not any(tmp_path.glob(".out.*"))
+
+
+def test_a_distance_is_relative_and_knows_no_constant() -> None:
+    expected = torch.randn(5, 30, generator=torch.Generator().manual_seed(0))
+    assert distance(expected + 3, expected) < 1e-6
+    assert distance(expected * 1.1, expected) == pytest.approx(0.1, abs=1e-5)
+
+
+def test_what_is_too_far_or_written_otherwise_is_refused() -> None:
+    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
+    prompts = [torch.arange(4).unsqueeze(0)]
+    compare = Comparer(Reference(prompts, [logits], 1e-3), None)
+    assert compare("the same", lambda ids: logits.clone(), prompts).same_choice == 1.0
+    wider = torch.nn.functional.pad(logits, (0, 3), value=-1e9)
+    near = compare("near", lambda ids: logits + 1e-7 * logits.flip(0))
+    shown = re.search(r"distance=([^,]+),", near.words())
+    assert shown is not None
+    assert 0 < near.facts()["logits_distance"] == float(f"{float(shown[1]):.2g}")  # type: ignore[operator]
+    assert compare("padded", lambda ids: wider).distance < 1e-6
+    with pytest.raises(CheckpointError, match=r"deployment\.export_differs_from_model"):
+        compare("another", lambda ids: logits.flip(0))
+    with pytest.raises(CheckpointError, match=r"deployment\.export_differs_from_model"):
+        compare("broken", lambda ids: logits * torch.nan)
+    with pytest.raises(CheckpointError, match=r"deployment\.export_prompts_differ"):
+        compare("other prompts", lambda ids: logits, [prompts[0] + 1])
+
+
+@pytest.mark.parametrize(
+    ("bits", "code"),
+    [
+        (4, "deployment.export_in_4_bits_answers_differ"),
+        (8, "deployment.export_in_8_bits_answers_differ"),
+        (None, "evaluation.saved_model_differs"),
+    ],
+)
+def test_other_answers_are_put_down_to_rounding_and_name_the_export(
+    bits: int | None, code: str
+) -> None:
+    def compare(folder: Path, tolerance: float) -> int:
+        raise OtherAnswersError(folder, "for '1 + 1' it generates '3'")
+
+    expected: Any = SimpleNamespace(compare=compare)
+    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
+    reference = Reference([torch.arange(4).unsqueeze(0)], [logits], 1e-3, expected)
+    comparer = Comparer(reference, bits, Path("exported/step-3"))
+    about = r"\(folder=exported/step-3, difference=for '1 \+ 1' it generates '3'"
+    with pytest.raises(CheckpointError, match=f"^{re.escape(code)}{about}"):
+        comparer("transformers", lambda ids: logits, folder=Path(".part-of-it"))

@@ -1,24 +1,50 @@
 """How a run ends: in which order, with which patience, and what of it summary.json keeps."""
 
 import json
+import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from infrastructure.backup.repair.run_files_repair import SEAL
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.backup_config import BackupConfig
+from infrastructure.core.checksums import read_record
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.shared_cores import THREADS_VARIABLE
 from infrastructure.deployment import run_finalizer
-from infrastructure.deployment.run_finalizer import RunFinalizer
+from infrastructure.deployment.run_finalizer import (
+    CompilingObserver,
+    RunFinalizer,
+    describe_model,
+    record_rows_of,
+    record_run,
+    summarise,
+    unused_gpus,
+)
 from infrastructure.evaluation.held_out import HeldOut
-from infrastructure.run.directory import RunDirectory
+from infrastructure.models.packed_attention import ATTENTION_NAME
+from infrastructure.optimization.compiling import CompileDecision
+from infrastructure.run.directory import RunDirectory, plan_run
 from infrastructure.run.finalize import read_summary
 from infrastructure.run.timings import Stages
+from infrastructure.run.trained_rows import record_trained_rows, trained_rows
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager, load_values
+from infrastructure.training.core import precision, product_choice
+from infrastructure.training.core.product_choice import threads_restored
 from infrastructure.training.core.state import StopReason
+from infrastructure.training.distributed.shard import Sharding
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
+from infrastructure.training.setup import compute_choice
+from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
+from tests.deployment.runs import deploy, small_config
 
 PATIENCE = BackupConfig(place="somewhere", finish_seconds=70.0, emergency_seconds=7.0)
 
@@ -269,3 +295,276 @@ def test_the_cost_is_of_all_sessions_and_grows_while_one_ends(
     else:
         assert [cost["seconds"] for cost in found] == seconds
         assert [cost["amount"] for cost in found] == pytest.approx([2 * s / 3600 for s in seconds])
+
+
+QUESTION = {"prompt": "Reverse abc", "expected": "cba"}
+BEFORE = HeldOut({"eval_loss": 4.0}, {"all": 0.0}, 8, {**QUESTION, "written": ""})
+AFTER = HeldOut({"eval_loss": 1.0}, {"all": 0.75}, 8, {**QUESTION, "written": "cba\nok"})
+
+
+@pytest.fixture
+def config(saved_llama: Path, tmp_path: Path) -> DeploymentConfig:
+    rows = [{"prompt": f"Reverse {n}", "completion": str(n)[::-1]} for n in range(10, 30)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return DeploymentConfig(
+        model={"name": str(saved_llama)},
+        data={"path": str(path), "max_length": 64, "num_workers": 0},
+        training={"batch_size": 4, "max_steps": 2},
+        cache={"directory": str(tmp_path / "cache")},
+        output_dir=str(tmp_path / "runs"),
+        device="cpu",
+    )
+
+
+@pytest.fixture
+def trainer(config: DeploymentConfig) -> EnhancedTrainer:
+    made = EnhancedTrainer(
+        config.model, config.training, config.data, device="cpu", cache_config=config.cache
+    )
+    made.prepare()
+    return made
+
+
+def test_a_run_knows_what_the_run_that_it_began_from_had_learnt(
+    config: DeploymentConfig, saved_llama: Path, tmp_path: Path
+) -> None:
+    first, second = (RunDirectory(tmp_path / "runs" / name) for name in ("first", "second"))
+    shutil.copytree(saved_llama, first.final)
+    first.run_file.write_text("{}")
+    second.path.mkdir()
+    record_trained_rows(first, np.array([3, 8], dtype=np.uint64))
+    config.model.name = str(first.final)
+    record_rows_of(second, config, np.array([5, 8], dtype=np.uint64))
+    known = trained_rows(second)
+    assert known is not None
+    assert len(known.hashes) == 3
+    assert known.num_among(np.array([3, 5, 8], dtype=np.uint64)) == 3
+
+
+def test_run_json_records_how_the_run_came_to_be(
+    config: DeploymentConfig,
+    trainer: EnhancedTrainer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    secret = "hf_" + "a1B2" * 9
+    monkeypatch.setattr("sys.argv", ["temper", "train", "my rows.jsonl", f"--token={secret}"])
+    run = plan_run(tmp_path / "runs", "small")
+    run.path.mkdir(parents=True)
+    record_run(run, config, trainer)
+    text = run.run_file.read_text()
+    record = json.loads(text)
+    assert secret not in text
+    assert record["command"].startswith("temper train 'my rows.jsonl'")
+    batch_size = record["config"]["training.batch_size"]
+    assert batch_size == {"value": 4, "source": "keyword training.batch_size"}
+    assert DeploymentConfig.from_dict(record["configuration"]).training.max_steps == 2
+    assert record["data"]["fingerprint"] == trainer.initialize_data().fingerprint
+    assert "⟦" in record["data"]["preview"][0]
+    assert record["attention"] == trainer.identity()["attention"]
+    assert record["attention"].startswith(ATTENTION_NAME)
+    assert record["last_mlp"] == trainer.last_mlp_form() == "learnt tokens"
+    assert (run.tokenizer / "tokenizer.json").is_file()
+    assert run.quarantine_file.is_file()
+
+
+def test_a_measured_precision_is_recorded_and_kept_by_whoever_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = {("bf16", 1): 2.0, ("fp32", 1): 1.0}
+    monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
+    monkeypatch.setattr(compute_choice, "WORTH_IT", 4)
+    monkeypatch.setattr(compute_choice, "_compared", lambda *of, halves: dict(measured))
+    monkeypatch.setattr(product_choice, "product_seconds", lambda: {"bf16": 1.0, "fp32": 2.0})
+    monkeypatch.setenv(THREADS_VARIABLE, "1")
+    path, lines = deploy(verbose(tmp_path, deadline="0.001s", num_epochs=1))
+    record = json.loads((path / "run.json").read_text())
+    assert (record["precision"], record["attention"]) == ("fp32", ATTENTION_NAME)
+    assert record["decided"]["training.mixed_precision"]["value"] == "fp32"
+    choice = "training.compute_choice_measured(chosen=training.mixed_precision=fp32, "
+    assert any(line.startswith(choice) for line in lines)
+    measured["bf16", 1] = 0.1  # now it would be the other one
+    again, lines = deploy(small_config(tmp_path, num_epochs=1))
+    assert again == path
+    assert any(is_model_line(line, "fp32") for line in lines)
+    assert json.loads((path / "summary.json").read_text())["status"] == "finished"
+
+
+def verbose(folder: Path, **training: Any) -> DeploymentConfig:
+    """A run that shows what it has decided, too."""
+    config = small_config(folder, **training)
+    config.verbose = True
+    return config
+
+
+def is_model_line(line: str, precision: str) -> bool:
+    return line.startswith("deployment.model_line(") and f" precision={precision}, " in line
+
+
+def test_a_product_that_is_slower_in_bf16_decides_on_a_new_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {"bf16": 2.0, "fp32": 1.0}
+    for name in ("fp32", "bf16"):
+        (tmp_path / name).mkdir()
+    probed: list[str] = []
+    real = StandardModelAdapter._probe
+
+    def probe(adapter: StandardModelAdapter, model: torch.nn.Module) -> None:
+        is_half = torch.is_autocast_enabled("cpu")
+        probed.append("bf16" if is_half else "fp32")
+        real(adapter, model)
+
+    monkeypatch.setattr(StandardModelAdapter, "_probe", probe)
+    monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
+    monkeypatch.setattr(product_choice, "product_seconds", lambda: dict(seconds))
+    path, lines = deploy(verbose(tmp_path / "fp32", deadline="0.001s", num_epochs=1))
+    record = json.loads((path / "run.json").read_text())
+    assert record["precision"] == record["decided"]["training.mixed_precision"]["value"] == "fp32"
+    assert any("mixed_precision" in line and "fp32" in line for line in lines)
+    assert any(is_model_line(line, "fp32") for line in lines)
+    seconds["fp32"] = 3.0  # now it would be the other one
+    assert deploy(small_config(tmp_path / "fp32", num_epochs=1))[0] == path
+    assert json.loads((path / "summary.json").read_text())["status"] == "finished"
+    assert set(probed) == {"fp32"}
+    probed.clear()
+    path, _ = deploy(small_config(tmp_path / "bf16", deadline="0.001s", num_epochs=1))
+    seconds["fp32"] = 1.0
+    assert deploy(small_config(tmp_path / "bf16", num_epochs=1))[0] == path
+    record = json.loads((path / "run.json").read_text())
+    assert record["precision"] == "bf16"
+    assert "training.mixed_precision" not in record["decided"]
+    assert json.loads((path / "summary.json").read_text())["status"] == "finished"
+    assert set(probed) == {"bf16"}
+
+
+def test_a_run_keeps_its_number_of_threads_and_leaves_the_process_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = {("fp32", 2): 1.0, ("fp32", 1): 0.4}
+    monkeypatch.setattr(precision, "best_precision", lambda device: "fp32")
+    monkeypatch.setattr(compute_choice, "WORTH_IT", 4)
+    monkeypatch.setattr(compute_choice, "LONG_SECONDS", math.inf)  # on a busy machine, too
+    monkeypatch.setattr(compute_choice, "_compared", lambda *of, halves: dict(measured))
+    monkeypatch.delenv(THREADS_VARIABLE, raising=False)
+    with threads_restored():
+        torch.set_num_threads(2)
+        path, lines = deploy(verbose(tmp_path, deadline="0.001s", num_epochs=1))
+        record = json.loads((path / "run.json").read_text())
+        assert record["num_threads"] == record["decided"]["num_threads"]["value"] == 1
+        choice = "training.compute_choice_measured(chosen=training.cpu_threads(count=1, most=2), "
+        assert any(line.startswith(choice) for line in lines)
+        assert torch.get_num_threads() == 2
+        again, _ = deploy(small_config(tmp_path, num_epochs=1))
+        assert (again, torch.get_num_threads()) == (path, 2)
+    versions = CheckpointManager(path / "checkpoints").checkpoints()
+    assert {load_values(version).values["identity"]["num_threads"] for version in versions} == {1}
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_whether_compiling_pays_is_recorded(
+    config: DeploymentConfig, trainer: EnhancedTrainer, tmp_path: Path, pays: bool
+) -> None:
+    run = plan_run(tmp_path / "runs", "small")
+    run.path.mkdir(parents=True)
+    record_run(run, config, trainer)
+    benchmark = CompileBenchmark(trainer.prepare)
+    observer = CompilingObserver(run, benchmark)
+    state = trainer.prepare() and trainer.state
+    assert state is not None
+    observer.train_start(state)  # nothing was measured: it was decided before
+    assert json.loads(run.run_file.read_text())["decided"] == {}
+    benchmark.decision = CompileDecision(1.0, 0.5 if pays else 0.95, 3.0, 100)
+    observer.train_start(state)
+    decided = read_record(run.run_file)["decided"]["training.compile_mode"]
+    value = "default" if pays else "none"
+    assert decided == {"value": value, "origin": str(benchmark.decision)}
+
+
+@pytest.mark.parametrize("setting", [{"gradient_checkpointing": True}, {"compile_mode": "default"}])
+def test_the_last_mlp_is_recorded_as_it_is_computed(
+    config: DeploymentConfig, setting: dict[str, object]
+) -> None:
+    training = config.training.copy_with(**setting)
+    made = EnhancedTrainer(config.model, training, config.data, device="cpu")
+    assert made.last_mlp_form() == "all tokens"
+
+
+def test_a_model_that_will_be_spread_computes_all_of_its_last_mlp(trainer: EnhancedTrainer) -> None:
+    trainer.sharding = Sharding.SHARD
+    assert trainer.last_mlp_form() == "all tokens"
+
+
+@pytest.mark.parametrize(
+    ("after", "error", "status"),
+    [(AFTER, None, "finished"), (None, None, "stopped"), (None, OSError("full"), "failed")],
+)
+def test_the_status_is_what_happened(
+    after: HeldOut | None,
+    error: Exception | None,
+    status: str,
+    trainer: EnhancedTrainer,
+    tmp_path: Path,
+) -> None:
+    run = plan_run(tmp_path / "runs", "small")
+    summary = summarise(run, trainer, 1.5, BEFORE, after, error)
+    assert summary["status"] == status
+    assert (summary["after"] is None) == (after is None)
+    assert summary["error"] == (None if error is None else "OSError: full")
+
+
+def test_a_loss_that_is_no_number_is_named(trainer: EnhancedTrainer, tmp_path: Path) -> None:
+    run = plan_run(tmp_path / "runs", "small")
+    after = HeldOut({"eval_loss": math.nan})
+    summary = summarise(run, trainer, 1.5, HeldOut({"eval_loss": 4.0}), after)
+    assert summary["after"]["eval_loss"] == "NaN"
+    assert summary["example"] is None
+    json.dumps(summary, allow_nan=False)
+
+
+def test_the_model_in_one_line(trainer: EnhancedTrainer, saved_llama: Path) -> None:
+    line = describe_model(trainer)
+    assert line.startswith(f"deployment.model_line(model={saved_llama.name}, millions=0.112448, ")
+    assert f" precision={trainer.precision.name}, device=cpu, " in line
+
+
+@pytest.mark.parametrize(
+    ("setting", "what"),
+    [
+        ({"qlora_enabled": True}, "stackwise.trains_stacks_low_rank()"),
+        ({"mode": "blockwise"}, "stackwise.trains_stacks_in_turn()"),
+        (
+            {"mode": "blockwise", "qlora_enabled": True},
+            "stackwise.trains_stacks_in_turn_low_rank()",
+        ),
+        ({"strategy": "end_to_end"}, "deployment.trains_all(millions="),
+    ],
+)
+def test_the_model_line_names_what_block_wise_training_trains(
+    config: DeploymentConfig, setting: dict[str, object], what: str
+) -> None:
+    training = config.training.copy_with(**setting)
+    made = EnhancedTrainer(config.model, training, config.data, device="cpu")
+    assert f" trained={what}" in describe_model(made)
+
+
+def test_weights_of_four_bits_are_all_counted(
+    trainer: EnhancedTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = next(trainer.initialize_model().parameters())
+    shape = SimpleNamespace(shape=torch.Size((3000, 1000)))
+    monkeypatch.setattr(packed, "quant_state", shape, raising=False)
+    assert " millions=3." in describe_model(trainer)
+
+
+def test_more_gpus_than_the_run_uses_are_reported(
+    trainer: EnhancedTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert unused_gpus(trainer) == []  # it was told to use the CPU
+    trainer.device = torch.device("cuda")
+    (line,) = unused_gpus(trainer)
+    assert line == "deployment.unused_gpus(count=2, used=1)"
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert unused_gpus(trainer) == []

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from unittest.mock import patch
 
 import torch
 
@@ -32,6 +33,7 @@ from infrastructure.training.forward.gradient_accumulation import split
 from infrastructure.training.loop import checkpointer
 from infrastructure.training.loop import optimizer_step as stepping
 from infrastructure.training.loop.optimizer_step import OptimizerStep
+from infrastructure.training.recovery import bad_loss
 from tests.conftest import save_tiny_llama
 from tests.data.builders import pairs
 from tests.training import toy_training
@@ -215,7 +217,8 @@ def poisoned(examples: range, log_frequency: int, *, once: bool = False) -> Pois
             training, _ = toy(new(), **settings)
             poison(training, example, once)
             try:
-                training.run()
+                with patch.object(bad_loss, "MAX_ROLLBACKS", 9):
+                    training.run()
             except TrainingDivergedError:
                 outcome.unfinished += 1
                 continue

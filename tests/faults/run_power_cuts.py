@@ -32,7 +32,7 @@ from infrastructure.backup.repair.run_files_repair import read_seal
 from infrastructure.backup.replication import copier
 from infrastructure.core.checksums import damaged_files, read_record
 from infrastructure.core.errors import DamagedFileError, TemperError
-from infrastructure.deployment import deploy_training, run_record
+from infrastructure.deployment import deploy_training, run_finalizer
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import RunDirectory
@@ -58,7 +58,7 @@ def _plain_tokenizer(run: RunDirectory, trainer: Any) -> None:
 
 
 def _tokenizer_without_sync() -> None:
-    run_record.save_tokenizer = _plain_tokenizer
+    run_finalizer.save_tokenizer = _plain_tokenizer
 
 
 def _no_repair() -> None:

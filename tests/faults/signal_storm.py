@@ -30,8 +30,7 @@ from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.hf_bridge.bridged_training import BridgedTraining
-from infrastructure.training.hf_bridge.save_timing import SaveTiming
-from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
+from infrastructure.training.hf_bridge.trainer_events import SaveTiming, TrainerEvents
 from tests.conftest import save_tiny_llama
 from tests.deployment.runs import detached_trainings_are_forks, small_settings
 from tests.faults.judge import print_figures

@@ -27,7 +27,7 @@ from infrastructure.backup.format.store import Store
 from infrastructure.core import stop_signals as stop_signals_module
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.stop_signals import stop_signals
-from infrastructure.deployment.signals import stop_on_signals
+from infrastructure.deployment.deploy_training import stop_on_signals
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer

@@ -34,7 +34,7 @@ from infrastructure.run.history import history_of
 from infrastructure.run.restore import run_at_place
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.methods.settings_table import setting_names
+from infrastructure.training.methods.check import setting_names
 from infrastructure.training.observers.early_stopping import EarlyStopping
 from tests.backup.memory_place import RUN, MemoryPlace, save
 from tests.backup.replication.test_copier import Rig

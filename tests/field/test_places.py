@@ -27,7 +27,7 @@ from infrastructure.config.sections.resource_config import AlertThresholds
 from infrastructure.core.checksums import damaged_files
 from infrastructure.core.errors import DataError
 from infrastructure.core.exit_codes import ExitCode
-from infrastructure.deployment.export_comparison import Comparer
+from infrastructure.deployment.export import Comparer
 from infrastructure.monitoring.training_monitor import ALERTS_FILE, SUMMARY_FILE, TrainingMonitor
 from infrastructure.monitoring.watching import alert_queue
 from infrastructure.monitoring.watching.alert_queue import QueuedSink

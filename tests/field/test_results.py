@@ -35,8 +35,8 @@ from infrastructure.run.checkpoint_paths import best_of, step_of
 from infrastructure.run.directory import RunDirectory
 from infrastructure.training.methods.check import problems_of
 from infrastructure.training.methods.method_table import installed_method
-from infrastructure.training.methods.trainer_arguments import Defaults
-from infrastructure.training.methods.trainer_arguments import learning_rate as method_rate
+from infrastructure.training.methods.trl_training import Defaults
+from infrastructure.training.methods.trl_training import learning_rate as method_rate
 from infrastructure.training.model_adapters.multimodal_adapter import MultimodalModelAdapter
 from tests.field.results import (
     END,

@@ -59,12 +59,12 @@ NAMED = {
         "os.POSIX_FADV_NORMAL",
     ),
     "TemperCallback loses NumPy's state": (
-        "infrastructure/training/hf_bridge/checkpoint_folder.py",
+        "infrastructure/training/hf_bridge/callback.py",
         '"numpy": ("MT19937", keys, position, has_gauss, float(states["numpy_gauss"][0])),',
         '"numpy": __import__("numpy").random.RandomState(0).get_state(),',
     ),
     "TemperCallback loses half of NumPy's state": (
-        "infrastructure/training/hf_bridge/checkpoint_folder.py",
+        "infrastructure/training/hf_bridge/callback.py",
         "position, has_gauss, float(",
         "position, 0, float(",
     ),
@@ -119,7 +119,7 @@ NAMED = {
         "pass",
     ),
     "a Trainer goes on with an optimizer that remembers nothing": (
-        "infrastructure/training/hf_bridge/checkpoint_folder.py",
+        "infrastructure/training/hf_bridge/callback.py",
         'snapshot.tensors.get("optimizer", {})',
         "{}",
     ),
@@ -139,7 +139,7 @@ NAMED = {
         "pass",
     ),
     "held-out pairs are weighed by their batch": (
-        "infrastructure/training/methods/held_out_means.py",
+        "infrastructure/training/methods/trl_training.py",
         "sum(size * value for size",
         "sum(sum(sizes) / len(sizes) * value for size",
     ),
@@ -224,7 +224,7 @@ NAMED = {
         "max_norm = math.inf",
     ),
     "AdamW has other betas than ours": (
-        "infrastructure/training/strategies/optimizers.py",
+        "infrastructure/training/strategies/base_strategy.py",
         '{"betas": BETAS} if takes_betas else {}',
         "{}",
     ),
@@ -244,7 +244,7 @@ NAMED = {
         "[*tensors.items()]",
     ),
     "a Trainer goes on with the random numbers of now": (
-        "infrastructure/training/hf_bridge/checkpoint_folder.py",
+        "infrastructure/training/hf_bridge/callback.py",
         '"cpu": states["torch"].to(torch.uint8)',
         '"cpu": torch.get_rng_state()',
     ),

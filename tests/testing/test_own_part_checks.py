@@ -13,7 +13,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.registries import LOSSES, METRICS, STRATEGIES
 from infrastructure.core.errors import PreflightError
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.forecasting import forecast
+from infrastructure.deployment.forecast import forecast
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import runs_of, small_settings
 

@@ -11,8 +11,7 @@ import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.testing import preflight
-from infrastructure.testing.baseline import Baselines
-from infrastructure.testing.speed_checks import check_speed, work_of
+from infrastructure.testing.speed_checks import Baselines, check_speed, work_of
 from infrastructure.testing.subject import Subject
 from infrastructure.testing.test_pipeline import CheckPipeline, create_test_pipeline
 from tests.deployment.runs import small_config, small_settings

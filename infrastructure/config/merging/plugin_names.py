@@ -190,7 +190,9 @@ def _origins_of_files(recorded: Origins) -> Iterator[Origin]:
 
 
 def _lost_file(origin: Origin) -> str | None:
-    """Return why a plug-in's file from the start of the run cannot be used; None if it can."""
+    """Return why a plug-in's file from the start of the run cannot be used; None if it can
+    be used.
+    """
     file = Path(str(origin.file))
     try:
         if file_sha256(file) == origin.sha256:

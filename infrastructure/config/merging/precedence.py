@@ -82,7 +82,9 @@ def place_of(source: Source, key: str) -> str:
 
 @contextmanager
 def spelled_as_given(source_of: Callable[[str], Source]) -> Iterator[None]:
-    """Spell settings in messages inside the block as the user gave them; others as before."""
+    """Return a context in which messages spell settings as the user gave them; other settings as
+    before.
+    """
     door = speller()
 
     def spell(key: str, value: str) -> str:
@@ -251,7 +253,9 @@ def overridden_by_preset(layers: list[list[Setting]], merged: Mapping[str, Setti
 
 
 def _with_preset(layers: list[list[Setting]]) -> list[list[Setting]]:
-    """Return the layers with the settings of the preset that the highest layer names."""
+    """Return the layers with the settings of one preset, which the highest layer with a preset
+    names.
+    """
     levels = [level for level, one in enumerate(layers) if any(s.key == PRESET for s in one)]
     if not levels:
         return layers

@@ -12,7 +12,7 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.files import write_json, write_text
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import is_installed, require
-from infrastructure.deployment.export_formats import ExportFormat, Reading, in_its_words
+from infrastructure.deployment.export_request import ExportFormat, Reading, in_its_words
 from infrastructure.features.export_gguf.converter import find_converter
 from infrastructure.features.export_gguf.ollama_template import find_pieces, modelfile
 from infrastructure.models.progress_bars import without_progress_bars
@@ -21,7 +21,7 @@ from infrastructure.models.saved_model import read_json
 if TYPE_CHECKING:
     import torch
 
-    from infrastructure.deployment.export_work import Work
+    from infrastructure.deployment.export import Work
 
 GGUF_FILE, MODELFILE = "model.gguf", "Modelfile"
 MAX_TOKENS = 64  # of a question, which Temper cuts there

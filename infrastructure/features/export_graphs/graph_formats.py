@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infrastructure.core.optional import require
-from infrastructure.deployment.export_formats import ExportFormat, Reading, in_its_words
+from infrastructure.deployment.export_request import ExportFormat, Reading, in_its_words
 
 if TYPE_CHECKING:
     import torch
 
-    from infrastructure.deployment.export_work import Work
+    from infrastructure.deployment.export import Work
 
 ONNX_FILE, PROGRAM_FILE = "model.onnx", "model.pt2"
 INPUT, OUTPUT = "input_ids", "logits"

@@ -19,7 +19,7 @@ from infrastructure.core.error_place import named
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import is_installed, require
-from infrastructure.deployment.export_work import Logits
+from infrastructure.deployment.export import Logits
 from infrastructure.deployment.model_repair import repair_model
 from infrastructure.evaluation.evaluate import set_aside
 from infrastructure.training.trainer_factory import TrainerFactory

@@ -129,7 +129,8 @@ class KeyValueMemory(AddedModule):
     def _note_rows(
         self, _part: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
-        """Record which row each token of this forward pass belongs to; `forward` reads the record.
+        """Record the row to which each token of this forward pass belongs. `forward` reads the
+        record.
 
         Rows with the same tokens but different images count as one row, so neither reads the other.
         """
@@ -226,7 +227,7 @@ class KeyValueMemory(AddedModule):
 
     @torch.no_grad()
     def store(self, states: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor) -> None:
-        """Add N entries to the store. They replace the oldest ones if it is full.
+        """Add N entries to the store. If the store is full, they replace its oldest entries.
 
         Args:
             states: normalized hidden states that should have predicted the tokens, (N, H).
@@ -252,7 +253,7 @@ def _around(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def rows_of(ids: torch.Tensor, is_real: Any, positions: torch.Tensor | None) -> torch.Tensor:
-    """Return for each token a hash of all tokens of its row, (B, L) int64.
+    """Return, for each token, a hash of all tokens of its row, (B, L) int64.
 
     The hash is never `NO_ROW`. The computation does not synchronize with the GPU.
 

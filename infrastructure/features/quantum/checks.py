@@ -43,7 +43,7 @@ def problem_of(config: Any) -> str | None:
 
 
 def problems(config: Any) -> Iterator[str]:
-    """Yield a message for each sampler that is unknown or missing."""
+    """Yield a message for each sampler that is unknown or not available."""
     for key, name in config.quantum.samplers() if is_enabled(config) else ():
         try:
             check_sampler(name)

@@ -68,7 +68,9 @@ def check_sampler(name: str) -> None:
 
 
 def most_variables(name: str) -> int | None:
-    """Return the most variables that a sampler supports; None: no limit, or a custom sampler."""
+    """Return the most variables that a sampler supports; None if there is no limit or it is
+    custom.
+    """
     needs = SAMPLER_NEEDS.get(canonical(name))
     return None if needs is None else needs.max_variables
 

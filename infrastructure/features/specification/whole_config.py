@@ -87,7 +87,8 @@ class ModelManager(model_manager.ModelManager):
         return list(getattr(self.base_model, "peft_config", {}))
 
     def take_from(self, trainer: EnhancedTrainer) -> None:
-        """Use a trainer's model as `base_model`, and its checkpoint folder as `checkpoint_dir`.
+        """Use the trainer's model as `base_model`, and the trainer's checkpoint folder as
+        `checkpoint_dir`.
 
         Raises:
             ValueError: the trainer's model has another configuration.

@@ -326,7 +326,7 @@ class StackwiseFields(TrainingFields):
 
     @property
     def trains_units_in_turn(self) -> bool:
-        """True if groups of layers train one after another."""
+        """True if the groups of layers train one after another."""
         return self.strategy == "progressive" or (self.strategy == "auto" and self.mode is not None)
 
     @property

@@ -32,7 +32,9 @@ Span = tuple[int, int]  # of layers, from 0: first and end (exclusive)
 
 @dataclass
 class PhaseView:
-    """One phase of the plan, its steps after `start`, planned or actual, and what was measured."""
+    """One phase of the plan, with its steps after `start` (planned or actual) and its
+    measurements.
+    """
 
     plan: Plan
     start: int

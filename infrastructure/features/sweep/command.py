@@ -78,7 +78,7 @@ def add_arguments(parser: CommandParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the sweep, and return its exit code.
 
-    It is INTERRUPTED if trials are left, DONE if a trial succeeded, and else FAILED.
+    The code is INTERRUPTED if trials are left, DONE if a trial succeeded, and otherwise FAILED.
     """
     from infrastructure.deployment.given_paths import check_given
 
@@ -130,7 +130,7 @@ def check(
     """Check that the sweep can work, before anything slow starts.
 
     Raises:
-        ConfigurationError: if it cannot work; the message says what is wrong and what to do.
+        ConfigurationError: if the sweep cannot work; the message says what is wrong and what to do.
     """
     if num_trials < 1:
         raise ConfigurationError("sweep.too_few_trials", count=num_trials)

@@ -103,7 +103,7 @@ class _JournalLock:
 
 
 def open_study(folder: Path, goal: Goal, seed: int = 0, number: int | None = None) -> "Study":
-    """Open the study in a sweep's folder, and create it if it does not exist.
+    """Open the study in a sweep's folder; if it does not exist, create it.
 
     Args:
         number: the number of the trial for which to suggest values, or None to suggest none.

@@ -192,7 +192,7 @@ class Sweep:
         return [_result(trial) for trial in self._begun(self._study())]
 
     def best(self) -> TrialResult | None:
-        """Return the completed trial with the best value, or None."""
+        """Return the completed trial with the best value; None if no trial is complete."""
         complete = [one for one in self.results() if one.state == "complete"]
         sign = 1 if self.goal.direction == "minimize" else -1
         return min(complete, key=lambda one: sign * (one.value or 0.0), default=None)
@@ -233,7 +233,7 @@ class Sweep:
         return [one for one in study.get_trials(deepcopy=False) if one.state.name != "WAITING"]
 
     def _next(self, num_trials: int) -> "Trial | None":
-        """Return a killed trial to resume, or else a new one, or None if none is left to train."""
+        """Return a killed trial to resume, or a new trial; None if none is left to train."""
         from optuna.trial import Trial
 
         trials = self._begun(self._study())
@@ -365,7 +365,9 @@ class Sweep:
         return is_pruned or RunDirectory(place.run_path).is_finished()
 
     def _frozen(self, trial: "Trial") -> "FrozenTrial":
-        """Return the trial as the journal has it now. The trial's own process also writes to it."""
+        """Return the trial as recorded in the journal, to which the trial's own process also
+        writes.
+        """
         return self._study().get_trials(deepcopy=False)[trial.number]
 
     def _record_end(self, trial: "Trial", place: DetachedTraining) -> None:

@@ -23,8 +23,7 @@ from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.recovery.loss_spikes import BadLossError
 from infrastructure.training.setup.compute_choice import choose_by_product
 from infrastructure.training.sizing.batch_plan import BatchPlan
-from infrastructure.training.sizing.cost_measurement import CostMeasurement
-from infrastructure.training.sizing.dry_run import DryRunStep
+from infrastructure.training.sizing.cost_measurement import CostMeasurement, DryRunStep
 from infrastructure.training.trainer_factory import TrainerFactory
 
 TRIED = Source(Layer.KEYWORD, "tried by temper tune")

@@ -99,7 +99,7 @@ def _with_batch(
     """Return the configuration with the fastest micro-batch, unless the batch size was given.
 
     The number of examples in an optimizer step stays the same, because it affects the trained
-    model. With `auto`, both numbers are chosen, as in a run.
+    model. With `auto`, the batch size is also chosen, as in a run.
     """
     if config.training.batch_size == "auto":
         plan = TuningTrials(config).trainer({}).batch_plan()
@@ -144,8 +144,8 @@ def _as_many_in_a_step(trainer: EnhancedTrainer, report: ReportLine) -> BatchPla
 def _is_faster(as_given: TuningTrials, results: TuningResults, report: ReportLine) -> bool:
     """Return whether the tuned settings are faster than the configured ones.
 
-    Both are measured again, one right after the other, because the speed of a machine changes over
-    minutes.
+    Both settings are measured again, one right after the other, because the speed of a machine
+    changes over minutes.
     """
     num_tokens = _num_tokens(as_given.trainer({}))
     try:

@@ -136,7 +136,7 @@ figcaption { font-size: 13px; color: var(--soft); }
   table.stack tr:last-child { border: 0; } .alerts td:first-child { width: auto; }
   .chart text { font-size: 13px; }
 }
-.key { display: inline-block; margin-right: 16px; white-space: nowrap; }
+.key { display: inline-block; margin-right: 16px; }
 .key::before { content: ""; display: inline-block; width: 14px; height: 3px; border-radius: 2px;
                margin-right: 6px; vertical-align: 3px; background: var(--main); }
 .key.band::before { height: 10px; vertical-align: 0; background: var(--faint); }

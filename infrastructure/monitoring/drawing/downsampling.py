@@ -1,7 +1,8 @@
 """Curves in bounded memory, and the places where their values are not finite.
 
-Thinning keeps the smallest and the largest value of every group, so no spike disappears. Values
-that are not finite are never dropped silently: `find_gaps` reports their positions.
+Reducing the number of points keeps the smallest and the largest value of every group, so no spike
+disappears. Values that are not finite are never dropped silently: `find_gaps` reports their
+positions.
 """
 
 import math
@@ -58,7 +59,7 @@ class BoundedPoints:
 
     @property
     def kept(self) -> Points:
-        """The remaining points, in order. The newest one is always among them."""
+        """The remaining points, in order, always including the newest point."""
         points = [point for group in self._groups for point in group]
         return points if points[-1:] == self._newest else points + self._newest
 
@@ -72,7 +73,7 @@ class BoundedPoints:
 
 
 def _extremes(points: Points) -> Points:
-    """Return the lowest, the highest and the first non-finite point, in order."""
+    """Return the lowest, the highest and the first non-finite point, in their original order."""
     finite = [index for index, (_, value) in enumerate(points) if math.isfinite(value)]
     odd = [index for index, (_, value) in enumerate(points) if not math.isfinite(value)]
     chosen = set(odd[:1])
@@ -82,7 +83,9 @@ def _extremes(points: Points) -> Points:
 
 
 def find_gaps(points: Points) -> list[Gap]:
-    """Return the gaps: each series of consecutive records that are NaN or infinite, in order."""
+    """Return the gaps in a curve, in order: series of consecutive points that are NaN or
+    infinite.
+    """
     gaps: list[Gap] = []
     was_finite = True
     for step, value in points:

@@ -102,7 +102,7 @@ def format_moment(recorded: str) -> str:
 
 
 def clip(text: str, max_characters: int) -> str:
-    """Return `text`, cut to `max_characters` with a note on the number of characters left out."""
+    """Return `text`, cut to `max_characters`, with a note on how many characters were left out."""
     if len(text) <= max_characters:
         return text
     left_out = len(text) - max_characters

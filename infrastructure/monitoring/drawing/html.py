@@ -75,8 +75,8 @@ def table(
 ) -> Markup:
     """Return an HTML table that scrolls sideways if the page is too narrow.
 
-    If `css_class` contains `measures`, each cell has the heading of its column as `data-name`,
-    because on a phone each row is shown as a block in which the heading precedes each number.
+    If `css_class` contains `measures`, each cell has the heading of its column as `data-name`. On a
+    phone, each row is then a block in which each number follows its heading.
     """
     rows = list(rows)
     names: list[str | None] = (

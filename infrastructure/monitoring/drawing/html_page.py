@@ -1,6 +1,6 @@
 """A complete HTML page that needs neither network nor other files.
 
-The page has a script only if it has charts or links to sections, which the script makes work. The
+The page has a script only if it has charts or links to sections, which need a script. The
 Content-Security-Policy forbids the network, and allows only this script and this style sheet, by
 their hashes. So code in data never runs.
 """

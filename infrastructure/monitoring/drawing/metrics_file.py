@@ -1,8 +1,8 @@
 """Reading and writing of `metrics.jsonl`: strict JSON, one object per line, in order of steps.
 
-JSON has no NaN and no infinity. They are written as the strings "NaN", "Infinity" and "-Infinity"
-(the spelling of the protobuf JSON mapping) and become numbers again on reading. Text with one of
-these three spellings therefore cannot be stored as text.
+JSON has no NaN and no infinity. Such numbers are written as the strings "NaN", "Infinity" and
+"-Infinity" (as in protobuf's JSON mapping), which become numbers again on reading. So these three
+strings cannot be stored as text.
 """
 
 import json

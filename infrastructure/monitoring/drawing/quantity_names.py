@@ -28,7 +28,8 @@ class QuantityName:
         title: the display name.
         better: the words "higher is better" or "lower is better", or "" if neither is true.
         is_share: whether the quantity is between 0 and 1 and shown in percent.
-        is_detail: whether it is shown in the report but not in the table at the end of a run.
+        is_detail: whether the quantity is shown in the report but not in the table at the end of a
+            run.
     """
 
     title: str
@@ -99,7 +100,7 @@ KNOWN = {
 
 
 def split_direction(text: str) -> tuple[str, str]:
-    """Split `mean reward (higher is better)` into the name and the direction, which may be ""."""
+    """Split `mean reward (higher is better)` into name and direction. The direction may be ""."""
     for better in (HIGHER, LOWER):
         if text.endswith(f" ({better})"):
             return text.removesuffix(f" ({better})"), better
@@ -114,8 +115,8 @@ def bare_key(key: str) -> str:
 def without_ties(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return metrics without the share of correctly ranked pairs, if all pairs are tied.
 
-    If the model equals its reference model, as before training, both answers of each pair have the
-    same reward. TRL counts such a tie as wrong.
+    If the model equals its reference model, as before training, the two answers of each pair have
+    the same reward. TRL counts such a tie as wrong.
     """
     margins = [value for key, value in numbers.items() if bare_key(key) == MARGIN]
     is_tied = any(isinstance(m, int | float) and abs(m) <= TINY_MARGIN for m in margins)

@@ -1,7 +1,7 @@
 """Plain-text tables for the terminal, and the table at the end of a run: before → after.
 
-Columns are aligned by the width of each character in a terminal, and control characters are
-replaced. This module does not depend on colors.
+Columns are aligned by the width of characters in a terminal. Control characters are replaced. This
+module does not depend on colors.
 """
 
 import math
@@ -104,8 +104,8 @@ def _loss_row(before: float | None, after: float | None) -> tuple[str, str, str]
 def _relative(change: float) -> str:
     """Format a relative change in percent.
 
-    Only a value that becomes exactly zero is shown as a change of -100 %. A small change gets a
-    second decimal if one decimal would show zero.
+    -100 % is shown only if a value becomes exactly zero. A small change is shown with two decimals
+    if it would be zero with one decimal.
     """
     if change == -1:
         return "-100 %"

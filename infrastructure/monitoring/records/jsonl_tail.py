@@ -14,9 +14,8 @@ MAX_READ_BYTES = 1 << 22
 class GrowingFile:
     """A JSON lines file that may grow while it is read. Each read returns only the new records.
 
-    If the file was replaced, it is read again from its beginning. This happens when a run resumes
-    from an earlier step and rewrites its metrics. `num_starts` counts how often the file was read
-    from its beginning.
+    If the file was replaced, as when a run resumes from an earlier step and rewrites its metrics,
+    it is read again from its beginning. `num_starts` counts how often this happened.
 
     Attributes:
         num_unreadable: the number of complete lines that are not JSON objects, which are left out.
@@ -58,7 +57,8 @@ class GrowingFile:
                 yield record
 
     def _open(self) -> bool:
-        """Open the file, again if it was replaced. Return whether a file is open.
+        """Open the file if it is not open, or if it was replaced. Return whether a file is open
+        now.
 
         The old file stays open until the new one is open, so that its inode cannot be reused.
         """

@@ -1,8 +1,8 @@
-"""A run that is observed while it trains: each refresh reads only the new records.
+"""A reader of a run that may still be training. Each refresh reads only the new records.
 
 Only the run directory is read, so a run can be observed before training begins, after it ends, and
-across kills and resumes. Nothing on the disk is changed. Memory is bounded, however long the run
-is.
+across kills and resumes. Nothing on the disk is changed. Memory use is limited, however long the
+run is.
 """
 
 import itertools
@@ -131,16 +131,16 @@ class LiveRun:
 
     @property
     def share_done(self) -> float | None:
-        """The completed share of the run, from 0 to 1, or None if unknown."""
+        """The completed share of the run, from 0 to 1; None if it is unknown."""
         if self.step is None or self.total_steps is None:
             return None
         return min(1.0, self.step / self.total_steps)
 
     @property
     def seconds_per_step(self) -> float | None:
-        """The time per step: in the last minute, or after training the mean of all steps.
+        """The seconds per step: mean of the last minute; after training, mean of all steps.
 
-        This is None before two steps are logged.
+        None if fewer than two steps are logged.
         """
         if self.has_ended and self.step and self.seconds_trained:
             return self.seconds_trained / self.step
@@ -155,7 +155,7 @@ class LiveRun:
 
     @property
     def seconds_left(self) -> float | None:
-        """The estimated seconds until the last step, or None if the run is not training."""
+        """The estimated seconds until the last step; None if the run is not training."""
         if self.state != "running" or self.step is None or self.total_steps is None:
             return None
         each = self.seconds_per_step
@@ -182,7 +182,7 @@ class LiveRun:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The tokens per second: of the newest step, or after training the mean of all steps."""
+        """The tokens per second: of the newest step; after training, mean of all steps."""
         if not self.has_ended or not self.seconds_rated:
             return self.last("tokens_per_second")
         return self.num_rated / self.seconds_rated
@@ -246,7 +246,7 @@ class LiveRun:
         self.errors.append(error)
 
     def _note(self, alert: Record) -> None:
-        """Record the begin of an alert, or the end of an earlier one."""
+        """Record the beginning of an alert, or the end of an earlier alert."""
         kind = (alert.get("rule"), alert.get("subject"))
         if alert.get("state") != "ended":
             self.alerts.append(alert)
@@ -291,7 +291,9 @@ class LiveRun:
 
     @property
     def is_silent(self) -> bool:
-        """True if a running run has written no values for at least ten minutes and ten steps."""
+        """True if the run is still running but has written no values for at least ten minutes and
+        ten steps.
+        """
         if self.state != "running" or self.written_at is None:
             return False
         return time.time() - self.written_at > max(600.0, 10 * (self.seconds_per_step or 0.0))

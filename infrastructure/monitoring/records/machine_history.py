@@ -29,8 +29,8 @@ class Meter(TypedDict):
 
     Attributes:
         share: the used share, from 0 to 1.
-        level: `fine`, `high` (above 85 %) or `full` (above 95 %). A processor is always `fine`,
-            because a high load is good.
+        level: `fine`, `high` (above 85 %) or `full` (above 95 %). For a processor, the level is
+            always `fine`, because a high load is good.
     """
 
     name: str
@@ -58,10 +58,9 @@ DRAWN = {
 
 @dataclass
 class _ForwardClock:
-    """A converter of clock times to times that never go back, even if the clock is set back.
+    """A converter of clock times to times that never decrease, even if the clock is set back.
 
-    When the clock was set back, the next time becomes equal to the last one, so that no chart runs
-    backwards.
+    If the clock was set back, the last converted time is repeated, so that no chart runs backwards.
 
     Attributes:
         moment: the last converted time, or None before the first one.
@@ -123,7 +122,9 @@ class MachineHistory:
 
     @property
     def curves(self) -> dict[str, Points]:
-        """The (time, value) pairs of each key. Pauses in training are cut out of the Unix times."""
+        """The (time, value) pairs of each key. The times are Unix times minus the pauses in
+        training.
+        """
         return {
             key: [(self._without_pauses(moment), value) for moment, value in points.kept]
             for key, points in self.points.items()
@@ -163,7 +164,9 @@ def machine_charts(points_of: Mapping[str, Points]) -> dict[str, Chart]:
 
 
 def _titles(known: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield (key, title) of each known quantity, in the order of `DRAWN`, one for each GPU."""
+    """Yield (key, title) of each known quantity, in the order of `DRAWN`; of a GPU quantity, once
+    per GPU.
+    """
     for kind, title in DRAWN.items():
         for key in known:
             if key.partition("#")[0] == kind:
@@ -233,7 +236,7 @@ def _chart(title: str, points: Points, key: str) -> Chart:
 
 
 def _unit(key: str, points: Points) -> tuple[float, str]:
-    """Return the number by which to divide the values for display, and the unit of the result."""
+    """Return the divisor to apply to the values for display, and the unit of the result."""
     if "_percent" in key:
         return 1.0, "%"
     if "_bytes" not in key:

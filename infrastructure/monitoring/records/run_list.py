@@ -1,4 +1,4 @@
-"""The runs of a folder, and the look-up of a run by its name. No checkpoint is opened."""
+"""The runs of a folder, and the look-up of a run by its name. No checkpoints are read."""
 
 import re
 import shlex
@@ -36,7 +36,7 @@ class NoSuchRunError(InputError):
 
 
 def is_of_a_script(record: Mapping[str, object]) -> bool:
-    """Return whether a run.json is that of a Trainer which the user's own script created.
+    """Return whether a run.json belongs to a Trainer which the user's own script created.
 
     Only the script of such a run can resume it.
     """
@@ -44,7 +44,9 @@ def is_of_a_script(record: Mapping[str, object]) -> bool:
 
 
 def how_to_run_again(record: Mapping[str, object]) -> str:
-    """Return how to resume a run of the user's own Trainer, with its script's name if known."""
+    """Return how to resume a run of the user's own Trainer, with the name of the script if it is
+    known.
+    """
     try:
         words = shlex.split(str(record.get("command", "")))
     except ValueError:
@@ -85,8 +87,8 @@ def began(run: Path) -> tuple[str, str, str]:
     The time consists of the second, and the fraction of the second in hexadecimal. If the ID has no
     time, the time of run.json is used.
 
-    The ID of a new run always sorts after the existing ones (see `run.directory.plan_run`), so runs
-    are sorted in the order in which they began, whatever the clock does.
+    Runs are sorted in the order in which they began even if the clock was set back, because new IDs
+    always come after existing ones (see `run.directory.plan_run`).
     """
     if (own := ID.fullmatch(run.name)) is not None:
         return own["second"], own["part"] or "", run.name
@@ -118,10 +120,10 @@ def finished_model(name: str) -> str:
 def run_named(name: str, output_dir: Path) -> Path | None:
     """Return the newest run called `name` in `output_dir`.
 
-    A path (`runs/my-run`) names its own folder.
+    A name may be a path (`runs/my-run`), which determines the folder.
 
-    The name is the one that the user gave (`--name`), or the part of the ID after its time. Return
-    None if there is no such run.
+    The name of a run is the one that the user gave (`--name`), or the part of its ID after the
+    time. Return None if there is no such run.
     """
     if (run := _newest_named(name, output_dir)) is not None:
         return run
@@ -181,10 +183,11 @@ def _is_model_or_run(path: Path) -> bool:
 
 
 def model_of_run(name: str, output_dir: Path) -> str:
-    """Resolve a run's ID or name to the path of its trained model, or of the run without one.
+    """Resolve a run's ID or name to the path of its trained model; if it has no model, to the run's
+    path.
 
-    Any other name is returned unchanged, because it may be that of a model on the Hub. The ID of a
-    run by the user's own Trainer, which has no time, is also unchanged.
+    Any other name is returned unchanged, because it may be that of a model on the Hub. An ID
+    without a time, as of a run by the user's own Trainer, is also returned unchanged.
     """
     if _is_model_or_run(Path(name)):
         return name
@@ -240,7 +243,7 @@ def _is_run(name: str, output_dir: Path) -> bool:
 
 @contextmanager
 def naming_runs(output_dir: Path) -> Iterator[None]:
-    """If the block fails because a model is missing, list the runs in the error.
+    """Return a context that adds a list of the runs to an error about a missing model.
 
     The user may have meant the name of a run.
     """
@@ -282,8 +285,8 @@ def find_run_path(name: str | None, output_dir: Path) -> Path:
             given it (the newest run of that name). By default, the newest run is used.
 
     Raises:
-        NoSuchRunError: if there is none; the message lists the runs, or says how to restore one
-            from a backup.
+        NoSuchRunError: if there is no such run; the message lists the runs, or says how to restore
+            a run from a backup.
         ValueError: if the name is that of a checkpoint.
     """
     runs = runs_in(output_dir)

@@ -18,7 +18,7 @@ CLOCK_SLACK_SECONDS = 2.0  # of file times against process start times
 
 @dataclass(frozen=True)
 class TrainerProcess:
-    """The process that trains a run, or the last one that did.
+    """The process that trains a run, or if none does, the process that last trained it.
 
     Attributes:
         is_alive: whether the process still trains the run; None if unknown, because the process is
@@ -57,8 +57,7 @@ def announce_stop(run_path: Path, pid: int) -> None:
 def was_stopped(run_path: Path, trainer: TrainerProcess) -> bool:
     """Return whether the user stopped the process that last trained a run.
 
-    This is known from the record of `announce_stop`, if the process ended before it could remove
-    the record.
+    If the process ended before it could remove it, the record of `announce_stop` shows this.
     """
     try:
         text = (run_path / STOP_FILE).read_text()
@@ -68,7 +67,9 @@ def was_stopped(run_path: Path, trainer: TrainerProcess) -> bool:
 
 
 def take_announced_stop(run_path: Path) -> bool:
-    """Return whether `announce_stop` recorded a stop for this process. Remove that record."""
+    """Return whether `announce_stop` has recorded a stop for this process, and remove the
+    record.
+    """
     path = run_path / STOP_FILE
     try:
         is_of_this_process = path.read_text() == _line(os.getpid())
@@ -79,7 +80,7 @@ def take_announced_stop(run_path: Path) -> bool:
 
 
 def leave_trainer(run_path: Path) -> None:
-    """Record that this process no longer trains the run, but may continue, as a notebook does.
+    """Record that this process has stopped training the run, although the process may continue.
 
     If this cannot be written, the run counts as being trained until the process ends.
     """
@@ -99,7 +100,7 @@ def _line(pid: int, more: str = "") -> str:
 
 
 def read_trainer(run_path: Path) -> TrainerProcess | None:
-    """Return the process that trains the run, or the last one that did; None if none is recorded.
+    """Return the process that trains or last trained the run; None if none is recorded.
 
     No lock is taken, so this never blocks a run that is starting.
     """
@@ -120,7 +121,7 @@ def read_trainer(run_path: Path) -> TrainerProcess | None:
 def started_trainings(folder: Path) -> list[psutil.Process]:
     """Return the processes that `temper train` or `resume` started in `folder`, the newest first.
 
-    Processes that already have a run are included.
+    This includes processes that have already created a run.
     """
     trainings: list[psutil.Process] = []
     for process in psutil.process_iter():
@@ -131,7 +132,7 @@ def started_trainings(folder: Path) -> list[psutil.Process]:
 
 
 def computes(process: psutil.Process) -> bool:
-    """Return whether a process is still running. A zombie process is not."""
+    """Return whether a process is still running, and is not a zombie."""
     with suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
@@ -146,9 +147,9 @@ def _trains(words: list[str]) -> bool:
 
 
 def _was_there(pid: int, written_at: float) -> bool:
-    """Return whether the process `pid` is running and is the one that wrote the file.
+    """Return whether the process `pid` is running and is the process that wrote the file.
 
-    A later process may have the same PID, but then it began after the file was written.
+    A later process with the same PID is recognized because it began after the file was written.
     """
     with suppress(psutil.Error):
         process = psutil.Process(pid)

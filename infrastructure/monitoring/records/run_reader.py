@@ -54,7 +54,7 @@ class RunFacts:
     problems: list[str] = field(default_factory=list)
 
     def object_in(self, name: str) -> JsonObject:
-        """Return the JSON object in the file `name`, or an empty one if the file has none."""
+        """Return the JSON object in the file `name`; an empty object if there is none."""
         content = self.files.get(name)
         return dict(content) if isinstance(content, dict) else {}
 
@@ -72,7 +72,9 @@ class RunFacts:
 
     @property
     def title(self) -> str:
-        """The run's name, or, if it has none, the model, the data and the time when it began."""
+        """The run's name; without a name, a title made of the model, the data and the time of its
+        start.
+        """
         return title_of(self.run, self.run_id)
 
     @property
@@ -123,8 +125,8 @@ def config_of(run: Mapping[str, object]) -> dict[str, tuple[object, str]]:
 def title_of(run: Mapping[str, object], run_id: str) -> str:
     """Return the title of a run, from its run.json.
 
-    It is the name that the user gave. Otherwise it names the model, the data and the time, or it is
-    the ID if that does not begin with a time, as for the user's own Trainer.
+    The title is the name that the user gave. Without a name, it consists of the model, the data and
+    the time; or it is the ID, if the ID does not begin with a time (as for the user's own Trainer).
     """
     config = config_of(run)
     name, model = (config.get(key, (None, ""))[0] for key in ("run_name", "model.name"))
@@ -152,7 +154,9 @@ def training_words(config: Mapping[str, tuple[object, str]]) -> str:
 
 
 def model_words(model: str) -> str:
-    """Return the display name of a model. If a run trained it, that is the name of the run."""
+    """Return the display name of a model. If a run trained the model, this is the name of
+    the run.
+    """
     parts = re.split(r"[/\\]", model.rstrip("/\\"))
     if len(parts) > 1 and parts[-1] == FINAL:
         parts.pop()
@@ -214,7 +218,9 @@ def read_files(directory: Path, names: Iterable[str]) -> RunFacts:
 
 
 def read_rounds(run_directory: Path) -> list[JsonObject]:
-    """Return the rounds of checks of a run, the oldest first; empty if there are none."""
+    """Return the results of all rounds of checks of a run, the oldest first; empty if there are
+    none.
+    """
     return objects_in(read_files(run_directory, [CHECKS_FILE]).files.get(CHECKS_FILE))
 
 

@@ -1,4 +1,4 @@
-"""The list of runs in a folder, a row each. Only the ends of long files are read."""
+"""The list of runs in a folder, with a row for each. Only the ends of long files are read."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,7 @@ class RunRow:
 class RunRows:
     """A reader of the list of runs in `folder`.
 
-    A run whose files did not change is not read again.
+    A run is read again only if its files have changed.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,8 +1,8 @@
 """The view of a run: the data that the report, live page, notebook panel and terminal display.
 
-`temper watch RUN --json` prints the view. It is built from a `LiveRun`. The code that displays it
-opens no files and computes nothing. All texts are already formatted, so a number looks the same
-everywhere.
+`temper watch RUN --json` prints the view. It is built from a `LiveRun`. The code that displays the
+view opens no files and computes nothing. All texts are already formatted, so a number looks the
+same everywhere.
 """
 
 import math
@@ -105,8 +105,8 @@ class Backup(TypedDict):
         place: the backup destination, or None if the checkpoints are only on this machine.
         saved_at: the Unix time at which the confirmed checkpoint was saved.
         published: the URL at which the trained model was published.
-        state, text: a sentence on the state of the backup, and the same with the current age of the
-            confirmed checkpoint.
+        state, text: a sentence on the state of the backup, and this sentence with the current age
+            of the confirmed checkpoint.
     """
 
     place: str | None
@@ -359,7 +359,7 @@ def _headlines(
 
 
 def _best_known(before: Mapping[str, object], after: Mapping[str, object]) -> list[Headline | None]:
-    """Return the most important metric of a TRL method in a list, which is empty without one."""
+    """Return a list with the most important metric of a TRL method; empty if there is none."""
     before, after = without_ties(before), without_ties(after)
     names = {key: name_of(key) for key in in_order([*after])}
     for key, name in names.items():
@@ -370,7 +370,7 @@ def _best_known(before: Mapping[str, object], after: Mapping[str, object]) -> li
 
 
 def _of_training(run: LiveRun) -> str:
-    """Return a note on the peak memory of the training steps alone, if that is lower than the peak.
+    """Return a note on the peak memory of the training steps, if this is below the peak of the run.
 
     The rest of a run, such as generation and evaluation, may need more memory.
     """
@@ -428,7 +428,7 @@ def _command(command: object) -> str:
 
 
 def _paths(facts: RunFacts) -> list[tuple[str, str, str]]:
-    """Return rows of name, path and meaning of a run's outputs."""
+    """Return rows of name, path and meaning for the outputs of a run."""
     named = {str(k): str(v) for k, v in mapping_of(facts.summary.get("paths")).items()}
     there = {name: facts.directory / name for name in WHAT_LIES_WHERE}
     names = {Path(path).name for path in named.values()}

@@ -46,7 +46,8 @@ def writes_text(model: Path) -> bool:
 
 
 def state_words(run: LiveRun) -> str:
-    """Describe the state of a run: `Finished at step 40`, with its duration and why it ended.
+    """Describe the state of a run: `Finished at step 40`, with the duration and the reason for the
+    end.
 
     For a resumed run, this includes the time of all sessions, how often it was resumed, and why.
     """
@@ -64,7 +65,7 @@ def state_words(run: LiveRun) -> str:
 
 
 def _reason(run: LiveRun) -> object:
-    """Return the reason why a run has ended, if that is known."""
+    """Return the reason why a run has ended, if it is known."""
     if run.state != "interrupted":
         return run.facts.summary.get("reason")
     if place := brought_back_from(run.facts.run):
@@ -75,7 +76,8 @@ def _reason(run: LiveRun) -> object:
 def _duration_words(run: LiveRun, is_first: bool) -> str:
     """Describe how long training took.
 
-    For several sessions, this is the time of the steps, without steps that were lost by a kill.
+    For a run of several sessions, this is the time of all steps, except for steps that were lost
+    when the run was killed.
     """
     seconds = run.facts.summary.get("seconds")
     if not is_first and run.seconds_trained:

@@ -1,1 +1,1 @@
-"""`report.html`: one self-contained page of a run; its sections are in the other files here."""
+"""`report.html`, one self-contained page about a run. The other files here contain its sections."""

@@ -1,9 +1,9 @@
 """`report.html`: one self-contained page of a run.
 
 The report needs neither network nor a plotting package. The page's policy forbids the network and
-any script except Temper's, which makes the charts interactive. The report also works for unfinished
-and failed runs, and states that they are. It shows the configuration from `run.json`, from which
-secrets are already removed.
+any script except Temper's, which makes the charts interactive. For an unfinished or failed run, the
+report states this. It shows the configuration from `run.json`, from which secrets are already
+removed.
 """
 
 from pathlib import Path

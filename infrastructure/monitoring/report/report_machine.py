@@ -13,7 +13,9 @@ MAX_OPERATIONS = 15
 
 
 def machine_figures(view: RunView) -> Markup:
-    """Return the curves of the machine during training, and a note on pauses (not drawn)."""
+    """Return the curves of the machine during training, and a note on pauses, which are not
+    drawn.
+    """
     curves = view["machine"]["curves"]
     charts = machine_charts(curves)
     figures = [figure(key, chart, _numbers(chart)) for key, chart in charts.items()]

@@ -46,7 +46,7 @@ MIN_CONTENTS = 4
 
 
 def section(heading: str, *contents: object, css_class: str | None = None) -> Markup:
-    """Return a section of a page with a heading and an anchor, or nothing without contents."""
+    """Return a section of a page with a heading and an anchor; nothing if it has no contents."""
     if not any(contents):
         return NOTHING
     anchor = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
@@ -56,7 +56,7 @@ def section(heading: str, *contents: object, css_class: str | None = None) -> Ma
 
 
 def contents_of(sections: Sequence[Markup]) -> Markup:
-    """Return links to the sections of the page, or nothing if there are only few."""
+    """Return links to the sections of the page; nothing if it has only few sections."""
     known = [match.groups() for part in sections for match in HEADING.finditer(part)]
     if len(known) < MIN_CONTENTS:
         return NOTHING
@@ -105,7 +105,9 @@ def make_tile(name: str, text: object, before: str = "", more: object = "") -> M
 
 
 def moment(unix_seconds: float, form: str = "ago") -> Markup:
-    """Return a time as HTML. The live page's script shows its age, with `form` `ago` or `age`."""
+    """Return a time as HTML. The live page's script replaces it by its age, as `form` (`ago`,
+    `age`) says.
+    """
     local = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_seconds))
     attributes = {"data-at": f"{unix_seconds:.0f}", "data-form": form, "title": local}
     return element("time", local, **attributes)
@@ -142,7 +144,7 @@ def alerts(view: RunView) -> Markup:
 
 
 def errors(view: RunView) -> Markup:
-    """Return the errors from which the run recovered, and the one that ended it."""
+    """Return the errors from which the run recovered, and the error that ended it."""
     rows = []
     for record in view["errors"]:
         named = record.get("rows")
@@ -180,7 +182,9 @@ def before_after(view: RunView) -> Markup:
 
 
 def _quantity(name: str) -> Markup | str:
-    """Return a name, with its better direction in small type below it if it has one."""
+    """Return a quantity's name; if one direction is better, with this direction below it in small
+    type.
+    """
     title, direction = split_direction(name)
     if not direction:
         return title
@@ -274,7 +278,9 @@ def data(view: RunView) -> Markup:
 
 
 def _data_parts(known: Mapping[str, object]) -> list[Markup]:
-    """Return the sentences on the data, or its facts without them, and a preview of the tokens."""
+    """Return the sentences on the data (or its facts, if there are no sentences), and a preview of
+    the tokens.
+    """
     lines, previews = list_of(known.get("lines")), list_of(known.get("preview"))
     items = [element("li", sentence) for sentence in lines[:MAX_ROWS]]
     parts = [element("ul", *items)] if items else [facts(known)] if known else []
@@ -286,7 +292,7 @@ def _data_parts(known: Mapping[str, object]) -> list[Markup]:
 
 
 def configuration(view: RunView) -> Markup:
-    """Return the section on the settings. Settings that the user did not give are collapsed."""
+    """Return the section on the settings. Settings that still have their defaults are collapsed."""
     config = view["config"]
     given = {key: pair for key, pair in config.items() if pair[1] != "default"}
     rest = {key: pair for key, pair in config.items() if key not in given}
@@ -327,7 +333,7 @@ def places(view: RunView) -> Markup:
 
 
 def safety(view: RunView) -> Markup:
-    """Return the section on the backup, with the work that would be lost with this machine."""
+    """Return the section on the backup, including the work that would be lost with this machine."""
     known = view["backup"]
     published = element("pre", known["published"]) if known["published"] else NOTHING
     state = element("p", f"{known['state']}.", css_class="soft")

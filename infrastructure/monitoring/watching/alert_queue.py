@@ -20,7 +20,7 @@ LONGEST_CLOSE_SECONDS = 60.0  # if the other side has said when to retry
 
 
 class QueuedSink(ABC):
-    """A sink that sends alerts one after the other, in its own thread.
+    """A sink that sends its alerts in its own thread, one after the other.
 
     Attributes:
         name: the destination of the alerts, for the log.
@@ -38,11 +38,11 @@ class QueuedSink(ABC):
 
     @abstractmethod
     def deliver(self, alert: Alert) -> str:
-        """Send one alert. Return "", or the reason why this failed, without the address."""
+        """Send one alert. Return "" or, if sending failed, the reason, without the address."""
 
     @property
     def lost(self) -> tuple[int, str]:
-        """The number of alerts that were not delivered, and the reason for the last one."""
+        """The number of alerts that were not delivered, and the reason why the last one was not."""
         return self._num_lost, self._why_lost
 
     def send(self, alert: Alert) -> None:
@@ -58,7 +58,7 @@ class QueuedSink(ABC):
             self._settle(phrase("monitoring.too_many_alerts_queued"))
 
     def pause(self, seconds: float) -> None:
-        """Wait before the next alert, because the server requested it. `post` calls this."""
+        """Wait before sending the next alert. `post` calls this if the server requests a pause."""
         self._pauses_until = time.monotonic() + seconds
         time.sleep(seconds)
 
@@ -99,7 +99,7 @@ class QueuedSink(ABC):
     def _settle(self, why: str) -> None:
         """Count one alert as delivered, or as lost if `why` is not empty.
 
-        Ignore it after `close`.
+        After `close`, do nothing.
         """
         with self._lock:
             if not self._num_left:

@@ -2,7 +2,7 @@
 
 A value that fluctuates, such as the CPU load, must be beyond its limit for a while before an alert
 is raised. Other values, such as the gradient norm, raise an alert at once. Alerts on a high load of
-the CPU or GPU are only informational, because training should use them fully.
+the CPU or GPU are only informational, because a high load is normal in training.
 """
 
 from infrastructure.config.sections.resource_config import AlertThresholds

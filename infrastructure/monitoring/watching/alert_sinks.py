@@ -34,7 +34,7 @@ class AlertSink(Protocol):
 
     A sink is always called from the same thread. If it raises an error, it is not called again. A
     sink that sends to another machine may have an attribute `lost`: the number of alerts that were
-    not delivered, and the reason for the last one.
+    not delivered, and the reason why the last one was not.
     """
 
     name: str
@@ -96,7 +96,7 @@ ALERT_SINKS.provide({}, AlertSink)  # `make_alert_sinks` creates the built-in on
 def register_alert_sink(name: str, sink: Callable[[], AlertSink]) -> None:
     """Register `sink` as a destination for alerts, for use in `monitor.alert_sinks: [name]`.
 
-    `sink` creates the destination. It takes precedence over a built-in one of that name.
+    `sink` creates the destination. It takes precedence over a built-in destination of that name.
 
     Raises:
         ValueError: if another custom sink has the name, or `sink` lacks a method.

@@ -1,4 +1,5 @@
-"""Detection of incidents in values over time: one alert per incident, not per sample.
+"""Detection of incidents in values over time, with one alert per incident instead of one per
+sample.
 
 An incident begins when a value was beyond its limit in several samples in a row. It ends when the
 value is well within the limit again (hysteresis), so a value that fluctuates around the limit is
@@ -76,7 +77,7 @@ class Alert:
 
     Attributes:
         time: the time in seconds since 1970.
-        rule, subject: the name of the rule, and the GPU that it concerns, or "".
+        rule, subject: the name of the rule, and the GPU that the incident concerns, or "".
     """
 
     time: float

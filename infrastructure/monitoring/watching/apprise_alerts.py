@@ -18,7 +18,7 @@ KINDS: dict[Severity, str] = {"info": "info", "warning": "warning", "critical": 
 
 
 class AppriseAlerts(QueuedSink):
-    """A sink that sends alerts on which the user should act to all configured addresses.
+    """A sink that sends each alert that requires action by the user to all configured addresses.
 
     Args:
         addresses: the addresses in apprise's format, separated by spaces: `ntfy://topic
@@ -26,7 +26,7 @@ class AppriseAlerts(QueuedSink):
         source: the subject of the alerts, such as the run's name.
 
     Raises:
-        ValueError: if apprise does not know such an address; the message does not show it.
+        ValueError: if apprise does not support an address; the message does not show the address.
         MissingPackageError: if apprise is not installed; the message names the pip command.
     """
 

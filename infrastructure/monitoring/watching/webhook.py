@@ -31,7 +31,7 @@ def check_address(url: str) -> str:
 
     Raises:
         ValueError: if `url` is not a web address, or cannot be posted to; the message does not show
-            it.
+            the address.
     """
     try:
         parts = urlsplit(url)
@@ -50,8 +50,8 @@ def check_address(url: str) -> str:
 class _SameHostRedirects(urllib.request.HTTPRedirectHandler):
     """A handler that posts an alert again if the server redirects the request to the same host.
 
-    urllib itself would send a GET request without the alert. Redirects to another host are refused,
-    because it must not receive the alert.
+    urllib itself would send a GET request without the alert. Redirects to another host are
+    rejected, because no other host may receive the alert.
     """
 
     def redirect_request(
@@ -85,7 +85,7 @@ class WebhookAlerts(QueuedSink):
         first_wait_seconds: the wait before the second attempt.
 
     Raises:
-        ValueError: if `url` is not a web address; the message does not show it.
+        ValueError: if `url` is not a web address; the message does not show the address.
     """
 
     name = "webhook"
@@ -98,7 +98,7 @@ class WebhookAlerts(QueuedSink):
         self.first_wait_seconds = first_wait_seconds
 
     def deliver(self, alert: Alert) -> str:
-        """Post an alert, with retries. Return "", or the reason why it could not be delivered."""
+        """Post an alert, with retries. Return "" or, if it could not be delivered, the reason."""
         wait_seconds = self.first_wait_seconds
         for left in reversed(range(NUM_TRIES)):
             try:
@@ -135,7 +135,7 @@ class WebhookAlerts(QueuedSink):
 def _seconds_until(retry_after: str | None, otherwise: float) -> float:
     """Return the seconds to wait that a server requests in its Retry-After header.
 
-    The header has a number of seconds or a date. Anything else gives `otherwise`.
+    The header has a number of seconds or a date. For any other content, return `otherwise`.
     """
     if retry_after is None:
         return otherwise
@@ -149,7 +149,9 @@ def _seconds_until(retry_after: str | None, otherwise: float) -> float:
 
 
 def payload(alert: Alert, host: str, source: str) -> dict[str, object]:
-    """Return the JSON to post: for Slack `text`, for Discord `content`, else all values."""
+    """Return the JSON to post: `text` for Slack, `content` for Discord, all values for
+    other hosts.
+    """
     about = f"{source}: " if source else ""
     text = f"{about}{alert.severity} at step {alert.step}: {alert.message}"
     if host.endswith("slack.com"):

@@ -26,7 +26,9 @@ from infrastructure.backup.writer.writer_process import only_writer
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
-from infrastructure.run.checkpoint_paths import store_of
+from infrastructure.models.model_inputs import is_sharded
+from infrastructure.models.trainable_state import load_trainable_state
+from infrastructure.run.checkpoint_paths import best_of, step_of, store_of
 from infrastructure.training.checkpoints.chunked_version import KEY, tensors_of
 from infrastructure.training.checkpoints.snapshot import Snapshot, VersionFacts
 
@@ -309,3 +311,26 @@ def load_checkpoint(checkpoint: Path) -> Snapshot:
 def own_values(values: JsonObject) -> JsonObject:
     """Return a manifest's values without the entries that describe where tensors are stored."""
     return {name: value for name, value in values.items() if name not in (KEY, COPIED_APART)}
+
+
+def take_best(model: torch.nn.Module, checkpoints: Path, last_step: int) -> int:
+    """Load the weights of the best checkpoint into `model`, unless the last step is the best one.
+
+    Args:
+        checkpoints: the run's checkpoint folder.
+
+    Returns:
+        The step whose weights the model has now.
+    """
+    best = best_of(Store(checkpoints))
+    if best is None or step_of(best) == last_step:
+        return last_step
+    if is_sharded(model):
+        log.warning(phrase("run.best_model_not_whole"))
+        return last_step
+    try:
+        load_trainable_state(model, load_checkpoint(best).tensors["model"])
+    except CheckpointError as error:
+        log.warning(phrase("run.best_model_unreadable", error=error))
+        return last_step
+    return step_of(best)

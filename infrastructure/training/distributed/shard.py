@@ -43,8 +43,7 @@ from infrastructure.training.core.state import StepOutput
 from infrastructure.training.distributed.checkpoint_storage import own_chunk
 from infrastructure.training.distributed.group import JoinedGroup
 from infrastructure.training.distributed.replicate import shares_of
-from infrastructure.training.forward.gradient_accumulation import split
-from infrastructure.training.forward.one_step import one_step
+from infrastructure.training.forward.gradient_accumulation import one_step, split
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 

@@ -1,14 +1,18 @@
 """One call of `Trainer.train` as a run of Temper, from its beginning to its end."""
 
 import logging
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.config.fingerprint import result_settings
+from infrastructure.config.merging.declared_settings import declare_settings
+from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.core.errors import (
     CheckpointError,
     CopyNotConfirmedError,
@@ -16,9 +20,11 @@ from infrastructure.core.errors import (
     NothingLearnedError,
     TemperError,
 )
+from infrastructure.core.features import extensions_with
 from infrastructure.core.messages import phrase
 from infrastructure.data.encoding.tokenization import ends_of_template
 from infrastructure.models.saving_check import prepare_saving
+from infrastructure.monitoring.records.run_view import from_here
 from infrastructure.run.compatibility import Difference, check_compatible, in_words
 from infrastructure.run.finalize import record_running, seal, summary_of, write_summary
 from infrastructure.run.history import (
@@ -33,18 +39,22 @@ from infrastructure.run.record_types import Summary
 from infrastructure.run.summary_text import best_lines
 from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, SaveSchedule
 from infrastructure.training.checkpoints.snapshot import Snapshot
+from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import StopReason, TrainingState
-from infrastructure.training.extensions.extension_hooks import Event, Hook, HookRunner
+from infrastructure.training.extensions.extension_hooks import Event, Extension, Hook, HookRunner
+from infrastructure.training.extensions.extension_manager import (
+    ExtensionFactory,
+    create_extensions,
+    own_extensions,
+)
 from infrastructure.training.hf_bridge.carried_state import (
     CarriedState,
     lost_state,
     restore_callbacks,
 )
 from infrastructure.training.hf_bridge.finished_training import FinishedTraining
-from infrastructure.training.hf_bridge.observers import hooks_of
 from infrastructure.training.hf_bridge.reward_watch import reward_watch
-from infrastructure.training.hf_bridge.save_timing import SaveTiming
-from infrastructure.training.hf_bridge.trainer_events import HELD_OUT, TrainerEvents
+from infrastructure.training.hf_bridge.trainer_events import HELD_OUT, SaveTiming, TrainerEvents
 from infrastructure.training.hf_bridge.trainer_facts import (
     BeforeLoading,
     FactsReader,
@@ -52,7 +62,7 @@ from infrastructure.training.hf_bridge.trainer_facts import (
     TrainerJudge,
 )
 from infrastructure.training.hf_bridge.trainer_metrics import numbers_of
-from infrastructure.training.hf_bridge.trainer_run import TrainerRun
+from infrastructure.training.hf_bridge.trainer_run import TrainerRun, precision_name
 from infrastructure.training.hf_bridge.trainer_state import (
     ModelFiles,
     TrainerParts,
@@ -63,6 +73,19 @@ from infrastructure.training.hf_bridge.trainer_state import (
     restore_optimizer,
     trainer_state_of,
 )
+from infrastructure.training.metrics.metrics_logger import MetricsLogger
+from infrastructure.training.metrics.progress import Progress
+from infrastructure.training.metrics.sinks import sinks_of_run
+from infrastructure.training.observers.monitoring_setup import check_watching, monitoring_hooks
+from infrastructure.training.observers.run_observers import (
+    CheckpointLines,
+    CopiesObserver,
+    ErrorsObserver,
+    MetricsObserver,
+    ProgressObserver,
+    ReportObserver,
+)
+from infrastructure.training.observers.standstill import Standstill
 from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 
 if TYPE_CHECKING:
@@ -465,3 +488,55 @@ def _refuse_several_processes(args: "TrainingArguments") -> None:
         raise InputError("trainer.several_processes", world_size=args.world_size)
     if getattr(args, "deepspeed", None) or getattr(args, "fsdp", None):
         raise InputError("trainer.deepspeed_or_fsdp")
+
+
+CONSOLE = "console"  # a Trainer prints its numbers itself
+
+
+def _refuse_own_loop(name: str, _parts: object = None) -> NoReturn:
+    raise InputError("trainer.extension_needs_own_loop", name=name)
+
+
+def _refuse_added_weights(name: str, _parts: object = None) -> NoReturn:
+    raise InputError("trainer.added_weights_not_saved", name=name)
+
+
+def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> HookRunner:
+    """Return the hooks of a training run, in order.
+
+    Args:
+        others: hooks of the user, in addition to `training.enabled_extensions`.
+
+    Raises:
+        ValueError: an extension, a sink or an alert's webhook does not exist.
+    """
+    config, directory, copies = run.config, run.directory, run.copies
+    check_watching(config)
+    precision = Precision(precision_name(parts.args), parts.device.type)
+    names: list[str] = config.training.enabled_extensions
+    brought: dict[str, ExtensionFactory] = {
+        **{n: partial(_refuse_added_weights, n) for n in extensions_with("adds_weights")},
+        MULTIMODAL: partial(_refuse_added_weights, MULTIMODAL),
+        **{n: partial(_refuse_own_loop, n) for n in extensions_with("needs_own_loop")},
+    }
+    declare_settings(config.training, own_extensions(names, brought))
+    sinks = [name for name in config.training.metrics_sinks if name != CONSOLE]
+    extensions = create_extensions(names, parts, brought)
+    for extension in extensions:
+        if isinstance(extension, Extension) and extension.adds_weights:
+            _refuse_added_weights(extension.name)
+    hooks: list[Hook] = [
+        *extensions,
+        *others,
+        *monitoring_hooks(config, directory, None, precision, run.report, copies.probes()),
+        MetricsObserver(MetricsLogger(sinks_of_run(sinks, directory))),
+        CheckpointLines(run.report, run=shlex.quote(from_here(directory))),
+        ErrorsObserver(directory),
+        Standstill(),
+        ReportObserver(directory),
+    ]
+    if copies.has_place:
+        hooks.append(CopiesObserver(copies.backup))
+    if parts.args.disable_tqdm:  # otherwise the Trainer draws its own bar
+        hooks.append(ProgressObserver(lambda total, step: Progress(total, step, note=copies.short)))
+    return HookRunner(hooks)

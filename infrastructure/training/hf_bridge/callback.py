@@ -8,6 +8,7 @@ The same three lines start the run, resume it after any interruption, and do not
 finished.
 """
 
+import json
 import shutil
 import signal
 import sys
@@ -17,11 +18,21 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from infrastructure.backup.state.optimizer_state import Tensors, merge_optimizer
+from infrastructure.backup.state.random_state import PYTHON_STATE_VERSION
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.console import show_line
-from infrastructure.core.errors import InputError
+from infrastructure.core.errors import InputError, RunStoppedError
+from infrastructure.core.exact_json import from_json
+from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
+from infrastructure.core.files import whole_directory
 from infrastructure.core.messages import phrase
+from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.redact import redact
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
 from infrastructure.core.stop_signals import Stopper, StopSignal, reason_of
@@ -29,9 +40,11 @@ from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_owner import take_announced_stop
 from infrastructure.run.compatibility import check_compatible
 from infrastructure.training.checkpoints.checkpoint_manager import load_values
+from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.precision import check_torch_defaults
 from infrastructure.training.core.state import StopReason
 from infrastructure.training.extensions.extension_hooks import Hook
+from infrastructure.training.hf_bridge.best_model import BEST, write_best
 from infrastructure.training.hf_bridge.bridged_training import (
     BridgedTraining,
     ResumeRequest,
@@ -42,9 +55,7 @@ from infrastructure.training.hf_bridge.call_watchdog import (
     StopSignals,
     TrainCall,
 )
-from infrastructure.training.hf_bridge.checkpoint_folder import write_checkpoint_folder
 from infrastructure.training.hf_bridge.finished_training import FinishedTraining, NothingToTrain
-from infrastructure.training.hf_bridge.stopped_training import exception_of_stop, leave_training
 from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
 from infrastructure.training.hf_bridge.trainer_facts import (
     BeforeLoading,
@@ -57,7 +68,12 @@ from infrastructure.training.hf_bridge.trainer_facts import (
     trainer_of,
 )
 from infrastructure.training.hf_bridge.trainer_run import TrainerRun
-from infrastructure.training.hf_bridge.trainer_state import TrainerParts, read_version
+from infrastructure.training.hf_bridge.trainer_state import (
+    TRAINER_STATE,
+    TrainerParts,
+    read_version,
+    trainer_state_of,
+)
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -421,3 +437,110 @@ class TemperCallback:
 def _last_error() -> BaseException | None:
     """Return the last uncaught exception of an interactive session, or None."""
     return getattr(sys, "last_value", None)
+
+
+# The exception that ends a call of `Trainer.train` after a stop.
+#
+# Without it, the script would continue after `trainer.train()` and save a partly trained model.
+
+
+def exception_of_stop(signal_name: str | None, text: str) -> BaseException:
+    """Return the exception that ends `Trainer.train` after a stop.
+
+    It is KeyboardInterrupt after Ctrl-C. After another stop it is SystemExit with the exit code of
+    the stop. In a notebook's kernel it is RunStoppedError, because a kernel does not exit.
+
+    Args:
+        signal_name: the signal that stopped the training. None: a deadline or a hook did.
+        text: says how to resume.
+    """
+    if signal_name == "SIGINT":
+        return KeyboardInterrupt(text)
+    if in_notebook_kernel():
+        return RunStoppedError(text)
+    if signal_name is None:
+        return SystemExit(ExitCode.CAN_RESUME)
+    return SystemExit(exit_code_of_signal(signal_name))
+
+
+def leave_training(trainer: Any) -> None:
+    """Undo changes that a Trainer leaves behind after an exception, so that it can train again."""
+    if hasattr(trainer, "is_in_train"):
+        trainer.is_in_train = False
+    handle = getattr(trainer, "neftune_hook_handle", None)
+    if getattr(trainer, "neftune_noise_alpha", None) is not None and handle is not None:
+        handle.remove()
+
+
+# Conversion of a Temper checkpoint to a folder for `resume_from_checkpoint` of a Trainer.
+#
+# The Trainer reads the folder with `weights_only`. Temper never unpickles anything in it.
+
+DEFAULT_ADAPTER = "default"  # its files are in the folder itself, others' in one of their name
+
+
+def write_checkpoint_folder(snapshot: Snapshot, folder: Path, tokenizer: Path) -> Path:
+    """Write a snapshot as a Trainer's checkpoint folder, completely or not at all.
+
+    Args:
+        tokenizer: folder with the run's tokenizer, which is copied if it exists.
+
+    Raises:
+        OSError: the disk returns an error.
+    """
+    values = snapshot.values
+    with whole_directory(folder) as part:
+        if tokenizer.is_dir():
+            shutil.copytree(tokenizer, part, dirs_exist_ok=True)
+        _write_model(snapshot.tensors["model"], values["model"], part)
+        optimizer = merge_optimizer(
+            snapshot.tensors.get("optimizer", {}), from_json(values["optimizer"])
+        )
+        torch.save(optimizer, part / "optimizer.pt")
+        torch.save(from_json(values["scheduler"]), part / "scheduler.pt")
+        if values["scaler"] is not None:
+            torch.save(from_json(values["scaler"]), part / "scaler.pt")
+        torch.save(random_states(snapshot.tensors["random"]), part / "rng_state.pth")
+        state = trainer_state_of(snapshot)
+        if best := snapshot.tensors.get(BEST):
+            inside = Path(BEST) / f"checkpoint-{state['best_global_step']}"  # not an adapter's
+            write_best(best, part / inside)
+            state["best_model_checkpoint"] = str(folder / inside)
+        (part / TRAINER_STATE).write_text(json.dumps(state))
+    return folder
+
+
+def _write_model(tensors: Tensors, files: dict[str, Any], folder: Path) -> None:
+    if files["adapters"] is None:
+        if files["config"] is not None:
+            (folder / "config.json").write_text(files["config"])
+        tied = {name: tensors[own].clone() for name, own in files["tied"].items()}
+        _save({**tensors, **tied}, folder / "model.safetensors")
+        return
+    for adapter, described in files["adapters"].items():
+        inside = folder if adapter == DEFAULT_ADAPTER else folder / adapter
+        inside.mkdir(exist_ok=True)
+        (inside / "adapter_config.json").write_text(json.dumps(described["config"]))
+        named = {name: tensors[own] for name, own in described["names"].items()}
+        _save(named, inside / "adapter_model.safetensors")
+
+
+def _save(tensors: Tensors, path: Path) -> None:
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(whole, path, metadata={"format": "pt"})
+
+
+def random_states(states: Tensors) -> dict[str, object]:
+    """Return the states of all generators in the format of the Trainer's `rng_state.pth`."""
+    gauss = states["python_gauss"].tolist()
+    words = tuple(states["python"].tolist())
+    position, has_gauss = states["numpy_position"].tolist()
+    keys = states["numpy"].numpy().astype(np.uint32)
+    random: dict[str, object] = {
+        "python": (PYTHON_STATE_VERSION, words, gauss[0] if gauss else None),
+        "numpy": ("MT19937", keys, position, has_gauss, float(states["numpy_gauss"][0])),
+        "cpu": states["torch"].to(torch.uint8),
+    }
+    if torch.cuda.is_available() and (own := f"cuda_{torch.cuda.current_device()}") in states:
+        random["cuda"] = states[own]
+    return random

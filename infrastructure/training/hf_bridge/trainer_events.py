@@ -7,33 +7,147 @@ training is about to end. A checkpoint therefore includes the evaluation of its 
 resumed from it continues as if it had not been interrupted.
 """
 
+import hashlib
 import math
-from collections.abc import Mapping, MutableMapping, Sized
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sized
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from infrastructure.backup.format.manifest import SaveKind
+from infrastructure.core.errors import CheckpointError, TrainingDivergedError
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonValue
 from infrastructure.core.messages import phrase
+from infrastructure.models.preserve import preserve
+from infrastructure.run.checkpoint_paths import step_of
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.checkpoints.save_schedule import SaveSchedule
+from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner
 from infrastructure.training.hf_bridge.carried_state import CarriedState
-from infrastructure.training.hf_bridge.evaluated_rows import EvaluatedRows
 from infrastructure.training.hf_bridge.reward_watch import RewardWatch
-from infrastructure.training.hf_bridge.save_timing import SaveTiming
 from infrastructure.training.hf_bridge.trainer_metrics import (
     StepClock,
     evaluation_of,
     numbers_of,
     over_all_processes,
 )
-from infrastructure.training.hf_bridge.trainer_state import TrainerParts
+from infrastructure.training.hf_bridge.trainer_state import TrainerParts, has_finite_weights
 from infrastructure.training.loop.loss_judge import memory_in_use_bytes
+from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 
 if TYPE_CHECKING:
     from transformers import TrainerControl
+
+
+class SaveTiming:
+    """A writer of the due checkpoints of one call of `Trainer.train`.
+
+    A due checkpoint is written as soon as its step is completely done, including the evaluation;
+    see `TrainerEvents`.
+
+    Args:
+        take: returns a snapshot that shares memory with the training; its argument is whether the
+            training is finished.
+        announce: called with each committed checkpoint.
+        first: the checkpoint from which the run resumes.
+
+    Attributes:
+        first: the checkpoint from which the run resumed, or else the first one that it wrote.
+        is_ending: the checkpoint that is due is the last one.
+    """
+
+    def __init__(
+        self,
+        versions: CheckpointManager,
+        schedule: SaveSchedule,
+        failures: SaveRetryPolicy,
+        take: Callable[[bool], Snapshot],
+        announce: Callable[[Path], None],
+        first: Path | None = None,
+    ) -> None:
+        self.versions, self.schedule, self.failures = versions, schedule, failures
+        self.take, self.announce, self.first = take, announce, first
+        self.due: SaveKind | None = None
+        self.is_ending = False
+        self._newest = first
+
+    @property
+    def kept_step(self) -> int:
+        """The step of the newest committed checkpoint; 0 if there is none, -1 if it is
+        unreadable.
+        """
+        try:
+            return 0 if self._newest is None else step_of(self._newest)
+        except (CheckpointError, OSError):
+            return -1
+
+    def request(self, kind: SaveKind) -> None:
+        """Mark a checkpoint as due. If one is already due, its kind is unchanged."""
+        self.due = self.due or kind
+
+    def request_by_clock(self, step: int) -> None:
+        """Mark a checkpoint as due if the schedule requires one or if a failed save must be
+        repeated.
+        """
+        kind = self.schedule.kind_due(step)
+        if kind is not None or self.failures.is_retry_due:
+            self.request(kind or SaveKind.SCHEDULED)
+
+    def save(self, state: TrainingState) -> None:
+        """Write the checkpoint that is due, if any; a large one in the background.
+
+        Raises:
+            TrainingDivergedError: the weights are no longer finite. They are saved for inspection,
+                but never resumed from.
+            StorageError: the disk has failed too often.
+        """
+        kind, self.due = self.due, None
+        if kind is None:
+            return
+        started = time.perf_counter()
+        snapshot = self.take(self.is_ending and not state.is_cut_short)
+        if not has_finite_weights(snapshot):
+            raise self._diverged(state, snapshot)
+        with self.failures.tolerated(state):
+            self.versions.begin(snapshot, kind=kind, score=state.score)
+        self.schedule.note_save(state.step, time.perf_counter() - started)
+
+    def _diverged(self, state: TrainingState, snapshot: Snapshot) -> TrainingDivergedError:
+        with self.failures.tolerated(state):
+            self.versions.save(snapshot, kind=SaveKind.EMERGENCY, healthy=False)
+        newest = step_of(self.versions.newest())
+        return TrainingDivergedError(
+            phrase("trainer.weights_not_finite", step=state.step, newest=newest)
+        )
+
+    def collect(self, state: TrainingState, wait: bool = False) -> None:
+        """Announce checkpoints that were committed since the last call.
+
+        A checkpoint is not announced before it is committed, because writing it may fail.
+        """
+        committed: list[Path] = []
+        with self.failures.tolerated(state):
+            committed = self.versions.collect(wait)
+        for checkpoint in committed:
+            self.failures.reset()
+            self.first = self.first or checkpoint
+            self._newest = checkpoint
+            self.announce(checkpoint)
+
+    def finish(self, state: TrainingState) -> None:
+        """Wait until the current write ends. If saving a checkpoint failed, try once more."""
+        self.collect(state, wait=True)
+        if self.failures.count:
+            self.request(SaveKind.SCHEDULED)
+            self.save(state)
+            self.collect(state, wait=True)
+
 
 EVALUATED = "eval_"
 HELD_OUT = f"{EVALUATED}loss"
@@ -292,3 +406,65 @@ def _largest_gradient(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
     held = (p.grad for group in optimizer.param_groups for p in group["params"])
     gradients = [gradient for gradient in held if gradient is not None]
     return torch.nn.utils.get_total_norm(gradients, math.inf) if gradients else None
+
+
+BATCH_ROWS = 1000
+FIRST_ROWS = 16
+
+
+class EvaluatedRows:
+    """A reader of hashes of evaluation datasets, which caches the hash of the latest dataset.
+
+    Args:
+        device: the device of the training, whose random state is preserved.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._dataset: object = None
+        self._identity: str | None = None
+
+    def identity_of(self, dataset: Any) -> str | None:
+        """Return a hash of all rows in order.
+
+        None if that is impossible: for a stream, or for a dataset that returns a different row each
+        time.
+        """
+        if dataset is not None and dataset is not self._dataset:
+            with preserve(random=self.device):
+                self._identity = _identity_of(dataset)
+            self._dataset = dataset
+        return self._identity if dataset is not None else None
+
+
+def _identity_of(dataset: Any) -> str | None:
+    try:
+        num_rows = len(dataset)
+    except TypeError:
+        return None
+    first = [_spelt(dataset[index]) for index in range(min(FIRST_ROWS, num_rows))]
+    if first != [_spelt(dataset[index]) for index in range(len(first))]:
+        return None
+    digest = hashlib.sha256()
+    for text in _texts(dataset, num_rows):
+        digest.update(text.encode())
+    return digest.hexdigest()
+
+
+def _texts(dataset: Any, num_rows: int) -> Iterator[str]:
+    """Yield all rows as text; a `datasets` table in batches."""
+    if hasattr(dataset, "iter"):
+        yield from map(_spelt, dataset.iter(BATCH_ROWS))
+    else:
+        yield from (_spelt(dataset[index]) for index in range(num_rows))
+
+
+def _spelt(value: object) -> str:
+    """Return a row or a value as text. Different content gives different text."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return f"{value.dtype}{value.tolist()}"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key!s}:{_spelt(value[key])}' for key in sorted(value, key=str))}}}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_spelt, value))}]"
+    return repr(value)

@@ -8,7 +8,7 @@ from infrastructure.config.base import ConfigSection
 from infrastructure.core.errors import InputError
 from infrastructure.models.preserve import measuring, preserve
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.forward.one_step import backward_of_sum
+from infrastructure.training.forward.gradient_accumulation import backward_of_sum
 from infrastructure.training.loop.loop import TrainingLoop, select_trainable
 
 

@@ -7,7 +7,9 @@ really called.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +18,12 @@ import torch
 
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.messages import phrase
+from infrastructure.models.preserve import preserve
 from infrastructure.optimization.batch_size import DoesNotFitError
-from infrastructure.optimization.device_errors import is_out_of_memory
+from infrastructure.optimization.device_errors import free_memory, is_out_of_memory
 from infrastructure.optimization.memory_prediction import MemoryPoint, fit_line
 from infrastructure.optimization.optimizer_memory import CreateOptimizer
 from infrastructure.optimization.peak_memory import peak_memory
-from infrastructure.training.methods.untouched import untouched
 
 # A run with fewer steps is too short for more than the minimum measurement.
 STEPS_WORTH_MORE = 20
@@ -327,3 +329,76 @@ def _later_mean(times: list[float]) -> float:
     """
     later = times[1:] or times
     return sum(later) / max(1, len(later))
+
+
+# A context in which a Trainer's steps can be tried without changing its state.
+#
+# Weights are not restored, because the caller does not step the run's own optimizer.
+
+Restore = Callable[[], None]
+
+# Modules whose objects hold a Trainer's counters: its state, its accelerator, TRL's own helpers.
+COUNTING = ("transformers.trainer", "accelerate.state", "accelerate.accelerator", "trl.")
+
+
+@contextmanager
+def untouched(trainer: Any) -> Iterator[None]:
+    """Restore the Trainer's state at the end of the context, except for its weights.
+
+    The random state, gradients, buffers and everything that the Trainer has counted, buffered or
+    logged are restored exactly.
+
+    Args:
+        trainer: a transformers or TRL trainer, with its model and optimizer.
+    """
+    device = torch.device(trainer.args.device)
+    restore = _attributes(trainer)
+    try:
+        with preserve(trainer.model, random=device, modes=True, gradients=True, buffers=True):
+            yield
+    finally:
+        restore()
+        free_memory(device)
+
+
+def _attributes(trainer: Any) -> Restore:
+    """Return a function that restores the current attributes of the Trainer and its objects."""
+    seen: set[int] = {id(trainer)}
+    restores = [_contents(vars(trainer), seen)]
+    for value in [*vars(trainer).values(), trainer.accelerator.gradient_state]:
+        counts = type(value).__module__.startswith(COUNTING) and hasattr(value, "__dict__")
+        if counts and not isinstance(value, torch.nn.Module | type) and id(value) not in seen:
+            seen.add(id(value))
+            restores.append(_contents(vars(value), seen))
+
+    def restore_all() -> None:
+        for restore in restores:
+            restore()
+
+    return restore_all
+
+
+def _contents(container: Any, seen: set[int]) -> Restore:
+    """Return a function that restores the current contents of a container and nested ones.
+
+    The containers stay the same objects, because others hold references to them.
+    """
+    seen.add(id(container))
+    values = list(container.values()) if isinstance(container, dict) else list(container)
+    within = [
+        _contents(value, seen)
+        for value in values
+        if isinstance(value, dict | list | set | deque) and id(value) not in seen
+    ]
+    was = dict(container) if isinstance(container, dict) else list(container)
+
+    def restore() -> None:
+        container.clear()
+        if isinstance(container, dict | set):
+            container.update(was)
+        else:
+            container.extend(was)
+        for one in within:
+            one()
+
+    return restore

@@ -3,7 +3,7 @@
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from infrastructure.config.auto import attention_for
+from infrastructure.config.auto import attention_for, trains_lora
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.sections.training_config import BY_REWARD
+from infrastructure.config.sections.training_config import BY_REWARD, TrainingConfig
 from infrastructure.core.cache_folder import cache_directory
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.console_log import quiet_libraries
@@ -63,9 +63,10 @@ from infrastructure.models.transformers_backend import (
     load_tokenizer,
     without_weights,
 )
-from infrastructure.training.core.precision import Precision, training_device
+from infrastructure.optimization.gpu_capability import AMPERE
+from infrastructure.training.core.precision import Precision, choose_precision, training_device
 from infrastructure.training.core.product_choice import ProductChoice, measured_choice
-from infrastructure.training.methods.held_out_means import weigh_pairs
+from infrastructure.training.methods.check import OPTIMIZERS, SCHEDULES
 from infrastructure.training.methods.method_data import MethodData, TrlRow, read_data
 from infrastructure.training.methods.method_table import (
     OPTIONS,
@@ -75,16 +76,10 @@ from infrastructure.training.methods.method_table import (
     installed_method,
 )
 from infrastructure.training.methods.rewards import given_values, reward_functions, try_rewards
-from infrastructure.training.methods.trainer_arguments import (
-    Defaults,
-    arguments_of,
-    defaults_of,
-    num_generations,
-)
-from infrastructure.training.methods.training_rhythm import training_rhythm
+from infrastructure.training.strategies.base_strategy import BETAS
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState
 
 # Arguments that make several steps learn from one generation, which checkpoints do not contain.
 REUSING = ("num_iterations", "steps_per_generation", "generation_batch_size")
@@ -532,3 +527,218 @@ def _quiet() -> Iterator[None]:
     finally:
         if was_on:
             datasets.enable_progress_bars()
+
+
+def weigh_pairs(trainer: Any) -> None:
+    """Make a TRL trainer for pairs of answers report its evaluation metrics as means over all
+    pairs.
+
+    TRL collects one number per batch and logs the mean of these numbers. With 14 pairs in batches
+    of 8 and 6, a pair in the second batch weighs more, and the accuracy may be 75 %, which is not a
+    whole number of pairs. This function weights each number by the number of pairs in its batch.
+    Numbers that TRL does not collect once per batch stay unchanged.
+    """
+    name = "_metrics" if hasattr(trainer, "_metrics") else "_stored_metrics"  # the latter in ORPO
+    collected = getattr(trainer, name)
+    predict, log, sizes = trainer.prediction_step, trainer.log, []
+
+    def prediction_step(model: Any, inputs: Mapping[str, Any], *others: Any, **named: Any) -> Any:
+        # the ids are of both answers of each pair, or of the chosen one: in proportion to the pairs
+        sizes.append(next(len(ids) for name, ids in inputs.items() if name.endswith("input_ids")))
+        return predict(model, inputs, *others, **named)
+
+    def log_weighed(*others: Any, **named: Any) -> None:
+        for name, values in collected["eval"].items():
+            if len(values) == len(sizes):
+                total = sum(size * value for size, value in zip(sizes, values, strict=True))
+                collected["eval"][name] = [total / sum(sizes)]
+        sizes.clear()
+        log(*others, **named)
+
+    trainer.prediction_step, trainer.log = prediction_step, log_weighed
+
+
+# A callback that makes a Trainer evaluate and save at Temper's intervals.
+#
+# It must be added before `TemperCallback`, which saves the requested checkpoints.
+
+
+def training_rhythm(training: TrainingConfig, *, holds_out: bool) -> "TrainerCallback":
+    """Create the callback that requests evaluations and saves.
+
+    Args:
+        holds_out: True if there are rows to evaluate on.
+    """
+    from transformers import TrainerCallback
+
+    class TrainingRhythm(TrainerCallback):
+        """A callback that requests evaluations and saves at Temper's intervals."""
+
+        def on_step_end(
+            self,
+            args: object,
+            state: "TrainerState",
+            control: "TrainerControl",
+            **parts: object,
+        ) -> None:
+            """Request evaluations and saves that are due by steps, and an evaluation at the end."""
+            step, is_last = state.global_step, state.global_step >= state.max_steps
+            if holds_out and (is_last or _is_due(step, training.validation_frequency)):
+                control.should_evaluate = True
+            if _is_due(step, training.checkpoint_frequency):
+                control.should_save = True
+
+        def on_epoch_end(
+            self,
+            args: object,
+            state: "TrainerState",
+            control: "TrainerControl",
+            **parts: object,
+        ) -> None:
+            """Request evaluations and saves that are due by epochs."""
+            if state.global_step >= state.max_steps:
+                return  # the last step has handled the end
+            epoch = round(state.epoch or 0)
+            if holds_out and _is_due(epoch, training.validation_interval):
+                control.should_evaluate = True
+            if _is_due(epoch, training.checkpoint_interval):
+                control.should_save = True
+
+    return TrainingRhythm()
+
+
+def _is_due(count: int, every: int | None) -> bool:
+    return every is not None and count > 0 and count % every == 0
+
+
+# Translation of Temper's configuration to TRL's arguments.
+#
+# `check.SETTINGS` lists the settings that become arguments. A test checks that this module
+# and that table agree.
+
+LORA_FACTOR = 10  # times TRL's default learning rate, as TRL's documentation advises for adapters
+# Methods that take `max_length`. Both TRL versions in the table of `method_table` have them.
+WITH_LENGTH = ("dpo", "kto", "orpo", "reward")
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """The default values of TRL's configuration, which `auto` settings use.
+
+    Attributes:
+        learning_rate: for full fine-tuning.
+    """
+
+    learning_rate: float
+    num_epochs: float
+    num_generations: int | None
+
+
+def defaults_of(config_class: type) -> Defaults:
+    """Return the defaults of one of TRL's configuration classes without creating an instance."""
+    fields: Mapping[str, object] = {
+        name: field.default
+        for name, field in config_class.__dataclass_fields__.items()  # type: ignore[attr-defined]
+    }
+    generations = fields.get("num_generations")
+    return Defaults(
+        float(str(fields["learning_rate"])),
+        float(str(fields["num_train_epochs"])),
+        generations if isinstance(generations, int) else None,
+    )
+
+
+def arguments_of(
+    config: DeploymentConfig, device: torch.device, defaults: Defaults, folder: Path
+) -> dict[str, object]:
+    """Return all arguments of TRL's configuration, by name.
+
+    Args:
+        folder: the run directory.
+
+    Raises:
+        ValueError: the device does not support the configured precision.
+    """
+    training, name = config.training, config.training.method
+    precision = choose_precision(training.mixed_precision, device).name
+    batch_size = int(training.batch_size)
+    generations = num_generations(config, defaults)
+    arguments: dict[str, object] = {
+        # Temper's checkpoints replace TRL's, and `TrainingRhythm` decides when to evaluate.
+        "output_dir": str(folder),
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "logging_strategy": "steps",
+        "logging_steps": training.log_frequency,
+        "report_to": [],
+        "disable_tqdm": False,
+        "seed": training.seed,
+        "data_seed": training.seed,
+        "use_cpu": device.type == "cpu",
+        "learning_rate": learning_rate(config, defaults),
+        "lr_scheduler_type": SCHEDULES[training.scheduler_type],
+        "warmup_steps": training.warmup_steps,
+        "num_train_epochs": num_epochs(config, defaults),
+        "max_steps": -1 if training.max_steps is None else training.max_steps,
+        "per_device_train_batch_size": batch_size,
+        "per_device_eval_batch_size": _whole_groups(batch_size, generations),
+        "gradient_accumulation_steps": training.gradient_accumulation,
+        "weight_decay": training.weight_decay,
+        "max_grad_norm": training.max_grad_norm or 0.0,
+        "optim": OPTIMIZERS[training.optimizer],
+        "adam_beta1": BETAS[0],
+        "adam_beta2": BETAS[1],
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",
+        "tf32": _tf32(config, device),
+        "gradient_checkpointing": training.gradient_checkpointing,
+        "dataloader_pin_memory": config.data.pin_memory,
+    }
+    if training.beta != "auto":
+        arguments["beta"] = training.beta
+    if name in WITH_LENGTH:
+        arguments["max_length"] = config.data.max_length
+    else:
+        arguments["max_completion_length"] = training.max_completion_length
+        arguments["temperature"] = training.temperature
+    if generations is not None:
+        arguments["num_generations"] = generations
+    return arguments | training.method_settings
+
+
+def learning_rate(config: DeploymentConfig, defaults: Defaults) -> float:
+    """Return the peak learning rate: as configured, or TRL's default, which is multiplied by ten
+    for LoRA.
+    """
+    if config.training.learning_rate != "auto":
+        return config.training.learning_rate
+    factor = LORA_FACTOR if trains_lora(config.model) else 1
+    return defaults.learning_rate * factor
+
+
+def num_epochs(config: DeploymentConfig, defaults: Defaults) -> float:
+    """Return the number of epochs: as configured, or TRL's default."""
+    given = config.training.num_epochs
+    return defaults.num_epochs if given == "auto" else float(given)
+
+
+def num_generations(config: DeploymentConfig, defaults: Defaults) -> int | None:
+    """Return the number of answers per prompt: as configured, or TRL's default.
+
+    None if the method has no such argument.
+    """
+    given = config.training.num_generations
+    return defaults.num_generations if given == "auto" else given
+
+
+def _whole_groups(batch_size: int, generations: int | None) -> int:
+    """Round a batch size down so that a batch contains all answers to each of its prompts."""
+    if generations is None:
+        return batch_size
+    return max(1, batch_size // generations) * generations
+
+
+def _tf32(config: DeploymentConfig, device: torch.device) -> bool | None:
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < AMPERE:
+        return None
+    return config.enable_gpu_optimization

@@ -45,8 +45,8 @@ from infrastructure.training.model_adapters.base_adapter import (
     DataSource,
     LossOutput,
     ModelAdapter,
+    Objective,
 )
-from infrastructure.training.model_adapters.objective import Objective
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -1,18 +1,23 @@
 """Decisions and messages about bad losses, and the batches that are skipped because of them."""
 
+import math
+import statistics
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from infrastructure.config.sections.recovery_config import RecoveryConfig
 from infrastructure.core.errors import DeviceFailedError
 from infrastructure.core.messages import Setting, phrase
+from infrastructure.models.preserve import preserve
+from infrastructure.optimization.device_errors import is_out_of_memory
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import Position, RecoveryKind, SkippedBatch, TrainingState
+from infrastructure.training.forward.gradient_accumulation import one_step
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.training.recovery.bad_examples import find_bad_rows
 from infrastructure.training.recovery.loss_spikes import BadStep, LossSpikeDetector
 from infrastructure.training.recovery.recovery_log import (
     BAD_LOSSES,
@@ -147,3 +152,43 @@ def device_failed(error: BaseException, state: TrainingState) -> DeviceFailedErr
             what_next=saved,
         )
     )
+
+
+def find_bad_rows(
+    model: torch.nn.Module,
+    adapter: ModelAdapter,
+    strategy: TrainingStrategy,
+    optimizer: torch.optim.Optimizer,
+    examples: Sequence[object],
+    watch: LossSpikeDetector,
+) -> list[int]:
+    """Return which examples have a bad loss or gradient, by computing each one separately.
+
+    Returns:
+        The indices of the examples whose own loss or gradient is bad. Empty if there are none, or
+        if even a single example does not fit into memory.
+    """
+    losses: list[float] = []
+    try:
+        with preserve(model, random=adapter.device, modes=True):
+            model.eval()
+            for example in examples:
+                optimizer.zero_grad()
+                output = one_step(model, adapter, strategy, optimizer, [example])
+                loss = float(output.loss_sum) / max(1, output.num_items)
+                losses.append(loss if _gradients_are_finite(model) else math.nan)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return []
+    finally:
+        optimizer.zero_grad()
+    usual = [loss for loss in losses if math.isfinite(loss)]
+    limit = watch.limit(num_items=1)  # single rows vary a lot before there is a median
+    limit = max(limit, watch.factor * statistics.median(usual)) if usual else math.inf
+    return [i for i, loss in enumerate(losses) if not math.isfinite(loss) or loss > limit]
+
+
+def _gradients_are_finite(model: torch.nn.Module) -> bool:
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients)))

@@ -25,8 +25,8 @@ from infrastructure.training.sizing.cost_measurement import (
     SAVING_BYTES,
     CostMeasurement,
     StepCosts,
+    dry_run,
 )
-from infrastructure.training.sizing.dry_run import dry_run
 
 BACKWARD_SECONDS = 2.0  # relative to a forward pass
 

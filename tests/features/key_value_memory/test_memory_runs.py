@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.deployment.forecasting import forecast
+from infrastructure.deployment.forecast import forecast
 from infrastructure.models.added_modules import ADDED_WEIGHTS
 from tests.deployment.runs import (
     deploy,

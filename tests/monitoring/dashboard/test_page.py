@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.core.messages import WORDS
 from infrastructure.monitoring.report.report import write_report
 from tests.monitoring.browser import Browser, open_browser
 from tests.monitoring.dashboard.test_server import serving
@@ -162,9 +163,16 @@ def test_a_report_in_a_notebook_s_frame_has_charts_and_contents(
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 800, 1280])
 def test_the_page_fits_every_width(
-    runs: Path, browser: Browser, tmp_path: Path, width: int, scheme: str
+    runs: Path,
+    browser: Browser,
+    tmp_path: Path,
+    width: int,
+    scheme: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """800 is a Colab cell; nothing reaches out of the window, and the colours are the scheme's."""
+    monkeypatch.delenv(WORDS)
+    add(runs / "20260101-a", *falling(31, 140))  # enough for all that a caption can say
     with serving(runs) as dashboard:
         url = dashboard.url
         browser.open(url, width=width, scheme=scheme)

@@ -19,8 +19,11 @@ from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import Progress
 from infrastructure.training.metrics.sinks import make_sinks
 from infrastructure.training.observers.early_stopping import EarlyStopping
-from infrastructure.training.observers.monitor_observer import MonitorObserver, RunLogObserver
-from infrastructure.training.observers.profiler import ProfilerObserver
+from infrastructure.training.observers.monitoring_setup import (
+    MonitorObserver,
+    ProfilerObserver,
+    RunLogObserver,
+)
 from infrastructure.training.observers.run_observers import (
     ErrorsObserver,
     MetricsObserver,

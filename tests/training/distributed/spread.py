@@ -32,8 +32,7 @@ from infrastructure.training.distributed.checkpoint_storage import load_together
 from infrastructure.training.distributed.group import ALONE, Group, JoinedGroup
 from infrastructure.training.distributed.shard import shard_model, sum_after_backward
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.forward.gradient_accumulation import split
-from infrastructure.training.forward.one_step import one_step
+from infrastructure.training.forward.gradient_accumulation import one_step, split
 
 GLOBAL_BATCH, NUM_STEPS, SAVED_AFTER = 12, 4, 2
 WORDS = ["alpha", "beta", "gamma", "delta", "red", "blue", "cat", "dog", "one", "two"]

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -25,8 +26,8 @@ from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.launcher import launched_process
 from infrastructure.core.shared_cores import THREADS_VARIABLE
 from infrastructure.core.stop_signals import StopSignal
-from infrastructure.training.distributed import launch, members, rank_watch
-from infrastructure.training.distributed.launch import LOOPBACK, Agent
+from infrastructure.training.distributed import launch, members
+from infrastructure.training.distributed.launch import LOOPBACK, Agent, RankWatch, living_ranks
 from tests.forks import forked_python
 from tests.training.distributed.stand_in import PATIENCE_SECONDS, STOPPED
 
@@ -122,9 +123,9 @@ def test_a_lost_process_is_started_again_with_one_sentence(
 
 @pytest.fixture
 def short_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_watch, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(rank_watch, "MOST_STOPPED_SECONDS", 0.5)
-    monkeypatch.setattr(rank_watch, "MOST_SECONDS_AFTER_FIRST", 0.5)
+    monkeypatch.setattr(launch, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(launch, "MOST_STOPPED_SECONDS", 0.5)
+    monkeypatch.setattr(launch, "MOST_SECONDS_AFTER_FIRST", 0.5)
 
 
 @pytest.mark.usefixtures("short_watch")
@@ -405,3 +406,41 @@ def test_what_other_ranks_wrote_is_kept_without_secrets(tmp_path: Path) -> None:
     assert "hf_abc" not in kept
     assert len(kept) < 2.1 * launch.KEPT_BYTES
     assert not (run / "logs/rank-2.txt").exists()
+
+
+def rank(number: int) -> "subprocess.Popen[str]":
+    """A child that does nothing, and can be seen to be a rank."""
+    return subprocess.Popen(["/bin/sleep", "60"], env={"RANK": str(number)}, text=True)
+
+
+def stop(process: "subprocess.Popen[str]") -> None:
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+
+
+def test_who_is_stopped_is_given_time_and_a_pause_of_all_counts_for_nobody() -> None:
+    first, second = rank(0), rank(1)
+    try:
+        time.sleep(0.1)
+        assert set(living_ranks()) == {0, 1}
+        watch = RankWatch(2)
+        limit = launch.MOST_STOPPED_SECONDS
+        stop(second)
+        for _ in range(int(limit)):
+            watch.look(1.0)
+        second.send_signal(signal.SIGCONT)
+        time.sleep(0.1)
+        watch.look(1.0)  # it has gone on: the time begins anew
+        stop(second)
+        for _ in range(int(limit)):
+            watch.look(1.0)
+        watch.look(limit)  # the agent was stopped itself
+        assert (watch.reasons, second.poll()) == ({}, None)
+        watch.look(1.0)
+        assert second.wait(60) == -signal.SIGKILL
+        assert "stopped" in watch.reasons[second.pid]
+        assert first.poll() is None
+    finally:
+        for process in (first, second):
+            process.kill()
+            process.wait()

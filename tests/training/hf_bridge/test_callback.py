@@ -13,18 +13,22 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers.trainer_callback import PrinterCallback
 
+from infrastructure.backup.state.random_state import capture_random
 from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import (
     CheckpointError,
     CopyNotConfirmedError,
+    RunStoppedError,
     StorageError,
     TrainingDivergedError,
 )
@@ -41,10 +45,17 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
+from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Extension, Observer
-from infrastructure.training.hf_bridge import TemperCallback
-from infrastructure.training.hf_bridge.callback import FOLDER
+from infrastructure.training.hf_bridge import TemperCallback, callback
+from infrastructure.training.hf_bridge.callback import (
+    FOLDER,
+    exception_of_stop,
+    leave_training,
+    random_states,
+    write_checkpoint_folder,
+)
 from tests.faults.kill_storm import in_child
 from tests.slow import slow
 from tests.training.hf_bridge.tiny_trainer import (
@@ -812,3 +823,198 @@ def test_all_generators_and_the_best_loss_go_on_where_they_were(tmp_path: Path) 
     assert torch.equal(weights(again.model), weights(whole.model))
     assert begins.best | goes_on.best == unbroken.best
     assert unbroken.best[0] == math.inf > unbroken.best[5]
+
+
+STEPS = 4
+
+
+class Stops(Observer):
+    """Asks for a stop in the second step, by a signal or as a deadline does."""
+
+    def __init__(self, number: signal.Signals | None) -> None:
+        self.number = number
+
+    def after_backward(self, state: TrainingState) -> None:
+        if state.step == 1 and self.number is not None:
+            os.kill(os.getpid(), self.number)
+
+    def step_end(self, state: TrainingState) -> None:
+        if state.step == 2 and self.number is None:
+            state.interrupt("the deadline", StopReason.DEADLINE)
+
+
+def script(folder: Path, *hooks: Observer, **options: Any) -> None:
+    """A person's script, which saves the model as its result."""
+    trainer = trainer_of(folder, max_steps=STEPS)
+    callback = TemperCallback(
+        "tiny", settings(folder), say=lambda line: None, hooks=hooks, **options
+    )
+    trainer.add_callback(callback)
+    trainer.train(resume_from_checkpoint=callback.resume_from())
+    trainer.save_model(str(folder / "result"))
+
+
+def exit_code(work: Callable[[], None]) -> int:
+    """The exit code of a process that does `work` as a script does."""
+
+    def run() -> None:
+        try:
+            work()
+        except KeyboardInterrupt:
+            os._exit(130)  # as Python's own end by this signal looks to a shell
+        except SystemExit as end:
+            os._exit(int(end.code or 0))
+
+    return os.waitstatus_to_exitcode(os.waitpid(in_child(run), 0)[1])
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (None, 75)],
+)
+def test_a_stopped_script_saves_no_result_until_it_is_run_again(
+    tmp_path: Path, number: signal.Signals | None, code: int
+) -> None:
+    assert exit_code(lambda: script(tmp_path, Stops(number))) == code
+    summary = json.loads((tmp_path / "runs/tiny/summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("stopped", 2)
+    assert not (tmp_path / "result").exists()
+    assert exit_code(lambda: script(tmp_path)) == 0
+    result = (tmp_path / "result/model.safetensors").read_bytes()
+    assert result == (tmp_path / "runs/tiny/final/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, RunStoppedError)],
+)
+def test_a_kernel_gets_an_error_that_does_not_end_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    error: type[BaseException],
+) -> None:
+    monkeypatch.setattr(callback, "in_notebook_kernel", lambda: True)
+    with pytest.raises(error, match=r"trainer\.stopped\(run=tiny, step=2, how="):
+        script(tmp_path, Stops(number))
+    assert not (tmp_path / "result").exists()
+    assert isinstance(exception_of_stop(None, ""), RunStoppedError)
+
+
+def test_a_caller_that_handles_stops_itself_gets_control_back(tmp_path: Path) -> None:
+    script(tmp_path, Stops(signal.SIGTERM), is_whole=True)
+    assert (tmp_path / "result").exists()
+
+
+def test_a_trainer_that_was_stopped_can_train_again_with_its_noise_once() -> None:
+    removed: list[str] = []
+    handle = SimpleNamespace(remove=lambda: removed.append("noise"))
+    trainer = SimpleNamespace(is_in_train=True, neftune_noise_alpha=5, neftune_hook_handle=handle)
+    leave_training(trainer)
+    assert (trainer.is_in_train, removed) == (False, ["noise"])
+    leave_training(None)
+
+
+WEIGHT = torch.arange(6.0).reshape(2, 3)
+
+
+def version(model: dict[str, Any], scaler: dict[str, Any] | None = None) -> Snapshot:
+    """Of a training whose optimizer has nothing to remember."""
+    encoded = torch.frombuffer(bytearray(b'{"global_step": 4}'), dtype=torch.uint8)
+    tensors = {
+        "model": {"a.weight": WEIGHT},
+        "random": capture_random(torch.device("cpu")),
+        "trainer": {"trainer_state.json": encoded},
+    }
+    optimizer = {"values": {}, "param_groups": [{"lr": 0.5, "params": [0]}]}
+    values = {"optimizer": optimizer, "scheduler": {"last_epoch": 4}, "scaler": scaler}
+    return Snapshot(tensors, {**values, "model": model})
+
+
+def whole(config: str | None) -> dict[str, Any]:
+    return {"adapters": None, "config": config, "tied": {"b.weight": "a.weight"}}
+
+
+def names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+ALWAYS = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"}
+
+
+@pytest.mark.parametrize("config", [None, '{"model_type": "gpt2"}'])
+def test_a_whole_model_with_its_tied_weights_and_its_configuration_where_it_has_one(
+    tmp_path: Path, config: str | None
+) -> None:
+    folder = write_checkpoint_folder(version(whole(config)), tmp_path / "f", tmp_path / "none")
+    assert names(folder) == {"model.safetensors", *ALWAYS, *(["config.json"] if config else [])}
+    if config:
+        assert (folder / "config.json").read_text() == config
+    found = load_file(folder / "model.safetensors")
+    assert found.keys() == {"a.weight", "b.weight"}
+    assert all(torch.equal(tensor, WEIGHT) for tensor in found.values())
+    assert json.loads((folder / "trainer_state.json").read_text()) == {"global_step": 4}
+    optimizer = torch.load(folder / "optimizer.pt", weights_only=True)
+    assert optimizer["param_groups"] == [{"lr": 0.5, "params": [0]}]
+    assert torch.load(folder / "scheduler.pt", weights_only=True) == {"last_epoch": 4}
+
+
+def test_adapters_lie_in_folders_of_their_names_and_the_first_in_none(tmp_path: Path) -> None:
+    adapter = {"config": {"r": 3}, "names": {"x.lora_A": "a.weight"}}
+    model = {"adapters": {"default": adapter, "other": adapter}}
+    folder = write_checkpoint_folder(version(model), tmp_path / "f", tmp_path / "none")
+    files = {"adapter_config.json", "adapter_model.safetensors"}
+    assert names(folder) == {*ALWAYS, *files, *(f"other/{name}" for name in files)}
+    for inside in (folder, folder / "other"):
+        assert json.loads((inside / "adapter_config.json").read_text()) == {"r": 3}
+        found = load_file(inside / "adapter_model.safetensors")
+        assert torch.equal(found["x.lora_A"], WEIGHT)
+
+
+def test_the_tokenizer_and_the_loss_scaler_come_with_it(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")
+    snapshot = version(whole(None), scaler={"scale": 8.0})
+    folder = write_checkpoint_folder(snapshot, tmp_path / "f", tmp_path / "tokenizer")
+    assert {"tokenizer.json", "scaler.pt"} <= names(folder)
+    assert torch.load(folder / "scaler.pt", weights_only=True) == {"scale": 8.0}
+
+
+@pytest.mark.parametrize("has_drawn", [False, True])
+def test_each_generator_goes_on_where_it_was(has_drawn: bool) -> None:
+    """With the second half of a drawn pair of normal numbers that Python and NumPy keep."""
+    python, numpy, own = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        if has_drawn:
+            random.gauss(0, 1)
+            np.random.normal()
+        captured = capture_random(torch.device("cpu"))
+        expected = [random.gauss(0, 1), np.random.normal(), float(torch.rand(1))]
+        states = random_states(captured)  # when they have gone on
+        random.setstate(states["python"])
+        np.random.set_state(states["numpy"])
+        torch.set_rng_state(states["cpu"])
+        assert [random.gauss(0, 1), np.random.normal(), float(torch.rand(1))] == expected
+        assert "cuda" not in states or torch.cuda.is_available()
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(own)
+
+
+def test_the_best_model_lies_where_the_state_of_the_trainer_points(tmp_path: Path) -> None:
+    snapshot = version(whole(None))
+    state = {"global_step": 4, "best_global_step": 3, "best_model_checkpoint": "/gone/checkpoint-3"}
+    content = torch.tensor([1, 2, 250], dtype=torch.uint8)
+    encoded = torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
+    snapshot.tensors["trainer"] = {"trainer_state.json": encoded}
+    snapshot.tensors["best"] = {"model.safetensors": content, "b/config.json": content[:1]}
+    folder = write_checkpoint_folder(snapshot, tmp_path / "f", tmp_path / "none")
+    read = json.loads((folder / "trainer_state.json").read_text())
+    best = Path(read.pop("best_model_checkpoint"))
+    assert read == {"global_step": 4, "best_global_step": 3}
+    assert best.name == "checkpoint-3"
+    assert best.is_relative_to(folder)
+    assert best.parent != folder, "PEFT takes a folder with weights in it for an adapter"
+    assert (best / "model.safetensors").read_bytes() == bytes([1, 2, 250])
+    assert (best / "b/config.json").read_bytes() == bytes([1])

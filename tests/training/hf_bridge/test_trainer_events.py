@@ -1,16 +1,31 @@
 """The events of a Trainer, in their order, as those of a training, and what each leaves behind."""
 
+import itertools
 import math
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from infrastructure.backup.format.store import Store
+from infrastructure.core.errors import StorageError, TrainingDivergedError
+from infrastructure.training.checkpoints.save_schedule import SaveSchedule
+from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event
 from infrastructure.training.hf_bridge import trainer_events
-from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
+from infrastructure.training.hf_bridge.trainer_events import (
+    FIRST_ROWS,
+    EvaluatedRows,
+    SaveTiming,
+    TrainerEvents,
+)
+from infrastructure.training.recovery.save_retry import SaveRetryPolicy
+from tests.backup.memory_place import save
 
 
 class Saves:
@@ -439,3 +454,314 @@ def test_evaluations_of_one_step_are_one_and_the_best_is_kept() -> None:
     world.events.evaluated({"eval_loss": 9.0}, NOTHING, [4, 5])
     assert world.state.best_evaluation_loss == 9.0, "other rows are no measure"
     assert Event.EVAL_END.value == "eval_end"
+
+
+CPU = torch.device("cpu")
+
+
+def identity_of(dataset: Any) -> str | None:
+    return EvaluatedRows(CPU).identity_of(dataset)
+
+
+VALUES: list[Any] = [
+    *(None, 1, 1.5, "1", [1], [[1]], [1, 2], [2, 1], {"a": 1}, {"b": 1}, {"a": 2}, {"a": {"b": 1}}),
+    *(np.array([1]), np.array([1.0]), np.array([2]), torch.tensor([1]), torch.tensor([1.0])),
+    *(torch.tensor([[1]]), torch.tensor([2]), {"a": 1, "b": 2}, {"a": [1], "b": "x"}),
+]
+
+
+def test_no_two_rows_are_alike() -> None:
+    hashes = [identity_of([value]) for value in VALUES]
+    assert None not in hashes
+    assert len({*hashes}) == len(VALUES)
+    assert identity_of([(1, 2)]) == identity_of([[1, 2]])
+    assert identity_of([{"b": 2, "a": 1}]) == identity_of([{"a": 1, "b": 2}])
+    assert identity_of([{1: 2, "a": 1}]) == identity_of([{"a": 1, 1: 2}])
+
+
+@pytest.mark.parametrize("num_rows", [1, FIRST_ROWS, FIRST_ROWS + 4])
+def test_each_row_and_their_order_count(num_rows: int) -> None:
+    rows = [*range(num_rows)]
+    whole = identity_of(rows)
+    assert whole == identity_of([*rows])
+    for index in range(num_rows):
+        assert identity_of([*rows[:index], -1, *rows[index + 1 :]]) != whole
+    assert identity_of([*rows, num_rows]) != whole
+    assert num_rows == 1 or identity_of(rows[::-1]) != whole
+
+
+def test_each_row_of_a_table_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from datasets import Dataset as Table
+
+    monkeypatch.setattr(trainer_events, "BATCH_ROWS", 7)
+    cells = [*range(20)]
+    whole = identity_of(Table.from_dict({"x": cells}))
+    assert whole == identity_of(Table.from_dict({"x": cells})) is not None
+    for index in cells:
+        changed = [-1 if cell == index else cell for cell in cells]
+        assert identity_of(Table.from_dict({"x": changed})) != whole
+
+
+def test_rows_that_cannot_be_known_have_no_identity() -> None:
+    assert identity_of(None) is None
+    assert identity_of(itertools.count()) is None
+
+    class Drawing(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            return torch.rand(2)
+
+    state = torch.get_rng_state()
+    assert identity_of(Drawing([1, 2])) is None
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_data_set_is_read_once_until_another_one_comes() -> None:
+    read: list[int] = []
+
+    class Noting(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            read.append(index)
+            return super().__getitem__(index)
+
+    rows, others, reader = Noting([1, 2]), Noting([3]), EvaluatedRows(CPU)
+    first = reader.identity_of(rows)
+    assert read == [0, 1] * 3
+    assert reader.identity_of(rows) == first
+    assert reader.identity_of(None) is None
+    assert reader.identity_of(rows) == first
+    assert len(read) == 6
+    assert reader.identity_of(others) not in (first, None)
+    assert reader.identity_of(rows) == first
+
+
+class Versions:
+    """A store that may refuse; what was begun is committed when it is collected."""
+
+    def __init__(self) -> None:
+        self.refuses = self.is_slow = False
+        self.begun: list[str] = []
+        self.good = Path()
+
+    def begin(self, snapshot: Snapshot, *, kind: str, score: float | None) -> None:
+        if self.refuses:
+            raise StorageError("the disk is full")
+        self.begun.append(kind)
+
+    def save(self, snapshot: Snapshot, *, kind: str, healthy: bool) -> None:
+        self.begin(snapshot, kind=kind, score=None)
+
+    def newest(self) -> Path:
+        return self.good
+
+    def collect(self, wait: bool) -> list[Path]:
+        if self.refuses:
+            raise StorageError("the disk is full")
+        if self.is_slow and not wait:
+            return []
+        committed, self.begun = [Path(kind) for kind in self.begun], []
+        return committed
+
+
+@pytest.fixture
+def published() -> list[Path]:
+    return []
+
+
+@pytest.fixture
+def saver(published: list[Path]) -> Any:
+    def take(is_finished: bool) -> Snapshot:
+        return Snapshot({"model": {}}, {})
+
+    failures = SaveRetryPolicy(3, clock=lambda: 0.0)
+    make: Callable[..., SaveTiming] = SaveTiming  # of stand-ins
+    return make(Versions(), SaveSchedule(None, None), failures, take, published.append)
+
+
+def state() -> TrainingState:
+    return TrainingState(torch.nn.Linear(1, 1), step=4)
+
+
+def test_a_save_that_was_refused_is_made_good_by_the_next(
+    saver: Any, published: list[Path]
+) -> None:
+    saver.versions.refuses = True
+    saver.request("scheduled")
+    saver.save(state())
+    assert (saver.failures.count, published) == (1, [])
+    saver.versions.refuses = False
+    saver.request("emergency")
+    saver.save(state())
+    assert saver.failures.count == 1  # it is not committed yet
+    saver.collect(state())
+    assert (saver.failures.count, published) == (0, [Path("emergency")])
+
+
+def test_that_a_training_has_diverged_is_reported_from_a_full_disk_too(
+    saver: Any, tmp_path: Path
+) -> None:
+    name = save(Store(tmp_path), 2)
+    saver.versions.good = Store(tmp_path).manifest_path(name)
+    saver.versions.refuses = True
+    saver.take = lambda is_finished: Snapshot({"model": {"w": torch.tensor([math.nan])}}, {})
+    saver.request("scheduled")
+    with pytest.raises(
+        TrainingDivergedError, match=r"trainer\.weights_not_finite.*step=4.*newest=2"
+    ):
+        saver.save(state())
+    assert saver.failures.count == 1
+
+
+def test_at_the_end_a_refused_version_is_tried_once_more(saver: Any, published: list[Path]) -> None:
+    saver.versions.refuses = True
+    saver.request("scheduled")
+    saver.save(state())
+    saver.versions.refuses = False
+    saver.finish(state())
+    assert (saver.failures.count, published) == (0, [Path("scheduled")])
+
+
+def test_what_is_due_first_gives_the_kind_and_nothing_due_writes_nothing(saver: Any) -> None:
+    saver.save(state())
+    assert saver.versions.begun == []
+    saver.request("stopped")
+    saver.request("scheduled")
+    saver.save(state())
+    saver.save(state())
+    assert saver.versions.begun == ["stopped"]
+
+
+def test_a_version_that_the_disk_refuses_while_it_is_written_stops_nobody(
+    saver: Any, published: list[Path]
+) -> None:
+    saver.request("scheduled")
+    saver.save(state())
+    saver.versions.refuses = True
+    saver.collect(state())
+    assert (saver.failures.count, published) == (1, [])
+
+
+@pytest.mark.parametrize("was_refused", [False, True])
+def test_at_the_end_what_is_still_being_written_is_waited_for(
+    was_refused: bool, saver: Any, published: list[Path]
+) -> None:
+    saver.versions.is_slow, saver.versions.refuses = True, was_refused
+    saver.request("scheduled")
+    saver.save(state())
+    saver.versions.refuses = False
+    saver.finish(state())
+    assert (saver.failures.count, published) == (0, [Path("scheduled")])
+
+
+def test_by_the_clock_a_version_is_requested_only_where_one_is_due(saver: Any) -> None:
+    saver.request_by_clock(4)
+    assert saver.due is None
+    saver.schedule.kind_due = lambda step: "manual"
+    saver.request_by_clock(4)
+    assert saver.due == "manual"
+
+
+class Noted(Versions):
+    """Notes with what each version was begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.facts: list[tuple[object, ...]] = []
+
+    def begin(self, snapshot: Snapshot, *, kind: str, score: float | None) -> None:
+        super().begin(snapshot, kind=kind, score=score)
+        self.facts.append((kind, score))
+
+    def save(self, snapshot: Snapshot, *, kind: str, healthy: bool) -> None:
+        self.facts.append((kind, healthy))
+
+
+@pytest.mark.parametrize(
+    ("is_ending", "is_interrupted", "is_finished"),
+    [(None, False, False), (False, False, False), (True, False, True), (True, True, False)],
+)
+def test_a_version_is_of_a_finished_training_where_nothing_more_is_to_come(
+    saver: Any, is_ending: bool | None, is_interrupted: bool, is_finished: bool
+) -> None:
+    taken: list[bool] = []
+
+    def take(is_finished: bool) -> Snapshot:
+        taken.append(is_finished)
+        return Snapshot({"model": {}}, {})
+
+    saver.take = take
+    if is_ending is not None:  # else as it begins
+        saver.is_ending = is_ending
+    at = state()
+    at.is_interrupted, at.total_steps = is_interrupted, at.step + 1
+    saver.request("scheduled")
+    saver.save(at)
+    assert taken == [is_finished]
+
+
+def test_the_score_of_exactly_these_weights_goes_along(saver: Any) -> None:
+    saver.versions, at = Noted(), state()
+    at.evaluation, at.evaluated_step = {"eval_loss": 1.25}, at.step
+    saver.request("manual")
+    saver.save(at)
+    at.evaluated_step = at.step - 1
+    saver.request("scheduled")
+    saver.save(at)
+    assert saver.versions.facts == [("manual", 1.25), ("scheduled", None)]
+
+
+def test_weights_that_are_no_numbers_are_kept_as_evidence(saver: Any, tmp_path: Path) -> None:
+    saver.versions = Noted()
+    saver.versions.good = Store(tmp_path).manifest_path(save(Store(tmp_path), 2))
+    saver.take = lambda is_finished: Snapshot({"model": {"w": torch.tensor([math.inf])}}, {})
+    saver.request("scheduled")
+    with pytest.raises(TrainingDivergedError):
+        saver.save(state())
+    assert saver.versions.facts == [("emergency", False)]
+
+
+def test_the_first_version_is_what_the_training_began_with(saver: Any) -> None:
+    for kind in ("manual", "scheduled"):
+        saver.request(kind)
+        saver.save(state())
+        saver.collect(state())
+    assert saver.first == Path("manual")
+    saver.first = Path("before")
+    saver.request("scheduled")
+    saver.save(state())
+    saver.collect(state())
+    assert saver.first == Path("before")
+
+
+def test_a_refused_version_is_due_again_by_the_clock(saver: Any) -> None:
+    saver.versions.refuses = True
+    saver.request("manual")
+    saver.save(state())
+    saver.failures.clock = lambda: 1e9
+    saver.request_by_clock(5)
+    assert saver.due == "scheduled"
+
+
+def test_what_a_save_took_is_noted_for_its_schedule(saver: Any) -> None:
+    noted: list[tuple[int, float]] = []
+    saver.schedule.note_save = lambda step, seconds: noted.append((step, seconds))
+    saver.save(state())
+    assert noted == []
+    saver.request("scheduled")
+    saver.save(state())
+    ((step, seconds),) = noted
+    assert step == 4
+    assert 0 <= seconds < 60
+
+
+def test_the_newest_committed_version_decides_what_is_kept(saver: Any, tmp_path: Path) -> None:
+    assert saver.kept_step == 0
+    store = Store(tmp_path)
+    first, second = (store.manifest_path(save(store, step)) for step in (2, 5))
+    parts = (saver.versions, saver.schedule, saver.failures, saver.take, saver.announce)
+    resumed = SaveTiming(*parts, first)
+    assert resumed.kept_step == 2
+    saver.versions.collect = lambda wait: [second]
+    resumed.collect(state())
+    assert (resumed.kept_step, resumed.first) == (5, first)
+    second.unlink()
+    assert resumed.kept_step == -1

@@ -14,6 +14,7 @@ from infrastructure.training.checkpoints import checkpoint_manager
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Observer
+from infrastructure.training.recovery import bad_loss
 from infrastructure.training.recovery.recovery_log import num_rollbacks
 from tests.slow import slow_but
 from tests.training.loop.test_loop_recovery import counts, lasting, with_metrics
@@ -64,8 +65,11 @@ def trained_without(directory: Path, **settings: Any) -> Training:
 
 
 @pytest.mark.parametrize("log_frequency", slow_but([3], [1, 3, 100]))
-def test_a_poisoned_row_is_named_and_passed_over(tmp_path: Path, log_frequency: int) -> None:
+def test_a_poisoned_row_is_named_and_passed_over(
+    tmp_path: Path, log_frequency: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In each of three epochs; weights, schedule and hooks are as if those batches were not."""
+    monkeypatch.setattr(bad_loss, "MAX_ROLLBACKS", 9)
     settings = {"log_frequency": log_frequency}
     training = poisoned(tmp_path / "poisoned", **settings).run()
     reference = trained_without(tmp_path / "reference", **settings)
@@ -88,9 +92,10 @@ def test_a_poisoned_row_is_named_and_passed_over(tmp_path: Path, log_frequency: 
 
 @pytest.mark.parametrize("log_frequency", slow_but([1], [1, 3]))
 def test_a_run_killed_before_in_or_after_going_back_ends_the_same(
-    tmp_path: Path, log_frequency: int
+    tmp_path: Path, log_frequency: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any version that was ever committed could have been the last one before a kill."""
+    monkeypatch.setattr(bad_loss, "MAX_ROLLBACKS", 9)
     settings: dict[str, Any] = {"log_frequency": log_frequency, "num_epochs": 2}
     whole = poisoned(tmp_path / "whole", **settings).run()
     versions = whole.checkpoints.checkpoints()

@@ -18,13 +18,14 @@ from infrastructure.training.methods import step_probe
 from infrastructure.training.methods.step_probe import (
     ProbedCosts,
     StepProbe,
+    _contents,
     _later_mean,
     _lengths,
     _units,
     steps_per_epoch,
+    untouched,
 )
 from infrastructure.training.methods.trl_training import TrlTraining
-from infrastructure.training.methods.untouched import _contents, untouched
 from tests.training.methods.method_runs import configuration
 
 

@@ -5,6 +5,8 @@ import math
 import os
 import shutil
 import signal
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +15,10 @@ import pytest
 import torch
 
 from benchmarks.family_models import save_language_model
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.schema import schema_of
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.models.model_manager import ModelManager
@@ -26,11 +31,18 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary
 from infrastructure.run.trained_rows import trained_rows
 from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
+from infrastructure.training.methods.check import Use, treatment_of
 from infrastructure.training.methods.trl_training import (
+    Defaults,
     TrlTraining,
     _cut_by_own_length,
+    arguments_of,
     carried_columns,
+    defaults_of,
+    training_rhythm,
+    weigh_pairs,
 )
+from tests.config.field_values import other_value
 from tests.conftest import save_tiny_llama
 from tests.field.test_ends import CHATML, base_with_chatml
 from tests.slow import slow, slow_but
@@ -534,3 +546,209 @@ def test_a_teacher_must_have_the_same_tokens_and_not_only_as_many(
     TrlTraining(configuration("distillation", tmp_path, saved_llama, teacher), tmp_path)
     with pytest.raises(ValueError, match=r"methods\.teacher_tokenizer_differs\(teacher=.*other"):
         TrlTraining(configuration("distillation", tmp_path, saved_llama, other), tmp_path)
+
+
+class Trainer:
+    """What TRL's trainers do of it: a number of each batch, and their mean when it is logged."""
+
+    def __init__(self, attribute: str) -> None:
+        self.collected: Any = {"train": {"share": [0.5]}, "eval": defaultdict(list)}
+        setattr(self, attribute, self.collected)
+        self.logged: dict[str, float] = {}
+
+    def prediction_step(self, model: object, inputs: dict[str, torch.Tensor]) -> None:
+        ids = next(value for name, value in inputs.items() if name.endswith("input_ids"))
+        self.collected["eval"]["share"].append(ids.float().mean().item())
+        self.collected["eval"]["num_tokens"] = [7.0]
+
+    def log(self, logs: dict[str, float]) -> None:
+        means = {name: sum(each) / len(each) for name, each in self.collected["eval"].items()}
+        self.logged = logs | means
+        self.collected["eval"].clear()
+
+
+@pytest.mark.parametrize(
+    ("attribute", "ids"),
+    [("_metrics", "input_ids"), ("_stored_metrics", "chosen_input_ids")],  # the latter: ORPO
+)
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_smaller_batch_weighs_less(rounds: int, attribute: str, ids: str) -> None:
+    trainer = Trainer(attribute)
+    weigh_pairs(trainer)
+    for _ in range(rounds):  # nothing is left of the one before
+        for batch in (torch.ones(8, 3), torch.zeros(6, 3)):
+            trainer.prediction_step(None, {"labels": torch.ones(1), ids: batch})
+        trainer.log({"loss": 1.0})
+        assert trainer.logged == {"loss": 1.0, "share": pytest.approx(8 / 14), "num_tokens": 7.0}
+        assert trainer.collected["train"] == {"share": [0.5]}
+
+
+def due(training: TrainingConfig, *, holds_out: bool = True) -> list[tuple[int, str]]:
+    """What is due in a training of ten steps in epochs of four."""
+    rhythm, wanted = training_rhythm(training, holds_out=holds_out), []
+    for step in range(1, 11):
+        control = SimpleNamespace(should_evaluate=False, should_save=False)
+        state: Any = SimpleNamespace(global_step=step, max_steps=10, epoch=step / 4)
+        rhythm.on_step_end(None, state, control)
+        if step % 4 == 0:
+            rhythm.on_epoch_end(None, state, control)
+        wanted += [(step, "evaluate")] * control.should_evaluate + [
+            (step, "save")
+        ] * control.should_save
+    return wanted
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [(4, "evaluate"), (4, "save"), (8, "evaluate"), (8, "save"), (10, "evaluate")]),
+        (
+            {"validation_interval": 2, "checkpoint_interval": None},
+            [(8, "evaluate"), (10, "evaluate")],
+        ),
+        ({"validation_interval": None, "checkpoint_interval": 2}, [(8, "save"), (10, "evaluate")]),
+        (
+            {"validation_frequency": 6, "checkpoint_frequency": 5},
+            [(5, "save"), (6, "evaluate"), (10, "evaluate"), (10, "save")],
+        ),
+    ],
+)
+def test_epochs_steps_and_the_end(
+    settings: dict[str, Any], expected: list[tuple[int, str]]
+) -> None:
+    assert due(TrainingConfig(**settings)) == expected
+    saves = [one for one in expected if one[1] == "save"]
+    assert due(TrainingConfig(**settings), holds_out=False) == saves
+
+
+FIELDS = schema_of(DeploymentConfig).fields
+ARGUMENTS = [
+    key
+    for key in FIELDS
+    if (treatment := treatment_of(key)) is not None and treatment.use is Use.ARGUMENT
+]
+DEFAULTS = Defaults(learning_rate=1e-6, num_epochs=3.0, num_generations=8)
+VALUES: dict[str, object] = {
+    "training.optimizer": "paged_adamw_8bit",
+    "training.mixed_precision": "bf16",
+    "training.method_settings": {"loss_type": "dapo"},
+}
+NEED_A_GPU = {"device": "use_cpu", "enable_gpu_optimization": "tf32"}
+
+
+def arguments(*, device: str = "cpu", **sections: Any) -> dict[str, object]:
+    training = {"method": "grpo", **sections.pop("training", {})}
+    config = DeploymentConfig(training=training, **sections)
+    return arguments_of(config, torch.device(device), DEFAULTS, Path("runs/a"))
+
+
+@pytest.mark.parametrize("key", [key for key in ARGUMENTS if key not in NEED_A_GPU])
+def test_a_setting_becomes_the_argument(key: str) -> None:
+    treatment, (section, _, name) = treatment_of(key), key.rpartition(".")
+    assert treatment is not None
+    value = VALUES.get(key, other_value(FIELDS[key]))
+    before, after = arguments(), arguments(**{section: {name: value}})
+    changed = {k for k in {*before, *after} if before.get(k) != after.get(k)}
+    named = treatment.words if key != "training.method_settings" else "loss_type"
+    if key == "training.mixed_precision":
+        before = arguments(training={"mixed_precision": "fp32"})
+        assert (before["bf16"], after["bf16"]) == (False, True)
+        return
+    allowed = {named, "data_seed"} if named == "seed" else {named}
+    if named in ("per_device_train_batch_size", "num_generations"):
+        allowed = allowed | {"per_device_eval_batch_size"}
+    assert named in changed <= allowed
+
+
+def test_the_device_decides_where() -> None:
+    assert arguments()["use_cpu"] is True
+    assert arguments()["tf32"] is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "argument", "expected"),
+    [
+        ("optimizer", "adamw", "optim", "adamw_torch"),
+        ("optimizer", "adamw_8bit", "optim", "adamw_bnb_8bit"),
+        ("optimizer", "paged_adamw", "optim", "paged_adamw_32bit"),
+        ("optimizer", "paged_adamw_8bit", "optim", "paged_adamw_8bit"),
+        ("optimizer", "sgd", "optim", "sgd"),
+        ("scheduler_type", "cosine", "lr_scheduler_type", "cosine"),
+        ("scheduler_type", "linear", "lr_scheduler_type", "linear"),
+        ("scheduler_type", "constant", "lr_scheduler_type", "constant_with_warmup"),
+        ("max_grad_norm", None, "max_grad_norm", 0.0),
+        ("max_grad_norm", 0.5, "max_grad_norm", 0.5),
+        ("max_steps", None, "max_steps", -1),
+        ("seed", 7, "seed", 7),
+        ("seed", 7, "data_seed", 7),
+        ("learning_rate", 0.25, "learning_rate", 0.25),
+        ("num_epochs", 2, "num_train_epochs", 2.0),
+        ("mixed_precision", "bf16", "fp16", False),
+        ("mixed_precision", "fp32", "fp16", False),
+        ("method_settings", {"logging_steps": 3}, "logging_steps", 3),
+    ],
+)
+def test_a_value_is_the_one_that_trl_means(
+    setting: str, value: object, argument: str, expected: object
+) -> None:
+    assert arguments(training={setting: value})[argument] == expected
+
+
+def test_fp16_is_computed_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    given = arguments(device="cuda", training={"mixed_precision": "fp16"})
+    assert (given["fp16"], given["bf16"], given["use_cpu"], given["tf32"]) == (
+        True,
+        False,
+        False,
+        None,
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    for is_on in (True, False):
+        given = arguments(device="cuda", enable_gpu_optimization=is_on)
+        assert given["tf32"] is is_on
+
+
+def test_versions_evaluation_and_reports_are_left_to_temper() -> None:
+    kept = ("output_dir", "save_strategy", "eval_strategy", "logging_strategy", "report_to")
+    given = arguments()
+    assert [given[name] for name in kept] == ["runs/a", "no", "no", "steps", []]
+
+
+def test_auto_is_what_trl_takes_and_ten_times_that_for_lora() -> None:
+    assert arguments()["learning_rate"] == 1e-6
+    lora = {"lora_config": True}
+    assert arguments(model=lora)["learning_rate"] == pytest.approx(1e-5)
+    assert arguments(model=lora, training={"learning_rate": 0.25})["learning_rate"] == 0.25
+    assert arguments()["num_train_epochs"] == 3
+    assert arguments()["num_generations"] == 8
+    assert "beta" not in arguments()
+
+
+def test_lengths_are_those_that_a_method_has() -> None:
+    for method in ("dpo", "kto", "orpo", "reward"):
+        pairs = arguments(training={"method": method}, data={"max_length": 99})
+        assert pairs["max_length"] == 99
+        assert not {"max_completion_length", "temperature"} & pairs.keys()
+    for method in ("grpo", "rloo", "distillation"):
+        written = arguments(training={"method": method, "max_completion_length": 9})
+        assert written["max_completion_length"] == 9
+        assert "max_length" not in written
+    assert arguments()["per_device_eval_batch_size"] == 32
+    assert arguments(training={"batch_size": 12})["per_device_eval_batch_size"] == 8
+
+
+def test_the_defaults_are_those_of_trl_s_configuration() -> None:
+    @dataclass
+    class Config:
+        learning_rate: float = 5e-5
+        num_train_epochs: float = 3.0
+        num_generations: int = 6
+
+    @dataclass
+    class Other:
+        learning_rate: float = 1e-4
+        num_train_epochs: int = 1
+
+    assert defaults_of(Config) == Defaults(5e-5, 3.0, 6)
+    assert defaults_of(Other) == Defaults(1e-4, 1.0, None)

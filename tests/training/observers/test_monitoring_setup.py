@@ -3,20 +3,44 @@
 import json
 import logging
 import socket
+import time
+from collections.abc import Generator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
+from infrastructure.models.flops import arithmetic_of
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.monitoring.logging_config import TRAINING_FILE
-from infrastructure.monitoring.training_monitor import ALERTS_FILE, PERFORMANCE_FILE, SYSTEM_FILE
-from infrastructure.training.observers.monitoring_setup import seldom
+from infrastructure.monitoring.records.run_reader import PROFILE_FILE
+from infrastructure.monitoring.training_monitor import (
+    ALERTS_FILE,
+    PERFORMANCE_FILE,
+    SYSTEM_FILE,
+    TrainingMonitor,
+)
+from infrastructure.training.core.precision import Precision
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.loop import loop
+from infrastructure.training.observers import monitoring_setup
+from infrastructure.training.observers.monitoring_setup import (
+    TRACE_FILE,
+    MonitorObserver,
+    ProfilerObserver,
+    RunLogObserver,
+    seldom,
+)
 from tests.deployment.runs import deploy, losses, small_settings
+from tests.monitoring.scripted_machine import ScriptedGpus, ScriptedMachine
 from tests.monitoring.webhook_server import webhook_server
+from tests.training.toy_training import Training
 
 
 def config_of(folder: Path, monitor: dict[str, Any], **more: Any) -> DeploymentConfig:
@@ -93,3 +117,197 @@ def test_a_costly_probe_is_read_seldom() -> None:
     moments, answers = iter([0.0, 30.0, 59.0, 60.0]), iter([1.0, 2.0])
     probe = seldom(lambda: next(answers), 60.0, clock=lambda: next(moments))
     assert [probe() for _ in range(4)] == [1.0, 1.0, 1.0, 2.0]
+
+
+def test_a_trace_and_a_table_of_the_requested_steps(tmp_path: Path) -> None:
+    profiled = Training(hooks=[ProfilerObserver(tmp_path, 2)]).run()
+    found = json.loads((tmp_path / PROFILE_FILE).read_text())
+    assert (found["first_step"], found["last_step"]) == (3, 4)
+    names = {row["name"] for row in found["rows"]}
+    assert any(name.startswith("aten::") for name in names)
+    assert all(row["calls"] > 0 for row in found["rows"])
+    seconds = [row["processor_seconds"] for row in found["rows"]]
+    assert seconds == sorted(seconds, reverse=True)
+    events = json.loads((tmp_path / TRACE_FILE).read_text())["traceEvents"]
+    assert any(event.get("name", "").startswith("aten::") for event in events)
+    assert torch.equal(profiled.weights, Training().run().weights)
+
+
+def test_a_training_that_ends_before_has_what_was_recorded(tmp_path: Path) -> None:
+    Training(hooks=[ProfilerObserver(tmp_path, 1000)], max_steps=5).run()
+    found = json.loads((tmp_path / PROFILE_FILE).read_text())
+    assert (found["first_step"], found["last_step"]) == (3, 5)
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "logs").write_text("a file in the way")
+    training = Training(hooks=[ProfilerObserver(tmp_path, 1)]).run()
+    assert training.state.step == training.state.total_steps
+    assert caplog.text.count("training.profiling_failed") == 1
+
+
+FP32 = Precision("fp32", "cpu")
+
+
+def quiet_monitor(**options: Any) -> TrainingMonitor:
+    """Takes a sample at the end only."""
+    options = {"interval_seconds": 1000.0, "sinks": []} | options
+    return TrainingMonitor(machine=ScriptedMachine(), gpus=ScriptedGpus(), **options)
+
+
+def watched(directory: Path | None = None, **settings: Any) -> tuple[Training, TrainingMonitor]:
+    training = Training(directory, **settings)
+    monitor = quiet_monitor()
+    hooks = training.loop.hooks.hooks
+    hooks.append(MonitorObserver(monitor, training.adapter, FP32))
+    return training, monitor
+
+
+def test_each_logged_step_is_passed_to_the_monitor() -> None:
+    training, monitor = watched(log_frequency=2)
+    training.run()
+    recent = list(monitor.recent_metrics)
+    logged = [n for n in range(1, 13) if n % 2 == 0 or n == 1]
+    assert [metrics.step for metrics in recent] == logged
+    newest = recent[-1]
+    assert newest.loss == training.state.loss
+    assert newest.batch_size == len(training.state.batch)
+    assert newest.gradient_norm is not None
+    assert newest.seconds_per_step is not None
+    assert 0 < newest.seconds_per_step < 60
+    assert newest.samples_per_second is not None
+    mean_batch = (6 + 2) / 2  # of steps 11 and 12, of which the last ends an epoch of 20
+    assert newest.samples_per_second * newest.seconds_per_step == pytest.approx(mean_batch)
+    assert newest.model_flops_utilization is not None
+    assert 0 < newest.model_flops_utilization <= 1
+
+
+def test_utilization_is_of_the_devices_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitoring_setup, "measure_operations_per_second", lambda *_: 1e15)
+    training, monitor = watched()
+
+    class OfFour(Observer):
+        def train_start(self, state: TrainingState) -> None:
+            state.num_processes = 4
+
+    training.loop.hooks.hooks.insert(0, OfFour())
+    training.run()
+    newest = monitor.recent_metrics[-1]
+    assert newest.tokens_per_second is not None
+    assert newest.samples_per_second is not None
+    length = newest.tokens_per_second / newest.samples_per_second
+    done = arithmetic_of(training.state.model).per_second(newest.tokens_per_second, length)
+    assert newest.model_flops_utilization == pytest.approx(done / 4e15)
+
+
+def test_training_is_the_same_with_and_without_it(tmp_path: Path) -> None:
+    training, _ = watched(tmp_path / "watched")
+    training.run()
+    assert torch.equal(training.weights, Training(tmp_path / "alone").run().weights)
+
+
+def test_waiting_for_data_is_reported_as_a_share_of_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a clock that shows a little more at each look, and a tenth of a second at each batch."""
+    training, monitor = watched()
+    whole, now = training.source.train_batches, [0.0]
+
+    def clock() -> float:
+        now[0] += 0.001
+        return now[0]
+
+    def slow(*arguments: Any) -> Generator[Sequence[Any], None, None]:
+        for batch in whole(*arguments):
+            now[0] += 0.1
+            yield batch
+
+    for module in (loop, monitoring_setup):
+        monkeypatch.setattr(module, "time", SimpleNamespace(**vars(time) | {"perf_counter": clock}))
+    monkeypatch.setattr(training.source, "train_batches", slow)
+    training.run()
+    shares = [metrics.data_wait_percent for metrics in monitor.recent_metrics]
+    assert min(share for share in shares if share is not None) > 30
+    assert training.state.data_wait_seconds > 0.1 * len(shares)
+
+
+def test_checkpoints_get_older_until_the_next(tmp_path: Path) -> None:
+    training, monitor = watched(tmp_path)
+    age = monitor.probes["checkpoint_age_seconds"]
+    assert age() is None
+    training.run()
+    first, _ = age(), time.sleep(0.02)
+    assert first is not None
+    later = age()
+    assert later is not None
+    assert first + 0.02 <= later < 60
+
+
+def test_one_forward_pass_is_measured_at_an_evaluation() -> None:
+    training, monitor = watched()
+    training.run()
+    latency = monitor.probes["inference_latency_seconds"]()
+    assert latency is not None
+    assert 0 < latency < 60
+    assert monitor.recent_samples[-1]["inference_latency_seconds"] == latency
+
+
+def test_the_monitor_begins_and_ends_with_the_training() -> None:
+    training = Training()
+    monitor, order = quiet_monitor(), list[str]()
+    training.loop.hooks.hooks.append(
+        MonitorObserver(
+            monitor,
+            training.adapter,
+            FP32,
+            start=lambda: order.append("start"),
+            stop=lambda: order.append("stop"),
+        )
+    )
+    training.run()
+    assert order == ["start", "stop"]
+    assert monitor.recent_samples[-1]["step"] == training.state.step
+    monitor.start_monitoring()  # so it had been stopped
+    monitor.stop_monitoring()
+
+
+def test_a_monitor_that_fails_is_reported_once_and_the_training_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    training, monitor = watched()
+
+    def broken(metrics: object) -> None:
+        raise RuntimeError("out of order")
+
+    monitor.log_training_metrics = broken  # type: ignore[method-assign]
+    training.run()
+    assert training.state.step == training.state.total_steps
+    assert caplog.text.count("core.part_is_off(name=the monitor, error=out of order)") == 1
+    monitor.start_monitoring()  # it was ended all the same
+    monitor.stop_monitoring()
+
+
+def test_an_overflow_that_a_loss_scaler_looks_for_is_no_alert() -> None:
+    state = TrainingState(torch.nn.Linear(1, 1))
+    state.metrics = {"learning_rate": 0.1, "grad_norm": float("inf")}
+    training = Training()
+    reported = []
+    for name in ("fp16", "bf16"):
+        monitor = quiet_monitor()
+        MonitorObserver(monitor, training.adapter, Precision(name, "cpu")).step_end(state)
+        reported.append(monitor.recent_metrics[-1].gradient_norm)
+    assert reported == [None, float("inf")]
+
+
+def test_the_log_has_beginning_evaluations_checkpoints_and_end(tmp_path: Path) -> None:
+    records: list[dict[str, Any]] = []
+    training = Training(tmp_path, hooks=[RunLogObserver(records.append)])
+    training.run()
+    messages = [record["message"] for record in records]
+    assert messages[0] == "training.log_training_begins()"
+    assert messages[-1] == "training.training_ended()"
+    assert messages.count("training.log_evaluated()") == 3
+    assert "training.log_checkpoint_saved()" in messages
+    assert records[-1]["step"] == training.state.total_steps

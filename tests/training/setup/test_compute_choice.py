@@ -24,7 +24,7 @@ from infrastructure.training.setup.compute_choice import (
     choose_by_product,
     choose_by_trial,
 )
-from infrastructure.training.sizing.dry_run import DryRunStep, MicroCost
+from infrastructure.training.sizing.cost_measurement import DryRunStep, MicroCost
 from tests.training.small_runs import small_trainer
 
 MakeTrainer = Callable[..., EnhancedTrainer]

@@ -106,7 +106,7 @@ class Choice(QuantumProblem):
         return {label: int(i in ones) for i, label in enumerate(self.labels)}
 
     def repair(self, sample: Sample) -> Sample:
-        """Add or drop items one at a time, the cheapest first, until exactly k are chosen."""
+        """Add or remove items one at a time, the cheapest first, until exactly k are chosen."""
         chosen = self.indices(sample)
         if len(chosen) == self.num_chosen:
             return sample
@@ -139,8 +139,8 @@ class Choice(QuantumProblem):
     def _row_sums(self) -> tuple[Array, Array]:
         """Return the sums of the positive and of the negative scaled pairs in each row.
 
-        When an item is added, at most k - 1 others are chosen, so only the k - 1 largest positive
-        pairs of a row count.
+        Only the k - 1 largest positive pairs of a row are summed, because at most k - 1 other items
+        are chosen when an item is added.
         """
         n, others = len(self.labels), max(1, self.num_chosen - 1)
         positive, negative = np.zeros(n), np.zeros(n)

@@ -41,7 +41,7 @@ def greedy_matching(similarity: Array, relevance: Array, scale: float, num_chose
 def exchanged(
     chosen: Array, similarity: Array, relevance: Array, scale: float, num_passes: int = 4
 ) -> Array:
-    """Exchange each chosen example in turn for the one that lowers the distance most, if any does.
+    """Exchange each chosen example in turn for the example that lowers the distance most.
 
     The search ends when a pass changes nothing, or after `num_passes`. After a greedy choice, it
     took milliseconds. For a tenth of the pool, its distance was 1 to 8 % above the best that any

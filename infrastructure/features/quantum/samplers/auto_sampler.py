@@ -16,7 +16,7 @@ LEAST_DENSITY = 0.01
 
 
 class AutoSampler(dimod.Sampler):
-    """A sampler that passes each problem to the sampler that fits it.
+    """A sampler that passes each problem to the most suitable sampler.
 
     The `info` of the answer contains the name (`sampler`) and the reason for the choice (`reason`).
 

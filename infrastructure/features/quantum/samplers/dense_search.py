@@ -91,7 +91,9 @@ class DenseSearch(Search[FlipState]):
                 best, fruitless = child.energy, 0
 
     def _child(self, first: FlipState, second: FlipState) -> FlipState:
-        """Return a child that keeps its parents' common values and searches over the rest."""
+        """Return a child that keeps the values its parents have in common, and searches over the
+        rest.
+        """
         open_variables = _disputed(first, second)
         _, warm = self._temperatures()
         child = first.copy()
@@ -141,7 +143,7 @@ class DenseSearch(Search[FlipState]):
 def _place_of(
     child: FlipState, population: Sequence[FlipState], first: int, second: int
 ) -> int | None:
-    """Return the index of the assignment that a child replaces, or None if the child is dropped.
+    """Return the index of the assignment that a child replaces; None if the child is dropped.
 
     It replaces its twin (nearly the same assignment) if there is one, else the nearer or the other
     parent, but only one with a higher energy. A child beside its twin would remove the differences

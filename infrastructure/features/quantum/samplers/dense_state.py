@@ -25,7 +25,7 @@ EXCHANGES_AT_ONCE = 80_000  # pairs compared at once; they fit into the processo
 
 
 def never() -> bool:
-    """Return False. This is the stop condition of a search that has none."""
+    """Return False, as the stop condition of a search without one."""
     return False
 
 
@@ -181,7 +181,8 @@ class SwapState(DenseState):
         return rises[np.arange(len(ones)), zeros] - self.field[ones], zeros
 
     def _exchange_if(self, one: int, zero: int, limit: float) -> bool:
-        """Swap a one and a zero if `zero` is still zero and the energy rises by less than `limit`.
+        """Swap a one and a zero, if they still have these values and the energy rises by less than
+        `limit`.
 
         Return whether they were swapped.
         """

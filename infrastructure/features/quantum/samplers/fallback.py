@@ -40,7 +40,7 @@ class FallbackChain:
 
         Args:
             time_limit: seconds for the whole chain. Each sampler may use an equal share of the time
-                left, so one that hangs leaves the others their share.
+                left, so that a sampler that hangs does not use up the others' time.
 
         Raises:
             SamplerError: all samplers failed; the text gives the reason of each.

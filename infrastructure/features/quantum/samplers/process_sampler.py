@@ -65,7 +65,7 @@ class ProcessSampler(dimod.Sampler):
             self._child = Child()
 
     def close(self) -> None:
-        """End the process. The next problem starts another one."""
+        """End the process. For the next problem, a new process is started."""
         if self._child is not None:
             self._child.end()
             self._child = None

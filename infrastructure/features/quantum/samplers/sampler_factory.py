@@ -28,7 +28,7 @@ SAMPLERS: dict[str, Callable[[], dimod.Sampler]] = {
 
 
 def create_sampler(name: str) -> dimod.Sampler:
-    """Create the sampler of a name (hyphens are underscores), or of a custom `module:Class`.
+    """Create the sampler with a certain name (hyphens are underscores), or a custom `module:Class`.
 
     A custom sampler is a class with a method `sample`, such as `dwave.samplers:TabuSampler`. It
     runs in a separate process, as all samplers do that keep no time limit by themselves.

@@ -1,4 +1,4 @@
-"""The process that runs a sampler which keeps no deadline by itself.
+"""The process that runs a sampler which does not observe a deadline itself.
 
 It reads problems from standard input and writes answers to the original standard output. Everything
 a sampler prints goes to standard error. The process ends with its parent: the lifeline is a pipe
@@ -93,7 +93,7 @@ def answer(
 
 
 def _created(name: str) -> dimod.Sampler:
-    """Create the sampler of a name, or of a custom `module:Class`.
+    """Create the sampler with a certain name, or a custom `module:Class`.
 
     Raises:
         ValueError: the name, module or class does not exist, or is not created without arguments.

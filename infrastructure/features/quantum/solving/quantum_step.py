@@ -183,7 +183,8 @@ def _query(
 
 
 def _compared(answer: _Answer, question: FormulatedProblem) -> _Answer:
-    """Return the samplers' answer, or a baseline if that is better or no sampler answered.
+    """Return the samplers' answer; if a baseline is better or no sampler answered, return the
+    baseline.
 
     Raises:
         SamplerError: there is neither an answer nor a baseline.

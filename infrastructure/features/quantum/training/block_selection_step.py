@@ -82,7 +82,7 @@ class BlockSelectionStep:
         )
 
     def apply(self, problem: QuantumProblem, decision: object, decisions: Decisions) -> Record:
-        """Add a decision to those in force, and return a description of it for reports."""
+        """Add a decision to the current decisions, and return a description of it for reports."""
         assert isinstance(problem, BlockSelection)
         problem.apply(decision, decisions)
         names = [str(name) for name in problem.labels]
@@ -97,7 +97,7 @@ def num_chosen_blocks(config: QuantumConfig, num_blocks: int) -> int:
 
 
 def check_blocks(config: QuantumConfig, model: torch.nn.Module) -> None:
-    """Refuse a model whose blocks leave no choice, if the problem is block selection.
+    """Reject a model whose blocks leave no choice, if the problem is block selection.
 
     Raises:
         ValueError: there are too few blocks, or the model does not number them.

@@ -13,7 +13,7 @@ from infrastructure.features.quantum.training.fisher_labels import SampledLabels
 from infrastructure.models.lora import HEAD_LAYER, layer_of
 from infrastructure.models.preserve import measuring
 from infrastructure.training.core.precision import Precision
-from infrastructure.training.forward.one_step import backward_of_sum
+from infrastructure.training.forward.gradient_accumulation import backward_of_sum
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 
 Array = npt.NDArray[np.float64]

@@ -27,7 +27,7 @@ from infrastructure.features.quantum.training.per_example_gradients import examp
 from infrastructure.features.quantum.training.step_records import Record
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.training.sizing.dry_run import DryRunStep, dry_run
+from infrastructure.training.sizing.cost_measurement import DryRunStep, dry_run
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 AUTO_SHARE = 0.9  # share of the examined examples that is chosen if no budget is set
@@ -102,7 +102,7 @@ class DataSelectionStep:
     def least_steps(self, global_batch_size: int, *, measures_training: bool) -> float:
         """Return the lowest possible cost of this quantum step, in training steps.
 
-        It consists of measuring the costs, and of examining the fewest examples.
+        This is the cost of measuring the costs and of examining the minimum number of examples.
         """
         probed = self._probed_ids
         num_rows = len(probed) * (1 + measures_training) + min(self._num_warming, len(probed))
@@ -258,8 +258,8 @@ class DataSelectionStep:
     def completed(self, candidates: Ids, chosen: Ids) -> Ids:
         """Return the complete selection: the chosen candidates and examples that were not examined.
 
-        These are drawn at random until the budget is used up. Without a budget, all of them are
-        included.
+        Examples that were not examined are drawn at random until the budget is used up. Without a
+        budget, all of them are included.
         """
         others = np.setdiff1d(np.arange(self.data.num_candidates), candidates)
         missing = len(others) if self._is_auto else self.data.num_examples - len(chosen)

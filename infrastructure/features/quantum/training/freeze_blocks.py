@@ -54,7 +54,7 @@ def forget_optimizer_moments(state: TrainingState, chosen: frozenset[str] | None
 
 
 def _left_out(state: TrainingState, chosen: frozenset[str] | None) -> list[torch.nn.Parameter]:
-    """Return the parameters of this phase's blocks that were not chosen."""
+    """Return the parameters of those blocks of this phase that were not chosen."""
     if chosen is None:
         return []
     blocks = phase_blocks(state)

@@ -74,8 +74,8 @@ class OverheadBudget:
     def step_seconds(self) -> float | None:
         """The average seconds of a training step; None if there is no measurement.
 
-        Before a step has ended in this process, it is the forecast. The first step is a warm-up and
-        counts only as long as there is no other.
+        Before the first step of this process has ended, this is the forecast. The first step is a
+        warm-up, whose time is used only until another step has ended.
         """
         warm = self._steps[1:] or self._steps
         return sum(warm) / len(warm) if warm else self.forecast_step_seconds
@@ -122,7 +122,7 @@ def _rounded_up(percent: float) -> str:
 
 
 def over_budget(cost_seconds: float, allowed_seconds: float, percent: float) -> str:
-    """Explain why a quantum step is skipped, and with which limit it would run."""
+    """Explain why a quantum step is skipped, and which limit would let it run."""
     needed = percent * cost_seconds / max(allowed_seconds, 1e-9)
     return phrase(
         "quantum.step_over_time_budget",
@@ -134,7 +134,9 @@ def over_budget(cost_seconds: float, allowed_seconds: float, percent: float) -> 
 
 
 def too_few_steps(least_steps: float, num_steps: int, percent: float) -> str:
-    """Explain why a quantum step is skipped that cannot fit the limit, without a measurement."""
+    """Explain why a quantum step that certainly exceeds the limit is skipped without a
+    measurement.
+    """
     return phrase(
         "quantum.step_over_work_budget",
         least_steps=least_steps,

@@ -19,7 +19,7 @@ from infrastructure.optimization.device_errors import (
     release_traceback,
 )
 from infrastructure.training.core.precision import Precision
-from infrastructure.training.forward.one_step import backward_of_sum
+from infrastructure.training.forward.gradient_accumulation import backward_of_sum
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 
 

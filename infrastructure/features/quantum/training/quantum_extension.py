@@ -133,8 +133,8 @@ class QuantumExtension(Extension):
     def step_end(self, state: TrainingState) -> None:
         """Drop the optimizer state of frozen blocks.
 
-        It changes only here, because at any other time a checkpoint of the last boundary could
-        already contain the change.
+        The optimizer state is changed only here, because otherwise a checkpoint of the previous
+        step could already contain the change.
         """
         self.session.cost.step_has_ended()
         forget_optimizer_moments(state, self.session.decisions.blocks)
@@ -166,7 +166,7 @@ class QuantumExtension(Extension):
     # When
 
     def _decided_by_first(self, work: Callable[[], None]) -> None:
-        """Run `work` on rank 0, and broadcast the resulting decisions to every rank."""
+        """Run `work` on rank 0, and send the resulting decisions to every rank."""
 
         def decide() -> dict[str, Any]:
             before = self.session.decisions

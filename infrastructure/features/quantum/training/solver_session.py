@@ -69,7 +69,7 @@ class TrainingParts(Protocol):
 
 
 class SolverSession:
-    """The solving of one run's problems. The extension determines which ones, and when.
+    """The solving of one run's problems, which the quantum extension requests.
 
     Args:
         trainer: its parts are used after the run has begun.

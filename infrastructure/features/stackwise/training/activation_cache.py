@@ -13,7 +13,7 @@ The key contains everything that the values depend on: the examples and their or
 step, unit, page size, number format, masks. So a reader knows everything but the values. It trusts
 nothing in a file until the hash agrees, and the hash of a page of another cache or with another
 number never does. The hash is compared when a page is first read. A page that is truncated, corrupt
-or missing is rebuilt. So no lock is needed: any other writer of the page writes the same bytes.
+or missing is rebuilt. No lock is needed, because every process writes the same bytes to a page.
 """
 
 import hashlib

@@ -14,7 +14,7 @@ from infrastructure.features.stackwise.training.stack_phases import Unit
 def copy_from_below(rack: Rack, unit: Unit) -> None:
     """Give the layers of a new unit the weights of the trained layers directly below, in order.
 
-    They are repeated if there are too few.
+    If there are fewer trained layers than layers in the unit, they are repeated.
 
     Raises:
         ValueError: the layers differ in shape.

@@ -235,7 +235,7 @@ class MaskedObjective:
         return MaskedExample(input_ids, positions, targets.astype(np.int64), time_step, weight)
 
     def time_step_of(self, example: TokenizedExample, *, held_out: bool = False) -> int:
-        """Return the example's time step: the one for all examples, or else a random one."""
+        """Return the example's time step: the one set for all examples, or a random one."""
         if self.time_step is not None:
             return self.time_step
         first, second = self._words("time step", example, self._draw(held_out))[:2]

@@ -82,7 +82,9 @@ class StackRun(RunParts):
             return None
 
     def plan(self) -> PlanCosts | None:
-        """Return the costs of each phase. A run that records them computes them only once."""
+        """Return the costs of each phase. The costs are computed only once for a run that records
+        them.
+        """
         hooks = self.trainer.hooks.hooks
         known = [hook.plan() for hook in hooks if isinstance(hook, PhaseRecords)]
         return known[0] if known else self._costs()

@@ -162,7 +162,7 @@ class PlanCosts:
         return seconds[index] * left_of_phase + sum(seconds[index + 1 :])
 
     def growth_bytes(self, step: int, measured: int, num_tokens: int, value_bytes: int) -> int:
-        """Estimate how many more bytes a later phase needs than phase `measured`, which may be < 0.
+        """Estimate how many more bytes a later phase needs than phase `measured`; may be negative.
 
         The largest phase from `step` on counts.
 

@@ -31,8 +31,8 @@ def plain_tensors(
 ) -> Named:
     """Yield parameters and persistent buffers of the model in their final form, by name.
 
-    Tensors that exist only for training are left out. A shared tensor is yielded under each of its
-    names.
+    Tensors that are needed only in training are left out. A shared tensor is yielded under each of
+    its names.
 
     Args:
         prefix: prefix of the names.
@@ -47,10 +47,10 @@ def _tensors(
     leave_out: torch.nn.Module | None,
     adapters: Mapping[int, Mapping[str, LowRankPair]],
 ) -> Named:
-    """Yield the tensors that `plain_tensors` returns.
+    """Yield the tensors of a module as `plain_tensors` does.
 
     Args:
-        adapters: low-rank pairs by the `id` of their linear layer.
+        adapters: the low-rank pairs of each linear layer, by its `id`.
     """
     if isinstance(beside := getattr(module, ADAPTERS, None), LayerAdapters):
         adapters = {id(linear_of(module, key)): pairs for key, pairs in beside.named_pairs()}

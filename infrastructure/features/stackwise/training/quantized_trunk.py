@@ -179,7 +179,9 @@ def quantized_bytes(kind: str, rows: int, width: int) -> int:
 
 
 class _Product(torch.autograd.Function):
-    """The autograd function x W' + b. It dequantizes W in each pass and never keeps it."""
+    """The autograd function x W' + b, which dequantizes W in each pass instead of keeping the
+    result.
+    """
 
     @staticmethod
     def forward(

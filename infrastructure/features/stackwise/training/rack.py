@@ -40,7 +40,7 @@ class _StoppedError(Exception):
 
 
 class StandIn(torch.nn.Module):
-    """A replacement for a layer that is left out. It returns its input, or other hidden states.
+    """A replacement for a layer that is left out. It returns its input, or given hidden states.
 
     Attributes:
         start: hidden states that are returned instead of the input.
@@ -55,7 +55,7 @@ class StandIn(torch.nn.Module):
         self.gives_tuple, self.start, self.stops = gives_tuple, start, stops
 
     def __getattr__(self, name: str) -> Any:
-        """Look up missing attributes in the replaced layer. Models read its type of attention."""
+        """Look up missing attributes in the replaced layer, because models read some of them."""
         try:
             return super().__getattr__(name)
         except AttributeError:

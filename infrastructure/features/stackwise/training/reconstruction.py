@@ -1,4 +1,4 @@
-"""Feature reconstruction: the objective of all units of layers except the top one.
+"""Feature reconstruction: the training objective of all units of layers except the top one.
 
 A small decoder reconstructs a unit's input from its output. So the output keeps the information of
 the input, and stays useful for the unit above. Method: LoPT (2605.04913). The decoder is a

@@ -27,7 +27,7 @@ ITSELF = "__self__"  # the key of a layer that is itself linear, whose name in i
 
 
 class LowRankPair(torch.nn.Module):
-    """A pair of low-rank matrices that computes `scale * B A x`, with B zero at first.
+    """A pair of low-rank matrices A and B that computes `scale * B A x`. B is zero at first.
 
     Args:
         num_in, num_out: sizes of the linear layer.
@@ -56,7 +56,7 @@ ForwardHook = Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor]
 
 
 class LayerAdapters(torch.nn.ModuleDict):
-    """The low-rank pairs of one layer: a `ModuleDict` for each linear layer, by pair key."""
+    """The low-rank pairs of one layer: for each linear layer in it, a `ModuleDict` by pair key."""
 
     def named_pairs(self) -> Iterator[tuple[str, dict[str, LowRankPair]]]:
         """Yield the key and the pairs of each linear layer."""
@@ -136,7 +136,9 @@ class StackAdapters:
         layer.add_module(ADAPTERS, adapters)
 
     def hook(self) -> None:
-        """Attach the pairs to the current linear layers. Call this again if these are replaced."""
+        """Attach the pairs to the current linear layers. Call this again if these layers are
+        replaced.
+        """
         for handle in self._handles:
             handle.remove()
         self._handles = [
@@ -167,7 +169,9 @@ class StackAdapters:
 
 
 def rank_of(config: TrainingConfig, stack: int) -> tuple[int, float]:
-    """Return the rank and alpha of a stack. If a stack has its own rank, alpha is scaled."""
+    """Return rank and alpha of a stack's matrices. If the stack has its own rank, alpha is
+    scaled.
+    """
     rank = config.qlora_rank
     if config.qlora_strategy == "variable":
         rank = (config.qlora_ranks or {}).get(stack, rank)

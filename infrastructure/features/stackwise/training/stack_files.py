@@ -137,7 +137,7 @@ def digest_of(tensors: Mapping[str, TensorBytes]) -> str:
 
 
 def write_stack(folder: Path, tensors: Tensors, record: StackRecord) -> bool:
-    """Write a stack's files unless the same ones exist; return whether they were written.
+    """Write a stack's files, unless identical files exist; return whether they were written.
 
     Args:
         record: its `sha256` and `num_parameters` are set here.

@@ -76,7 +76,7 @@ def kind_of(config: TrainingConfig) -> str:
 
 
 def caches_trunk(config: TrainingConfig, num_epochs: int) -> bool:
-    """Return whether frozen layers' output is cached. By default, it is if it is used again."""
+    """Return whether the output of frozen layers is cached; by default, if it is used again."""
     if config.cache_activations is None:
         return config.trunk_can_be_cached and num_epochs > 1
     return config.cache_activations
@@ -208,7 +208,8 @@ def trains_head(config: TrainingConfig, unit: Unit, units: Sequence[Unit]) -> bo
 
 
 def time_steps_of(config: TrainingConfig, index: int, num_units: int) -> list[int | None]:
-    """Return the time step of each phase of a unit, in order; [None] if examples draw their own.
+    """Return the time step of each phase of a unit, in order; [None] if examples draw their own
+    time steps.
 
     With `time_interpretation` "depth", each unit has one time step, from the first bin to the last.
     With "input" and a cache, each unit trains with all time steps, one after another.

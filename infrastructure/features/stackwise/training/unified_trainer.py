@@ -305,7 +305,8 @@ class GivenModelAdapter(StandardModelAdapter):
     def _masks(self, model: torch.nn.Module) -> MaskedObjective | None:
         """Create the masked objective, or return None if masking is off.
 
-        The mask token is the one that the model names, or else the last token of the vocabulary.
+        The mask token is the token that the model's configuration names, or else the last token of
+        the vocabulary.
 
         Raises:
             ValueError: the last token is needed as the mask token, but occurs in the data.
@@ -325,7 +326,7 @@ class GivenModelAdapter(StandardModelAdapter):
     def describe(self) -> JsonObject:
         """Return the model's description with a hash of the weights that no checkpoint contains.
 
-        These are weights such as the base of a LoRA.
+        Such weights are, for example, the base of a LoRA.
         """
         assert self.model is not None
         facts = {"lora": hasattr(self.model, "peft_config")}
@@ -336,7 +337,9 @@ class GivenModelAdapter(StandardModelAdapter):
 
 
 def _token_of(model: torch.nn.Module, name: str) -> int | None:
-    """Return the token that the model's configuration has under `name`, if it is embedded."""
+    """Return the token that the model's configuration names as `name`; None if it has no
+    embedding.
+    """
     token = getattr(inner_model(model).config, name, None)
     is_there = isinstance(token, int) and 0 <= token < token_embeddings(model).num_embeddings
     return token if is_there else None
@@ -362,7 +365,7 @@ def check_fits(model: torch.nn.Module, rows: TokenRows) -> None:
 
 
 def rows_of(batch: object) -> list[TokenizedExample]:
-    """Split a batch into its rows, without empty ones.
+    """Split a batch into its rows, leaving out empty rows.
 
     The batch has `input_ids` (B, L), and optionally `labels` (the same ids, or -100: not trained)
     and `attention_mask` (0: padding, which is removed).

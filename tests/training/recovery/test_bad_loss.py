@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.training.recovery.bad_examples import find_bad_rows
+from infrastructure.training.recovery.bad_loss import find_bad_rows
 from infrastructure.training.recovery.loss_spikes import LossSpikeDetector
 from infrastructure.training.strategies import get_training_strategy
 from tests.training.toy import ToyAdapter, ToyModel

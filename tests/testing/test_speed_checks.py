@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from infrastructure.testing.baseline import FILE, MAX_MEASUREMENTS, Baselines, compare
+from infrastructure.testing.speed_checks import FILE, MOST_KEPT, Baselines, compare
 
 WORK = {"model": "tiny", "device": "a CPU"}
 
@@ -45,11 +45,11 @@ def test_slower_than_chance(before: tuple[float, ...], now: float, is_slower: bo
 
 def test_old_measurements_are_forgotten_and_all_on_request(tmp_path: Path) -> None:
     baselines = Baselines(tmp_path)
-    for number in range(MAX_MEASUREMENTS + 5):
+    for number in range(MOST_KEPT + 5):
         baselines.keep(WORK, {"seconds_per_step": 1.0 + number}, {})
     kept = baselines.earlier(WORK)
-    assert len(kept) == MAX_MEASUREMENTS
-    assert kept[-1] == {"seconds_per_step": 1.0 + MAX_MEASUREMENTS + 4}
+    assert len(kept) == MOST_KEPT
+    assert kept[-1] == {"seconds_per_step": 1.0 + MOST_KEPT + 4}
     baselines.forget(WORK)
     assert baselines.earlier(WORK) == []
 
