@@ -738,7 +738,11 @@ class TrainingDeployment:
         hooks: list[Hook] = [
             MetricsObserver(MetricsLogger(sinks)),
             ProgressObserver(lambda total, step: self.make_progress(total, step, copies.short)),
-            CheckpointLines(self.report, run=shlex.quote(from_here(run.path))),
+            CheckpointLines(
+                self.report,
+                copies.confirmed_step if copies.has_place else None,
+                run=shlex.quote(from_here(run.path)),
+            ),
             ErrorsObserver(run.path),
             ReportObserver(run.path),
         ]

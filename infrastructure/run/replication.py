@@ -117,6 +117,10 @@ class RunReplication:
             return None
         return short_words(self._look(), time.time())
 
+    def confirmed_step(self) -> int | None:
+        """Return the newest step that is confirmed at the backup destination, or None."""
+        return self._look().confirmed_step
+
     def seconds_to_confirm(self) -> float:
         """Estimate the seconds until a checkpoint is confirmed, from how long the last one took.
 

@@ -105,7 +105,7 @@ def test_a_run_leaves_everything_behind(configure: Callable[..., DeploymentConfi
     assert json.loads(bad_row)["line"] == 41
     text = "\n".join(lines)
     assert "held-out loss" in text
-    assert "report.html" in text
+    assert "run.report_line(" in text
 
 
 class StopAt(Observer):

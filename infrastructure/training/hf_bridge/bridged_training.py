@@ -530,7 +530,11 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
         *others,
         *monitoring_hooks(config, directory, None, precision, run.report, copies.probes()),
         MetricsObserver(MetricsLogger(sinks_of_run(sinks, directory))),
-        CheckpointLines(run.report, run=shlex.quote(from_here(directory))),
+        CheckpointLines(
+            run.report,
+            copies.confirmed_step if copies.has_place else None,
+            run=shlex.quote(from_here(directory)),
+        ),
         ErrorsObserver(directory),
         Standstill(),
         ReportObserver(directory),

@@ -36,6 +36,7 @@ REPORT_INTERVAL_SECONDS = 60.0
 REPORT_TIME_SHARE = 0.01
 LOOK_AT_COPIER_SECONDS = 1.0
 LINE_SECONDS = 60.0  # between two lines on checkpoints
+LOOK_SECONDS = 2.0  # between two looks at what is backed up
 
 
 class MetricsObserver(Observer):
@@ -124,13 +125,15 @@ class ProgressObserver(Observer):
 
 
 class CheckpointLines(Observer):
-    """An observer that shows a line when a checkpoint is saved.
+    """An observer that shows a line when a checkpoint is saved, and when it is backed up.
 
     At most one save per minute is shown. When a save is not shown for the first time, a line says
     so.
 
     Args:
         show: shows a line.
+        confirmed_step: returns the newest step at the backup destination. None: there is no backup
+            destination.
         clock: returns seconds, counted from any start.
         run: the name of the run, for the hint to `temper checkpoints list`.
     """
@@ -138,12 +141,14 @@ class CheckpointLines(Observer):
     def __init__(
         self,
         show: Callable[[str], None],
+        confirmed_step: Callable[[], int | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         run: str = "RUN",
     ) -> None:
-        self.show, self.clock, self.run = show, clock, run
+        self.show, self.confirmed_step, self.clock, self.run = show, confirmed_step, clock, run
         self._is_rate_shown = False
-        self._next_line = float("-inf")
+        self._next_line = self._next_look = float("-inf")
+        self._waiting: int | None = None  # a step that was shown as saved, and not yet as backed up
 
     def checkpoint_saved(self, state: TrainingState) -> None:
         if not state.step:
@@ -154,7 +159,17 @@ class CheckpointLines(Observer):
                 self.show(phrase("training.saves_shown_once_a_minute", run=self.run))
             return
         self._next_line = self.clock() + LINE_SECONDS
+        self._waiting = state.step
         self.show(phrase("training.checkpoint_saved", step=state.step))
+
+    def step_end(self, state: TrainingState) -> None:
+        if self._waiting is None or self.confirmed_step is None or self.clock() < self._next_look:
+            return
+        self._next_look = self.clock() + LOOK_SECONDS
+        confirmed = self.confirmed_step()
+        if confirmed is not None and confirmed >= self._waiting:
+            self.show(phrase("training.checkpoint_backed_up", step=self._waiting))
+            self._waiting = None
 
 
 class ErrorsObserver(Observer):

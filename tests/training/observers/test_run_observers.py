@@ -21,6 +21,7 @@ from infrastructure.training.observers import run_observers
 from infrastructure.training.observers.run_observers import (
     ERRORS_FILE,
     LINE_SECONDS,
+    LOOK_SECONDS,
     CheckpointLines,
     CopiesObserver,
     ErrorsObserver,
@@ -296,29 +297,61 @@ def test_errors_that_cannot_be_written_are_reported_once(
 
 
 class Shown:
-    """Lines on checkpoints, of a training whose clock is set by hand."""
+    """Lines on checkpoints, of a training whose clock and destination are set by hand."""
 
-    def __init__(self, state: TrainingState) -> None:
+    def __init__(self, state: TrainingState, has_destination: bool = True) -> None:
         self.lines: list[str] = []
-        self.now, self.state = 1000.0, state
-        self.hooks = HookRunner([CheckpointLines(self.lines.append, lambda: self.now)])
+        self.now, self.confirmed, self.num_looks = 1000.0, None, 0
+        self.state, look = state, self.look if has_destination else None
+        self.hooks = HookRunner([CheckpointLines(self.lines.append, look, lambda: self.now)])
+
+    confirmed: int | None
+
+    def look(self) -> int | None:
+        self.num_looks += 1
+        return self.confirmed
 
     def save(self, step: int) -> None:
         self.state.step = step
         self.hooks.fire(Event.CHECKPOINT_SAVED, self.state)
+
+    def end_step(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        self.hooks.fire(Event.STEP_END, self.state)
+
+
+def test_a_line_shows_that_a_checkpoint_is_saved_and_one_that_it_is_backed_up(
+    state: TrainingState,
+) -> None:
+    shown = Shown(state)
+    shown.save(10)
+    saved = "training.checkpoint_saved(step=10)"
+    assert shown.lines == [saved]
+    shown.confirmed = 9
+    shown.end_step()
+    assert shown.lines == [saved]
+    shown.confirmed = 12  # newer than what was shown as saved
+    shown.end_step(LOOK_SECONDS / 2)
+    assert (shown.lines, shown.num_looks) == ([saved], 1)  # looks are some time apart
+    shown.end_step(LOOK_SECONDS / 2)
+    shown.end_step(LOOK_SECONDS)
+    assert shown.lines == [saved, "training.checkpoint_backed_up(step=10)"]
+    assert shown.num_looks == 2  # nothing is waited for any more
 
 
 def test_there_is_at_most_one_line_a_minute_on_saved_checkpoints(state: TrainingState) -> None:
     shown = Shown(state)
     for step in range(1, 122):  # a second each
         shown.save(step)
-        shown.now += 1.0
+        shown.confirmed = step
+        shown.end_step(1.0)
     saved = [line for line in shown.lines if "checkpoint_saved" in line]
     assert saved == [
         f"training.checkpoint_saved(step={1 + n * int(LINE_SECONDS)})" for n in (0, 1, 2)
     ]
     rate = "training.saves_shown_once_a_minute(run=RUN)"
-    assert (shown.lines.count(rate), shown.lines[1]) == (1, rate)  # when the first is not shown
+    assert (shown.lines.count(rate), shown.lines[2]) == (1, rate)  # when the first is not shown
+    assert len(shown.lines) == 7  # each of the three was backed up
 
 
 def test_the_save_of_a_stop_is_shown(state: TrainingState) -> None:
@@ -335,6 +368,13 @@ def test_there_is_no_line_on_what_is_saved_before_the_first_step(state: Training
     assert shown.lines == []
     shown.save(1)
     assert shown.lines == ["training.checkpoint_saved(step=1)"]
+
+
+def test_without_a_destination_nothing_is_backed_up(state: TrainingState) -> None:
+    shown = Shown(state, has_destination=False)
+    shown.save(10)
+    shown.end_step(LOOK_SECONDS)
+    assert shown.lines == ["training.checkpoint_saved(step=10)"]
 
 
 # --- copies ------------------------------------------------------------------
