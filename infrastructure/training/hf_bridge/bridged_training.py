@@ -195,6 +195,8 @@ class BridgedTraining:
             patience = run.config.backup.emergency_seconds
             run.copies.wait(self.saves.schedule.seconds_to_copy(state.stop_reason, patience))
         else:
+            if self.parts.state.global_step < self.parts.state.max_steps:
+                state.stop(phrase("trainer.ended_early_by_callback"))  # keeps an earlier reason
             self.hooks.fire(Event.PHASE_END, state)
             run.save_model(self.parts.model)
         if state.stop_reason is StopReason.NOTHING_LEARNED:

@@ -46,7 +46,7 @@ from infrastructure.run.identity import (
     row_digest,
 )
 from infrastructure.training.extensions.extension_hooks import Extension, Hook
-from infrastructure.training.hf_bridge.trainer_run import TrainerRun
+from infrastructure.training.hf_bridge.trainer_run import BRIDGE_PACKAGES, TrainerRun
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from infrastructure.training.resume.fingerprint import (
     MachineFacts,
@@ -138,7 +138,6 @@ SHAPE_OF_LORA = frozenset(
     }
 )
 MACHINE_NAMES = (*("device", "driver", "deterministic", "world_size", "num_threads", "attention"),)
-BRIDGE_PACKAGES = ("trl", "accelerate")
 # Settings of an optimizer's fused step, and values that its schedule changes.
 OF_THE_STEP = frozenset({"params", "fused", "foreach", "capturable", "lr", "initial_lr"})
 OF_THE_SCHEDULE = frozenset(

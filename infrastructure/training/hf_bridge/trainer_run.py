@@ -58,6 +58,7 @@ from infrastructure.training.resume.fingerprint import installed_versions
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, TrainingArguments
 
+BRIDGE_PACKAGES = ("trl", "accelerate")  # which a Trainer uses besides those of Temper's loop
 HERE = (Layer.CELL, Layer.FLAG, Layer.KEYWORD, Layer.FORM)  # layers that belong to this training
 REFERENCE = "ref"  # TRL's name for the initial LoRA of a training run
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -256,8 +257,9 @@ class TrainerRun:
             return
         args = parts.args
         settings = {**self._settings(), **_arguments(args)}
+        versions = installed_versions(*BRIDGE_PACKAGES)
         record: TrainerRunRecord = {
-            **base_record(self.files, settings, installed_versions(), str(parts.device), 1),
+            **base_record(self.files, settings, versions, str(parts.device), 1),
             TRAINER_KEY: {"arguments_class": type(args).__name__},
             "settings": self.config.to_dict(),
             "decided": self.decided,

@@ -35,12 +35,14 @@ RECORDED_PACKAGES = (
 )
 
 
-def installed_versions() -> dict[str, str]:
-    """Return the version of Python and of every recorded package that is installed."""
+def installed_versions(*more: str) -> dict[str, str]:
+    """Return the versions of Python, and of the recorded packages and `more` that are installed."""
     # torch.__version__ names the build, which its package metadata may not: 2.13.0+cu130
     versions = {"python": sys.version.split()[0], "torch": torch.__version__}
     versions |= {
-        name: installed for name in RECORDED_PACKAGES if (installed := _installed_version(name))
+        name: installed
+        for name in (*RECORDED_PACKAGES, *more)
+        if (installed := _installed_version(name))
     }
     return versions
 

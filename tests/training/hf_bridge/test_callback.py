@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
 from infrastructure.backup.state.random_state import capture_random
 from infrastructure.commands.main import main
@@ -423,6 +423,28 @@ def test_a_signal_after_an_error_reaches_whom_it_reached_before(tmp_path: Path) 
         assert received == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class EndsAt(TrainerCallback):  # type: ignore[misc]
+    """A Trainer's own callback that ends the training early, as early stopping does."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        control.should_training_stop = state.global_step == 4
+
+
+@pytest.mark.parametrize("step", [4, NUM_STEPS])
+def test_an_end_before_the_last_step_has_its_reason(tmp_path: Path, step: int) -> None:
+    trainer = trainer_of(tmp_path)
+    if step < NUM_STEPS:
+        trainer.add_callback(EndsAt)
+    callback = TemperCallback("tiny", settings(tmp_path), say=lambda line: None)
+    trainer.add_callback(callback)
+    trainer.train()
+    summary = json.loads(callback.run.files.summary_file.read_text())
+    reason = "trainer.ended_early_by_callback()" if step < NUM_STEPS else None
+    assert (summary["status"], summary["steps"], summary["reason"]) == ("finished", step, reason)
+    versions = json.loads(callback.run.files.run_file.read_text())["versions"]
+    assert {"torch", "transformers", "trl", "accelerate"} <= {*versions}
 
 
 def test_the_last_log_that_is_shown_is_of_the_whole_run(
