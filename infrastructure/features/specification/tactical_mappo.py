@@ -83,7 +83,7 @@ def _perceptron(num_inputs: int, hidden_size: int, num_outputs: int) -> torch.nn
 
 
 def create_episodes(seeds: list[int], device: torch.device) -> Episodes:
-    """Create one episode for each seed, which depends on no other seed.
+    """Create one episode for each seed, independent of the other seeds.
 
     NumPy guarantees that `RandomState` does not change, so a seed means the same episode in every
     version.

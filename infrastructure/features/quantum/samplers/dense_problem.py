@@ -44,8 +44,8 @@ class DenseProblem:
         """Return how strongly the other variables typically affect one variable.
 
         It is the root of the mean, over variables, of the sum of squared entries. Temperatures are
-        multiples of it. Without interactions, it is the root mean square of the linear terms; for a
-        model of zeros, 1.
+        multiples of this value. Without interactions, it is the root mean square of the linear
+        terms; for a model of zeros, 1.
         """
         squares = np.einsum("ij,ij->i", self.matrix, self.matrix, dtype=np.float64)
         squares = squares if squares.any() else np.square(self.linear, dtype=np.float64)

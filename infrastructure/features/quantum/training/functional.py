@@ -58,9 +58,9 @@ def formulate_quantum_problem(
 ) -> BlockSelection:
     """Formulate the choice of blocks to train: those whose gradient step lowers the loss most.
 
-    To first order, a step along -g lowers it by |g|^2. So the blocks with the largest gradient
-    norms are chosen, which measured no worse than any other choice. The extension's problem also
-    has second-order terms.
+    To first order, a step along the negative gradient -g lowers the loss by |g|^2. So the blocks
+    with the largest gradient norms are chosen. In measurements, no other choice was better. The
+    extension's problem also has second-order terms.
 
     Args:
         gradients, parameters: tensors by parameter name; the names contain the block.
