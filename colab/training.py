@@ -66,8 +66,8 @@ def train(
         accept: settings that may differ when a run resumes, such as `["learning_rate"]`.
 
     Returns:
-        The content of summary.json. `status` is "finished" or "stopped"; or "running", if the
-        cell was interrupted while another process trains.
+        The content of summary.json. `status` is "finished" or "stopped". If the cell was
+        interrupted while another process trains, it is "running".
 
     Raises:
         ValueError, TemperError: if the run cannot start with this configuration; nothing was

@@ -63,8 +63,8 @@ def num_epochs_for(
     Without `max_steps`, "auto" is `SCRATCH_EPOCHS` or `FINETUNE_EPOCHS`.
 
     Args:
-        num_phases: the number of phases that share `max_steps`. If there are several, the number is
-            rounded so that no phase is cut short.
+        num_phases: the number of phases that share `max_steps`. If there are several, the
+            number of epochs is rounded so that no phase is cut short.
     """
     if training.num_epochs != "auto":
         return training.num_epochs

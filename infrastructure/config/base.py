@@ -43,7 +43,7 @@ class ConfigSection(BaseModel):
     Attributes:
         prefix: the section's path in the configuration, such as "training".
         used_when: conditions that apply to all fields of the section.
-        help_note: what a reader of the section's flags must know first.
+        help_note: the text that introduces the section's flags in help.
         heading: the heading, in help and forms, of fields that a feature adds to another section;
             "" for the heading of that section.
     """
@@ -171,14 +171,14 @@ def with_fields_of_features(section: str) -> type[ConfigSection]:
 
 @cache
 def owners() -> Mapping[str, type[ConfigSection]]:
-    """Return key → the feature's class, for each field that has its feature's own heading."""
+    """Return key → the feature's class, for each field under its feature's own heading."""
     kinds_of_features = (loaded(place) for f in features() for place in f.fields.values())
     headed = [kind for kind in kinds_of_features if kind.heading]
     return {f"{kind.prefix}.{name}": kind for kind in headed for name in kind.model_fields}
 
 
 def _word_of(words: Collection[str], given: str) -> str:
-    """Return the accepted word for `given`, such as for another tool's word; else `given`."""
+    """Return the accepted word with the same meaning as `given`; `given` if there is none."""
     if not words or given in words:
         return given
     meant = SAME_WORDS.get(plain_name(given), plain_name(given))

@@ -374,7 +374,7 @@ class DeploymentConfig(FieldsOfFeatures):
 
     @property
     def has_others(self) -> bool:
-        """True if several processes will train, as far as known without querying the GPUs."""
+        """True if several processes may train. The GPUs are not queried for this."""
         return self.num_processes != 1 or launched_process() is not None
 
     def _lora_in_passing(self) -> Iterable[str]:

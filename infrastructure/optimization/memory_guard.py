@@ -101,7 +101,7 @@ class MemoryGuard:
         return released
 
     def _may_release(self) -> bool:
-        """Return whether the last release, which is slow, was long enough ago for another."""
+        """Return whether enough time has passed since the last release. A release is slow."""
         return self._is_due("release", RELEASE_SECONDS)
 
     def _is_due(self, what: str, seconds: float) -> bool:

@@ -82,7 +82,7 @@ def place_of(source: Source, key: str) -> str:
 
 @contextmanager
 def spelled_as_given(source_of: Callable[[str], Source]) -> Iterator[None]:
-    """Spell each setting in messages inside the block in the way in which the user gave it.
+    """Inside the block, spell each setting in messages as the user gave it.
 
     Settings that the user did not give are spelled as before.
     """
@@ -254,9 +254,9 @@ def overridden_by_preset(layers: list[list[Setting]], merged: Mapping[str, Setti
 
 
 def _with_preset(layers: list[list[Setting]]) -> list[list[Setting]]:
-    """Return the layers with a layer of the preset's settings inserted, if a preset is named.
+    """Return the layers, with the settings of the chosen preset inserted as a further layer.
 
-    The preset of the highest layer that names one applies.
+    If several layers name a preset, the one in the highest layer is chosen.
     """
     levels = [level for level, one in enumerate(layers) if any(s.key == PRESET for s in one)]
     if not levels:
@@ -269,7 +269,11 @@ def _with_preset(layers: list[list[Setting]]) -> list[list[Setting]]:
 
 
 def _settings_of(named: list[Setting]) -> list[Setting]:
-    """Return the settings of the preset that one layer chooses by the settings `named`."""
+    """Return the settings of the preset that a layer chooses.
+
+    Args:
+        named: the layer's settings of the key `preset`.
+    """
     first, *others = named
     for other in others:
         if other.value != first.value:

@@ -107,7 +107,7 @@ if TYPE_CHECKING:  # the core reads no field of a feature
 else:
 
     class FieldsOfFeatures(with_fields_of_features("training"), TrainingFields):
-        """The fields that features add, and what the core needs to know about them."""
+        """The fields and properties that features add to the training section."""
 
 
 class TrainingConfig(FieldsOfFeatures):

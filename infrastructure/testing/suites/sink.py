@@ -24,7 +24,7 @@ class SinkSuite:
     module.
 
     Attributes:
-        can_forget: True if `truncate_after` can remove later records; False for a screen.
+        can_forget: whether `truncate_after` can remove later records, unlike that of a display.
         survives_kill: True if a record survives a kill as soon as `write` has returned.
     """
 
