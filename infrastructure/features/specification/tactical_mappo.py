@@ -3,7 +3,8 @@
 It is an example of a registered model: a small actor-critic whose critic sees the whole state
 (multi-agent PPO, Yu et al. 2022, arXiv 2103.01955) on a toy grid. A training example is the seed of
 one episode. The episode's start and the randomness of its moves come only from this seed, so the
-same weights play it the same way in any batch. Limits: a fixed grid, five moves, no obstacles.
+same weights play an episode the same way in any batch. Limits: a fixed grid, five moves, no
+obstacles.
 """
 
 from collections.abc import Generator

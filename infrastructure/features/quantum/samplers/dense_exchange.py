@@ -3,8 +3,8 @@
 Iterated local search (Lourenço, Martin, Stützle: "Iterated Local Search", 2003): a kick swaps some
 random ones with as many random zeros. Then ones and zeros are exchanged as long as that lowers the
 energy. The size of each kick is drawn at random, because some problems (near-copies among the
-examples) need small kicks and others (several equally good groups) large ones. Before,
-annealing by swaps was used; benchmarks/results/quantum_quality.md compares the two methods.
+examples) need small kicks and others (several equally good groups) large ones. Before, annealing by
+swaps was used; benchmarks/results/quantum_quality.md compares the two methods.
 """
 
 from dataclasses import dataclass

@@ -127,7 +127,7 @@ def _add_transposed(matrix: Floats) -> None:
     """Make a triangular matrix symmetric in place, tile by tile.
 
     Each interaction is on only one side of the diagonal, so adding the transpose does not double
-    it.
+    any of them.
     """
     n = len(matrix)
     for i in range(0, n, ROWS_AT_ONCE):

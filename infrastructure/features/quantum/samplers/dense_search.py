@@ -1,9 +1,9 @@
 """Annealing of a small population of assignments, and recombination until no child is better.
 
-A child keeps the values that its parents share, and searches over the other variables. That problem
-is so small that it fits into the processor's cache. This is memetic search (Merz & Freisleben
-1999); variables on which good solutions agree are fixed (Wang, Lü, Glover, Hao: "Effective variable
-fixation and scoring strategies for binary quadratic programming", 2011).
+A child keeps the values that its parents share, and searches over the other variables. This smaller
+problem fits into the processor's cache. This is memetic search (Merz & Freisleben 1999); variables
+on which good solutions agree are fixed (Wang, Lü, Glover, Hao: "Effective variable fixation and
+scoring strategies for binary quadratic programming", 2011).
 """
 
 from collections.abc import Sequence

@@ -63,7 +63,7 @@ class DenseState:
         return 4 * float(np.finfo(np.float32).eps) * float(np.abs(self.field).max(initial=0.0))
 
     def refresh(self, problem: DenseProblem, after_flips: int = REFRESH_AFTER_FLIPS) -> None:
-        """Sum field and energy anew after more than `after_flips` flips: rounding errors add up."""
+        """Sum field and energy again after more than `after_flips` flips, as rounding adds up."""
         if self.num_flips > after_flips:
             self.field = problem.field(self.bits)
             self.energy = _energy(problem, self.field, self.bits)

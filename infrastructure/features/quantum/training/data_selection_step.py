@@ -110,7 +110,7 @@ class DataSelectionStep:
         return num_rows / global_batch_size
 
     def gradient_seconds(self) -> float:
-        """Measure the seconds of one example's gradient with a few examples. No side effects."""
+        """Measure the average seconds of one example's gradient, without side effects."""
         examples = self.data.examples(self._probed_ids)
         self._gradients(examples[: self._num_warming])
         started = time.perf_counter()

@@ -5,8 +5,8 @@
         if should_optimize(context):
             quantum_optimize(context)
 
-In a custom loop a quantum step runs only if one of these functions is called. Its decisions take
-effect, are saved and are restored on resume as in Temper's own loop.
+A custom loop has quantum steps only if it calls these functions. Their decisions take effect, are
+saved and are restored on resume as in Temper's own loop.
 """
 
 from collections.abc import Mapping

@@ -30,7 +30,7 @@ class Record(TypedDict, total=False):
     Attributes:
         foretold_seconds, allowed_seconds: the predicted cost of the step, and its limit
             (None: no limit).
-        why: the reason if there is no answer, and what the run does without one.
+        why: if there is no answer, the reason, and what the run does without an answer.
         seconds, solver_seconds: time of the whole step, and of the samplers in it.
         alternatives: energies of baselines, by name.
         info: what the sampler reported about itself.

@@ -162,8 +162,10 @@ class Cache(Protocol):
         """Compute the missing values, as far as the budget allows."""
 
     def read(self, ids: Sequence[bytes]) -> list[torch.Tensor] | None:
-        """Return the values of these examples, [L_i, d] each, on the CPU; None if one is not
-        cached."""
+        """Return the values of these examples, [L_i, d] each, on the CPU.
+
+        Return None if an example is not cached.
+        """
 
     def discard(self) -> None:
         """Delete the values."""

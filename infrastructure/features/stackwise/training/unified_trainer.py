@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 class UnifiedTrainer:
-    """A trainer of existing layers, one group at a time or all at once, as a `TrainingConfig` sets.
+    """A trainer of existing layers, one group at a time or all at once; see `TrainingConfig`.
 
     The batches come from the given loader; `batch_size` is ignored. A learning rate of "auto" is
     the one for pretrained weights. Other features of `temper train` (held-out data, metrics files,
