@@ -1,6 +1,6 @@
 """The quantum step: during training, a sampler repeatedly solves a discrete decision."""
 
-from infrastructure.core.features import Feature
+from infrastructure.core.features import Command, Feature
 
 _HERE = "infrastructure.features.quantum"
 
@@ -20,6 +20,7 @@ FEATURE = Feature(
             "quantum": f"{_HERE}.training.quantum_extension:QuantumExtension",
         }
     },
+    commands={"quantum": Command(f"{_HERE}.command", "solve a binary problem in a file", "More")},
     contradictions=f"{_HERE}.checks:CONTRADICTIONS",
     facts={"quantum_step": f"{_HERE}.checks:problem_of"},
     checks=f"{_HERE}.checks:problems",
