@@ -1,4 +1,4 @@
-"""The installation in the first line of a notebook, which provides everything that Temper needs.
+"""The installation of everything that Temper needs, in the first line of a notebook.
 
     import colab
     colab.install()
@@ -53,13 +53,13 @@ def install(with_unsloth: bool | Literal["on_gpu"] = False) -> None:
 
     Args:
         with_unsloth: whether to install unsloth and its dependencies, too; with "on_gpu", only if
-            there is an NVIDIA GPU. If this fails, a message is printed, because training works
-            without unsloth.
+            there is an NVIDIA GPU. If unsloth cannot be installed, only a message is
+            printed, because training works without unsloth.
 
     Raises:
         InstallError: if an installation failed (with its last output), or torch, numpy or
             ipywidgets is too old.
-        RestartNeededError: if packages were replaced that this kernel has loaded.
+        RestartNeededError: if packages that this kernel has loaded were replaced.
     """
     column: Column = "colab" if platform() is Platform.COLAB else "tested"
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def _installer() -> Installer:
 
 
 def install_needed(installer: Installer, todo: Needed, with_unsloth: bool) -> None:
-    """Install the packages in `todo` without changing those that must keep their versions."""
+    """Install the packages in `todo` without changing packages that must keep their versions."""
     for line in todo.lines:
         if line.startswith(PIN):
             build: TorchBuild = "cuda" if nvidia_driver_present() else "cpu"

@@ -29,8 +29,8 @@ class Record:
     Attributes:
         sha256: the hash of a file, or None for a folder.
         version: the version that the source reported, or None.
-        changed_ns: the time when the local file was last changed, in nanoseconds, or None while it
-            was being stored.
+        changed_ns: the time when the local file was last changed, in nanoseconds, or None if
+            the file was not completely stored.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Shelf:
         """Check that storing data as `name` would not overwrite a user's file.
 
         Raises:
-            ValueError: if it would overwrite one; the message says what to do.
+            ValueError: if a user's file has this name; the message says what to do.
         """
         record, path = self._read(), self.folder / name
         if not path.exists() and not path.is_symlink():

@@ -1,7 +1,7 @@
 """Google Drive in a Colab session: mounting, testing and unmounting it.
 
 If Drive cannot be used, a folder on this machine is used instead, and a sentence says why. For the
-errors of Colab's package, see drive.py of googlecolab/colabtools, 3c07d776.
+errors of Colab's package, see drive.py of googlecolab/colabtools, commit 3c07d776.
 """
 
 import errno

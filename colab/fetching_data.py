@@ -48,7 +48,7 @@ def fetch_dataset(
         The file, or the folder of a whole dataset.
 
     Raises:
-        ValueError: if `source` cannot be fetched, or another file has its name.
+        ValueError: if `source` cannot be fetched, or a file of the user has the same name.
         DataError: if the data did not arrive, is not data, or has another hash; it is then removed.
         StorageError: if the disk has too little free space.
     """

@@ -2,7 +2,7 @@
 
 Only widgets that exist in ipywidgets 7 and 8 are used. Numbers are typed as text, because a widget
 for bounded numbers would silently change a number to its bound. Only a setting with two natural
-bounds has a slider, whose value counts once the user has moved it.
+bounds has a slider. The slider sets a value only after the user has moved it.
 """
 
 import html
@@ -82,8 +82,8 @@ class FieldRow:
 class Maker:
     """A factory of widgets that share their layouts and styles.
 
-    Each layout and style would otherwise be a separate object in the browser for each of hundreds
-    of rows.
+    Without sharing, the browser would create a layout object and a style object for each of
+    hundreds of rows.
     """
 
     def __init__(self) -> None:

@@ -66,8 +66,8 @@ class ConfigForm:
         """Measure a few steps of a run with these settings, without training it.
 
         Returns:
-            The forecast as lines of text, or the reason why there is none. The form shows them,
-            too.
+            The forecast as lines of text, or the reason why there is none. The form also
+            shows these lines.
         """
         self._report(phrase("notebook.measuring_steps"))
         self._measured = (_what_costs(self._state.config), self._forecast())
@@ -150,7 +150,7 @@ class ConfigForm:
 class Edits:
     """The user's latest changes in a form, which a second "Run all" applies again.
 
-    A change is dropped once the cell gives its setting another value than when the change was made.
+    A change no longer applies if the cell has since set the same setting to another value.
     """
 
     def __init__(self) -> None:

@@ -37,9 +37,9 @@ class FormState:
         edits: the values that were set in the form, by canonical key.
         wrong: for each key with a wrong value, the typed text and the error message.
         refusal: the error message if the edits contradict each other, or None.
-        keys_of_refusal: maps each text in `refusal` that names settings to the keys of these
+        keys_of_refusal: for each text in `refusal` that names settings, the keys of these
             settings.
-        config: `base` with the preset and the edits, as they last were without contradiction.
+        config: `base` with the newest preset and edits that do not contradict each other.
     """
 
     base: DeploymentConfig
@@ -180,9 +180,7 @@ class FormState:
         self.edits[key] = value if spec.is_switch else spec.section.check_value(spec.name, value)
 
     def _take(self, key: str, value: object) -> None:
-        """Store the user's value for a setting, unless the setting already has this value by
-        itself.
-        """
+        """Store the user's value for a setting, unless the setting has this value anyway."""
         self.edits.pop(key, None)
         self._rebuild()
         if self.refusal is not None or self.config.value(key) != value:

@@ -95,7 +95,7 @@ class FormView:
         """Show the current values, messages and costs in the form.
 
         Args:
-            is_refuted: whether a run with these values could not be measured.
+            is_refuted: True if a measurement of a run with these values failed.
         """
         messages = state.messages()
         for key, row in self.rows.items():
@@ -157,7 +157,7 @@ def _status(state: FormState, is_refuted: bool) -> str:
 
 
 def _line(state: FormState) -> str:
-    """Return the changes as code for the cell, because a saved notebook has no form values."""
+    """Return the changes as code for the cell: a saved notebook contains no form values."""
     changes = state.changes()
     if not changes:
         return ""

@@ -1,4 +1,4 @@
-"""The release of a Colab runtime, so that it costs nothing more, once a run is safe.
+"""The release of a Colab runtime once a run is safe, so that the runtime costs nothing more.
 
 Everything on the runtime's disk is lost with the runtime. So it is released only after the backup
 destination has confirmed the newest checkpoint and the trained model again. Otherwise it is kept,
@@ -35,7 +35,7 @@ def release_runtime(
 
     Args:
         run: the run's name or directory; by default, the newest in `output_dir`.
-        seconds: the longest wait for the checkpoint to be confirmed, and again for the model.
+        seconds: the longest wait for the backup of the checkpoint, and then for that of the model.
 
     Returns:
         True if the runtime was released. If not, the reason is printed.
@@ -60,7 +60,8 @@ def make_sure(run: RunDirectory, seconds: float) -> str:
         A sentence on what is safe, and where.
 
     Raises:
-        StorageError: if one of them is not known to be safe; the message says what is missing.
+        StorageError: if the checkpoint or the model is not known to be safe; the message says
+            what is missing.
         ValueError: if the run's record cannot be read, or names no backup destination.
     """
     if not Lock(run.path / LOCK_FILE).take(wait=False, where_there_are_none=True):

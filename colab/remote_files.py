@@ -299,7 +299,7 @@ class MountedFile(RemoteFile):
             raise FileChangedError(phrase("notebook.file_changed_during_read"))
 
     def _query(self, question: Callable[[], Answer]) -> Answer:
-        """Run a file operation with a time limit, as an unresponsive mount would block."""
+        """Run a file operation with a time limit, because an unresponsive mount would block."""
         try:
             return within(self.silence_seconds, question)
         except FileNotFoundError as error:

@@ -48,7 +48,7 @@ NUM_PREVIEWED = 2
 
 
 def sample_chats(path: str | Path = "sample_chats.jsonl") -> Path:
-    """Write sample conversations to a file, and print its path. They are always the same."""
+    """Write sample conversations, which are always the same, to a file, and print its path."""
     written = write_sample_chats(Path(path).absolute())
     first = written.read_text(encoding="utf-8").partition("\n")[0]
     print(f"{written} begins with\n{first}")
@@ -195,7 +195,7 @@ def export(
         its name.
 
     Raises:
-        ValueError: if there is no such run or step; the message says which there are.
+        ValueError: if there is no such run or step; the message lists those that exist.
         CheckpointError: if the checkpoint is damaged.
     """
     named = str(run) if step is None else f"{run}@{step}"

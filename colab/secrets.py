@@ -116,7 +116,7 @@ def _of_colab(name: str) -> SecretLookup:
 
 
 def _why(error: Exception) -> str:
-    """Return what an error of Colab means, without its message, which may contain anything."""
+    """Return an explanation of Colab's error, without its message, which may contain secrets."""
     kind = type(error).__name__
     if kind == "SecretNotFoundError":
         return phrase("notebook.colab_secret_missing")

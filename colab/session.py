@@ -92,7 +92,7 @@ def begin(project: str = "temper", use_drive: bool = True) -> Session:
     If Drive or a secret is missing, this is only reported.
 
     Args:
-        use_drive: False does not use Drive, so that the user is not asked for consent.
+        use_drive: whether to use Drive. If False, the user is not asked for consent.
 
     Raises:
         ValueError: if `project` is not a folder name, or a TEMPER_ variable is wrong.

@@ -1,4 +1,4 @@
-"""Functions to train in a notebook (in the cell or in a separate process), to watch and to stop.
+"""Functions for a notebook that train, show and stop a run, in the cell or in another process.
 
 All functions show the same panel, which reads the run's directory. Outside a notebook, they print
 lines or a progress bar.
@@ -66,8 +66,8 @@ def train(
         accept: settings that may differ when a run resumes, such as `["learning_rate"]`.
 
     Returns:
-        The content of summary.json. `status` is finished, stopped, or running if the cell was
-        interrupted while another process trains.
+        The content of summary.json. `status` is "finished" or "stopped". If the cell was
+        interrupted while another process trains, it is "running".
 
     Raises:
         ValueError, TemperError: if the run cannot start with this configuration; nothing was
@@ -92,7 +92,7 @@ def attach(run: str | Path | None = None, output_dir: str | Path = "runs") -> Su
     """Show a run that another process trains, until the run ends.
 
     Args:
-        run: the name or path of the run; by default, the one that is being prepared, or the newest.
+        run: the name or path of the run; by default, the run being prepared, else the newest.
         output_dir: the directory of the runs.
 
     Return values and errors are those of `train`.

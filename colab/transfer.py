@@ -146,7 +146,7 @@ class Transfer:
         return part, opened.version
 
     def _begin(self, opened: Opened) -> Path:
-        """Return the path of the part file for `opened`. Write its record if it is new."""
+        """Return the path of the part file for `opened`. If the file is new, write its record."""
         if not opened.end_is_known and not self.is_checked:
             raise DataError("notebook.file_length_unknown", file=self.remote.shown)
         name = safe_name(opened.name)

@@ -1,7 +1,7 @@
 """The alternative spellings of configuration keys, mapped to the canonical key (`section.field`).
 
-Temper's specifications spell some keys in several ways, and this table has all these spellings. It
-maps names, never values.
+Temper's specifications spell some keys in several ways, and this table lists them all. It
+converts only names, never values.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -49,12 +49,12 @@ def canonical(key: str) -> str:
 
 
 def canonical_section(path: str) -> str:
-    """Return the canonical form of a section's path, or the key prefix that it is an alias of."""
+    """Return the canonical section path, or canonical key prefix, for a section's path or alias."""
     return canonical(path + ".").removesuffix(".")
 
 
 def spellings(keys: Collection[str]) -> dict[str, str]:
-    """Return accepted spelling → canonical key, for these keys and for all of `KEYS`."""
+    """Return a mapping of accepted spelling → canonical key, for `keys` and for all of `KEYS`."""
     key_of = {key: key for key in keys} | KEYS
     for prefix, meant in PREFIXES.items():
         inside = [known for known in key_of if known.startswith(meant)]
@@ -63,7 +63,7 @@ def spellings(keys: Collection[str]) -> dict[str, str]:
 
 
 def spelt_in_section(section: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str, object]]:
-    """Yield (given name, canonical key, value) for a section's keywords, flattening nested ones."""
+    """Yield (given name, canonical key, value) for the keywords of a section, also nested ones."""
     for name, value in values.items():
         path = f"{section}.{name}"
         if canonical_section(path) in VIEWS and value is not None:

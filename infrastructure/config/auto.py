@@ -18,7 +18,7 @@ FINETUNE_EPOCHS = 3
 
 
 def trains_from_scratch(model: ModelConfig) -> bool:
-    """Return whether the model starts from new weights, which a registered model may do, too."""
+    """Return whether the model is the built-in one, which starts from new weights."""
     return model.name == "embedded"
 
 
@@ -28,7 +28,7 @@ def trains_lora(model: ModelConfig) -> bool:
 
 
 def is_lora_folder(name: str) -> bool:
-    """Return whether a name is the folder of a LoRA, or of a run that trained one."""
+    """Return whether a name is the path of a saved LoRA, or of a run that trained a LoRA."""
     folder = Path(name).expanduser()
     return any((place / "adapter_config.json").is_file() for place in (folder, folder / "final"))
 
@@ -63,8 +63,8 @@ def num_epochs_for(
     Without `max_steps`, "auto" is `SCRATCH_EPOCHS` or `FINETUNE_EPOCHS`.
 
     Args:
-        num_phases: the number of phases that share `max_steps`. If there are several, the number is
-            rounded so that no phase is cut short.
+        num_phases: the number of phases that share `max_steps`. If there are several, the
+            number of epochs is rounded so that no phase is cut short.
     """
     if training.num_epochs != "auto":
         return training.num_epochs
@@ -76,10 +76,10 @@ def num_epochs_for(
 
 
 def attention_for(model: ModelConfig, training: TrainingConfig) -> str:
-    """Return the attention implementation that the sections request, or "auto" if neither does.
+    """Return the attention implementation that either section requests, or "auto".
 
     Raises:
-        ConfigurationError: if the sections request different ones.
+        ConfigurationError: if the two sections request different implementations.
     """
     wanted = {None: "auto", True: "sdpa", False: "eager"}[training.memory_efficient_attention]
     if "auto" in (wanted, model.attention):

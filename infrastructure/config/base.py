@@ -1,8 +1,8 @@
 """The base of all configuration sections: a pydantic model whose errors are readable sentences.
 
 Every wrong value that a user can write raises a `ConfigurationError` (a `ValueError`) that names
-the field, what it accepts and what was given. Unknown names are refused with the nearest known one.
-Values are checked when a section is created and whenever one is assigned.
+the field, what it accepts and what was given. Unknown names are refused, and the most similar
+name is suggested. Values are checked when a section is created and when a field is assigned.
 """
 
 from collections.abc import Collection, Mapping
@@ -43,9 +43,9 @@ class ConfigSection(BaseModel):
     Attributes:
         prefix: the section's path in the configuration, such as "training".
         used_when: conditions that apply to all fields of the section.
-        help_note: what a reader of the section's flags must know first.
-        heading: for fields that a feature adds to another section: the heading under which help and
-            forms list them, if it is not that section's.
+        help_note: the text that introduces the section's flags in help.
+        heading: the heading, in help and forms, of fields that a feature adds to another section;
+            "" for the heading of that section.
     """
 
     prefix: ClassVar[str] = ""
@@ -171,14 +171,14 @@ def with_fields_of_features(section: str) -> type[ConfigSection]:
 
 @cache
 def owners() -> Mapping[str, type[ConfigSection]]:
-    """Return key → class of its feature, for fields that help lists under a feature's heading."""
+    """Return key → the feature's class, for each field under its feature's own heading."""
     kinds_of_features = (loaded(place) for f in features() for place in f.fields.values())
     headed = [kind for kind in kinds_of_features if kind.heading]
     return {f"{kind.prefix}.{name}": kind for kind in headed for name in kind.model_fields}
 
 
 def _word_of(words: Collection[str], given: str) -> str:
-    """Return the accepted word that `given`, such as another tool's word, means; else `given`."""
+    """Return the accepted word with the same meaning as `given`; `given` if there is none."""
     if not words or given in words:
         return given
     meant = SAME_WORDS.get(plain_name(given), plain_name(given))

@@ -1,7 +1,7 @@
 """The root of the configuration: its sections, settings of the whole run, and each value's source.
 
-Names of models, strategies, formats and plug-ins are plain text in the configuration. The code that
-uses them resolves them.
+Names of models, strategies, formats and plug-ins are plain text in the configuration. They are
+resolved later, by the code that uses them.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -374,11 +374,11 @@ class DeploymentConfig(FieldsOfFeatures):
 
     @property
     def has_others(self) -> bool:
-        """True if several processes will train, as far as known without querying the GPUs."""
+        """True if several processes may train. The GPUs are not queried for this."""
         return self.num_processes != 1 or launched_process() is not None
 
     def _lora_in_passing(self) -> Iterable[str]:
-        """Yield an error if LoRA would train a model with new weights that no preset chose."""
+        """Yield an error if LoRA would train new weights, unless a preset chose the model."""
         if self.source("model.name").layer is Layer.PRESET:
             return []
         source, switch = self.source("model.lora_config"), "model.lora_config"
@@ -503,7 +503,7 @@ class DeploymentConfig(FieldsOfFeatures):
         return config
 
     def came_from(self, key: str, place: str) -> None:
-        """Record where a value comes from that was assigned to a canonical key."""
+        """Record the source of the value that was assigned to a canonical key."""
         source = Source(Layer.KEYWORD, place)
         self._settings = self._settings | {key: Setting(key, self.value(key), source)}
 

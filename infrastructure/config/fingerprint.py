@@ -1,4 +1,4 @@
-"""The settings that decide the result of a run, and the comparison of two configurations by them.
+"""The settings that decide the result of a run, and the comparison of these settings.
 
 All other settings may change when a run resumes, because they affect only where, how fast, how
 safely or how visibly the same numbers are computed.
@@ -61,7 +61,7 @@ def _without_effect_on_the_result(config: DeploymentConfig) -> Iterator[str]:
 def backend_taken(settings: Mapping[str, object]) -> Literal["transformers", "unsloth"]:
     """Return the library that loaded a run's model, according to a checkpoint's settings.
 
-    If `auto` chose Unsloth, the settings record it.
+    If `auto` chose Unsloth, the settings record this choice.
     """
     return "unsloth" if settings.get(BACKEND) == "unsloth" else "transformers"
 
@@ -71,8 +71,8 @@ def differing_keys(recorded: Mapping[str, object], now: Mapping[str, object]) ->
 
     A local path that no longer exists is compared only by its name. A run that resumes elsewhere
     may find its data in another folder, and the data is compared by content before training
-    continues. Settings that no longer exist are not compared: if one had been set, the recorded
-    configuration cannot be read.
+    continues. Settings that no longer exist are not compared. They had their defaults:
+    a configuration in which a user set such a setting cannot be read.
     """
     fields = schema_of(DeploymentConfig).fields
     for key in dict.fromkeys([*recorded, *now]):

@@ -1,4 +1,4 @@
-"""The names of the measures of held-out results, and for which of them higher is better.
+"""The names of the measures of held-out results, and for each whether higher is better.
 
 The code that computes them is in `infrastructure.evaluation` and, for single tokens, in
 `infrastructure.models.token_functions`.

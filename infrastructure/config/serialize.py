@@ -68,7 +68,7 @@ def without_gone_defaults(
 ) -> dict[str, Any]:
     """Return saved values, without settings that no longer exist and that had their default.
 
-    The version that wrote them recorded its defaults as well.
+    A saved configuration also contains the defaults of the version that wrote it.
 
     Args:
         fields: the keys of the settings that exist.

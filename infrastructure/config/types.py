@@ -39,7 +39,7 @@ class Allowed:
     """A mark with a description of the values that a field accepts, for errors, `--help` and forms.
 
     Attributes:
-        placeholder: the placeholder for the value in `--help`; "" for the usual one of its type.
+        placeholder: the placeholder for the value in `--help`; "" for the default of its type.
     """
 
     words: str
@@ -118,7 +118,7 @@ class RegisteredName:
         """Check the names in a field's value, and return the value unchanged.
 
         Raises:
-            UnknownNameError: if one of its names is unknown.
+            UnknownNameError: if a name is unknown.
         """
         for name in () if self.is_late else names_in(value):
             self.require(name)

@@ -95,7 +95,7 @@ def measure_model(
 
     A LoRA is loaded on its base model. If a model belongs to a run, rows are tokenized as in that
     run, unless the configuration sets something else. With two models, each uses the settings of
-    its own run; a model without a run uses those of the other one.
+    its own run; a model without a run uses the settings of the other model's run.
 
     Args:
         count: receives the progress, and with two models, which of them is being measured.
@@ -314,7 +314,7 @@ def trained_on(config: DeploymentConfig, measured: ModelRows, name: str) -> list
 
 
 def set_aside(config: DeploymentConfig) -> list[str]:
-    """Reset settings that an evaluation does not use to their defaults.
+    """Reset each setting to its default if an evaluation does not use it.
 
     Returns:
         A note for each setting that comes from a file or the environment and is not used.

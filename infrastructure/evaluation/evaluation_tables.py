@@ -103,7 +103,7 @@ def _cell(name: str, of: Measured | None, with_interval: bool) -> str:
 
 
 def difference_table(compared: Mapping[str, Sequence[Difference]], names: tuple[str, str]) -> Table:
-    """Return a table of the second model minus the first, by task."""
+    """Return a table of the differences, second model minus first, of each measure by task."""
     headings = ["measure", "rows", *names, "difference", "95 % interval", "verdict"]
     rows = []
     for task, differences in compared.items():

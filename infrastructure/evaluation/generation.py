@@ -73,7 +73,7 @@ def generate_answers(
             answers.
         poll: called between batches; may raise.
         count: called before each batch with the number of answers generated so far and the total.
-        pictures: turns the images of the questions into pixels; None: the questions have none.
+        pictures: turns the images of the questions into pixels; None: there are no images.
         only_exact: measure only exact matches. Generation of an answer stops as soon as the answer
             cannot match any more, or exceeds the expected length by the usual margin. The first
             answer is generated in full, so that it can be shown.

@@ -140,7 +140,7 @@ def answer_questions(
 ) -> list[Answer]:
     """Return greedy answers to held-out prompts.
 
-    [] if the model generates no text, or if the data has no prompts.
+    The list is empty if the model generates no text, or if the data has no prompts.
 
     Args:
         poll: called between batches; may raise.
@@ -174,7 +174,7 @@ def can_answer(trainer: EnhancedTrainer) -> bool:
 
 
 def trained_model(trainer: EnhancedTrainer) -> Trained | None:
-    """Return the trained model for comparing the saved model with it.
+    """Return the trained model, with which the saved model is then compared.
 
     None if the model generates no text, if the data has no prompts, or if the weights are on disk.
     """

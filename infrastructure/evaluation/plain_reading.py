@@ -179,7 +179,7 @@ class Expected:
     """The trained model's answers, kept so that the model itself can be freed.
 
     Attributes:
-        answers: the tokens of each answer, including the one that ends it; empty for a model that
+        answers: the tokens of each answer, including its end token; empty for a model that
             generates no text.
         logits: the logits of each answer, (tokens, vocabulary); the scores, for a model that scores
             texts.
@@ -211,10 +211,10 @@ class Expected:
         """Ask the model in `folder` the same questions, and compare its answers.
 
         Args:
-            tolerance: used instead of the default tolerance if it is larger.
+            tolerance: a tolerance that replaces the default tolerance if it is larger.
 
         Returns:
-            The number of answers that are equal to the last token.
+            The number of answers in which every token is equal.
 
         Raises:
             CheckpointError: the answers or their end tokens differ, or the model cannot be loaded.
@@ -415,7 +415,7 @@ class Loading:
 
     @classmethod
     def like(cls, model: Any) -> "Loading":
-        """Return options that load a model with this one's device, attention and number format."""
+        """Return options that load a model with the device, attention and format of `model`."""
         inner: Any = inner_model(model)
         weights = next(p for p in inner.parameters() if p.is_floating_point())
         options: dict[str, Any] = {

@@ -39,7 +39,7 @@ OF_LEARNING = (
 
 
 def unused_because(key: str) -> str | None:
-    """Return the reason why an evaluation does not use this setting; None if it does."""
+    """Return the reason why an evaluation does not use a setting; None if the setting is used."""
     codes = (code for part, code in UNUSED.items() if f"{key}.".startswith(f"{part}."))
     return next(map(phrase, codes), None)
 

@@ -65,7 +65,6 @@ class ModelRows:
         rows: the measurement of each row, in the order of the data.
         num_questions: the number of rows that have a prompt and an answer.
         contents: a hash of each row's content, (rows,); None: unknown.
-        num_cut: the number of answers that were cut off at the maximum length.
     """
 
     model: str
@@ -97,7 +96,7 @@ class Questions:
     Attributes:
         most: the maximum number of rows to answer, spread evenly over the data; None: all rows.
         is_limited: True if fewer rows are answered when the answers are long.
-        places: file:line of the only rows to answer; None: any row.
+        places: the file:line of every row that may be answered; None: all rows may.
         max_tokens: the maximum length of an answer; None: derived from the longest expected answer
             of a batch.
     """
@@ -209,11 +208,7 @@ class Measured:
 
 
 def by_task(model: ModelRows) -> dict[str, dict[str, Measured]]:
-    """Return task → measure → value, with "all" for all rows.
-
-    Args:
-        measures: the names of the measures to return; None: all that the rows have.
-    """
+    """Return task → measure → value, with "all" for all rows. Empty measures are left out."""
     groups = {ALL: model.rows}
     groups |= {task: [row for row in model.rows if row.task == task] for task in model.tasks}
     return {

@@ -27,8 +27,8 @@ COLUMNS = (
 def inherit_from_runs(configs: Sequence[DeploymentConfig]) -> list[str]:
     """Apply the data settings of each model's run, unless the user set them.
 
-    A model without a run gets the settings of the other model's run, which may have started from
-    it.
+    A model without a run gets the settings of the other model's run, because that run may have
+    started from this model.
 
     Returns:
         A note for each value that differs from the default.

@@ -46,7 +46,7 @@ def final_answer(written: str, expected: str) -> float:
     """Return 1 if the final result, which follows "####", is equal in both texts, else 0.
 
     Results are compared as numbers if they are numbers (1,000 equals 1000.0), else as text. If the
-    expected answer has no such marker, the whole expected answer is the result.
+    expected answer has no "####", the whole expected answer is the result.
     """
     was = final_answer_of(written)
     wanted = final_answer_of(expected) or expected.strip()

@@ -104,7 +104,7 @@ class LiveTensors(_NewTensors):
 
 @contextmanager
 def kept_for_backward(model: torch.nn.Module) -> Iterator[list[int]]:
-    """Count the bytes that autograd saves for the backward pass inside the block.
+    """Count the bytes that the block makes autograd save for the backward pass.
 
     Yield a list whose only item is this number.
 

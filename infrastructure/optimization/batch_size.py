@@ -156,7 +156,7 @@ class BatchSizeSearch:
         return f"{seconds:.0f} s were spent" if best and seconds > SECONDS else ""
 
     def _fastest(self, started: float, beside: int | None) -> int:
-        """Return the fastest size, after measuring the best ones again in turns.
+        """Return the fastest size, after measuring the best sizes again in turns.
 
         Measuring in turns keeps other load on the machine from deciding.
         """

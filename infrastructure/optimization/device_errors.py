@@ -21,8 +21,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory ran out, on the GPU or on the CPU.
 
     "can't start new thread" counts only if the kernel limits this process's memory: then there was
-    no memory for the thread's stack. Without a limit, there are too many threads, and smaller
-    batches do not help.
+    no memory for the thread's stack. Without such a limit, the error means that there are too many
+    threads, and smaller batches do not help.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True

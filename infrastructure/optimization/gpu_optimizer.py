@@ -4,8 +4,8 @@
     model = optimizer.optimize_model(model, "my_model")
     scaler = optimizer.create_scaler()
 
-Without a GPU, the same calls adapt the model to the CPU. A run of Temper
-uses the same parts by itself, and several GPUs with one process each.
+Without a GPU, the same calls adapt the model to the CPU. A run of Temper uses the same parts
+automatically, and trains on several GPUs with one process for each GPU.
 """
 
 import functools

@@ -3,9 +3,9 @@
 oneDNN compiles a kernel for each matrix product and shape. PyTorch has a cache of its own in
 addition to that of oneDNN, and both keep 1,024 entries of half a megabyte each, or more on a CPU
 with AMX. So a run whose rows have many lengths grows by almost a gigabyte. The cache of oneDNN
-saves time, because compiling a kernel again takes 0.5 to 1.6 ms. That of PyTorch saves no
-measurable time in addition. If lengths are rounded up (`size_grid.py`), a ninth of oneDNN's entries
-is enough for all shapes of a run.
+saves time, because compiling a kernel again takes 0.5 to 1.6 ms. PyTorch's own cache saves
+no further time. If lengths are rounded up (`size_grid.py`), a ninth of oneDNN's entries is enough
+for all shapes of a run.
 """
 
 import os

@@ -3,8 +3,8 @@
 Watching costs almost nothing: one reading every few seconds. If memory has grown through two whole
 windows of readings, and about as much in the second as in the first, live tensors are counted for a
 few readings, and then Python's `tracemalloc` runs for a few more. The lines whose objects
-accumulate are reported. Each of these two methods makes a step a fifth longer; both at once made it
-several times as long.
+accumulate are reported. Each of these two methods makes a step a fifth longer; both at once would
+make it several times as long.
 
 "Steadily" is Kendall's rank correlation with time (Mann 1945): nearly every later reading is larger
 than nearly every earlier one. Memory that rises and falls, or jumps once, does not count; nor do
@@ -40,7 +40,7 @@ class Leak:
     Attributes:
         bytes_per_step: the bytes by which memory grows per step.
         lines: pairs of `file:line` and the bytes that accumulated during tracing, the largest
-            first; empty if Python does not know who holds the memory.
+            first; empty if no Python object holds the memory.
     """
 
     bytes_per_step: float
@@ -162,7 +162,7 @@ def kendall(values: list[int]) -> float:
 
 
 def largest_lines(tensors: Counter[str]) -> tuple[tuple[str, int], ...]:
-    """Return the lines whose objects take most memory, of objects created during tracing.
+    """Return the lines whose objects, created during tracing, take most memory.
 
     Objects that have been freed do not count.
     """

@@ -29,7 +29,7 @@ Release = Callable[[], int]
 
 
 class Action(StrEnum):
-    """What `MemoryGuard.check` has done or requests."""
+    """The action that `MemoryGuard.check` has taken, or that it requests from the training."""
 
     NONE = "none"
     RELEASED = "released"
@@ -101,9 +101,7 @@ class MemoryGuard:
         return released
 
     def _may_release(self) -> bool:
-        """Return whether the last release was long enough ago to release again, because a release
-        is slow.
-        """
+        """Return whether enough time has passed since the last release. A release is slow."""
         return self._is_due("release", RELEASE_SECONDS)
 
     def _is_due(self, what: str, seconds: float) -> bool:

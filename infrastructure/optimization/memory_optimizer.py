@@ -162,7 +162,7 @@ class MemoryOptimizer:
         return recommend(self._use, micro_batch_size=self._micro_batch_size)
 
     def release_if_needed(self) -> bool:
-        """Release memory if more than `max_memory_percent` is in use; return whether it was."""
+        """Release memory if more than `max_memory_percent` is in use; return whether it did so."""
         return self._guard.check() is Action.RELEASED
 
     def optimize(self) -> int:
@@ -234,7 +234,7 @@ def create_memory_optimizer(
         gradient_checkpointing: "auto", True, False, "selective" or "offload".
 
     Raises:
-        ValueError: if the share is not between 0 and 100, or there is no such mode.
+        ValueError: if the percentage is not between 0 and 100, or the mode does not exist.
     """
     if not 0 < max_memory_percent <= 100:
         raise InputError(

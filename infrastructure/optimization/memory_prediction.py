@@ -26,7 +26,7 @@ THREADS_OF_A_RANK = 10
 
 @dataclass(frozen=True)
 class MemoryPoint:
-    """The measured peak memory of one micro-batch, with a size in tokens or equally long rows."""
+    """The measured peak memory of a micro-batch, and its size in tokens or equally long rows."""
 
     size: int
     peak_bytes: int

@@ -49,7 +49,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Tried:
-    """The result of trying one value of a setting. `refusal` says why it cannot be used, or is "".
+    """The result of trying one value. `refusal` is the reason why the value cannot be used, or "".
 
     Attributes:
         best: the best measurement so far, with which this one is compared.

@@ -46,7 +46,8 @@ class SizeGrid(StrEnum):
     def rows_up(self, count: int) -> int:
         """Round up a count over a whole batch, such as the number of trained tokens.
 
-        Small counts seldom repeat, and a few more rows cost little.
+        With `EIGHTHS`, the result is also a multiple of `ROWS_STEP`, so that small counts repeat,
+        too. A few more rows cost little.
         """
         up = self.up(count)
         return ceil_div(up, ROWS_STEP) * ROWS_STEP if self is SizeGrid.EIGHTHS else up

@@ -129,7 +129,7 @@ UNSLOTH_LINE = (
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One finding; `remedy` is a command to run, if there is one that helps."""
+    """One finding. `remedy` is a command that solves the problem, or "" without such a command."""
 
     level: Level
     subject: str

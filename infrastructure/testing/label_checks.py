@@ -1,4 +1,4 @@
-"""Checks of the labels, which decide which tokens the model learns. They do not run the model."""
+"""Checks of the labels, which decide which tokens the model learns. The model is not run."""
 
 import contextlib
 import itertools
@@ -51,7 +51,7 @@ LONGEST_PROBE = 4096  # tokens; templates write long preambles
 
 
 def check_labels(subject: Subject) -> CheckResult:
-    """Check that every example has trained tokens, which are in the vocabulary and in the loss."""
+    """Check that every example has trained tokens, all of them in the vocabulary and the loss."""
     if not subject.reads_text:
         return CheckResult("labels", "skipped", phrase("testing.model_without_text"))
     examples: list[TokenizedExample] = subject.candidates
@@ -200,7 +200,7 @@ def check_ends(subject: Subject) -> CheckResult:
 def _none_ends(subject: Subject) -> bool:
     """Return whether every answer of the data lost its end token, for example by being cut.
 
-    Plain text, and rows that are trained like plain text, need no ends.
+    Plain text, and rows that are trained like plain text, need no end tokens.
     """
     data = subject.data
     return (
@@ -306,7 +306,7 @@ class AnswerMarks:
     Attributes:
         names: the special tokens, as text.
         ends: the special tokens that end answers.
-        around: the special tokens around messages that are not part of an answer.
+        around: the special tokens that are never part of an answer, such as those around messages.
     """
 
     def __init__(self, tokenizer: Any, template: str | None = None) -> None:
@@ -340,8 +340,8 @@ class AnswerMarks:
         """Return the special token that follows the last answer, if the answer contains no end
         token.
 
-        This token must be the end token, because no further message follows that it could begin.
-        Return -1 if there is none.
+        This token must be the end token: no further message follows, so it cannot begin one.
+        Return -1 if there is no such token.
         """
         spoken = [n for n in range(len(ids)) if answered[n] and self._words([ids[n]])]
         if not spoken or ids[spoken[-1]] in self.names:
@@ -351,8 +351,8 @@ class AnswerMarks:
     def wrong_in(self, example: TokenizedExample, name: str) -> str:
         """Return an error if the wrong tokens of an example are trained, else "".
 
-        Wrong are trained tokens outside of answers, and end tokens that are trained twice or not at
-        all.
+        Errors are trained tokens outside of answers, and end tokens that are trained twice or not
+        at all.
         """
         ids = [int(token) for token in example.input_ids]
         for start, end in runs_of(example):

@@ -204,7 +204,7 @@ def _unusable(actual: Gradients) -> CheckResult | None:
 def gradient_difference(actual: Gradients, expected: Gradients) -> float:
     """Return the norm of the gradients' difference, relative to the norm of the expected gradient.
 
-    The result is infinite if a parameter has a gradient in only one of the two.
+    The result is infinite if a parameter has a gradient only in `actual` or only in `expected`.
     """
     if actual.values.keys() != expected.values.keys():
         return math.inf

@@ -77,7 +77,7 @@ class Baselines:
         self._kept = JsonCache(directory / FILE, "the baseline", _is_list_of_measurements)
 
     def earlier(self, key: Key) -> list[Numbers]:
-        """Return the earlier measurements of this work, the oldest first."""
+        """Return the earlier measurements with this key, the oldest first."""
         return [taken["numbers"] for taken in self._kept.get(key) or []]
 
     def keep(self, key: Key, numbers: Numbers, about: Mapping[str, object]) -> None:
@@ -90,7 +90,7 @@ class Baselines:
         self._kept.put(key, [*(self._kept.get(key) or []), taken][-MOST_KEPT:])
 
     def forget(self, key: Key) -> None:
-        """Discard earlier measurements of this work; the next one becomes the baseline."""
+        """Discard all measurements with this key; the next measurement becomes the baseline."""
         self._kept.forget(key)
 
 

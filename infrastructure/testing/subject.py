@@ -66,7 +66,7 @@ class Subject:
     Args:
         trainer: the trainer, whose model and data are created if they do not exist yet.
         make_trainer: creates another trainer of the same configuration, with its own model; None:
-            checks that need one are skipped.
+            checks that need a second trainer are skipped.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Subject:
 
     @property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The tokenizer of a model that `reads_text`."""
+        """The tokenizer, for a language model (`reads_text`)."""
         assert self.adapter.tokenizer is not None
         return self.adapter.tokenizer
 

@@ -166,7 +166,7 @@ class CheckPipeline:
 
 
 def doubts_about(data: DataConfig) -> list[CheckResult]:
-    """Return a failed result if a run would ask to confirm such small data, else []."""
+    """Return a failed result if a run would ask to confirm so small a dataset, else []."""
     try:
         check_meant(data)
     except UnconfirmedDataError as error:

@@ -35,7 +35,7 @@ def saved_weights_refusals(
 ) -> Iterator[str]:
     """Yield an error, with the remedy, for each setting that is incompatible with a saved model.
 
-    The model has weights of extensions that are not enabled now.
+    The saved model has weights that extensions added, but these extensions are not enabled now.
 
     Args:
         names: the kinds of added weights in the saved model.

@@ -33,8 +33,8 @@ def declare_settings(training: TrainingConfig, parts: Iterable[object]) -> None:
         parts: classes, or functions that create an object; Temper's own are ignored.
 
     Raises:
-        ConfigurationError: if a given setting is wrong; it names the setting and the part that
-            declares it.
+        ConfigurationError: if a given setting is wrong; the message names the setting and the part
+            that declares it.
     """
     by_part = {_shown(part): _declared_by(part) for part in parts if not _is_ours(part)}
     defaults: dict[str, object] = {}

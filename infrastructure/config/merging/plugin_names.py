@@ -156,7 +156,7 @@ def require_shareable(config: ConfigSection) -> None:
     """Check that other processes can import the plug-ins that they need.
 
     Raises:
-        ValueError: if one cannot; the message names the setting and says where to put the plug-in.
+        ValueError: if a plug-in cannot be imported; the message names the setting and a remedy.
     """
     for key, registry, name in plugins_in(config):
         try:

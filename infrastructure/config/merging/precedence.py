@@ -82,8 +82,9 @@ def place_of(source: Source, key: str) -> str:
 
 @contextmanager
 def spelled_as_given(source_of: Callable[[str], Source]) -> Iterator[None]:
-    """Return a context in which messages spell settings as the user gave them; other settings as
-    before.
+    """Inside the block, spell each setting in messages as the user gave it.
+
+    Settings that the user did not give are spelled as before.
     """
     door = speller()
 
@@ -97,10 +98,10 @@ def spelled_as_given(source_of: Callable[[str], Source]) -> Iterator[None]:
 
 
 def spelled_as(source: Source, key: str, value: str = "", door: Speller | None = None) -> str:
-    """Return a setting's spelling in the way in which its value was given.
+    """Return a setting, spelled in the way in which the user gave its value.
 
     Args:
-        door: the function to spell a setting that was not given.
+        door: the function that spells the setting if the user did not give it.
     """
     match source.layer, source.place:
         case Layer.FLAG, place if place.startswith("--"):
@@ -253,8 +254,9 @@ def overridden_by_preset(layers: list[list[Setting]], merged: Mapping[str, Setti
 
 
 def _with_preset(layers: list[list[Setting]]) -> list[list[Setting]]:
-    """Return the layers with the settings of one preset, which the highest layer with a preset
-    names.
+    """Return the layers, with the settings of the chosen preset inserted as a further layer.
+
+    If several layers name a preset, the one in the highest layer is chosen.
     """
     levels = [level for level, one in enumerate(layers) if any(s.key == PRESET for s in one)]
     if not levels:
@@ -267,7 +269,11 @@ def _with_preset(layers: list[list[Setting]]) -> list[list[Setting]]:
 
 
 def _settings_of(named: list[Setting]) -> list[Setting]:
-    """Return the settings of the preset that `named`, the settings of one layer, choose."""
+    """Return the settings of the preset that a layer chooses.
+
+    Args:
+        named: the layer's settings of the key `preset`.
+    """
     first, *others = named
     for other in others:
         if other.value != first.value:
@@ -329,7 +335,7 @@ def _checked(setting: Setting, schema: Schema) -> Setting:
 
 
 def _switch_partners_off(settings: dict[str, Setting], problems: list[ConfigurationError]) -> None:
-    """Clear an interval in epochs if the one in steps is set, and the other way round."""
+    """Clear the interval in epochs if the same interval is set in steps, and vice versa."""
     for key in [key for key in EXCLUDING if key in settings]:
         if settings[key].value is None:
             continue

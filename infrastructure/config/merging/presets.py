@@ -1,7 +1,7 @@
 """Presets: groups of settings under one name.
 
 A preset only proposes values. A setting that does not apply to the model or the method, or that
-contradicts a given one, keeps its default.
+contradicts a setting that the user gave, keeps its default.
 
 `preset` can be set like any setting: in a file, a notebook's cell, the environment
 (`TEMPER_PRESET`), on the command line, as a keyword, or in a form. Only one preset applies: that of

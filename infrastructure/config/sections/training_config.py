@@ -107,7 +107,7 @@ if TYPE_CHECKING:  # the core reads no field of a feature
 else:
 
     class FieldsOfFeatures(with_fields_of_features("training"), TrainingFields):
-        """The fields that features add, and what the core needs to know about them."""
+        """The fields and properties that features add to the training section."""
 
 
 class TrainingConfig(FieldsOfFeatures):
@@ -465,10 +465,10 @@ class TrainingConfig(FieldsOfFeatures):
 
     @classmethod
     def check_own_name(cls, name: str) -> None:
-        """Check that Temper does not use this name of a user-defined setting itself.
+        """Check that the name of a user-defined setting is not one of Temper's own names.
 
         Raises:
-            ConfigurationError: if Temper uses the name; it names the setting.
+            ConfigurationError: if Temper uses the name; the message names the setting.
         """
         if hasattr(cls, name) or name in cls.model_fields:
             raise ConfigurationError("config.own_setting_name_taken", name=name)

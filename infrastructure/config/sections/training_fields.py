@@ -1,6 +1,6 @@
 """The base class for fields that features add to the training section.
 
-Its properties are what the core needs to know about a feature.
+The properties of this class tell the core what it needs to know about a feature.
 """
 
 from typing import ClassVar
@@ -9,8 +9,9 @@ from infrastructure.config.base import ConfigSection
 
 
 class TrainingFields(ConfigSection):
-    """A feature's fields in the training section. The properties' defaults are those of plain
-    training.
+    """A feature's fields in the training section.
+
+    By default, the properties say that the feature needs nothing special.
 
     Attributes:
         measured: the names of fields that also affect the evaluation of a model.

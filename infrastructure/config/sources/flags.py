@@ -328,7 +328,7 @@ def _metavar(spec: FieldSpec) -> str:
 
 
 def help_text(spec: FieldSpec, default: str = "") -> str:
-    """Return the help of a flag: description, accepted values, how to give several, and default.
+    """Return the help of a flag: description, accepted values, how to give several values, default.
 
     Args:
         default: a description of the default, if it is not that of the field.

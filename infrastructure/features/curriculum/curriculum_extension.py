@@ -116,7 +116,7 @@ class CurriculumExtension(Extension):
     def seconds_beside_steps(self) -> float:
         """Estimate the time to measure the loss of every example, from a few examples.
 
-        It is 0 if no losses are needed or they are already measured.
+        The time is 0 if no losses are needed, or if they are already measured.
         """
         if self.by != "loss" or self.stages is not None:
             return 0.0

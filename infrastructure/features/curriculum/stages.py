@@ -37,7 +37,7 @@ def by_rank(hardness: npt.NDArray[np.generic], num_stages: int) -> Stages:
 
 
 def ids_of(stages: Stages, stage: int) -> Indices:
-    """Return the ids of the examples of a stage and of all earlier ones, ascending."""
+    """Return the ids of the examples of a stage and of all earlier stages, ascending."""
     return np.flatnonzero(stages <= stage).astype(np.int64)
 
 

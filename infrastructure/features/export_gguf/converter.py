@@ -89,7 +89,7 @@ def find_converter() -> Converter:
 
     Raises:
         ValueError: if the converter was not found; the message says where Temper looked, and how to
-            get it.
+            install the converter.
     """
     for script in _usual_scripts():
         if script.is_file():

@@ -1,7 +1,7 @@
 """Export as a GGUF file by llama.cpp's converter, with a Modelfile for Ollama.
 
-To check the file, Temper loads it with transformers (`gguf_file=`) and, if it is installed, with
-llama-cpp-python.
+To check the file, Temper loads it with transformers (`gguf_file=`), and also with llama-cpp-python
+if that package is installed.
 """
 
 from collections.abc import Iterator

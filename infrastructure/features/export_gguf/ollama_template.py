@@ -112,7 +112,7 @@ def _between(text: str, first: str) -> tuple[str, str]:
 def _of_system(render: Render) -> tuple[str | None, str]:
     """Return the text before and after a system prompt.
 
-    The first is None if the template rejects or ignores system prompts.
+    The text before is None if the template rejects or ignores system prompts.
     """
     try:
         text = render(_turns(USER, system=SYSTEM))

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int | None:
-    """Evaluate on the tasks of `--tasks`. Return None if the flag was not given."""
+    """Evaluate on the tasks of `--tasks`. Return None if `--tasks` was not given."""
     if options.tasks is None:
         of_a_file = phrase("lm_eval.validation_prompts_limit_answers")
         for name in OF_TASKS:

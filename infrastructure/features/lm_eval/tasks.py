@@ -44,7 +44,7 @@ class TaskScore:
 
     Attributes:
         metric: the metric with its filter, such as `exact_match,strict-match`.
-        interval: the value and its 95 % interval, whose ends are NaN without a standard error.
+        interval: the value and its 95 % interval, whose ends are NaN if there is no standard error.
         is_greater_better: None if the harness does not specify it.
     """
 

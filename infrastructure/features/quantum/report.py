@@ -62,7 +62,7 @@ def _decision(
 
 
 def _worth(answered: Sequence[Mapping[str, object]]) -> str:
-    """Return a sentence on whether the newest answer is better than that of the baselines."""
+    """Return a sentence that says whether the newest answer is better than the baselines'."""
     if not answered:
         return ""
     cost = sum(_numbers([record.get("seconds") for record in answered]))
@@ -78,7 +78,7 @@ def _worth(answered: Sequence[Mapping[str, object]]) -> str:
 
 
 def _last(answered: Sequence[Mapping[str, object]], records: Sequence[Mapping[str, object]]) -> str:
-    """Return the number of answers, and the solver of the newest one."""
+    """Return a text with the number of answers, and the solver of the newest answer."""
     skipped = sum(r.get("outcome") in ("skipped", "failed") for r in records)
     without = phrase("quantum.unanswered_times", times=_times(skipped)) if skipped else ""
     if not answered:
@@ -139,7 +139,7 @@ def _step(record: Mapping[str, object]) -> list[object]:
 
 
 def _words(answered: Sequence[Mapping[str, object]]) -> Markup:
-    """Build a list of remarks on the newest answer, and of examples that it excluded."""
+    """Build a list of remarks on the newest answer, and of examples that this answer excluded."""
     if not answered:
         return NOTHING
     newest = answered[-1]

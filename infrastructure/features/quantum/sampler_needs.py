@@ -27,7 +27,7 @@ class SamplerNeeds:
     Attributes:
         package: the import name of the required package.
         variables: environment variables, one of which must be set to reach the remote machine.
-        max_variables: the number of variables of the largest problem that it takes.
+        max_variables: the number of variables of the largest problem that the sampler supports.
     """
 
     package: str | None = None
@@ -52,8 +52,10 @@ def check_sampler(name: str) -> None:
     Raises:
         ValueError: if there is no sampler of this name, or the module of a custom `module:Class`
             does not exist.
-        MissingPackageError: if its package is not installed; the message says how to install it.
-        MissingSecretError: if the environment variables for its remote machine are not set.
+        MissingPackageError: if the sampler's package is not installed; the message says how to
+            install it.
+        MissingSecretError: if the environment variables for the sampler's remote machine are not
+            set.
     """
     if ":" in name:
         if missing := missing_module("sampler", name):

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 class EpochBatches:
     """The batches of the current epoch that are not trained yet, as an iterable.
 
-    It ends early if the run reaches its last step.
+    The iteration ends early if the run reaches its last step.
     """
 
     loop: TrainingLoop

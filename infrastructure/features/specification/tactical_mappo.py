@@ -3,7 +3,8 @@
 It is an example of a registered model: a small actor-critic whose critic sees the whole state
 (multi-agent PPO, Yu et al. 2022, arXiv 2103.01955) on a toy grid. A training example is the seed of
 one episode. The episode's start and the randomness of its moves come only from this seed, so the
-same weights play it the same way in any batch. Limits: a fixed grid, five moves, no obstacles.
+same weights play an episode the same way in any batch. Limits: a fixed grid, five moves, no
+obstacles.
 """
 
 from collections.abc import Generator
@@ -83,7 +84,7 @@ def _perceptron(num_inputs: int, hidden_size: int, num_outputs: int) -> torch.nn
 
 
 def create_episodes(seeds: list[int], device: torch.device) -> Episodes:
-    """Create one episode for each seed, which depends on no other seed.
+    """Create one episode for each seed, independent of the other seeds.
 
     NumPy guarantees that `RandomState` does not change, so a seed means the same episode in every
     version.

@@ -271,7 +271,8 @@ def check_comparable(dimensions: Collection[Dimension], config: DeploymentConfig
     """Check that trials with different values of the searched settings can be compared.
 
     Raises:
-        ConfigurationError: if they cannot; the message names the setting and the reason.
+        ConfigurationError: if the trials cannot be compared; the message names the setting and the
+            reason.
     """
     for dimension in dimensions:
         given = config.source(dimension.key)

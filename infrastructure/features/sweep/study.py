@@ -3,9 +3,9 @@
     <sweep>/sweep.json     what is searched, and how (with a checksum)
            /journal.jsonl  Optuna's JournalStorage: all suggestions, reports and results
 
-The journal is append-only. Each line is on disk before anything depends on it. It contains no
-pickled data. The sweep and the process of the current trial both use it. This module does not load
-torch.
+The journal is append-only. Each line is on disk before anything depends on it. The journal
+contains no pickled data. The sweep and the process of the current trial both use it. This module
+does not load torch.
 """
 
 import os
@@ -85,7 +85,7 @@ class Goal:
 class _JournalLock:
     """A lock for Optuna's journal that the kernel releases if its process is killed.
 
-    Optuna's own locks leave a file behind, for which the next process would wait.
+    Optuna's own locks leave a file behind that would block the next process.
     """
 
     def __init__(self, path: Path) -> None:

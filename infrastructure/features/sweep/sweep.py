@@ -74,9 +74,10 @@ class TrialResult:
         state: running, complete, pruned or fail, as in Optuna.
         value: the value of the metric; for a pruned trial, the last one that was measured.
         values: the tried value of each dimension, by the dimension's name.
-        seconds: the duration of its training, over all processes.
+        seconds: the duration of the training, over all processes.
         run: the directory of the trial's run.
-        same_as: the number of an earlier trial with the same values; this one was not trained then.
+        same_as: the number of an earlier trial with the same values, so that this trial was not
+            trained; None: no such trial.
     """
 
     number: int

@@ -101,7 +101,7 @@ def worker_counts() -> list[int]:
 
 
 def _some_steps(probe: DryRunStep, fit: CostMeasurement, plan: BatchPlan) -> tuple[int, float, int]:
-    """Run a few steps, and return their tokens, seconds (with waiting for data) and peak bytes."""
+    """Run a few steps; return their tokens, seconds (with waiting for data) and peak bytes."""
     started, num_tokens, peak = time.perf_counter(), 0, 0
     with closing(fit.data.train_batches(0, 0, plan.micro_batch_size)) as batches:
         for examples in islice(batches, NUM_BATCHES):

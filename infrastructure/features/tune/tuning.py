@@ -1,8 +1,8 @@
 """The search for the settings that make a run fastest on this machine.
 
-Temper applies none of them itself, because some, such as the precision, change the results of
-training: the search returns the flags that set them. The number of examples in an optimizer step
-does not change.
+Temper applies none of these settings itself, because some, such as the precision, change the
+results of training: the search returns the flags that set them. The number of examples in an
+optimizer step does not change.
 """
 
 import shlex
@@ -54,8 +54,8 @@ def find_fastest(
         report: a function that is called with a line for each result.
 
     Returns:
-        The fastest settings as `settings`, by canonical key, the same as command-line `flags`, and
-        all trials as `tried`.
+        The fastest settings as `settings`, by canonical key, the same settings as command-line
+        `flags`, and all trials as `tried`.
 
     Raises:
         ValueError: if the run cannot start with this configuration.

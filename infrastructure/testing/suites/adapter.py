@@ -36,7 +36,7 @@ class ModelAdapterSuite:
     learns_in_evaluation = True
 
     def make(self, folder: Path) -> ModelAdapter:
-        """Return a new adapter without its model initialized; `folder` may hold its data."""
+        """Return a new adapter that has not created its model; put its data into `folder`."""
         raise NotImplementedError
 
     def unsupervised(self, example: object) -> Any:

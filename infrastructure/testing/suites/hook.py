@@ -140,7 +140,7 @@ class HookSuite:
 
 
 class _Watched:
-    """A wrapper that passes each event to an observer, and checks that it changes nothing."""
+    """A wrapper that passes events to an observer, and checks that the observer changes nothing."""
 
     def __init__(self, hook: Hook) -> None:
         self.hook = hook

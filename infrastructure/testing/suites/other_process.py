@@ -31,7 +31,7 @@ def load_class(file: str, module: str, name: str) -> Any:
 
 
 def main() -> None:
-    """Read what the first process wrote, write a file next to it, and print the content."""
+    """Print the content of the first process's file, and write another file next to it."""
     file, module, name, folder, relative = sys.argv[1:]
     place, path = load_class(file, module, name)().open(Path(folder)), Path(relative)
     read = b"".join(place.read(path))

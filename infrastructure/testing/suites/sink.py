@@ -24,7 +24,7 @@ class SinkSuite:
     module.
 
     Attributes:
-        can_forget: True if `truncate_after` can remove later records, which a screen cannot.
+        can_forget: True if `truncate_after` can remove later records; a display cannot do this.
         survives_kill: True if a record survives a kill as soon as `write` has returned.
     """
 

@@ -46,7 +46,8 @@ class StorageBackendSuite:
         confirm_seconds: how long the destination may report "not yet" for a written file.
         writes_in_place: True if the destination cannot rename files and writes each under its final
             name, so that an incomplete file may be visible (FORMAT.md, "A store at another place",
-            rule 1). It must never confirm such a file; other destinations must never show one.
+            rule 1). Such a destination must never confirm an incomplete file. All others must never
+            show an incomplete file.
     """
 
     confirm_seconds = 10.0

@@ -39,7 +39,7 @@ class TrainingStrategySuite:
 
     Attributes:
         settings: settings of the training section that the strategy needs.
-        trains_all_it_names: True if every parameter that a phase names changes during the phase.
+        trains_all_it_names: True if each phase changes every parameter that it trains.
     """
 
     settings: Mapping[str, Any] = {}

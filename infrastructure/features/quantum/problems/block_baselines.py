@@ -16,7 +16,7 @@ def largest_gradient_norm(norms: Array, num_chosen: int) -> Array:
 
 
 def largest_decrease(linear: Array, num_chosen: int) -> Array:
-    """Choose the blocks with the most negative g.d: their moves lower the loss most."""
+    """Choose the blocks whose next updates lower the loss most, to first order."""
     return np.sort(np.argsort(np.asarray(linear), kind="stable")[:num_chosen])
 
 

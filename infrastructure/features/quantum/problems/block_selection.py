@@ -4,16 +4,17 @@ Block i proposes the move d_i. If the blocks in S move, the loss changes by
 
     dL(S) = sum_S g.d_i + 1/2 sum_SS d_i' C d_j,
 
-with C the Fisher matrix of labels sampled from the model. (The empirical Fisher, which uses the
-data's own labels, is not a curvature: Kunstner et al. 2019, arXiv 1905.12558.)
+with the gradient g, and the Fisher matrix C of labels sampled from the model. (The empirical
+Fisher, which uses the data's own labels, is not a curvature: Kunstner et al. 2019, arXiv
+1905.12558.)
 
 Measured on tiny models: the effect of one step is predicted very well (correlation 0.99), but not
 which blocks train best until the next decision. The quadratic term is 2 to 10 % of the linear one,
-so the optimum is nearly always the k largest decreases. It is as good as the k largest gradient
-norms, which need no second backward pass. The problem exists for comparison, not because it is
-better. A cost budget was also tried, which charges for every block that the backward pass reaches,
-chosen or not. With the best ratio as its objective it chose nearly all blocks, at a cost 23 % above
-training all blocks without a decision.
+so the optimum is nearly always the k largest decreases. This choice is as good as the k largest
+gradient norms, which need no second backward pass. The problem exists for comparison, not because
+its choices are better. A cost budget that charges for every block that the backward pass reaches,
+chosen or not, was also tried. It chose nearly all blocks, at a cost 23 % above training all blocks
+without a decision.
 """
 
 from collections.abc import Sequence
@@ -97,8 +98,7 @@ def sampled_fisher(dots: Array, num_tokens: float) -> Array:
     distributed over micro-batches.
 
     Args:
-        dots: (B, N), the summed gradient of each micro-batch (or example) times each d_i. For
-            gates, the gradient itself.
+        dots: (B, N), the summed gradient of each micro-batch (or example) times each d_i.
         num_tokens: number of supervised tokens in all B.
     """
     dots = np.asarray(dots, dtype=np.float64)

@@ -1,7 +1,7 @@
 """The choice of exactly k of n items with a linear and a pairwise objective.
 
-Data selection, block selection and rank allocation are such problems. A penalty enforces the count.
-Its strength is computed from the coefficients, so it needs no tuning.
+Data selection and block selection are such problems. A penalty enforces the count. The strength of
+the penalty is computed from the coefficients, so it needs no tuning.
 """
 
 from collections.abc import Sequence

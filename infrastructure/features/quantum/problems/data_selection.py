@@ -1,7 +1,8 @@
 """The choice of the k training examples whose mean gradient is nearest to the target's.
 
 u_i is the gradient of example i scaled to length 1 (sketched, over the trainable parameters), t the
-direction of the mean of the target's gradients, rho its length. For a set S of k examples
+direction of the mean of the target's gradients, rho the length of that mean. For a set S of k
+examples
 
     E(S) = || (1/k) sum_S u_i - rho t ||^2 = x'Kx / k^2 - 2 rho r'x / k + rho^2,   K = UU', r = Ut.
 
@@ -11,9 +12,9 @@ Measured on tiny models, with pools of duplicates, off-topic rows and noise (det
 benchmarks/results/quantum_step.md): from a dirty pool, a selection with clean rows as target trains
 better than a random choice and, by a larger margin, better than the most relevant examples. A
 selection of nine tenths trains slightly better than the whole pool at the same number of steps, and
-a selection of half trains as well. An optimum better than the greedy one helped for a tenth of a
-dirty pool and did harm for a tenth of a clean one. On clean data, or with the pool itself as
-target, nothing is gained.
+a selection of half trains as well. An answer with a lower energy than the greedy choice trained
+better if a tenth of a dirty pool was selected, but worse for a tenth of a clean pool. On clean
+data, or with the pool itself as target, nothing is gained.
 """
 
 from collections.abc import Sequence

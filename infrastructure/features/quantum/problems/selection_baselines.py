@@ -12,14 +12,14 @@ LEAST_GAIN = 1e-6  # least gain of an exchange, in cosines: above float32 roundi
 
 
 def greedy_matching(similarity: Array, relevance: Array, scale: float, num_chosen: int) -> Array:
-    """Choose examples one at a time, each time the one that brings the mean nearest to the target.
+    """Choose examples one at a time: always the one that brings the mean nearest to the target.
 
     This is herding (Welling 2009): each step is exact for the number chosen so far. GRAD-MATCH
     (arXiv 2103.00123) is similar, with weights.
 
     Args:
         similarity: (n, n) cosines between candidates, the diagonal 1.
-        relevance: (n,) cosine of each with the target's mean.
+        relevance: (n,) cosine of each candidate with the target's mean.
         scale: length of the target's mean, rho.
         num_chosen: k.
 
@@ -43,9 +43,9 @@ def exchanged(
 ) -> Array:
     """Exchange each chosen example in turn for the example that lowers the distance most.
 
-    The search ends when a pass changes nothing, or after `num_passes`. After a greedy choice, it
-    took milliseconds. For a tenth of the pool, its distance was 1 to 8 % above the best that any
-    search found; for a half, it was the same.
+    The search ends when a pass changes nothing, or after `num_passes`. After a greedy choice, the
+    search took milliseconds. For a tenth of the pool, the distance reached was 1 to 8 % above the
+    lowest that any search found; for a half, it was equally low.
 
     Args:
         chosen: indices to begin with; the other arguments are those of `greedy_matching`.
@@ -83,8 +83,8 @@ def deduplicated_top_relevance(
 ) -> Array:
     """Choose the most relevant examples without near-duplicates, and fill up by relevance.
 
-    For a third of the pool, this choice was the best one in one of three pools, and otherwise about
-    as good as a random choice.
+    When a third of a pool was chosen, this method was the best one on one of three pools, and on
+    the others about as good as a random choice.
     """
     order = np.argsort(-relevance, kind="stable")
     is_near = np.zeros(len(order), dtype=np.bool_)

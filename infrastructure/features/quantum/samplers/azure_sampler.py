@@ -32,7 +32,7 @@ class AzureQuantum(dimod.Sampler):
     """QAOA on a target of the Azure Quantum workspace that the environment names.
 
     Args:
-        provider: has `get_backend(name)`; None: that of the workspace.
+        provider: has `get_backend(name)`; None: the provider of the workspace.
 
     Raises:
         MissingSecretError: the environment names no workspace.
@@ -90,8 +90,8 @@ def qaoa_circuit(bqm: dimod.BinaryQuadraticModel, angles: Angles) -> object:
     """Return the measured circuit.
 
     It applies H to all qubits, then, layer by layer, RZ and RZZ by the energies and RX. Qubit i is
-    the i-th variable; a measured 1 is a one, or up. For spins s = ±1 with energies h·s and J·s·s,
-    exp(-i a E) is RZ(-2 a h) and RZZ(2 a J), since |1> is s = +1 here.
+    the i-th variable; a measured 1 means one, or spin up. For spins s = ±1 with energies h·s and
+    J·s·s, exp(-i a E) is RZ(-2 a h) and RZZ(2 a J), since |1> is s = +1 here.
     """
     qiskit = require("qiskit", phrase("quantum.gate_circuit"))
     spin = bqm.change_vartype(dimod.SPIN, inplace=False)

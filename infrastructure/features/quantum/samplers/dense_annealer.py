@@ -61,7 +61,7 @@ class DenseAnnealer(dimod.Sampler):
             time_limit: seconds from the call on, conversion included; None: no limit.
             seed: seed of the random numbers; None: a different one each time.
             num_ones: number of ones (up spins) in every answer. Moves are then swaps, so the model
-                needs no penalty for it. None: any number.
+                needs no penalty for this number. None: any number.
 
         Returns:
             The distinct best assignments of the reads after recombination, best first.

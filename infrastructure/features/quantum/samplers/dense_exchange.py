@@ -3,8 +3,8 @@
 Iterated local search (Lourenço, Martin, Stützle: "Iterated Local Search", 2003): a kick swaps some
 random ones with as many random zeros. Then ones and zeros are exchanged as long as that lowers the
 energy. The size of each kick is drawn at random, because some problems (near-copies among the
-examples) need small kicks and others (several equally good groups) large ones. It replaced
-annealing by swaps; benchmarks/results/quantum_quality.md compares the two.
+examples) need small kicks and others (several equally good groups) large ones. Before, annealing by
+swaps was used; benchmarks/results/quantum_quality.md compares the two methods.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ MOST_CHAMPIONS = 8
 
 @dataclass
 class ExchangeSearch(Search[SwapState]):
-    """A search that moves by kicks between local minima, which no exchange improves.
+    """A search that moves by random kicks from one local minimum to the next.
 
     Attributes:
         num_ones: number of ones in every assignment.
@@ -80,7 +80,7 @@ class ExchangeSearch(Search[SwapState]):
     def _is_better(self, state: SwapState, other: SwapState) -> bool:
         """Return whether the energy of `state` is lower than that of `other` by more than rounding.
 
-        If it seems lower, it is summed again without rounding errors and compared again.
+        If the energy of `state` seems lower, it is summed again in float64 and compared again.
         """
         limit = other.energy - state.least_gain
         if state.energy < limit:

@@ -44,8 +44,8 @@ class DenseProblem:
         """Return how strongly the other variables typically affect one variable.
 
         It is the root of the mean, over variables, of the sum of squared entries. Temperatures are
-        multiples of it. Without interactions, it is the root mean square of the linear terms; for a
-        model of zeros, 1.
+        multiples of this value. Without interactions, it is the root mean square of the linear
+        terms; for a model of zeros, 1.
         """
         squares = np.einsum("ij,ij->i", self.matrix, self.matrix, dtype=np.float64)
         squares = squares if squares.any() else np.square(self.linear, dtype=np.float64)
@@ -127,7 +127,7 @@ def _add_transposed(matrix: Floats) -> None:
     """Make a triangular matrix symmetric in place, tile by tile.
 
     Each interaction is on only one side of the diagonal, so adding the transpose does not double
-    it.
+    any of them.
     """
     n = len(matrix)
     for i in range(0, n, ROWS_AT_ONCE):

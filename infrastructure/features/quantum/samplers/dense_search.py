@@ -1,9 +1,9 @@
 """Annealing of a small population of assignments, and recombination until no child is better.
 
-A child keeps the values that its parents share, and searches over the other variables. That problem
-is so small that it fits into the processor's cache. This is memetic search (Merz & Freisleben
-1999); variables on which good solutions agree are fixed (Wang, Lü, Glover, Hao: "Effective variable
-fixation and scoring strategies for binary quadratic programming", 2011).
+A child keeps the values that its parents share, and searches over the other variables. This smaller
+problem fits into the processor's cache. This is memetic search (Merz & Freisleben 1999); variables
+on which good solutions agree are fixed (Wang, Lü, Glover, Hao: "Effective variable fixation and
+scoring strategies for binary quadratic programming", 2011).
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class DenseSearch(Search[FlipState]):
     scale: float = 1.0
 
     def read(self) -> None:
-        """Do one independent search; its best assignment becomes a champion.
+        """Do one independent search, and add its best assignment to `champions`.
 
         Raises:
             TimeIsUp: the deadline has passed; the results so far are kept.
@@ -145,9 +145,9 @@ def _place_of(
 ) -> int | None:
     """Return the index of the assignment that a child replaces; None if the child is dropped.
 
-    It replaces its twin (nearly the same assignment) if there is one, else the nearer or the other
-    parent, but only one with a higher energy. A child beside its twin would remove the differences
-    that recombination needs.
+    A child replaces only an assignment with a higher energy: its twin (nearly the same assignment)
+    if the population has one, otherwise the nearer parent or else the other parent. If a child and
+    its twin both stayed, the differences that recombination needs would be lost.
     """
     distances = [distance(child, state) for state in population]
     twin = int(np.argmin(distances))
@@ -168,7 +168,8 @@ def _just_below(energy: float) -> float:
 def _disputed(first: FlipState, second: FlipState) -> Indices:
     """Return the variables over which a child searches.
 
-    The parents' values differ there, or an energy change is small in the first parent.
+    The parents have different values of these variables, or a flip changes the energy of the first
+    parent only a little.
     """
     is_open = first.sign != second.sign
     count = min(len(is_open), max(FEWEST_UNDECIDED, int(UNDECIDED_SHARE * len(is_open))))

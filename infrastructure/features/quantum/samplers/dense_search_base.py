@@ -30,7 +30,7 @@ class Search(ABC, Generic[State]):
         best: the assignment with the lowest energy.
         champions: the best assignments of the reads.
         read_energies: the lowest energy of each finished read.
-        num_steps: number of children or kicks so far.
+        num_steps: number of recombinations or kicks so far.
         is_cut_off: whether the deadline ended the search.
     """
 
@@ -49,7 +49,7 @@ class Search(ABC, Generic[State]):
 
     @abstractmethod
     def read(self) -> None:
-        """Do one independent search; its best assignment becomes a champion.
+        """Do one independent search, and add its best assignment to `champions`.
 
         Raises:
             TimeIsUp: the deadline has passed; the results so far are kept.

@@ -25,7 +25,7 @@ EXCHANGES_AT_ONCE = 80_000  # pairs compared at once; they fit into the processo
 
 
 def never() -> bool:
-    """Return False, as the stop condition of a search without one."""
+    """Return False: the stop condition of a search that is never stopped early."""
     return False
 
 
@@ -63,7 +63,7 @@ class DenseState:
         return 4 * float(np.finfo(np.float32).eps) * float(np.abs(self.field).max(initial=0.0))
 
     def refresh(self, problem: DenseProblem, after_flips: int = REFRESH_AFTER_FLIPS) -> None:
-        """Compute field and energy again after more than `after_flips` flips, against rounding."""
+        """Sum field and energy again after more than `after_flips` flips, as rounding adds up."""
         if self.num_flips > after_flips:
             self.field = problem.field(self.bits)
             self.energy = _energy(problem, self.field, self.bits)
@@ -173,7 +173,7 @@ class SwapState(DenseState):
                 self.flip(i)
 
     def _best_exchanges(self, ones: Indices) -> tuple[Floats, Indices]:
-        """Return the energy change of the best swap of each of these ones, and the zero in it."""
+        """Return, for each of these ones, its best swap: the energy change, and the zero."""
         coming = np.where(self.sign > 0, self.field, np.float32(np.inf))
         rises = self.matrix[ones]
         np.subtract(coming, rises, out=rises)

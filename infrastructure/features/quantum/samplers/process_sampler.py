@@ -121,9 +121,9 @@ class ProcessSampler(dimod.Sampler):
 
 
 class Child:
-    """A process of `sampler_process`, which gets the number of its lifeline as its argument.
+    """A process that runs `sampler_process`, and ends when this process ends.
 
-    It ends with this process.
+    Its argument is the file descriptor of a pipe whose other end this process holds open.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class Child:
     def exchange(
         self, question: Mapping[str, object], arrays: dict[str, Array], deadline: Deadline
     ) -> Message:
-        """Send a message and wait for the reply, in a thread, because either may block forever.
+        """Send a message and wait for the reply, in a thread, because both steps may block forever.
 
         Raises:
             TimeoutError: the deadline passed first.

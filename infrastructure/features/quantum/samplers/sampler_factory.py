@@ -31,7 +31,7 @@ def create_sampler(name: str) -> dimod.Sampler:
     """Create the sampler with a certain name (hyphens are underscores), or a custom `module:Class`.
 
     A custom sampler is a class with a method `sample`, such as `dwave.samplers:TabuSampler`. It
-    runs in a separate process, as all samplers do that keep no time limit by themselves.
+    runs in a separate process, as does every sampler that does not observe a time limit itself.
 
     Raises:
         ValueError: the sampler is unknown.

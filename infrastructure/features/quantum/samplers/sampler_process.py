@@ -72,7 +72,8 @@ def answer(
     """Query the named sampler, which is created once, and return the reply.
 
     Raises:
-        TypeError, ValueError: the sampler returned no sample set, or one over other variables.
+        TypeError, ValueError: the sampler returned no sample set, or a sample set of other
+            variables.
     """
     name = as_text(values["sampler"])
     if name not in samplers:
@@ -96,7 +97,7 @@ def _created(name: str) -> dimod.Sampler:
     """Create the sampler with a certain name, or a custom `module:Class`.
 
     Raises:
-        ValueError: the name, module or class does not exist, or is not created without arguments.
+        ValueError: the name, module or class does not exist, or the class requires arguments.
     """
     make = load_object("sampler", name) if ":" in name else look_up("sampler", name, DIRECT)
     try:

@@ -1,8 +1,8 @@
 """Simulated annealing of dwave-samplers, run one read at a time until work or time is used up.
 
-The library checks the clock only between reads, and finds its default temperatures by a slow walk
-over the model in Python, which suit sparse models. So reads and temperatures are set here. If a
-single read overruns, only the process that runs it can be ended (`process_sampler`).
+The library checks the clock only between reads. Its default temperatures suit sparse models, and it
+computes them slowly, in Python. So this module sets the number of reads and the temperatures. A
+single read that takes too long can be stopped only by ending its process (`process_sampler`).
 """
 
 import time

@@ -37,7 +37,7 @@ class Solution:
             better.
         num_variables: variables of the problem.
         seconds: total wall time, formulation included.
-        solver_seconds: the part of it that the samplers took.
+        solver_seconds: the part of `seconds` that the samplers took.
         alternatives: energies of the baselines, by name.
         failures: a sentence for each sampler that did not answer, and for anything else that
             failed.

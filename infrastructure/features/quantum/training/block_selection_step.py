@@ -1,6 +1,6 @@
 """The choice of the blocks that train until the next decision.
 
-It is made inside a training step, after its gradients are computed.
+The choice is made inside a training step, after the gradients of that step are computed.
 """
 
 from collections.abc import Sequence

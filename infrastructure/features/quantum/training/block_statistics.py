@@ -101,7 +101,7 @@ def block_statistics(
 ) -> BlockStatistics:
     """Measure all blocks by two forward and backward passes.
 
-    One pass uses the data's labels, the other one labels sampled from the model. Afterwards the
+    One pass uses the data's labels, the other pass labels sampled from the model. Afterwards the
     model, its gradients and the random state are as before, bit for bit. The passes need memory for
     a gradient and a move of each parameter of a block.
 

@@ -40,7 +40,7 @@ Ids = npt.NDArray[np.int64]
 
 
 def num_selected(num_examples: int, budget: float) -> int:
-    """Return the number of examples in a budget, which is a share of them."""
+    """Return the number of examples that a budget, a share of all examples, allows."""
     return max(1, round(num_examples * budget))
 
 
@@ -110,7 +110,7 @@ class DataSelectionStep:
         return num_rows / global_batch_size
 
     def gradient_seconds(self) -> float:
-        """Measure the seconds of one example's gradient with a few examples. No side effects."""
+        """Measure the average seconds of one example's gradient, without side effects."""
         examples = self.data.examples(self._probed_ids)
         self._gradients(examples[: self._num_warming])
         started = time.perf_counter()
@@ -189,9 +189,9 @@ class DataSelectionStep:
     def problem(self, num_candidates: int) -> DataSelection:
         """Formulate the selection problem for `num_candidates` examples drawn at random.
 
-        The share of them to choose is the same as for all examples, or nine in ten without a
-        budget. Examples whose gradient is zero (no supervised token) or not finite count as not
-        examined.
+        The share of candidates to choose is the budget's share of all examples, or nine tenths
+        without a budget. Examples whose gradient is zero (no supervised token) or not finite count
+        as not examined.
 
         Raises:
             ValueError, TemperError: the gradients of the examples cannot be separated, or too few
@@ -242,8 +242,8 @@ class DataSelectionStep:
     def _num_warming(self) -> int:
         """The number of examples that run first as a warm-up of the measurement.
 
-        On a CPU one is enough: kernels for a new shape are also compiled for each micro-batch that
-        is examined later.
+        On a CPU one example is enough: kernels for a new shape are also compiled for each
+        micro-batch that is examined later.
         """
         return 1 if self.adapter.device.type == "cpu" else NUM_PROBED
 

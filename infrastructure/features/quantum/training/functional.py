@@ -5,8 +5,8 @@
         if should_optimize(context):
             quantum_optimize(context)
 
-In a custom loop a quantum step runs only if one of these functions is called. Its decisions take
-effect, are saved and are restored on resume as in Temper's own loop.
+A custom loop has quantum steps only if it calls these functions. Their decisions take effect, are
+saved and are restored on resume as in Temper's own loop.
 """
 
 from collections.abc import Mapping
@@ -58,9 +58,9 @@ def formulate_quantum_problem(
 ) -> BlockSelection:
     """Formulate the choice of blocks to train: those whose gradient step lowers the loss most.
 
-    To first order, a step along -g lowers it by |g|^2. So the blocks with the largest gradient
-    norms are chosen, which measured no worse than any other choice. The extension's problem also
-    has second-order terms.
+    To first order, a step along the negative gradient -g lowers the loss by |g|^2. So the blocks
+    with the largest gradient norms are chosen. In measurements, no other choice was better. The
+    extension's problem also has second-order terms.
 
     Args:
         gradients, parameters: tensors by parameter name; the names contain the block.

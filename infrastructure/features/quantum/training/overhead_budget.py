@@ -83,7 +83,7 @@ class OverheadBudget:
     def allowed_seconds(self, num_steps: int, step_seconds: float) -> float:
         """Return the seconds that a quantum step may take.
 
-        Its decision is used for `num_steps` training steps. Without a limit, the result is
+        The decision is used for `num_steps` training steps. Without a limit, the result is
         infinite.
         """
         steps = self.allowed_steps(num_steps)
@@ -92,7 +92,7 @@ class OverheadBudget:
     def allowed_steps(self, num_steps: int) -> float:
         """Return the time limit of a quantum step in units of a training step.
 
-        Its decision is used for `num_steps` training steps. The time of a step need not be known.
+        The decision is used for `num_steps` training steps. The time of a step need not be known.
         """
         if self.percent >= AT_ANY_COST and num_steps > 0:
             return math.inf

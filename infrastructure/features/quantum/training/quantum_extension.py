@@ -216,7 +216,7 @@ class QuantumExtension(Extension):
     def _drawn_by_chance(self) -> str:
         """Return a note that the examples are a random draw, or "" if they are not.
 
-        Without the note, a random share could be taken for all examples, or for a choice.
+        Without the note, users could think that all examples are used, or selected examples.
         """
         if self.config.problem != DATA_SELECTION or self.session.decisions.selection is not None:
             return ""

@@ -1,7 +1,7 @@
 """The solver session of a run: it solves the problems, and stores and reports the decisions.
 
 An answer depends only on the state of the run and its seed, unless a time limit affected it or a
-remote machine gave it. A result that depended on a clock is saved at once. All decisions are in
+remote machine computed it. A result that depended on a clock is saved at once. All decisions are in
 every checkpoint, so a resumed run does what the uninterrupted run would have done.
 """
 
@@ -69,7 +69,7 @@ class TrainingParts(Protocol):
 
 
 class SolverSession:
-    """The solving of one run's problems, which the quantum extension requests.
+    """The solver of one run's problems, which the quantum extension calls.
 
     Args:
         trainer: its parts are used after the run has begun.

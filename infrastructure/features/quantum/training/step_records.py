@@ -29,8 +29,8 @@ class Record(TypedDict, total=False):
 
     Attributes:
         foretold_seconds, allowed_seconds: the predicted cost of the step, and its limit
-            (None: it has none).
-        why: the reason if there is no answer, and what the run does without one.
+            (None: no limit).
+        why: if there is no answer, the reason, and what the run does without an answer.
         seconds, solver_seconds: time of the whole step, and of the samplers in it.
         alternatives: energies of baselines, by name.
         info: what the sampler reported about itself.

@@ -11,8 +11,8 @@ they are batched later. A page is one file, written atomically:
 
 The key contains everything that the values depend on: the examples and their order, trunk, time
 step, unit, page size, number format, masks. So a reader knows everything but the values. It trusts
-nothing in a file until the hash agrees, and the hash of a page of another cache or with another
-number never does. The hash is compared when a page is first read. A page that is truncated, corrupt
+nothing in a file until the hash agrees, and that never happens for a page of another cache or with
+another number. The hash is compared when a page is first read. A page that is truncated, corrupt
 or missing is rebuilt. No lock is needed, because every process writes the same bytes to a page.
 """
 
@@ -60,8 +60,8 @@ def example_id(input_ids: object, supervised: object = None) -> bytes:
     Args:
         input_ids: int (L,), a sequence, an array or a tensor, without padding; the integer type
             does not matter. Preferably the ids that the trunk reads, with masks applied.
-        supervised: bool (L,); required if `input_ids` are those before masking and the masks depend
-            on it.
+        supervised: bool (L,); required if `input_ids` are not masked yet and the masks depend on
+            `supervised`.
     """
     digest = hashlib.blake2b(_as_array(input_ids, "<i8").tobytes(), digest_size=ID_BYTES)
     if supervised is not None:
@@ -162,8 +162,10 @@ class Cache(Protocol):
         """Compute the missing values, as far as the budget allows."""
 
     def read(self, ids: Sequence[bytes]) -> list[torch.Tensor] | None:
-        """Return the values of these examples, [L_i, d] each, on the CPU; None if one is not
-        cached."""
+        """Return the values of these examples, [L_i, d] each, on the CPU.
+
+        Return None if an example is not cached.
+        """
 
     def discard(self) -> None:
         """Delete the values."""
@@ -173,12 +175,13 @@ class ActivationCache:
     """A cache of the hidden states at one boundary for one time step, in its own folder.
 
     Args:
-        folder: of this cache alone.
-        key: JSON values; everything that the values depend on besides `pages`, `hidden_size` and
-            `dtype`, which are added: the trunk's hash, time step, unit, data, labels, mask seed.
+        folder: a folder that only this cache uses.
+        key: JSON values; everything that the cached values depend on, such as the trunk's hash,
+            time step, unit, data, labels and mask seed. `pages`, `hidden_size` and `dtype` are
+            added.
         hidden_size: d.
         dtype: `torch.float32` or `torch.bfloat16`.
-        budget_bytes: the first pages in canonical order that fit are cached.
+        budget_bytes: size limit; the first pages in canonical order that fit are cached.
 
     Raises:
         ValueError: the folder is not writable.
@@ -237,8 +240,8 @@ class ActivationCache:
 
         Args:
             compute: returns the hidden states [L_i, d] of the examples of one page, in one forward
-                pass that depends only on these examples and the key. It is kept, to rebuild damaged
-                pages, and must not change the state of random generators.
+                pass that depends only on these examples and the key. The function is kept, to
+                rebuild damaged pages, and must not change the state of random generators.
 
         Raises:
             ValueError: the disk does not have enough free space, or `compute` returns wrong shapes.
@@ -342,7 +345,7 @@ class ActivationCache:
         return False
 
     def _is_whole(self, number: int) -> bool:
-        """Return whether a page is there and intact."""
+        """Return whether the file of a page exists and is intact."""
         with suppress(OSError):  # it is missing, or the disk cannot read it
             data = self._path(number).read_bytes()
             is_complete = len(data) == self._page_bytes(number)

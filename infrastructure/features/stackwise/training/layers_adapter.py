@@ -35,9 +35,10 @@ class LayersModel(torch.nn.Module):
 
     Args:
         layers: each gets the output of the layer before. All outputs have one shape.
-        embedding: maps a batch's inputs to the input of the first layer. None: the inputs as they
-            are.
-        head: maps the output of the last layer to the input of the loss. None: the output as it is.
+        embedding: maps a batch's inputs to the input of the first layer. None: the inputs
+            unchanged.
+        head: maps the output of the last layer to the input of the loss. None: the output
+            unchanged.
         probe_input: a small batch of inputs with which the model can be measured.
     """
 
@@ -221,8 +222,8 @@ def _is_pair(batch: object) -> TypeGuard[Sequence[torch.Tensor]]:
 def default_loss(output: torch.Tensor, targets: object) -> torch.Tensor:
     """Return the loss of a batch as a sum.
 
-    Integer targets give the sum of the cross-entropies over the last dimension, without targets of
-    -100. Other targets give the sum of each row's mean squared error.
+    Integer targets give the sum of the cross-entropies over the last dimension; targets of -100 are
+    ignored. Other targets give the sum of each row's mean squared error.
 
     Raises:
         ValueError: the shapes do not match. The message contains both.

@@ -45,9 +45,9 @@ class MaskSchedule:
     Args:
         num_time_steps: T; time steps are 0 to T - 1.
         bins: the time steps that are used; None: all.
-        fractions: the share, in (0, 1], at some time steps. It is interpolated linearly between
-            them, and constant before the first and after the last one. None: from 0.15 at the first
-            time step to 0.90 at the last.
+        fractions: the share, in (0, 1], at some time steps. The share is interpolated linearly
+            between them, and constant before the first and after the last one. None: from 0.15 at
+            the first time step to 0.90 at the last.
 
     Raises:
         ValueError: there are no bins, a bin or a point is not a time step, a bin occurs twice, or a
@@ -168,15 +168,15 @@ class MaskedObjective:
     tokens are supervised, and neither padding nor one of `special_token_ids`.
 
     With `weighting="inverse"` a masked token counts 1/f(t), and the sum is divided by n. This is
-    dLLM's MDLM loss with its linear scheduler and `loss_norm_type="token"`, where f(t) is their t.
-    Averaged over time steps it estimates an upper bound of -log p per token. The share is rounded
-    to k whole tokens but the weight is not; n/k, the weight of LLaDA's equation 6, is the same if
-    f(t) * n is a whole number. With "none" a masked token counts 1, and the sum is divided by the
-    number of masked tokens.
+    dLLM's MDLM loss with its linear scheduler and `loss_norm_type="token"`, in which f(t) is called
+    t. Averaged over time steps it estimates an upper bound of -log p per token. The share is
+    rounded to k whole tokens but the weight is not; n/k, the weight of LLaDA's equation 6, is the
+    same if f(t) * n is a whole number. With "none" a masked token counts 1, and the sum is divided
+    by the number of masked tokens.
 
     Attributes:
-        time_step: time step of every example; None: each example draws its own from the schedule's
-            bins.
+        time_step: time step of every example; None: each example draws its own time step from
+            the schedule's bins.
         draw: the number of the mask draw, such as the number of the optimizer step. It is used only
             if examples draw their time steps; with one time step for all, draw 0 is used.
 
@@ -319,7 +319,7 @@ def objective_of(
 def control_tokens(tokenizer: "PreTrainedTokenizerBase") -> set[int]:
     """Return the special tokens that never occur in an answer, such as those that begin a message.
 
-    The token that ends an answer is not one of them, as in LLaDA: a model that never learned to
+    The token that ends an answer is not included, as in LLaDA: a model that never learned to
     predict it would not know where to end.
     """
     special = set(special_tokens(tokenizer)) - {tokenizer.eos_token_id}

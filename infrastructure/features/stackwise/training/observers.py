@@ -130,8 +130,8 @@ class StackFiles(Observer):
     def _holds(self, unit: Unit, phases: list[StackPhase]) -> list[str]:
         """Return the parts of the model that a unit's file contains after some phases.
 
-        The part above the layers is in the file of the last unit, and in that of the last unit that
-        trained it.
+        The part above the layers is in the file of the last unit, and in the file of the last unit
+        that trained together with this part.
         """
         assert self.strategy.rack is not None
         above = set(self.strategy.rack.above)

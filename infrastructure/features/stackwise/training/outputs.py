@@ -47,7 +47,7 @@ class StackRun(RunParts):
     def observers(self, folder: Path) -> list[Hook]:
         """Return the observers that write `stackwise.json` and, if configured, `stacks/`.
 
-        Add them to the trainer before it is prepared; see `save`.
+        Add the observers to the trainer before the trainer is prepared; see `save`.
         """
         records = PhaseRecords(folder, cache(self._costs))
         if not self.config.save_stacks:

@@ -1,7 +1,7 @@
 """The weights of a model in their final form, even during training.
 
-During training, they may be quantized or have low-rank matrices. The model is not changed. A weight
-that is already in its final form is yielded directly. All others are computed one at a time.
+During training, weights may be quantized or have low-rank matrices. The model is not changed. A
+weight that is already in its final form is yielded directly. All others are computed one at a time.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,7 +36,7 @@ def plain_tensors(
 
     Args:
         prefix: prefix of the names.
-        leave_out: a module inside that is skipped.
+        leave_out: a module inside `module` that is skipped.
     """
     yield from _tensors(module, prefix, leave_out, {})
 

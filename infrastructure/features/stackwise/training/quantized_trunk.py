@@ -45,7 +45,7 @@ class Quantization:
 
     Attributes:
         store: converts (out, in) of any float type to buffers by name.
-        restore: converts these buffers, and the matrix's shape, to (out, in) in fp32.
+        restore: converts these buffers back to a matrix (out, in) in fp32, given its shape.
     """
 
     store: Callable[[torch.Tensor], Buffers]
@@ -207,7 +207,8 @@ class QuantizedLinear(torch.nn.Linear):
     Args:
         weight: (out, in).
         bias: kept unchanged.
-        is_conv1d: whether it replaces a `Conv1D` of transformers, whose weight is (in, out).
+        is_conv1d: whether this layer replaces a `Conv1D` of transformers, whose weight has the
+            shape (in, out).
     """
 
     def __init__(

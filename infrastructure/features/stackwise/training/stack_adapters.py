@@ -1,9 +1,9 @@
 """Low-rank matrices that train in addition to the frozen weights of layers.
 
-Methods: LoRA, 2106.09685; with quantized weights QLoRA, 2305.14314. The matrices are modules inside
-the layer with names of their own, so the names of other parameters do not change, even if the
-weights are quantized. All matrices exist from the start. Each pair has no effect at first, and
-trains in the phases that name it.
+Methods: LoRA, arXiv 2106.09685; with quantized weights QLoRA, arXiv 2305.14314. The matrices are
+modules inside each layer with names of their own, so the names of other parameters do not change,
+even if the weights are quantized. All matrices exist from the start. Each pair has no effect at
+first, and trains in the phases that name it.
 """
 
 import math

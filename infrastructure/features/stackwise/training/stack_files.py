@@ -1,4 +1,4 @@
-"""Files of a model's stacks, one file each, and loading of a model from them.
+"""Files of a model's stacks, each with the tensors of one stack.
 
 `stack_{s}.safetensors` contains the layers of stack s, with the names and formats of the final
 model. The first file also contains the part below the layers (the embeddings, and a head that is
@@ -8,8 +8,8 @@ below, it is a shallower model.
 
 `stack_{s}.json` describes the file: the stack's position in the model, its time steps, its last
 loss, the settings that decide the result, and a SHA-256 over the tensors. The description has its
-own checksum. It is removed before a new tensor file is written, and written again afterwards. So a
-tensor file without a description is ignored.
+own checksum. The description is removed before a new tensor file is written, and written again
+afterwards. So a tensor file without a description is ignored.
 
 These files are not copied to the backup destination: they can be written again from the newest
 checkpoint, and the whole model is in `final/`.

@@ -1,8 +1,8 @@
 """The phases of a block-wise run: which layers train, and which layers run.
 
 The phases are a pure function of the configuration and the shape of the model, so a resumed run has
-the same ones. A unit is a group of layers that train together: `block_size` layers or a stack. The
-trunk is everything below the unit that trains.
+the same phases. A unit is a group of layers that train together: `block_size` layers or a stack.
+The trunk is everything below the unit that trains.
 """
 
 from collections.abc import Sequence

@@ -1,17 +1,16 @@
 """Block-wise training: one group of layers (a unit) after another, or all with separate losses.
 
 `stack_phases` defines the phases. This strategy performs their steps and converts the model to the
-storage formats that each phase needs. These depend only on the phase, so a run that resumes or
-rolls back converts the model directly, without repeating earlier work.
+storage formats that each phase needs. The formats depend only on the phase, so a run that resumes
+or rolls back converts the model directly, without repeating earlier work.
 
 - SEQUENTIAL: a unit learns from the loss of the model that ends with it. The layers below only pass
   hidden states up, without gradients.
-- STACKWISE: each step trains all units, each from the detached hidden states of the one below, so
+- STACKWISE: each step trains all units, each from the detached hidden states of the unit below, so
   that only one unit's activations are kept at a time.
 - RACKWISE: one loss on top, ordinary backpropagation.
 
-Feature reconstruction: LoPT, 2605.04913. Training with the last layers: SegProp (openreview
-Wqbi2pUcvb).
+Source of feature reconstruction: LoPT, arXiv 2605.04913.
 """
 
 import bisect
@@ -327,8 +326,8 @@ class StackwiseStrategy(TrainingStrategy):
     def phase(self) -> StackPhase:
         """The current phase.
 
-        Before the first phase, this is the last one: it is the deepest, so measurements include all
-        layers.
+        Before the first phase begins, this is the last phase, which is the deepest, so that
+        measurements include all layers.
         """
         assert self.plan is not None
         return self.plan.phases[self.entered]

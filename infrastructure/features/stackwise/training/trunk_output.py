@@ -43,8 +43,8 @@ Run = Callable[[Batch], torch.Tensor]
 def kept_caches(config: TrainingConfig, phases: Sequence[StackPhase]) -> tuple[int, int]:
     """Return the number of time steps whose caches are kept, and the most caches at a time.
 
-    In mode "stack" an older unit's cache stays until the newer one of the same time step is
-    complete.
+    In mode "stack" an older unit's cache stays until the newer unit's cache for the same time step
+    is complete.
     """
     steps = len({phase.time_step for phase in phases})
     if not config.store_all_time_steps:
@@ -58,8 +58,8 @@ def kept_caches(config: TrainingConfig, phases: Sequence[StackPhase]) -> tuple[i
 class TrunkCache:
     """The caches of frozen layers' output in a run, one of which is read in each phase.
 
-    Each gets the same part of the budget. So what one cache holds depends only on the settings, and
-    a run that lost some of its caches and resumes reads the same examples from caches as before.
+    Each cache gets the same part of the budget. So the settings alone decide which examples a cache
+    contains, and a resumed run that lost some caches reads the same examples from caches as before.
 
     Args:
         root: the parent folder of caches; other runs may use it, too.
@@ -120,7 +120,7 @@ class TrunkCache:
                 self._discard(other)
 
     def leave(self) -> None:
-        """Read nothing in a phase without a frozen trunk."""
+        """Stop reading from a cache, because the phase has no frozen trunk."""
         self.cache = None
 
     def read(self, batch: Batch, like: torch.Tensor) -> torch.Tensor | None:
@@ -140,7 +140,7 @@ class TrunkCache:
         return hidden.to(like.device, non_blocking=True)
 
     def close(self, is_over: bool) -> None:
-        """Delete the caches if the run has ended; a run that resumes reads them again."""
+        """Delete the caches if the run is complete; an interrupted run keeps its caches."""
         for name in self._places() if is_over else ():
             self._discard(name)
         self._open.clear()
@@ -149,7 +149,7 @@ class TrunkCache:
     def _places(self) -> dict[str, tuple[int, int]]:
         """Return time step and unit of this training's caches, the least recently used first.
 
-        They include those that a killed process left.
+        Caches that a killed process left are included.
         """
         folders = sorted(self.root.glob(f"{self._prefix}-*"), key=_last_use)
         names = [path.name for path in folders if path.name not in self._open]

@@ -53,16 +53,16 @@ log = logging.getLogger(__name__)
 
 
 class UnifiedTrainer:
-    """A trainer of existing layers, one group at a time or all at once, set by a `TrainingConfig`.
+    """A trainer of existing layers, one group at a time or all at once; see `TrainingConfig`.
 
-    The batches come from the loader; `batch_size` is ignored. A learning rate of "auto" is the one
-    for pretrained weights. Other features of `temper train` (held-out data, metrics files, backup,
-    reports) are not included; hooks can provide them here.
+    The batches come from the given loader; `batch_size` is ignored. A learning rate of "auto" is
+    the one for pretrained weights. Other features of `temper train` (held-out data, metrics files,
+    backup, reports) are not included; hooks can provide them here.
 
     Args:
         config: `mode`, `strategy` and the settings that belong to them; also epochs (of each
-            phase), rates and the seed. If it sets neither mode nor strategy, the strategy is
-            progressive.
+            phase), learning rates and the seed. If neither mode nor strategy is set, the strategy
+            is progressive.
         output_dir: checkpoints go to `output_dir/checkpoints`. An interrupted run resumes from them
             when `train_all_layers` is called again with the same layers and data. The plan
             goes to `stackwise.json`, finished stacks to `stacks/` and the whole model to `rack/`,
@@ -429,7 +429,8 @@ def check_runs(
     """Check that the layers and the loss work, by running them on the first batch.
 
     Raises:
-        ValueError: the layers fail on it, or return several shapes. The message says what to pass.
+        ValueError: the layers fail on this batch, or return different shapes. The message says what
+            to pass.
     """
     parameter = next(model.parameters(), None)
     if parameter is None:
