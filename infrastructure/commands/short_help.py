@@ -54,7 +54,7 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
         "output_dir": ("FOLDER", f"folder that contains your runs ({DEFAULT})"),
         "run_name": (
             "NAME",
-            "name of a new run, used in its folder name (default: the model's name)",
+            "name of a new run (default: the model's name)",
         ),
         "backup.place": (
             "PLACE",
@@ -75,9 +75,7 @@ INHERITED = {
     "temper eval": (("data.max_length", "data.train_on"), IN_MODELS_RUN),
     "temper resume": (SETTINGS - {"output_dir"}, IN_RUN),
 }
-_AS_IN_TRAIN = (
-    "Takes the settings of `temper train`, so that the same flags can be given to both commands."
-)
+_AS_IN_TRAIN = "Takes the settings of `temper train`, including those that matter only there."
 NOTES = {
     **dict.fromkeys(("temper check", "temper tune", "temper config"), _AS_IN_TRAIN),
     "temper resume": "Each flag changes that setting of the run; all other settings keep their"

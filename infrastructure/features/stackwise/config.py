@@ -274,8 +274,8 @@ class StackwiseFields(TrainingFields):
     )
     qlora_strategy: Annotated[Literal["simplified", "progressive", "variable"], _QLORA] = Field(
         default="simplified",
-        description="QLoRA sets; simplified: one per stack; progressive: more with new"
-        " stacks; variable: own ranks.",
+        description="QLoRA; simplified: one set by stack; progressive: more per new stack;"
+        " variable: own ranks.",
     )
     qlora_ranks: Annotated[
         dict[Annotated[int, Ge(0)], Count] | None,
