@@ -24,7 +24,9 @@ def add_run(
     parser.add_argument("run", nargs="?", metavar="RUN", help=phrase(help_text))
 
 
-def add_accept(parser: argparse.ArgumentParser) -> None:
+def add_accept(
+    parser: argparse.ArgumentParser, help_text: str = "commands.help_accept_in_train"
+) -> None:
     """Add `--accept`; `accepted` reads its values."""
     parser.add_argument(
         "--accept",
@@ -32,7 +34,7 @@ def add_accept(parser: argparse.ArgumentParser) -> None:
         type=names_in,
         metavar="NAMES",
         default=[],
-        help=phrase("commands.help_accept"),
+        help=phrase(help_text),
     )
 
 

@@ -26,6 +26,7 @@ NUM_PREVIEWED = 2
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of the command."""
+    parser.unused = {"new_run", "run_name"}
     parser.examples = ("temper check chats.jsonl --model ./llama --lora",)
     add_data(parser)
     parser.add_argument(

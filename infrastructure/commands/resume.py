@@ -33,7 +33,7 @@ def add_arguments(parser: CommandParser) -> None:
         "temper resume my-run --epochs 5 --accept epochs",
     )
     add_run(parser)
-    add_accept(parser)
+    add_accept(parser, "commands.help_accept")
     keys = [key for key in schema_of(DeploymentConfig).fields if key not in OF_COMMAND]
     add_config_flags(parser, inherited=keys, default_of_inherited=IN_RUN)
 

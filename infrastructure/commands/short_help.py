@@ -52,7 +52,10 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
     },
     "output": {
         "output_dir": ("FOLDER", f"folder that contains your runs ({DEFAULT})"),
-        "run_name": ("NAME", "name of a new run; its folder name contains it"),
+        "run_name": (
+            "NAME",
+            "name of a new run (default: the model's name)",
+        ),
         "backup.place": (
             "PLACE",
             "backup destination: folder, Drive, s3://…, hf://buckets/OWNER/NAME",
@@ -60,7 +63,7 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
         "training.checkpoint_frequency": ("N", "save a checkpoint every N optimizer steps"),
         "training.metrics_sinks": (
             "NAMES",
-            f"where metrics are written, besides metrics.jsonl ({DEFAULT})",
+            f"where metrics are written; jsonl: always ({DEFAULT})",
         ),
         "new_run": ("", "start a new run even if one could be resumed"),
     },
@@ -72,7 +75,9 @@ INHERITED = {
     "temper eval": (("data.max_length", "data.train_on"), IN_MODELS_RUN),
     "temper resume": (SETTINGS - {"output_dir"}, IN_RUN),
 }
+_AS_IN_TRAIN = "Takes the settings of `temper train`, including those that matter only there."
 NOTES = {
+    **dict.fromkeys(("temper check", "temper tune", "temper config"), _AS_IN_TRAIN),
     "temper resume": "Each flag changes that setting of the run; all other settings keep their"
     " values. A change that affects the result also needs --accept.",
 }

@@ -153,7 +153,10 @@ class DeploymentConfig(FieldsOfFeatures):
         str | None,
         AfterValidator(_no_secret),
         Allowed("a name that contains no access token or password"),
-    ] = Field(default=None, description="Name of the run; none: derived from the start time.")
+    ] = Field(
+        default=None,
+        description="Name of the run; none: the model's; the run's folder also has the start time.",
+    )
     log_level: LogLevel = Field(
         default="INFO", description="Lowest severity of messages that are logged."
     )

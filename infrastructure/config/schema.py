@@ -87,7 +87,7 @@ class Schema:
 
 @cache
 def schema_of(root: type[ConfigSection]) -> Schema:
-    """Return the schema of a root section, which is cached."""
+    """Return the schema of a root section. The result is cached."""
     fields: dict[str, FieldSpec] = {}
     sections: dict[str, type[ConfigSection]] = {}
     for spec, section in _walk(root, ""):

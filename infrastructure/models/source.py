@@ -57,5 +57,8 @@ def registered_name(name: str) -> str | None:
 
 
 def starts_from_scratch(model_config: ModelConfig) -> bool:
-    """Return whether the model starts with new weights: the embedded model or a registered one."""
+    """Return whether training starts with new weights.
+
+    It does for the embedded model, and for a model that is given by its registered name.
+    """
     return trains_from_scratch(model_config) or model_config.name in MODELS

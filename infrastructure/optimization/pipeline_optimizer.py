@@ -2,8 +2,8 @@
 
 Settings are tried one by one, each together with the best values of the previous ones. A value is
 kept only if the whole training, including an initial cost such as compiling, is clearly faster with
-it and fits into memory. The function that runs the steps is passed in; `optimize_pipeline` measures
-a data pipeline by itself.
+it and fits into memory. The function that runs the steps is passed in. `optimize_pipeline`
+needs none: it measures how fast a data pipeline is read.
 """
 
 import math

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -22,7 +21,6 @@ from infrastructure.deployment import detached
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.features.specification.context import initialize_training
 from infrastructure.monitoring.records.run_view import read_view
-from infrastructure.monitoring.watch import frame
 from infrastructure.training.strategies import STRATEGIES
 from infrastructure.training.strategies import StandardTrainingStrategy as Standard
 from tests.deployment.own_parts import (
@@ -81,10 +79,6 @@ def test_a_run_has_a_part_of_ones_own_in_every_place(undisturbed: tuple[Path, st
     assert summary["loss_function"] == "my_parts:loss"
     assert label in (run / "report.html").read_text()
     view = read_view(run)
-    console = Console(file=io.StringIO(), width=100)
-    with console.capture() as shown:
-        console.print(frame(view, 100))
-    assert label.capitalize() in shown.get()
     assert label.capitalize() in [line["name"] for line in view["headlines"]]
     assert summary["backup"]["confirmed_step"] == 8, summary["backup"]
     assert (folder / "place" / run.name / "versions").is_dir()

@@ -211,14 +211,13 @@ def poisoned(examples: range, log_frequency: int, *, once: bool = False) -> Pois
     seen, so that nobody who goes on would find out again what was chosen."""
     outcome = Poison()
     settings: dict[str, Any] = {"log_frequency": log_frequency}
-    with directories() as new:
+    with directories() as new, patch.object(bad_loss, "MAX_ROLLBACKS", 9):
         for example in examples:
             outcome.rows += 1
             training, _ = toy(new(), **settings)
             poison(training, example, once)
             try:
-                with patch.object(bad_loss, "MAX_ROLLBACKS", 9):
-                    training.run()
+                training.run()
             except TrainingDivergedError:
                 outcome.unfinished += 1
                 continue

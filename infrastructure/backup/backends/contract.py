@@ -81,7 +81,8 @@ def _held_call(
 def _held_advice(place: Place, make_error: Callable[[str], Exception]) -> Callable[[OSError], str]:
     """Wrap `advice`.
 
-    For a bug in a backend, return Temper's advice instead of the backend's own.
+    If the error reports a bug in the backend, the advice is to fix the backend; the backend's own
+    advice is not asked for.
     """
     advice = _held_call(place, place.advice, make_error)
 

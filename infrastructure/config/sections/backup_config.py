@@ -23,8 +23,8 @@ class BackupConfig(ConfigSection):
 
     place: PathText | None = Field(
         default=None,
-        description="Backup destination: folder, Drive, fsspec URL, hf://…,"
-        " module:Class://…; none: no backups.",
+        description="Backup destination: folder, Drive, s3://…, hf://…, or your"
+        " module:Class://…; none: off.",
     )
     keep: Annotated[int, Ge(2), Le(LARGEST)] = Field(
         default=2,

@@ -81,7 +81,7 @@ class DataConfig(ConfigSection):
     )
     over_length: Literal["keep_start", "truncate", "quarantine"] = Field(
         default="keep_start",
-        description="If too long: cut the end (keep_start) or the prompt's start (truncate);"
+        description="Too long rows; keep_start: cut the end; truncate: cut the prompt start;"
         " quarantine: skip.",
     )
     packing: bool = Field(
@@ -129,8 +129,8 @@ class DataConfig(ConfigSection):
     )
     max_bad_rows_percent: Annotated[Percent, SAME_RESULT] = Field(
         default=5.0,
-        description="Maximum unusable rows, in percent; by default, also at most 1 %"
-        " with a cut answer.",
+        description="Stop above this percentage of unusable rows; not set: or above 1 %"
+        " with lost answer text.",
     )
     accept_small_data: Annotated[bool, SAME_RESULT] = Field(
         default=False,

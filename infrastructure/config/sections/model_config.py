@@ -112,14 +112,15 @@ class ModelConfig(ConfigSection):
     prefix: ClassVar[str] = "model"
     help_note: ClassVar[str] = (
         "{=model.adapter} says what the rows are. standard: text. dialogue: conversations, with"
-        " separate metrics for later answers. multimodal: texts with images. tactical_mappo: a"
-        " small example game, which needs no data. auto: multimodal if the rows have images."
+        " separate metrics for later answers. multimodal: texts with images. tactical_mappo: only"
+        " for the model of that name, a small example game that needs no data. auto: multimodal if"
+        " the rows have images, and standard if not."
     )
 
     name: PathText = Field(
         default="embedded",
-        description="Model to train: a folder, a Hub name or your registered one;"
-        " embedded: a small new model.",
+        description="Model to train: a folder, a Hub name or a name that you registered;"
+        " embedded: a small one.",
     )
     backend: Literal["auto", "transformers", "unsloth"] = Field(
         default="auto",
@@ -131,7 +132,7 @@ class ModelConfig(ConfigSection):
         RegisteredName(ADAPTERS, ("auto",), is_late=True),
     ] = Field(
         default="auto",
-        description="Maps rows to inputs; standard: text; dialogue: chats; multimodal:"
+        description="Input kind (not LoRA); standard: text; dialogue: chats; multimodal:"
         " images; auto: by data.",
     )
     train_vision: bool = Field(

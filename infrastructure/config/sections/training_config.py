@@ -118,8 +118,9 @@ class TrainingConfig(FieldsOfFeatures):
         "{=training.strategy} says how the layers are trained. standard: all of them alike."
         " finetune: the same, but {=training.layerwise_lr_decay} can give each layer its own rate."
         " curriculum: easy rows first."
-        " progressive and end_to_end: block-wise, which has its own section below. auto: what the"
-        " other settings need, or else finetune with LoRA and standard without it."
+        " progressive and end_to_end: block-wise, which has its own section below. auto: the"
+        " strategy that other settings require; otherwise, finetune if {=model.lora_config} is set"
+        " or {=training.layerwise_lr_decay} is below 1, and standard if not."
     )
 
     method: Literal["sft", "dpo", "kto", "orpo", "grpo", "rloo", "reward", "distillation"] = Field(
@@ -262,7 +263,10 @@ class TrainingConfig(FieldsOfFeatures):
         Le(LARGEST),
         Allowed("a whole number of at least 2, in case the newest one is damaged"),
         SAME_RESULT,
-    ] = Field(default=2, description="Number of checkpoints to keep; older ones are removed.")
+    ] = Field(
+        default=2,
+        description="Number of newest checkpoints to keep, besides those of {=training.keep_best}.",
+    )
     checkpoint_seconds: Annotated[Duration | Auto | None, SAME_RESULT] = Field(
         default="auto",
         description="Also save a checkpoint this often; auto: based on how long a save takes; none:"
@@ -317,8 +321,8 @@ class TrainingConfig(FieldsOfFeatures):
         RegisteredName(EXTENSIONS, is_late=True),
     ] = Field(
         default=[],
-        description="Extensions (and observers of your own) to enable, in order, such"
-        " as memory and quantum.",
+        description="Extensions to enable, in this order, such as memory,quantum; also your"
+        " own observers.",
     )
     multimodal: MultimodalConfig = Field(
         default=MultimodalConfig(),
@@ -350,8 +354,8 @@ class TrainingConfig(FieldsOfFeatures):
         SAME_RESULT,
     ] = Field(
         default=["console", "jsonl", "csv", "tensorboard"],
-        description="Where metrics go, in addition to metrics.jsonl; trackio and wandb"
-        " need their packages.",
+        description="Where metrics are written; jsonl: always; trackio and wandb need their"
+        " packages.",
     )
     loss: Annotated[str, RegisteredName(LOSSES)] = Field(
         default="cross_entropy",

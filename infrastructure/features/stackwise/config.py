@@ -274,8 +274,8 @@ class StackwiseFields(TrainingFields):
     )
     qlora_strategy: Annotated[Literal["simplified", "progressive", "variable"], _QLORA] = Field(
         default="simplified",
-        description="One set of QLoRA matrices per stack, or more (progressive), or"
-        " other ranks (variable).",
+        description="QLoRA; simplified: one set by stack; progressive: more per new stack;"
+        " variable: own ranks.",
     )
     qlora_ranks: Annotated[
         dict[Annotated[int, Ge(0)], Count] | None,

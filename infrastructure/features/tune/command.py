@@ -16,6 +16,7 @@ from infrastructure.core.messages import phrase
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of the command."""
+    parser.unused = {"new_run", "run_name"}
     parser.examples = ("temper tune chats.jsonl --model ./llama --lora",)
     add_data(parser)
     parser.add_argument(

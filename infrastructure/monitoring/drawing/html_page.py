@@ -60,10 +60,12 @@ def page(title: str, *sections: object) -> str:
 
 
 def document(title: str, main: Markup, style: str, script: str, *rules: str) -> str:
-    """Return a complete page around `main`, which allows only this style and this script.
+    """Return a complete page around `main`.
+
+    Its Content-Security-Policy allows only this style and this script.
 
     Args:
-        rules: further rules of the page's policy.
+        rules: further rules of that policy.
     """
     allowed = {"style-src": style, "script-src": script}
     by_hash = [f"{kind} {allowed_by_hash(text)}" for kind, text in allowed.items() if text]

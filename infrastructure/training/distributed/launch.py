@@ -3,9 +3,9 @@
 Each process runs the same command in its own Python, as torchrun would start it, and reads rank,
 size and store from its environment. torch's elastic agent starts and watches the processes, and
 ends the rest when one has ended. It would restart them regardless of the reason, so it gets only
-one attempt each time, and this module decides what happens next: either rank 0 has reported how the
-run ended (`core/agent.py`), or a process is lost. Signals go only to rank 0, which takes the time
-that it needs to save. The other ranks end with it.
+one attempt each time, and this module decides what happens next: if rank 0 has reported how the run
+ended (`core/agent.py`), the command ends; otherwise a process was lost, and all are started again.
+Signals go only to rank 0, which takes the time that it needs to save. The other ranks end with it.
 """
 
 import logging

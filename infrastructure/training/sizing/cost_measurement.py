@@ -123,9 +123,10 @@ class DryRunStep:
 
 @contextmanager
 def dry_run(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Put the model into training mode without gradients, and restore its state on exit.
+    """Put the model into training mode without gradients.
 
-    Unused memory is released on exit. Weights are not restored, so the caller must not change them.
+    On exit, its modes, gradients and buffers and the random state are restored, and unused memory
+    is released. Weights are not restored, so the caller must not change them.
     """
     try:
         with preserve(model, random=device, modes=True, gradients=True, buffers=True):

@@ -95,7 +95,7 @@ def test_a_hostile_name_is_refused(name: str, tmp_path: Path) -> None:
 
 TAKEN = [
     *("run.json", "before.json", "checks.json", "forecast.json", "quantum.json"),
-    *("comparison.json", "stackwise.json", "metrics.jsonl", "quarantine.jsonl", "metrics.csv"),
+    *("stackwise.json", "metrics.jsonl", "quarantine.jsonl", "metrics.csv"),
     *("tokenizer/a.json", "tokenizer/chat_template.jinja", "tokenizer/merges.txt"),
     *("tokenizer/tokenizer.model", "tokenizer/x-1.0+a.tiktoken"),
     *("tensorboard/events.out.tfevents.1732.host.1.0", "logs/run.log", "logs/run.jsonl"),
