@@ -40,7 +40,7 @@ class SecretLookup:
 
 @dataclass
 class _Colab:
-    """What is known in this session about the access to Colab's secrets."""
+    """The state of the access to Colab's secrets in this session."""
 
     silent: str = ""  # why no more requests are made
 

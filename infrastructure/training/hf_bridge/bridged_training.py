@@ -196,7 +196,7 @@ class BridgedTraining:
             run.copies.wait(self.saves.schedule.seconds_to_copy(state.stop_reason, patience))
         else:
             if self.parts.state.global_step < self.parts.state.max_steps:
-                state.stop(phrase("trainer.ended_early_by_callback"))  # keeps an earlier reason
+                state.stop(phrase("trainer.ended_early"))  # keeps an earlier reason
             self.hooks.fire(Event.PHASE_END, state)
             run.save_model(self.parts.model)
         if state.stop_reason is StopReason.NOTHING_LEARNED:

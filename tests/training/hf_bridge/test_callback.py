@@ -441,7 +441,7 @@ def test_an_end_before_the_last_step_has_its_reason(tmp_path: Path, step: int) -
     trainer.add_callback(callback)
     trainer.train()
     summary = json.loads(callback.run.files.summary_file.read_text())
-    reason = "trainer.ended_early_by_callback()" if step < NUM_STEPS else None
+    reason = "trainer.ended_early()" if step < NUM_STEPS else None
     assert (summary["status"], summary["steps"], summary["reason"]) == ("finished", step, reason)
     versions = json.loads(callback.run.files.run_file.read_text())["versions"]
     assert {"torch", "transformers", "trl", "accelerate"} <= {*versions}
