@@ -1,4 +1,4 @@
-"""A method of a suite in another process, which imports the suite's class anew.
+"""A method of a suite in another process, which imports the suite's class itself.
 
 What a part keeps only in the memory of a process is missing there.
 """
