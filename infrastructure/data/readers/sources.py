@@ -182,7 +182,7 @@ class DataFile:
         """Whether the first line of the file names the columns."""
         if self.format in TEXT_READERS:
             return self.format in ("csv", "tsv")
-        return getattr(_reader(self.format), "has_header", False)
+        return bool(getattr(_reader(self.format), "has_header", False))
 
     def sha256(self) -> str:
         """Return the hash of the content, which does not depend on the file's path."""
