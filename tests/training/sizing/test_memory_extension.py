@@ -77,7 +77,7 @@ def test_above_its_limit_the_training_goes_on_in_smaller_pieces_and_is_advised()
         one for one in training.state.recoveries if one["kind"] == RecoveryKind.SHORT_OF_MEMORY
     ]
     assert noted[0]["action"] == "training.micro_batch_reduced(size=1)"
-    assert "; training.optimizer: adamw_8bit saves 64 MiB" in noted[0]["message"]
+    assert "change=training.optimizer: adamw_8bit, saved=64 MiB" in noted[0]["message"]
     assert memory.facts()["num_releases"] >= 1
 
 
