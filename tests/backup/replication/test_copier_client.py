@@ -111,7 +111,7 @@ def test_a_failure_is_forgotten_while_the_next_process_runs(
     assert (client.failure is None) is (num_failures == 0)
 
 
-def test_one_that_is_started_again_knows_what_was_asked_of_it(
+def test_a_restarted_copier_gets_its_requests_again(
     client: CopierClient, clock: Clock, tmp_path: Path
 ) -> None:
     what = Publication("token", str(tmp_path / "final"), "final")
@@ -128,7 +128,7 @@ def test_one_that_is_started_again_knows_what_was_asked_of_it(
     assert again[1:] == [what.to_line(), LOOK + "second"]
 
 
-def test_it_is_tried_at_once_where_that_is_asked_for(client: CopierClient, clock: Clock) -> None:
+def test_a_restart_can_be_requested_without_waiting(client: CopierClient, clock: Clock) -> None:
     client.start()
     for _ in range(MANY_FAILURES):
         live(client, clock, 0.5)
