@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from infrastructure.deployment.forecast import PeakObserver
+from infrastructure.features.conformance.hook import HookSuite
 from infrastructure.features.stackwise.training.observers import PhaseRecords
 from infrastructure.monitoring.training_monitor import TrainingMonitor
-from infrastructure.testing.suites.hook import HookSuite
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Extension, Hook, Observer
@@ -30,8 +30,8 @@ from infrastructure.training.observers.run_observers import (
     ProgressObserver,
     ReportObserver,
 )
-from infrastructure.training.sizing.memory_extension import MemoryExtension, MemorySettings
-from tests.testing.suites.planted import failure, without_defect
+from infrastructure.training.sizing.memory_extension import MemoryExtension, MemoryLimits
+from tests.features.conformance.planted import failure, without_defect
 
 CPU = torch.device("cpu")
 
@@ -88,7 +88,7 @@ class TestPeak(HookSuite):
 
 class TestMemory(HookSuite):
     def make(self, folder: Path) -> Hook:
-        return MemoryExtension(MemorySettings(), CPU)
+        return MemoryExtension(MemoryLimits(), CPU)
 
 
 # Defects, each in a hook that is else sound.
@@ -166,6 +166,16 @@ class NeedsMore(Counts):
         assert isinstance(state.error, ValueError), "planted"
 
 
+class ExpectsNoEpochEnd(Extension):
+    def epoch_end(self, state: TrainingState) -> None:
+        raise AssertionError("planted")
+
+
+class ExpectsNoPhaseEnd(Extension):
+    def phase_end(self, state: TrainingState) -> None:
+        raise AssertionError("planted")
+
+
 class NamedAnew(Counts):
     numbers = itertools.count()
 
@@ -179,7 +189,7 @@ class NamedAnew(Counts):
 
 
 DEFECTS: list[tuple[type[Hook], str, str]] = [
-    (SavesTensors, "test_its_state_is_json", "testing.suite_state_not_json"),
+    (SavesTensors, "test_its_state_is_json", "conformance.state_not_json"),
     (SavesNumbersAsKeys, "test_its_state_is_json", "keys are texts"),
     (ForgetsItsState, "test_its_state_comes_back", "does not take back"),
     (BeginsAnewAtTheStart, "test_its_state_comes_back", "after going on its state is"),
@@ -189,6 +199,8 @@ DEFECTS: list[tuple[type[Hook], str, str]] = [
     (DrawsNumbers, "test_an_observer_changes_nothing", "random numbers"),
     (SwitchesModes, "test_an_observer_changes_nothing", "modes"),
     (NeedsMore, "test_every_event_may_come_in_the_order_of_the_loop", "planted"),
+    (ExpectsNoEpochEnd, "test_every_event_may_come_in_the_order_of_the_loop", "planted"),
+    (ExpectsNoPhaseEnd, "test_every_event_may_come_in_the_order_of_the_loop", "planted"),
     (NamedAnew, "test_it_has_the_same_name_each_time", "its name is"),
 ]
 
