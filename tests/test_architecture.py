@@ -77,7 +77,7 @@ CONFIG_LAYERS: list[set[str]] = [
 MONITORING_LAYERS: list[set[str]] = [
     {"drawing", "watching"},
     {"logging_config", "training_monitor"},
-    {"prometheus", "records"},
+    {"records"},
     {"report", "watch"},
     {"dashboard"},
 ]

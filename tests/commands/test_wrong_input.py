@@ -1444,7 +1444,7 @@ FURTHER = [
     Wrong(
         "webhook",
         "train data.jsonl --monitor-alert-sinks webhook",
-        ["monitoring.alert_sink_without_address", "sink=webhook", "variable=ALERT_WEBHOOK_URL"],
+        ["notifications.sink_without_address", "sink=webhook", "variable=ALERT_WEBHOOK_URL"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(

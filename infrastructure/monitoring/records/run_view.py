@@ -66,7 +66,6 @@ WHAT_LIES_WHERE = {
     "checkpoints": "monitoring.path_checkpoints",
     "metrics.jsonl": "monitoring.path_metrics",
     "metrics.csv": "monitoring.path_metrics_csv",
-    "tensorboard": "monitoring.path_tensorboard",
     "logs": "monitoring.path_logs",
     "report.html": "monitoring.path_report",
     "run.json": "monitoring.path_run",
@@ -461,11 +460,6 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
             else ("DATA", phrase("monitoring.next_evaluate_new_rows"))
         )
         steps.append((what, f"temper eval {_quoted(final)} {data}"))
-    if (facts.directory / "tensorboard").exists():
-        logs = directory / "tensorboard"
-        steps.append(
-            (phrase("monitoring.next_open_tensorboard"), f"tensorboard --logdir {_quoted(logs)}")
-        )
     return steps
 
 

@@ -1,4 +1,4 @@
-"""Setup of a run's monitoring: monitor, alert sinks, run log, Prometheus and profiler."""
+"""Setup of a run's monitoring: monitor, alert sinks, run log and profiler."""
 
 import logging
 import math
@@ -13,10 +13,9 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.resource_config import AlertThresholds
 from infrastructure.core.best_effort import BestEffort
 from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.features import all_of
 from infrastructure.core.files import write_json
-from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
-from infrastructure.core.optional import is_installed
 from infrastructure.data.store.token_cache import TokenCache
 from infrastructure.models.flops import (
     FlopsEstimate,
@@ -26,20 +25,15 @@ from infrastructure.models.flops import (
 )
 from infrastructure.models.model_inputs import is_sharded
 from infrastructure.models.preserve import preserve
-from infrastructure.monitoring.drawing.metrics_file import Record
 from infrastructure.monitoring.logging_config import RunLog
-from infrastructure.monitoring.prometheus import PrometheusEndpoint
 from infrastructure.monitoring.records.run_reader import PROFILE_FILE
 from infrastructure.monitoring.training_monitor import Probe, TrainingMetrics, TrainingMonitor
 from infrastructure.monitoring.watching.alert_sinks import (
-    AlertSink,
-    check_alert_sinks,
     make_alert_sinks,
 )
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
-from infrastructure.training.metrics.sinks import TensorBoardSink
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 
 # Observers that pass a run's speed, data wait time, latency and checkpoint age to the monitor.
@@ -270,12 +264,6 @@ logger = logging.getLogger(__name__)
 CACHE_SECONDS = 60.0  # computing the cache's size reads many files, and it rarely changes
 
 
-def check_watching(config: DeploymentConfig) -> None:
-    """Raise ValueError if the configured alert sinks are invalid."""
-    if config.enable_monitoring:
-        check_alert_sinks(config.monitor.alert_sinks)
-
-
 def monitoring_hooks(
     config: DeploymentConfig,
     run_directory: Path,
@@ -293,11 +281,21 @@ def monitoring_hooks(
     """
     if not config.enable_monitoring:
         return []
-    sinks = make_alert_sinks(config.monitor.alert_sinks, report, run_directory.name)
-    watching = RunMonitoring(config, run_directory, sinks, probes, precision.device_type)
+    sinks = make_alert_sinks(config.monitor.alert_sinks, run_directory, report)
+    cache_bytes = seldom(lambda: TokenCache(config.cache).size_bytes(), CACHE_SECONDS)
+    watchers = (make(config, run_directory) for make in all_of("watchers"))
+    monitor = TrainingMonitor(
+        run_directory,
+        thresholds=_limits(config.monitor.thresholds, precision.device_type),
+        sinks=sinks,
+        interval_seconds=config.monitor.interval,
+        probes={**probes, "cache_bytes": cache_bytes},
+        watchers=[watcher for watcher in watchers if watcher is not None],
+    )
+    log = RunLog(run_directory)
     hooks: list[Hook] = [
-        RunLogObserver(watching.log.write),  # before the one that closes the log at the end
-        MonitorObserver(watching.monitor, adapter, precision, watching.start, watching.stop),
+        RunLogObserver(log.write),  # before the one that closes the log at the end
+        MonitorObserver(monitor, adapter, precision, log.start, log.stop),
     ]
     if config.monitor.profile_steps:
         hooks.append(ProfilerObserver(run_directory, config.monitor.profile_steps))
@@ -308,71 +306,6 @@ def _limits(limits: AlertThresholds, device_type: str) -> AlertThresholds:
     """Return the alert thresholds, but raise a default CPU threshold to 100 % for CPU training."""
     is_default = limits.cpu_percent == AlertThresholds().cpu_percent
     return limits.copy_with(cpu_percent=100.0) if device_type == "cpu" and is_default else limits
-
-
-class RunMonitoring:
-    """The monitor of one run, with its log, Prometheus endpoint and TensorBoard output."""
-
-    def __init__(
-        self,
-        config: DeploymentConfig,
-        run_directory: Path,
-        sinks: list[AlertSink],
-        probes: dict[str, Probe],
-        device_type: str,
-    ) -> None:
-        self.config, self.run_directory = config, run_directory
-        self.log = RunLog(run_directory)
-        self._endpoint: PrometheusEndpoint | None = None
-        self._tensorboard = self._make_tensorboard()
-        monitor = config.monitor
-        self.monitor = TrainingMonitor(
-            run_directory,
-            thresholds=_limits(monitor.thresholds, device_type),
-            sinks=sinks,
-            interval_seconds=monitor.interval,
-            probes={**probes, "cache_bytes": seldom(self._cache_bytes, CACHE_SECONDS)},
-            on_sample=None if self._tensorboard is None else self._draw,
-        )
-
-    def start(self) -> None:
-        """Open the run's log and serve Prometheus; if the address is in use, only warn."""
-        self.log.start()
-        address = self.config.monitor.prometheus
-        if address is not None:
-            try:
-                name = self.run_directory.name
-                self._endpoint = PrometheusEndpoint(self.monitor, name, address)
-            except OSError as error:
-                logger.warning(
-                    phrase("training.prometheus_unavailable", address=address, error=error)
-                )
-
-    def stop(self) -> None:
-        """Stop everything that `start` started."""
-        if self._endpoint is not None:
-            self._endpoint.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-        self.log.stop()
-
-    def _cache_bytes(self) -> float:
-        return TokenCache(self.config.cache).size_bytes()
-
-    def _make_tensorboard(self) -> TensorBoardSink | None:
-        if "tensorboard" not in self.config.training.metrics_sinks:
-            return None
-        if not is_installed("tensorboard"):  # the metrics sink reports it
-            return None
-        return TensorBoardSink(self.run_directory / "tensorboard" / "machine")
-
-    def _draw(self, sample: Record) -> None:
-        """Write a sample of the machine into the separate TensorBoard run `machine`."""
-        assert self._tensorboard is not None
-        gpus = {f"gpu{g['index']}_{k}": v for g in sample["gpus"] for k, v in g.items()}
-        numbers: JsonObject = {**sample, **gpus, "kind": "machine"}
-        numbers.pop("time")
-        self._tensorboard.write(numbers)
 
 
 def seldom(probe: Probe, seconds: float, clock: Callable[[], float] = time.monotonic) -> Probe:

@@ -1,8 +1,6 @@
 """A real run that is watched, and one that is not."""
 
 import json
-import logging
-import socket
 import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -11,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
@@ -39,7 +36,6 @@ from infrastructure.training.observers.monitoring_setup import (
 )
 from tests.deployment.runs import deploy, losses, small_settings
 from tests.monitoring.scripted_machine import ScriptedGpus, ScriptedMachine
-from tests.monitoring.webhook_server import webhook_server
 from tests.training.toy_training import Training
 
 
@@ -48,7 +44,7 @@ def config_of(folder: Path, monitor: dict[str, Any], **more: Any) -> DeploymentC
 
 
 def test_a_run_is_watched_from_its_first_step_to_its_last(tmp_path: Path) -> None:
-    settings = small_settings(tmp_path, metrics_sinks=["jsonl", "tensorboard"])
+    settings = small_settings(tmp_path, metrics_sinks=["jsonl"])
     monitor = {"interval": 0.1, "profile_steps": 2, "thresholds": {"gradient_norm": 1e-6}}
     place = {"place": str(tmp_path / "place"), "finish_seconds": 120}
     run, lines = deploy(DeploymentConfig(**settings, monitor=monitor, backup=place))
@@ -68,19 +64,6 @@ def test_a_run_is_watched_from_its_first_step_to_its_last(tmp_path: Path) -> Non
     page = (run / "report.html").read_text()
     assert "monitoring.system_metrics_heading" in page
     assert "monitoring.profile_heading" in page
-    events = EventAccumulator(str(run / "tensorboard" / "machine")).Reload()
-    assert "machine/cpu_percent" in events.Tags()["scalars"]
-
-
-def test_alerts_reach_a_webhook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with webhook_server() as server:
-        monkeypatch.setenv("ALERT_WEBHOOK_URL", server.url)
-        monitor = {"alert_sinks": ["webhook"], "thresholds": {"gradient_norm": 1e-6}}
-        run, _ = deploy(config_of(tmp_path, monitor))
-    (posted,) = [posted for posted in server.received if posted["rule"] == "gradient_norm"]
-    assert posted["source"] == run.name
-    written = "".join(path.read_text(errors="replace") for path in run.rglob("*.json*"))
-    assert "SECRET" not in written
 
 
 def test_monitoring_that_is_off_watches_nothing(
@@ -93,24 +76,6 @@ def test_monitoring_that_is_off_watches_nothing(
     run, _ = deploy(config)
     assert not (run / "logs").exists()
     assert "monitoring.system_metrics_heading" not in (run / "report.html").read_text()
-
-
-def test_a_taken_address_for_prometheus_stops_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, caplog.at_level(logging.WARNING):
-        run, _ = deploy(config_of(tmp_path, {"prometheus": taken.getsockname()[1]}))
-    assert json.loads((run / "summary.json").read_text())["status"] == "finished"
-    assert "training.prometheus_unavailable" in caplog.text
-
-
-def test_a_webhook_without_its_address_is_reported_before_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("ALERT_WEBHOOK_URL", raising=False)
-    with pytest.raises(ValueError, match="ALERT_WEBHOOK_URL"):
-        deploy(config_of(tmp_path, {"alert_sinks": ["webhook"]}))
-    assert not list((tmp_path / "runs").glob("*"))
 
 
 def test_a_costly_probe_is_read_seldom() -> None:

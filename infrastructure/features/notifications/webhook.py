@@ -11,12 +11,13 @@ import time
 import urllib.error
 import urllib.request
 from email.message import Message
+from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
-from infrastructure.monitoring.watching.alert_queue import QueuedSink
+from infrastructure.features.notifications.alert_queue import QueuedSink, secret
 from infrastructure.monitoring.watching.alerts import Alert
 
 VARIABLE = "ALERT_WEBHOOK_URL"
@@ -26,8 +27,8 @@ FIRST_WAIT_SECONDS = 1.0  # doubled after each try
 LONGEST_WAIT_SECONDS = 30.0
 
 
-def check_address(url: str) -> str:
-    """Check the address of a webhook, and return its host.
+def _host_of(url: str) -> str:
+    """Return the host of a webhook's address.
 
     Raises:
         ValueError: if `url` is not a web address, or cannot be posted to; the message does not show
@@ -39,11 +40,11 @@ def check_address(url: str) -> str:
     except ValueError:
         host = None
     if host is None or parts.scheme not in ("http", "https"):
-        raise InputError("monitoring.webhook_not_a_url", variable=VARIABLE)
+        raise InputError("notifications.webhook_not_a_url", variable=VARIABLE)
     if not url.isascii() or not url.isprintable() or " " in url:
-        raise InputError("monitoring.webhook_invalid_character", variable=VARIABLE)
+        raise InputError("notifications.webhook_invalid_character", variable=VARIABLE)
     if parts.username is not None:
-        raise InputError("monitoring.webhook_has_user_name", variable=VARIABLE)
+        raise InputError("notifications.webhook_has_user_name", variable=VARIABLE)
     return host
 
 
@@ -80,22 +81,25 @@ class WebhookAlerts(QueuedSink):
     """A sink that posts each alert as JSON.
 
     Args:
-        url: the address, with http or https.
-        source: the subject of the alerts, such as the run's name.
+        run_directory: the directory of the run, whose name is the source of the alerts.
         first_wait_seconds: the wait before the second attempt.
 
     Raises:
-        ValueError: if `url` is not a web address; the message does not show the address.
+        ValueError: if the environment has no web address; the message does not show the address.
     """
 
     name = "webhook"
 
-    def __init__(
-        self, url: str, source: str = "", first_wait_seconds: float = FIRST_WAIT_SECONDS
-    ) -> None:
+    def __init__(self, run_directory: Path, first_wait_seconds: float = FIRST_WAIT_SECONDS) -> None:
         super().__init__()
-        self._url, self._host, self.source = url, check_address(url), source
+        self._url, self.source = secret(self.name, VARIABLE), run_directory.name
+        self._host = _host_of(self._url)
         self.first_wait_seconds = first_wait_seconds
+
+    @classmethod
+    def check_usable(cls) -> None:
+        """Raise ValueError if the environment has no address to which alerts can be posted."""
+        _host_of(secret(cls.name, VARIABLE))
 
     def deliver(self, alert: Alert) -> str:
         """Post an alert, with retries. Return "" or, if it could not be delivered, the reason."""
@@ -107,12 +111,12 @@ class WebhookAlerts(QueuedSink):
             except urllib.error.HTTPError as error:
                 why, may_retry = f"it answered {error.code}", error.code == 429 or error.code >= 500
                 if 300 <= error.code < 400:
-                    why += phrase("monitoring.webhook_redirects_elsewhere", variable=VARIABLE)
+                    why += phrase("notifications.webhook_redirects_elsewhere", variable=VARIABLE)
                 wait_seconds = _seconds_until(error.headers.get("Retry-After"), wait_seconds)
                 error.close()
             except (OSError, http.client.HTTPException) as error:
                 why, may_retry = (
-                    phrase("monitoring.webhook_unreachable", error=type(error).__name__),
+                    phrase("notifications.webhook_unreachable", error=type(error).__name__),
                     True,
                 )
             if not may_retry or not left:
@@ -152,8 +156,7 @@ def payload(alert: Alert, host: str, source: str) -> dict[str, object]:
     """Return the JSON to post: `text` for Slack, `content` for Discord, all values for
     other hosts.
     """
-    about = f"{source}: " if source else ""
-    text = f"{about}{alert.severity} at step {alert.step}: {alert.message}"
+    text = f"{source}: {alert.severity} at step {alert.step}: {alert.message}"
     if host.endswith("slack.com"):
         return {"text": text}
     if host.endswith(("discord.com", "discordapp.com")):

@@ -7,11 +7,13 @@ that are already in memory, and measures nothing.
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
-from infrastructure.monitoring.training_monitor import TrainingMonitor
+from infrastructure.monitoring.training_monitor import TrainingMonitor, Watcher
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ class MonitorCollector:
         self.monitor, self.run = monitor, run
 
     def collect(self) -> Iterator[Any]:
-        core = require("prometheus_client.core", "monitoring.prometheus_endpoint")
+        core = require("prometheus_client.core", "metric_exporters.prometheus_endpoint")
         sample, metrics = self.monitor.latest()
         numbers = {"step": self.monitor.step, **sample}
         numbers |= metrics.values() if metrics is not None else {}
@@ -67,29 +69,48 @@ def _numbers(values: Mapping[str, object]) -> dict[str, float]:
     return {k: v for k, v in values.items() if isinstance(v, int | float) and k != "time"}
 
 
-class PrometheusEndpoint:
-    """An endpoint that answers Prometheus in separate threads until it is closed.
+class PrometheusEndpoint(Watcher):
+    """An endpoint that answers Prometheus in separate threads while a monitor is started.
 
     Args:
-        address: `HOST:PORT`.
-
-    Raises:
-        MissingPackageError: if prometheus_client is not installed.
-        OSError: if the address is in use, or does not belong to this machine.
+        run: the name of the run.
+        address: `HOST:PORT`. If it is in use, or does not belong to this machine, the run continues
+            without an endpoint.
     """
 
-    def __init__(self, monitor: TrainingMonitor, run: str, address: str) -> None:
-        client = require("prometheus_client", "monitoring.prometheus_endpoint")
-        registry = client.CollectorRegistry()
-        registry.register(MonitorCollector(monitor, run))
-        host, _, port = address.rpartition(":")
-        self._server, self._thread = client.start_http_server(
-            int(port), addr=host.strip("[]"), registry=registry
-        )
-        logger.info(phrase("monitoring.prometheus_address", address=address))
+    def __init__(self, run: str, address: str) -> None:
+        self.run, self.address = run, address
+        self._server: Any = None
 
-    def close(self) -> None:
-        """Stop answering requests."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def start(self, monitor: TrainingMonitor) -> None:
+        """Begin to answer requests.
+
+        Raises:
+            MissingPackageError: if prometheus_client is not installed.
+        """
+        client = require("prometheus_client", "metric_exporters.prometheus_endpoint")
+        registry = client.CollectorRegistry()
+        registry.register(MonitorCollector(monitor, self.run))
+        host, _, port = self.address.rpartition(":")
+        try:
+            self._server, self._thread = client.start_http_server(
+                int(port), addr=host.strip("[]"), registry=registry
+            )
+        except OSError as error:
+            unavailable = "metric_exporters.prometheus_unavailable"
+            logger.warning(phrase(unavailable, address=self.address, error=error))
+            return
+        logger.info(phrase("metric_exporters.prometheus_address", address=self.address))
+
+    def stop(self) -> None:
+        """Stop answering requests, and free the address."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+
+
+def endpoint(config: DeploymentConfig, run_directory: Path) -> PrometheusEndpoint | None:
+    """Return the endpoint of a run, if the configuration has an address for it."""
+    address = config.value("monitor.prometheus")
+    return None if address is None else PrometheusEndpoint(run_directory.name, str(address))

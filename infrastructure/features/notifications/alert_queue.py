@@ -4,11 +4,13 @@ Alerts that are not delivered are counted, with the reason. The owner of the que
 """
 
 import logging
+import os
 import queue
 import threading
 import time
 from abc import ABC, abstractmethod
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.watching.alerts import Alert
 
@@ -17,6 +19,18 @@ logger = logging.getLogger(__name__)
 MAX_WAITING = 100  # alerts; more are dropped and counted
 CLOSE_SECONDS = 5.0
 LONGEST_CLOSE_SECONDS = 60.0  # if the other side has said when to retry
+
+
+def secret(sink: str, variable: str) -> str:
+    """Return the address of a sink, which is in an environment variable.
+
+    Raises:
+        ValueError: if the variable is not set.
+    """
+    address = os.environ.get(variable, "")
+    if not address:
+        raise InputError("notifications.sink_without_address", sink=sink, variable=variable)
+    return address
 
 
 class QueuedSink(ABC):
@@ -55,7 +69,7 @@ class QueuedSink(ABC):
         try:
             self._waiting.put_nowait(alert)
         except queue.Full:
-            self._settle(phrase("monitoring.too_many_alerts_queued"))
+            self._settle(phrase("notifications.too_many_alerts_queued"))
 
     def pause(self, seconds: float) -> None:
         """Wait before sending the next alert. `post` calls this if the server requests a pause."""
@@ -76,7 +90,7 @@ class QueuedSink(ABC):
         with self._lock:
             num_left, self._num_left = self._num_left, 0
         for _ in range(num_left):
-            self._lose(phrase("monitoring.run_ended_before_delivery"))
+            self._lose(phrase("notifications.run_ended_before_delivery"))
         try:
             self._waiting.put_nowait(None)
         except queue.Full:
@@ -110,6 +124,6 @@ class QueuedSink(ABC):
 
     def _lose(self, why: str) -> None:
         if not self._num_lost:
-            logger.warning(phrase("monitoring.alert_not_delivered", sink=self.name, reason=why))
+            logger.warning(phrase("notifications.alert_not_delivered", sink=self.name, reason=why))
         with self._lock:
             self._num_lost, self._why_lost = self._num_lost + 1, why

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from infrastructure.core.errors import MissingPackageError
-from infrastructure.training.metrics.sinks import check_sinks, make_sinks
+from infrastructure.training.metrics.sinks import SINKS, make_sinks
 
 RECORDS: list[dict[str, Any]] = [
     {"step": 1, "epoch": 0, "loss": 2.0, "note": "a text"},
@@ -104,10 +104,10 @@ def test_a_tracker_that_is_not_installed_is_named_with_its_pip_line(
 ) -> None:
     """Before there is a run, and where one is written to."""
     monkeypatch.setattr("infrastructure.core.optional.is_installed", lambda package: False)
-    for use in (lambda: check_sinks([name]), lambda: make_sinks([name], tmp_path)):
+    for use in (lambda: SINKS.check_usable([name]), lambda: make_sinks([name], tmp_path)):
         with pytest.raises(
             MissingPackageError,
-            match=r"core\.package_not_installed\(needed_for=training\.metrics_sink"
+            match=r"core\.package_not_installed\(needed_for=metric_exporters\.sink"
             rf"\(name={name}\), package={name}, command=pip ",
         ):
             use()

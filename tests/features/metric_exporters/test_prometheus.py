@@ -1,6 +1,7 @@
 """The endpoint as Prometheus reads it, and the dashboard against what the endpoint gives."""
 
 import json
+import logging
 import re
 import socket
 import urllib.error
@@ -13,9 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.monitoring import prometheus
-from infrastructure.monitoring.prometheus import PrometheusEndpoint
+from infrastructure.features.metric_exporters import prometheus
+from infrastructure.features.metric_exporters.prometheus import PrometheusEndpoint
 from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
+from tests.deployment.runs import deploy, small_settings
 from tests.monitoring.scripted_machine import Moments, ScriptedGpus, ScriptedMachine
 
 DASHBOARD_FILE = Path(prometheus.__file__).with_name("grafana_dashboard.json")
@@ -56,11 +58,10 @@ def address() -> Iterator[str]:
     monitor.log_training_metrics(TrainingMetrics(1.0, 0, 12, 2.5, 0.001, 8, **ALL_NUMBERS))
     monitor.sample()
     address = free_address()
-    endpoint = PrometheusEndpoint(monitor, "run-1", address)
-    try:
-        yield address
-    finally:
-        endpoint.close()
+    endpoint = PrometheusEndpoint("run-1", address)
+    endpoint.start(monitor)
+    yield address
+    endpoint.stop()
 
 
 def scrape(address: str) -> dict[str, list[tuple[dict[str, str], float]]]:
@@ -114,16 +115,25 @@ def test_the_dashboard_has_what_grafana_requires() -> None:
 def test_a_closed_endpoint_frees_its_address() -> None:
     monitor, address = TrainingMonitor(sinks=[]), free_address()
     for _ in range(2):
-        endpoint = PrometheusEndpoint(monitor, "run", address)
+        endpoint = PrometheusEndpoint("run", address)
+        endpoint.start(monitor)
         assert "temper_step" in scrape(address)  # before the first sample too
-        endpoint.close()
+        endpoint.stop()
     with pytest.raises(urllib.error.URLError):
         scrape(address)
 
 
-def test_an_address_that_is_taken_is_an_error(address: str) -> None:
-    with pytest.raises(OSError, match="in use"):
-        PrometheusEndpoint(TrainingMonitor(sinks=[]), "run", address)
+def test_a_taken_address_for_prometheus_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, caplog.at_level(logging.WARNING):
+        run, _ = deploy(
+            DeploymentConfig(
+                **small_settings(tmp_path), monitor={"prometheus": taken.getsockname()[1]}
+            )
+        )
+    assert json.loads((run / "summary.json").read_text())["status"] == "finished"
+    assert "metric_exporters.prometheus_unavailable" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -131,7 +141,7 @@ def test_an_address_that_is_taken_is_an_error(address: str) -> None:
     [(9400, "127.0.0.1:9400"), ("9400", "127.0.0.1:9400"), ("0.0.0.0:80", "0.0.0.0:80")],
 )
 def test_a_port_alone_is_loopback_s(given: object, meant: str) -> None:
-    assert DeploymentConfig(monitor={"prometheus": given}).monitor.prometheus == meant
+    assert DeploymentConfig(monitor={"prometheus": given}).value("monitor.prometheus") == meant
 
 
 @pytest.mark.parametrize("wrong", ["x", 0, 70000, True, "a:b", "host:"])

@@ -1,14 +1,17 @@
 """A webhook on this machine: takes JSON by POST, and answers what it is told to."""
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from infrastructure.monitoring.watching import alert_queue
+from infrastructure.features.notifications import alert_queue
+from infrastructure.features.notifications.webhook import VARIABLE, WebhookAlerts
 
 
 class WebhookServer(ThreadingHTTPServer):
@@ -60,3 +63,9 @@ def webhook_server() -> Iterator[WebhookServer]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def alerts_to(url: str, run: str = "run", wait_seconds: float = 0.01) -> WebhookAlerts:
+    """The sink of a run whose environment names this address."""
+    with mock.patch.dict(os.environ, {VARIABLE: url}):
+        return WebhookAlerts(Path("runs", run), wait_seconds)
