@@ -79,7 +79,6 @@ MONITORING_LAYERS: list[set[str]] = [
     {"logging_config", "training_monitor"},
     {"records"},
     {"report", "watch"},
-    {"dashboard"},
 ]
 
 # Heavy packages are imported inside the functions that need them: `temper --help` answers in

@@ -1319,7 +1319,7 @@ FURTHER = [
     Wrong(
         "dashboard port",
         "dashboard --port 99999",
-        ["monitoring.dashboard_port_unavailable", "monitoring.port_out_of_range", "port=99999"],
+        ["dashboard.port_unavailable", "dashboard.port_out_of_range", "port=99999"],
     ),
     Wrong(
         "optimize len",

@@ -46,7 +46,7 @@ def _address(process: HelperProcess) -> dict[str, object]:
                 return dict(json.loads(line))
             messages.append(line.removeprefix("temper: ").strip())
     process.wait()
-    raise InputError(" ".join(messages) or phrase("notebook.dashboard_not_started"))
+    raise InputError(" ".join(messages) or phrase("dashboard.not_started"))
 
 
 def start_dashboard(run: str | None, output_dir: str | Path) -> HelperProcess:
@@ -71,5 +71,5 @@ def _show(address: Mapping[str, object], height_pixels: int) -> None:
             address["port"], path=address["path"], height=str(height_pixels)
         )
         return
-    display = require("IPython.display", "notebook.dashboard_in_notebook")
+    display = require("IPython.display", "dashboard.in_notebook")
     display.display(display.IFrame(address["url"], width="100%", height=height_pixels))

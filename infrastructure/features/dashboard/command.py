@@ -10,18 +10,16 @@ from infrastructure.commands.settings import configure
 from infrastructure.commands.watch import NICENESS
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.messages import phrase
-from infrastructure.monitoring.dashboard.server import Dashboard
+from infrastructure.features.dashboard.server import Dashboard
 from infrastructure.monitoring.records.run_list import find_run_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_run(parser, "commands.help_dashboard_run")
-    parser.add_argument("--host", default="127.0.0.1", help=phrase("commands.help_dashboard_host"))
-    parser.add_argument(
-        "--port", type=int, default=8765, help=phrase("commands.help_dashboard_port")
-    )
-    parser.add_argument("--json", action="store_true", help=phrase("commands.help_dashboard_json"))
+    add_run(parser, "dashboard.help_run")
+    parser.add_argument("--host", default="127.0.0.1", help=phrase("dashboard.help_host"))
+    parser.add_argument("--port", type=int, default=8765, help=phrase("dashboard.help_port"))
+    parser.add_argument("--json", action="store_true", help=phrase("dashboard.help_json"))
     add_folder_flags(parser)
 
 
@@ -47,9 +45,9 @@ def _show_address(server: Dashboard, as_json: bool) -> None:
         address = {"url": server.url, "port": server.port, "path": server.path}
         print(json.dumps(address), flush=True)
         return
-    print(phrase("commands.dashboard_address", url=server.url))
+    print(phrase("dashboard.address", url=server.url))
     if server.is_local:
-        print(phrase("commands.dashboard_path_behind_proxy", path=server.path))
+        print(phrase("dashboard.path_behind_proxy", path=server.path))
     else:
-        print(phrase("commands.dashboard_needs_token"))
-    print(phrase("commands.dashboard_stops_with_ctrl_c"), flush=True)
+        print(phrase("dashboard.needs_token"))
+    print(phrase("dashboard.stops_with_ctrl_c"), flush=True)

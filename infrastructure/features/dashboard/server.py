@@ -20,15 +20,15 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
-from infrastructure.monitoring.dashboard.snapshots import Looks
+from infrastructure.features.dashboard.snapshots import Looks
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 8765
 WHY_NOT = {
-    errno.EADDRINUSE: "monitoring.port_in_use",
-    errno.EACCES: "monitoring.port_reserved",
-    errno.EADDRNOTAVAIL: "monitoring.address_unknown",
+    errno.EADDRINUSE: "dashboard.port_in_use",
+    errno.EACCES: "dashboard.port_reserved",
+    errno.EADDRNOTAVAIL: "dashboard.address_unknown",
 }
 HTML = "text/html; charset=utf-8"
 IDLE_SECONDS = 60.0  # an idle connection is closed
@@ -65,10 +65,10 @@ class Dashboard:
         except (OSError, OverflowError) as error:
             code = WHY_NOT.get(getattr(error, "errno", None) or 0)
             if isinstance(error, OverflowError):
-                code = "monitoring.port_out_of_range"
+                code = "dashboard.port_out_of_range"
             why = phrase(code) if code else None
             raise InputError(
-                "monitoring.dashboard_port_unavailable",
+                "dashboard.port_unavailable",
                 host=host,
                 port=port,
                 reason=why or getattr(error, "strerror", None) or error,
@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         query = parse_qs(address.query)
         if not dashboard.admits(self.headers.get("Host", ""), query.get("token", [""])[-1]):
-            self._send_text(HTTPStatus.FORBIDDEN, phrase("monitoring.dashboard_token_missing"))
+            self._send_text(HTTPStatus.FORBIDDEN, phrase("dashboard.token_missing"))
             return
         run = query.get("run", [None])[-1]
         try:
@@ -163,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
             elif address.path == "/look":
                 self._send_look(run)
             else:
-                self._send_text(HTTPStatus.NOT_FOUND, phrase("monitoring.page_not_found"))
+                self._send_text(HTTPStatus.NOT_FOUND, phrase("dashboard.page_not_found"))
         except ValueError as error:
             self._send_text(HTTPStatus.NOT_FOUND, str(error))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from infrastructure.monitoring.dashboard.snapshots import MAX_OPEN_RUNS, Looks
+from infrastructure.features.dashboard.snapshots import MAX_OPEN_RUNS, Looks
 from tests.monitoring.written_run import add, falling, step_record, write_run
 
 
@@ -87,7 +87,7 @@ def test_a_name_that_is_not_listed_opens_nothing(
     write_run(tmp_path, "secret")
     looks = looks_at(tmp_path / "runs")
     for name in ("../secret", str(tmp_path / "secret"), "", "."):
-        with pytest.raises(ValueError, match=r"monitoring\.unknown_run"):
+        with pytest.raises(ValueError, match=r"dashboard\.unknown_run"):
             looks.look(name)
 
 
@@ -109,7 +109,7 @@ def test_a_run_that_cannot_be_shown_gives_the_reason_and_is_logged_once(
     looks = looks_at(tmp_path, clock=clock)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert "monitoring.run_not_shown" in looks.look().sections["notices"]
+            assert "dashboard.run_not_shown" in looks.look().sections["notices"]
             clock.now += 100
     assert len(caplog.records) == 1
 

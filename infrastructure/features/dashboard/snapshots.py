@@ -13,21 +13,20 @@ from pathlib import Path
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
-from infrastructure.monitoring.dashboard.page import Look
-from infrastructure.monitoring.dashboard.sections import no_run, sections_of
+from infrastructure.features.dashboard.page import Look
+from infrastructure.features.dashboard.sections import no_run, sections_of
 from infrastructure.monitoring.drawing.formatting import format_share
 from infrastructure.monitoring.drawing.html import element
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_list import runs_in
 from infrastructure.monitoring.records.run_rows import RunRow, RunRows
 from infrastructure.monitoring.records.run_view import view_of
+from infrastructure.monitoring.report.live_parts import MAX_CPU_SHARE, MAX_LONGEST_SECONDS
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
 ENDED_LOOK_SECONDS = 10.0
-MAX_CPU_SHARE = 0.01  # of one core, for all viewers; a run may be training on the same two cores
-MAX_LONGEST_SECONDS = 30.0
 MAX_OPEN_RUNS = 8
 
 
@@ -97,7 +96,7 @@ class Looks:
         if name is None:
             return next(reversed(runs.values()), None)
         if name not in runs:
-            raise InputError("monitoring.unknown_run", name=name, folder=self._rows.folder)
+            raise InputError("dashboard.unknown_run", name=name, folder=self._rows.folder)
         return runs[name]
 
     def _make(self, path: Path | None) -> tuple[float, Look]:
@@ -116,10 +115,10 @@ class Looks:
             return look_at(run, self._rows.read())
         except Exception as error:  # any damage to the files leads to the same page
             if path not in self._warned:
-                logger.warning(phrase("monitoring.run_not_shown", path=path, error=error))
+                logger.warning(phrase("dashboard.run_not_shown", path=path, error=error))
             self._warned.add(path)
             message = phrase(
-                "monitoring.run_not_shown_on_page", error_type=type(error).__name__, error=error
+                "dashboard.run_not_shown_on_page", error_type=type(error).__name__, error=error
             )
             sections = {"notices": element("section", message, css_class="notice")}
             return Look(f"{path.name} · Temper", sections, ENDED_LOOK_SECONDS)

@@ -14,9 +14,10 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from infrastructure.core.messages import phrase
-from infrastructure.monitoring.drawing.css import COLOURS, RULES
+from infrastructure.monitoring.drawing.css import COLOURS
 from infrastructure.monitoring.drawing.html import Markup, element
 from infrastructure.monitoring.drawing.html_page import chart_rules, chart_script, document
+from infrastructure.monitoring.report.live_parts import live_rules
 
 SECTIONS = (
     *("head", "runs", "progress", "tiles", "notices", "alerts", "result", "curves", "features"),
@@ -42,7 +43,7 @@ class Look:
     def main(self) -> Markup:
         """The `<main>` of the page, with all its parts, including empty ones."""
         parts = [element("div", self.sections.get(name, ""), id=name) for name in SECTIONS]
-        foot = element("footer", phrase("monitoring.dashboard_is_read_only"))
+        foot = element("footer", phrase("dashboard.is_read_only"))
         attributes = {"data-title": self.title, "data-next": f"{self.next_seconds:g}"}
         return element("main", *parts, foot, **attributes)
 
@@ -66,12 +67,9 @@ class Look:
         return document(self.title, self.main, *_style_and_script(), *rules)
 
 
-def live_rules() -> str:
-    """Return the CSS of the live page; its colors are those of `css.COLOURS`."""
-    return RULES + (FOLDER / "dashboard.css").read_text(encoding="utf-8")
-
-
 @cache
 def _style_and_script() -> tuple[str, str]:
-    script = (FOLDER / "dashboard.js").read_text(encoding="utf-8")
-    return COLOURS + live_rules() + chart_rules(), f"{chart_script()}\n{script}"
+    rules, script = (
+        (FOLDER / f"dashboard.{kind}").read_text(encoding="utf-8") for kind in ("css", "js")
+    )
+    return COLOURS + live_rules() + rules + chart_rules(), f"{chart_script()}\n{script}"

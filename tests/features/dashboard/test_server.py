@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from infrastructure.monitoring.dashboard.server import Dashboard
+from infrastructure.features.dashboard.server import Dashboard
 from tests.monitoring.written_run import add, falling, write_run
 
 
@@ -132,8 +132,8 @@ def test_a_viewer_that_goes_away_in_the_middle_disturbs_nobody(
 def test_a_port_that_is_taken_is_reported(runs: Path) -> None:
     with (
         serving(runs) as dashboard,
-        pytest.raises(ValueError, match=r"monitoring\.dashboard_port_unavailable"),
+        pytest.raises(ValueError, match=r"dashboard\.port_unavailable"),
     ):
         Dashboard(runs, port=dashboard.port)
-    with pytest.raises(ValueError, match=r"monitoring\.dashboard_port_unavailable"):
+    with pytest.raises(ValueError, match=r"dashboard\.port_unavailable"):
         Dashboard(runs, port=99999)

@@ -9,7 +9,7 @@ from typing import Any
 import IPython.display
 import pytest
 
-from colab.dashboard import show_dashboard
+from infrastructure.features.dashboard.notebook import show_dashboard
 from tests.monitoring.written_run import write_run
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from infrastructure.core.messages import WORDS
 from infrastructure.monitoring.report.report import write_report
+from tests.features.dashboard.test_server import serving
 from tests.monitoring.browser import Browser, open_browser
-from tests.monitoring.dashboard.test_server import serving
 from tests.monitoring.written_run import (
     add,
     evaluation,
@@ -255,7 +255,7 @@ def test_behind_a_proxy_with_a_path_and_another_name_the_page_goes_on(
 ) -> None:
     with serving(runs) as dashboard, proxy_to(dashboard.port) as url:
         browser.open(f"{url}/")
-        assert "monitoring.dashboard_token_missing" in browser.evaluate("document.body.innerText")
+        assert "dashboard.token_missing" in browser.evaluate("document.body.innerText")
         browser.open(f"{url}{dashboard.path}")
         assert browser.evaluate(NAMED_LOSS) == "1.069"
         add(runs / "20260101-a", step_record(38, 0.125))

@@ -10,9 +10,10 @@ from pathlib import Path
 from infrastructure.core.features import all_of
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_number
-from infrastructure.monitoring.drawing.html import Markup, element, joined, raw_markup, table
+from infrastructure.monitoring.drawing.html import Markup, element, joined, table
 from infrastructure.monitoring.records.run_rows import RunRow
 from infrastructure.monitoring.records.run_view import RunView
+from infrastructure.monitoring.report.live_parts import meters, progress
 from infrastructure.monitoring.report.report_machine import machine_figures
 from infrastructure.monitoring.report.report_sections import (
     NOTHING,
@@ -34,7 +35,6 @@ from infrastructure.monitoring.report.report_sections import (
 
 MAX_RUNS = 60
 MAX_OPEN_RUNS = 5
-BAR_WIDTH = 1000
 
 
 def sections_of(view: RunView, runs: Sequence[RunRow]) -> dict[str, Markup]:
@@ -60,7 +60,7 @@ def sections_of(view: RunView, runs: Sequence[RunRow]) -> dict[str, Markup]:
 def no_run(folder: str) -> dict[str, Markup]:
     """Return the page to show while the folder contains no run."""
     title = element("h1", phrase("monitoring.no_run_yet"))
-    text = phrase("monitoring.dashboard_empty", folder=folder)
+    text = phrase("dashboard.empty", folder=folder)
     how = element("p", "Start one with ", element("code", "temper train DATA"), css_class="soft")
     return {"head": element("header", title, element("p", text, css_class="lead"), how)}
 
@@ -69,33 +69,11 @@ def _pulse(view: RunView) -> Markup:
     """Return an indicator of whether the run is alive, with the time of its last metrics."""
     written = view["written_at"]
     text = (
-        phrase("monitoring.no_metrics_yet")
+        phrase("dashboard.no_metrics_yet")
         if written is None
         else joined(["last numbers ", moment(written)])
     )
     return element("span", element("span", "", css_class=f"pulse {view['state']}"), text)
-
-
-def progress(view: RunView) -> Markup:
-    """Return the progress of the run as text and as a bar."""
-    share = view["share_done"]
-    if view["step"] is None:
-        return NOTHING
-    words = element("span", view["progress"]), element("span", view["times"])
-    picture = NOTHING if share is None else bar(share, view["state"])
-    return element(
-        "section", element("div", *words, css_class="split"), picture, css_class="progress"
-    )
-
-
-def bar(share: float, css_class: str) -> Markup:
-    """Return a progress bar as SVG, because the page's policy does not allow style attributes."""
-    width = max(0.0, min(1.0, share)) * BAR_WIDTH
-    return raw_markup(
-        f'<svg class="bar {css_class}" viewBox="0 0 {BAR_WIDTH} 10" preserveAspectRatio="none"'
-        f' aria-hidden="true"><rect class="track" width="{BAR_WIDTH}" height="10"/>'
-        f'<rect class="fill" width="{width:.1f}" height="10"/></svg>'
-    )
 
 
 def _possible_loss(view: RunView) -> list[Markup]:
@@ -104,33 +82,15 @@ def _possible_loss(view: RunView) -> list[Markup]:
     if view["is_over"] or known["place"] is None:
         return []
     name, step, saved_at = (
-        phrase("monitoring.at_risk_now"),
+        phrase("dashboard.at_risk_now"),
         known["confirmed_step"],
         known["saved_at"],
     )
     if step is None or saved_at is None:
-        return [make_tile(name, "everything", more=phrase("monitoring.nothing_confirmed"))]
+        return [make_tile(name, "everything", more=phrase("dashboard.nothing_confirmed"))]
     return [
-        make_tile(name, moment(saved_at, "age"), more=phrase("monitoring.step_is_safe", step=step))
+        make_tile(name, moment(saved_at, "age"), more=phrase("dashboard.step_is_safe", step=step))
     ]
-
-
-def meters(view: RunView) -> Markup:
-    """Return the machine's current load, or nothing if the run has ended."""
-    shown = [
-        element(
-            "div",
-            element(
-                "div",
-                element("span", meter["name"]),
-                element("span", meter["text"]),
-                css_class="split",
-            ),
-            bar(meter["share"], meter["level"]),
-        )
-        for meter in view["machine"]["meters"]
-    ]
-    return element("div", *shown, css_class="meters") if shown else NOTHING
 
 
 def run_list(runs: Sequence[RunRow], shown: str) -> Markup:
@@ -145,7 +105,7 @@ def run_list(runs: Sequence[RunRow], shown: str) -> Markup:
     parts = [table(headings, rows[:MAX_OPEN_RUNS], "numbers runs")]
     if earlier := rows[MAX_OPEN_RUNS:]:
         most = (
-            phrase("monitoring.newest_runs_listed", shown=MAX_RUNS, total=len(runs))
+            phrase("dashboard.newest_runs_listed", shown=MAX_RUNS, total=len(runs))
             if len(runs) > MAX_RUNS
             else ""
         )

@@ -3,15 +3,18 @@
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from infrastructure.monitoring.dashboard.sections import sections_of
+from infrastructure.features.dashboard.sections import sections_of
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_rows import RunRow
-from infrastructure.monitoring.records.run_view import view_of
+from infrastructure.monitoring.records.run_view import read_view, view_of
+from tests.monitoring.records.test_run_view import STATES, require_texts
 from tests.monitoring.report.test_report import Page
 from tests.monitoring.written_run import (
+    a_training,
     add,
     falling,
     sample,
@@ -31,6 +34,14 @@ def text_of(run: LiveRun, rows: list[RunRow] | None = None) -> dict[str, str]:
 def write_backup(directory: Path, text: str) -> None:
     (directory / "checkpoints").mkdir(exist_ok=True)
     (directory / "checkpoints/backup.json").write_text(text)
+
+
+@STATES
+def test_the_page_shows_what_the_other_views_show(
+    tmp_path: Path, summary: dict[str, Any], state: str, texts: list[str]
+) -> None:
+    view = read_view(a_training(tmp_path, **summary))
+    require_texts("".join(sections_of(view, []).values()), texts)
 
 
 def test_nothing_changes_until_something_happens(tmp_path: Path) -> None:
@@ -54,10 +65,10 @@ def test_nothing_changes_until_something_happens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("backup", "text"),
     [
-        ('{"place": "x", "state": "copying"}', "everything monitoring.nothing_confirmed()"),
+        ('{"place": "x", "state": "copying"}', "everything dashboard.nothing_confirmed()"),
         (
             '{"place": "x", "confirmed_step": 20, "saved_at": 1000.0}',
-            "monitoring.step_is_safe(step=20)",
+            "dashboard.step_is_safe(step=20)",
         ),
     ],
 )
@@ -66,11 +77,11 @@ def test_what_would_be_lost_is_a_tile_where_there_is_a_place(
 ) -> None:
     directory = write_run(tmp_path)
     with closing(LiveRun(directory)) as run:
-        assert "monitoring.at_risk_now" not in text_of(run)["tiles"]
+        assert "dashboard.at_risk_now" not in text_of(run)["tiles"]
         write_backup(directory, backup)
         run.refresh()
         tiles = text_of(run)["tiles"]
-    assert "monitoring.at_risk_now" in tiles
+    assert "dashboard.at_risk_now" in tiles
     assert text in tiles
 
 
@@ -105,7 +116,7 @@ def test_a_run_before_its_first_step_shows_what_happens(tmp_path: Path) -> None:
     with closing(LiveRun(directory)) as run:
         text = text_of(run)
     assert "Preparing (process " in text["head"]
-    assert "monitoring.no_metrics_yet()" in text["head"]
+    assert "dashboard.no_metrics_yet()" in text["head"]
     assert text["progress"] == ""
     assert "monitoring.preparing_before_first_step" in text["curves"]
 
