@@ -82,6 +82,9 @@ class Feature:
             user-defined part in the feature's own settings.
         run_files: files that it writes into a run directory and that are backed up with the run.
         outputs: name of an output in a run directory → code of the text that describes it.
+        export_files: addresses of functions that write files into the folder of an exported model.
+            They get the run, the folder, the name that it will have, the step, and lines about the
+            export.
         notebook: names that `import colab` offers → module.
         on_samples: address of a function that is called when a run uses the sample data. It gets a
             configuration and the text that names the source, and may change settings that the user
@@ -115,6 +118,7 @@ class Feature:
     own_code: str | None = None
     run_files: tuple[str, ...] = ()
     outputs: Mapping[str, str] = field(default_factory=dict)
+    export_files: tuple[str, ...] = ()
     notebook: Mapping[str, str] = field(default_factory=dict)
     on_samples: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)

@@ -1,34 +1,27 @@
-"""The publication of a trained model on the Hugging Face Hub, with a card about its run.
+"""The card of an exported or published model: a README.md about its run.
 
-Repositories are private by default, because a publication cannot be undone, and a model may have
-memorized rows of its training data. All files are uploaded in one commit, and then each file is
-compared with the Hub's copy. In an existing card, only the part between Temper's two markers is
-replaced, so that text of the user is kept.
+In an existing card of a repository, only the part between Temper's two markers is replaced, so that
+text of the user is kept.
 """
 
-import errno
 import json
 import re
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from infrastructure.backup.backends.base import Content
-from infrastructure.backup.backends.hub import HubPlace
 from infrastructure.config.auto import learning_rate_for
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
 from infrastructure.config.registries import EXPORT_FORMATS
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.training_config import SFT
-from infrastructure.core.checksums import SUMS, damaged_files, files_in, read_record
-from infrastructure.core.errors import DamagedFileError, InputError, NoAnswerError, StorageError
+from infrastructure.core.checksums import read_record
+from infrastructure.core.errors import DamagedFileError, InputError
+from infrastructure.core.files import write_text
 from infrastructure.core.json_text import JsonObject, JsonValue, as_object, as_text, parse_json
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import DISTRIBUTION, require
-from infrastructure.core.redact import redact
 from infrastructure.deployment.export_request import EXPORT_FILE, SAFETENSORS
 from infrastructure.deployment.recorded_model import recorded_model
 from infrastructure.models.answer_end import GENERATION_FILE
@@ -50,9 +43,6 @@ from infrastructure.training.strategies import has_forms
 CARD = "README.md"
 BEGIN, END = "<!-- written by Temper: begin -->", "<!-- written by Temper: end -->"
 WRITTEN = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-# Files of an earlier upload that a loader would mistake for parts of this model.
-MODEL_FILES = re.compile(r"[^/]+\.safetensors(\.index\.json)?|(adapter_)?config\.json")
-CHUNK_BYTES = 8 * 1024**2
 LORA_CONFIG = "adapter_config.json"
 FROM_SCRATCH = ("embedded", "registered")
 ARGUMENT = "trainer."  # the prefix of a Trainer's arguments in run.json
@@ -104,154 +94,40 @@ HERE = "."  # the folder that contains the card
 NEEDS_TORCHAO = "# pip install torchao\n"
 
 
-class ModelRepository:
-    """A model repository on the Hub.
+def write_card(run: RunDirectory, folder: Path, name: str, step: int, lines: Sequence[str]) -> None:
+    """Write a README.md about the run and about the accuracy of the export."""
+    card = folder / CARD
+    text = card.read_text() if card.is_file() else f"---\ntags: [temper]\n---\n# {name}\n"
+    text, *_ = text.partition("\n```python")  # a LoRA's usage is described below
+    exported = "\n".join(f"- {line}" for line in lines)
+    facts = written_by(run, HERE, folder, step)
+    write_text(card, f"{text}\n{BEGIN}\n{facts}\n{END}\n\n## Exported\n\n{exported}\n")
+
+
+def card_of_repository(was: str, name: str, folder: Path, run: RunDirectory, step: int) -> str:
+    """Return the text of the model card of the repository `name`.
 
     Args:
-        name: `OWNER/NAME`.
-        is_public: whether a new repository is public. The visibility of an existing repository does
-            not change.
+        was: the existing card, whose facts about the run are replaced; "" for a new card.
 
     Raises:
-        ValueError: if `name` is not a repository name.
+        ValueError: if the front matter of the card is not YAML.
     """
-
-    def __init__(self, name: str, is_public: bool = False) -> None:
-        self.name = name.removeprefix("hf://").removeprefix("https://huggingface.co/").rstrip("/")
-        if re.fullmatch(r"[\w.-]+/[\w.-]+", self.name) is None:
-            raise InputError("deployment.invalid_repository_name", name=redact(name))
-        self.is_public = is_public
-        self.place = HubPlace(f"hf://{self.name}")
-
-    def make(self) -> None:
-        """Create the repository if it does not exist; call this before work that takes long.
-
-        Raises:
-            StorageError: if the Hub does not respond or rejects the request; the message says what
-                to do.
-        """
-        with self._understandable(), self.place.plain_errors(self.place.url):
-            self.place.api.create_repo(self.name, private=not self.is_public, exist_ok=True)
-
-    def upload(self, folder: Path, run: RunDirectory, step: int) -> JsonObject:
-        """Upload the model in `folder`, which `run` trained for `step` steps.
-
-        Returns:
-            A dictionary with repository, url, private, files (their number), and notes for the
-            user.
-
-        Raises:
-            ValueError: if run.json is missing or damaged, or the existing card cannot be read.
-            StorageError: if the Hub does not respond, rejects the upload, or has other bytes than
-                those sent.
-        """
-        if damaged := damaged_files(folder):
-            raise DamagedFileError(
-                "deployment.published_folder_damaged", folder=folder, files=", ".join(damaged)
-            )
-        with self._understandable():
-            there = self._names()
-            card = self._card(folder, run, step, CARD in there)
-            contents = self._commit(folder, card, there, f"Step {step} of {run.run_id}")
-            for name, content in contents.items():
-                self.place.confirm(Path(name), content)
-            with self.place.plain_errors(self.place.url):
-                is_private = bool(self.place.api.model_info(self.name).private)
-        return {
-            "repository": self.name,
-            "url": f"{self.place.api.endpoint}/{self.name}",
-            "private": is_private,
-            "files": len(contents),
-            "notes": [*self._notes(folder, is_private)],
-        }
-
-    def _names(self) -> list[str]:
-        try:
-            return self.place.names(Path())
-        except FileNotFoundError:
-            return []
-
-    def _commit(
-        self, folder: Path, card: str, there: list[str], message: str
-    ) -> dict[str, Content]:
-        """Upload all files in one commit. Return the uploaded contents by name."""
-        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
-        sums = "".join(
-            line
-            for line in (folder / SUMS).read_text().splitlines(keepends=True)
-            if not line.rstrip("\n").endswith(f"  {CARD}")  # users edit the card on the Hub
-        )
-        own = {CARD: card.encode(), SUMS: sums.encode()}
-        operations: list[CommitOperationAdd | CommitOperationDelete] = []
-        contents = {}
-        for path in files_in(folder):
-            name = path.relative_to(folder).as_posix()
-            if name not in own:
-                operations.append(CommitOperationAdd(name, path))
-                contents[name] = Content.of(_chunks(path), self.place.hashes)
-        for name, data in own.items():
-            operations.append(CommitOperationAdd(name, data))
-            contents[name] = Content.of([data], self.place.hashes)
-        operations += [
-            CommitOperationDelete(name, is_folder=False)
-            for name in there
-            if MODEL_FILES.fullmatch(name) and name not in contents
-        ]
-        self.place.show_progress(sys.stderr.isatty())
-        with self.place.plain_errors(self.place.url):
-            self.place.api.create_commit(self.name, operations, commit_message=message)
-        return contents
-
-    def _card(self, folder: Path, run: RunDirectory, step: int, is_there: bool) -> str:
-        """Return the text of the model card: a new card, or the existing one with new facts about
-        the run.
-
-        Raises:
-            ValueError: if the front matter of the card is not YAML.
-        """
-        cards = require("huggingface_hub", "a model card")
-        facts = f"{BEGIN}\n{written_by(run, self.name, folder, step)}\n{END}"
-        was = b"".join(self.place.read(Path(CARD))).decode() if is_there else ""
-        try:
-            card = cards.ModelCard(was or f"---\ntags: [temper]\n---\n# {self.name}\n")
-        except Exception as error:
-            raise InputError(
-                "deployment.model_card_unreadable", card=CARD, repository=self.name, reason=error
-            ) from error
-        is_lora = (folder / LORA_CONFIG).is_file()
-        card.data.base_model = _base_on_hub(recorded_model(run))
-        card.data.library_name = "peft" if is_lora else "transformers"
-        card.data.pipeline_tag, *_ = TASKS[_model_class(run)]
-        text, count = WRITTEN.subn(lambda _: facts, card.text)
-        card.text = text if count else f"{card.text.rstrip()}\n\n{facts}\n"
-        return str(card.content)
-
-    def _notes(self, folder: Path, is_private: bool) -> Iterator[str]:
-        yield (
-            phrase("deployment.published_private")
-            if is_private
-            else phrase("deployment.published_public")
-        )
-        if is_private == self.is_public:
-            yield phrase("deployment.visibility_unchanged")
-        if _base_of_lora(self.name, folder) == OF_ITS_AUTHOR:
-            yield phrase("deployment.published_lora_local_base")
-        yield phrase("deployment.card_without_license")
-
-    @contextmanager
-    def _understandable(self) -> Iterator[None]:
-        """Turn an error of the Hub inside the block into a StorageError that says what to do."""
-        try:
-            yield
-        except OSError as error:
-            is_silent = error.errno in (errno.ENOTCONN, errno.ETIMEDOUT)
-            raise (NoAnswerError if is_silent else StorageError)(
-                "deployment.not_published",
-                name=self.name,
-                error=redact(error.strerror or str(error)),
-                advice=self.place.advice(error),
-            ) from error
+    cards = require("huggingface_hub", "a model card")
+    facts = f"{BEGIN}\n{written_by(run, name, folder, step)}\n{END}"
+    try:
+        card = cards.ModelCard(was or f"---\ntags: [temper]\n---\n# {name}\n")
+    except Exception as error:
+        raise InputError(
+            "publish.model_card_unreadable", card=CARD, repository=name, reason=error
+        ) from error
+    is_lora = (folder / LORA_CONFIG).is_file()
+    card.data.base_model = _base_on_hub(recorded_model(run))
+    card.data.library_name = "peft" if is_lora else "transformers"
+    card.data.pipeline_tag, *_ = TASKS[_model_class(run)]
+    text, count = WRITTEN.subn(lambda _: facts, card.text)
+    card.text = text if count else f"{card.text.rstrip()}\n\n{facts}\n"
+    return str(card.content)
 
 
 def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
@@ -286,7 +162,7 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
         ("made with", _versions(record.get("versions", {}))),
     ]
     lines = [
-        phrase("deployment.card_training_heading"),
+        phrase("publish.card_training_heading"),
         "",
         *_markdown(("", ""), rows),
         *_changed(history),
@@ -297,14 +173,14 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
     measured = before_after_rows(before, after, summary.get("loss_function"))
     rounding = config.model.quantization_aware
     if step != total or not after:
-        lines.append(phrase("deployment.card_checkpoint_not_measured"))
+        lines.append(phrase("publish.card_checkpoint_not_measured"))
     elif measured:
         lines += _markdown(("on held-out rows", "before", "after", "change"), measured)
         if rounding is not None and not _is_rounded(folder):
-            lines += ["", phrase("deployment.card_measured_rounded", kind=rounding)]
+            lines += ["", phrase("publish.card_measured_rounded", kind=rounding)]
     else:
-        lines.append(phrase("deployment.card_nothing_measured"))
-    where = phrase("deployment.card_in_this_folder") if name == HERE else ""
+        lines.append(phrase("publish.card_nothing_measured"))
+    where = phrase("publish.card_in_this_folder") if name == HERE else ""
     return "\n".join(
         [*lines, "", f"## Use it\n\n{where}```python", _loading(run, name, folder), "```"]
     )
@@ -384,17 +260,17 @@ def _trained_words(model: JsonObject, config: DeploymentConfig) -> str:
     lora = as_object(model.get("lora") or {})
     added = ", ".join(as_object(model.get("extensions") or {}))
     trained = (
-        phrase("deployment.card_trained_lora", rank=lora.get("r"))
+        phrase("publish.card_trained_lora", rank=lora.get("r"))
         if lora
         else phrase("deployment.trains_all")
     )
     if (kind := config.model.quantization_aware) is not None:
-        trained += phrase("deployment.card_rounded", kind=kind)
+        trained += phrase("publish.card_rounded", kind=kind)
     if not added:
         return trained
     if config.training.train_extensions_only:
-        return phrase("deployment.card_trained_extension_only", added=added)
-    return phrase("deployment.card_trained_with_extension", trained=trained, added=added)
+        return phrase("publish.card_trained_extension_only", added=added)
+    return phrase("publish.card_trained_with_extension", trained=trained, added=added)
 
 
 def _is_rounded(folder: Path) -> bool:
@@ -407,9 +283,9 @@ def _is_rounded(folder: Path) -> bool:
 
 def _rows_words(data: Mapping[str, object]) -> str:
     if "num_train" not in data:  # a Trainer's run
-        return phrase("deployment.card_rows_of_trainer", num_train=_number(data, "num_examples"))
+        return phrase("publish.card_rows_of_trainer", num_train=_number(data, "num_examples"))
     return phrase(
-        "deployment.card_rows",
+        "publish.card_rows",
         num_train=_number(data, "num_train"),
         num_held_out=_number(data, "num_evaluation"),
     )
@@ -426,11 +302,11 @@ def _base_words(model: JsonObject) -> str:
     if model.get("kind") in FROM_SCRATCH:
         size = model.get("num_parameters")
         return phrase(
-            "deployment.card_base_from_scratch", architecture=model.get("architecture"), size=size
+            "publish.card_base_from_scratch", architecture=model.get("architecture"), size=size
         )
     if (hub := _base_on_hub(model)) is not None:
-        return phrase("deployment.card_base_on_hub", hub=hub, revision=model.get("revision"))
-    return phrase("deployment.card_base_local_folder", name=Path(str(model.get("name"))).name)
+        return phrase("publish.card_base_on_hub", hub=hub, revision=model.get("revision"))
+    return phrase("publish.card_base_local_folder", name=Path(str(model.get("name"))).name)
 
 
 def _base_on_hub(model: JsonObject) -> str | None:
@@ -439,7 +315,7 @@ def _base_on_hub(model: JsonObject) -> str | None:
 
 def _number(record: Mapping[str, object], key: str) -> str:
     value = record.get(key)
-    return f"{value:,}" if isinstance(value, int) else phrase("deployment.card_unknown_number")
+    return f"{value:,}" if isinstance(value, int) else phrase("publish.card_unknown_number")
 
 
 def _versions(packages: dict[str, str]) -> str:
@@ -469,14 +345,14 @@ def _model_class(run: RunDirectory) -> str:
 
 def _loading(run: RunDirectory, name: str, folder: Path) -> str:
     if (folder / "temper_model.json").is_file():
-        return phrase("deployment.card_load_own_module")
+        return phrase("publish.card_load_own_module")
     if usage := _usage_of_format(folder):
         return usage
     if added := recorded_model(run).get("extensions"):
-        return phrase("deployment.card_load_extensions", names=", ".join(added))
+        return phrase("publish.card_load_extensions", names=", ".join(added))
     model_class = _model_class(run)
     _, input_class, prepares = TASKS[model_class]
-    base = _base_of_lora(name, folder)
+    base = base_of_lora(name, folder)
     if base is not None and (code := _quantization_code(run)):
         base = f"\n    {base},\n    {code}\n"
     knows_ends = (folder / GENERATION_FILE).is_file()
@@ -512,10 +388,10 @@ def _prompting(run: RunDirectory, folder: Path, model_class: str) -> str:
     tokenizer = as_object(parse_json(settings.read_text(encoding="utf-8")))
     has_template = (folder / "chat_template.jinja").is_file() or "chat_template" in tokenizer
     if model_class != WRITES:
-        return phrase("deployment.card_use_reward_model") if has_template else ""
+        return phrase("publish.card_use_reward_model") if has_template else ""
     is_sft = run.read_configuration().training.method == SFT
     if is_sft and run.read_run().get("data", {}).get("shape") == "text":
-        return phrase("deployment.card_use_text_model") + ANSWERING
+        return phrase("publish.card_use_text_model") + ANSWERING
     if has_template:
         system = _summary(run).get("system_prompt")
         turn = "" if system is None else f'{{"role": "system", "content": {system!r}}}, '
@@ -537,7 +413,7 @@ def _quantization(run: RunDirectory) -> str | None:
     return None if kind is None else str(kind)
 
 
-def _base_of_lora(name: str, folder: Path) -> str | None:
+def base_of_lora(name: str, folder: Path) -> str | None:
     """Return the Python expression for the base model of a LoRA; None if the model is not a
     LoRA.
     """
@@ -551,9 +427,3 @@ def _base_of_lora(name: str, folder: Path) -> str | None:
     if name == HERE and not is_of_hub:
         return json.dumps(str(Path(where).absolute()))
     return f'"{where}"' if is_of_hub else OF_ITS_AUTHOR
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            yield chunk

@@ -13,7 +13,7 @@ from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import damaged_files
 from infrastructure.core.exit_codes import ExitCode
-from infrastructure.deployment.publish import BEGIN, END
+from infrastructure.features.publish.model_card import BEGIN, END
 from tests.backup.backends.hub_server import TOKEN, Hub, running_hub
 from tests.deployment.runs import deploy, small_config, small_settings
 
@@ -74,7 +74,7 @@ def test_a_finished_run_is_published_as_it_is(
     record = json.loads((run / "run.json").read_text())
     summary = json.loads((run / "summary.json").read_text())
     assert record["data"]["fingerprint"] not in card  # short rows can be guessed from a hash
-    assert f"| rows | deployment.card_rows(num_train={record['data']['num_train']:,}, " in card
+    assert f"| rows | publish.card_rows(num_train={record['data']['num_train']:,}, " in card
     records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     peak = max(one.get("learning_rate", 0) for one in records)
     assert f"`learning_rate` {peak}" in card  # the setting is "auto"
@@ -99,7 +99,7 @@ def test_what_people_wrote_on_the_card_stays_and_old_weights_go(run: Path, hub: 
     assert "old facts" not in card
     assert huggingface_hub.ModelCard(card).data.license == "mit"
     assert "| steps | 1 of 2 |" in card
-    assert "deployment.card_checkpoint_not_measured" in card
+    assert "publish.card_checkpoint_not_measured" in card
     assert "model-00001-of-00002.safetensors" not in hub.repos[REPO]
 
 
@@ -109,12 +109,12 @@ def test_a_public_one_is_made_and_a_private_one_stays(
     assert push(str(run), "model", "--public") == ExitCode.DONE
     assert hub.public == {REPO}
     assert (tmp_path / "model/model.safetensors").is_file()
-    assert "deployment.published_public" in capsys.readouterr().out
+    assert "publish.published_public" in capsys.readouterr().out
     hub.public.clear()  # by hand, on its page
     assert push(str(run), "--public") == ExitCode.DONE
     out = capsys.readouterr().out
-    assert "deployment.published_private" in out
-    assert "deployment.visibility_unchanged" in out
+    assert "publish.published_private" in out
+    assert "publish.visibility_unchanged" in out
     assert hub.public == set()
 
 
@@ -130,9 +130,9 @@ def test_a_lora_names_its_base(
     settings["model"] = {"name": str(saved_llama), "lora_config": {"r": 2}}
     run, _ = deploy(DeploymentConfig(**settings))
     assert push(str(run)) == ExitCode.DONE
-    assert "deployment.published_lora_local_base" in capsys.readouterr().out
+    assert "publish.published_lora_local_base" in capsys.readouterr().out
     card = hub.repos[REPO]["README.md"].decode()
-    assert "deployment.card_trained_lora(rank=2)" in card
+    assert "publish.card_trained_lora(rank=2)" in card
     assert "PeftModel" in card
     assert huggingface_hub.ModelCard(card).data.library_name == "peft"
     assert str(saved_llama) not in card
@@ -176,8 +176,8 @@ def test_a_refusal_is_one_sentence(
     ("arguments", "message"),
     [
         ([], "commands.no_export_target"),
-        (["folder", "--public"], "commands.public_without_push_to_hub"),
-        (["--push-to-hub", "tiny"], "deployment.invalid_repository_name(name=tiny)"),
+        (["folder", "--public"], "publish.public_without_push_to_hub"),
+        (["--push-to-hub", "tiny"], "publish.invalid_repository_name(name=tiny)"),
     ],
 )
 def test_what_cannot_be_is_refused(
