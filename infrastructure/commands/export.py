@@ -89,9 +89,8 @@ def exported(
 
     with waiting_beside(phrase("commands.exporting_model")):
         facts = export_model(run, checkpoint, folder, request, partial(progress, options.json))
-    lines = [
-        phrase("commands.model_exported", step=facts["step"], run_id=run.run_id, folder=folder)
-    ]
+    step, where = facts["step"], facts["folder"]
+    lines = [phrase("commands.model_exported", step=step, run_id=run.run_id, folder=where)]
     lines += [f"  {line}" for key in ("lines", "notes") for line in as_list(facts.pop(key, []))]
     return facts, lines
 

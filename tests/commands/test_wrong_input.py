@@ -1062,7 +1062,7 @@ EXPORT = [
     Wrong(
         "a memory on the Hub",
         "export runs/a --push-to-hub me/it",
-        ["publish.publish_extension_weights", "run_id=a", "extensions=memory"],
+        ["publish.extension_weights", "run_id=a", "extensions=memory"],
         {"runs/a/run.json": MEMORY_RUN},
     ),
     Wrong(

@@ -11,6 +11,7 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.json_text import JsonObject, as_integer, as_list
 from infrastructure.core.messages import phrase
+from infrastructure.deployment.recorded_model import recorded_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,11 +29,13 @@ def run(options: argparse.Namespace) -> int | None:
             raise InputError("publish.public_without_push_to_hub")
         return None
     run, checkpoint, request = asked(options)
+    if added := recorded_model(run).get("extensions"):  # others could not load them
+        names = ", ".join(added)
+        raise InputError("publish.extension_weights", run_id=run.run_id, extensions=names)
     with waiting_beside("loading PyTorch"):
         from infrastructure.deployment.export import final_step
-        from infrastructure.features.publish.repository import ModelRepository, check_publishable
+        from infrastructure.features.publish.repository import ModelRepository
 
-    check_publishable(run)
     run.read_run()
     repository = ModelRepository(options.push_to_hub, options.public)
     repository.make()  # missing permissions show up now, not after minutes of work

@@ -19,7 +19,6 @@ from infrastructure.core.errors import DamagedFileError, InputError, NoAnswerErr
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import redact
-from infrastructure.deployment.recorded_model import recorded_model
 from infrastructure.features.publish.model_card import (
     CARD,
     OF_ITS_AUTHOR,
@@ -31,21 +30,6 @@ from infrastructure.run.directory import RunDirectory
 # Files of an earlier upload that a loader would mistake for parts of this model.
 MODEL_FILES = re.compile(r"[^/]+\.safetensors(\.index\.json)?|(adapter_)?config\.json")
 CHUNK_BYTES = 8 * 1024**2
-
-
-def check_publishable(run: RunDirectory) -> None:
-    """Raise an error for a model that others could not load completely.
-
-    Raises:
-        ValueError: if extensions have added weights to the model.
-    """
-    model = recorded_model(run)
-    if model.get("extensions"):
-        raise InputError(
-            "publish.publish_extension_weights",
-            run_id=run.run_id,
-            extensions=", ".join(model["extensions"]),
-        )
 
 
 class ModelRepository:

@@ -91,7 +91,7 @@ def test_a_checkpoint_is_exported_with_it_and_in_no_other_format(
         assert main(["export", finished.name, str(tmp_path / "x"), *words, *out]) == 2
         assert sentence in " ".join(capsys.readouterr().err.split())
     assert main(["export", finished.name, "--push-to-hub", "me/it", *out]) == 2
-    assert "publish.publish_extension_weights" in " ".join(capsys.readouterr().err.split())
+    assert "publish.extension_weights" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_next_training_begins_with_it(finished: Path, tmp_path: Path) -> None:
