@@ -1251,12 +1251,6 @@ FURTHER = [
         "train --compile-mode auto --no-gpu-optimization",
         ["config.auto_compile_not_measured"],
     ),
-    Wrong(
-        "streaming balance",
-        "train data.jsonl --streaming --balance-by task",
-        ["config.balance_with_streaming"],
-        {"data.jsonl": GOOD_DATA},
-    ),
     Wrong("budget 1", "train --quantum-data-budget 1", ["quantum.data_budget_keeps_everything"]),
     Wrong(
         "sampler",
