@@ -74,7 +74,7 @@ class Feature:
             gets the section `training`, a tokenizer and its number of tokens.
         default_plugins: entry point group of a registry → plug-ins that are chosen by default.
         watchers: addresses of functions that get a configuration and a run's directory, and return
-            a `Watcher` of the monitor, or None.
+            a `Watcher` of the monitor, an `Observer` of the training, or None.
         report: addresses of functions that return a section of the report for a `RunView`.
         live: addresses of those functions whose sections are also on the live page.
         folders: keys of settings whose values are folders on this machine.

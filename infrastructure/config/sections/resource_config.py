@@ -140,9 +140,6 @@ class MonitorConfig(MonitorFields):
         default=["console", "log"],
         description="Where alerts are sent.",
     )
-    profile_steps: CountOrZero = Field(
-        default=0, description="Steps that the PyTorch profiler records, after two warm-up steps."
-    )
     thresholds: AlertThresholds = Field(
         default=AlertThresholds(), description="Values at which the monitor raises an alert."
     )

@@ -35,7 +35,6 @@ from infrastructure.monitoring.records.run_list import ROUNDED, how_to_run_again
 from infrastructure.monitoring.records.run_reader import (
     CHECKS_FILE,
     FINISHED,
-    PROFILE_FILE,
     RunFacts,
     config_of,
     continuations,
@@ -125,14 +124,12 @@ class Machine(TypedDict):
             times.
         pauses: the pauses in training, as (begin, end) in Unix time.
         is_watched: whether the monitor took samples of the machine.
-        profile: the operations that took the most time in a few steps.
     """
 
     meters: list[Meter]
     curves: PointsByKey
     pauses: list[tuple[float, float]]
     is_watched: bool
-    profile: JsonObject
 
 
 class RunView(TypedDict):
@@ -265,7 +262,6 @@ def view_of(run: LiveRun) -> RunView:
             "curves": run.machine.curves,
             "pauses": [*run.machine.pauses],
             "is_watched": bool(run.machine.last),
-            "profile": facts.object_in(PROFILE_FILE),
         },
         "data": datasets[-1],
         "earlier_data": [
