@@ -14,10 +14,10 @@ from tensorboard.summary.writer import event_file_writer
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import MissingPackageError
+from infrastructure.features.conformance.sink import SinkSuite
 from infrastructure.features.metric_exporters import tensorboard_sink
 from infrastructure.features.metric_exporters.tensorboard_sink import TensorBoardSink
 from infrastructure.monitoring.training_monitor import SYSTEM_FILE
-from infrastructure.testing.suites.sink import SinkSuite
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.sinks import SINKS, Sink
 from tests.deployment.runs import deploy, small_settings

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.features.conformance.hook import HookSuite
 from infrastructure.features.profiler.profiler import TRACE_FILE, ProfilerObserver
 from infrastructure.features.profiler.report import PROFILE_FILE
-from infrastructure.testing.suites.hook import HookSuite
 from infrastructure.training.extensions.extension_hooks import Hook
 from tests.deployment.runs import deploy, small_settings
 from tests.training.toy_training import Training
