@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import BACKEND
 from infrastructure.core.checksums import write_record
@@ -21,6 +22,7 @@ from infrastructure.run.find import (
     Loading,
     is_same,
     newest_of_this_purpose,
+    settings_now,
 )
 from tests.deployment.runs import ROOT, runs_of, small_config
 from tests.forks import forked_python
@@ -197,3 +199,18 @@ def test_a_run_that_was_begun_with_unsloth_is_not_that_of_the_plain_command(
     finished_run(tmp_path, by_unsloth, [])
     assert newest_of_this_purpose(DeploymentConfig(**output), []) is None
     assert newest_of_this_purpose(by_unsloth, []) is not None
+
+
+def test_a_damaged_checkpoint_leaves_the_settings_of_the_one_before(tmp_path: Path) -> None:
+    """A setting was changed and accepted at step 1; the checkpoint at step 2 is damaged."""
+    run = finished_run(tmp_path, DeploymentConfig(), [])
+    store = Store(run.checkpoints)
+    store.prepare()
+    began: dict[str, object] = {"seed": 1}
+    for step in (1, 2):
+        store.commit({}, {"identity": {"settings": {"seed": 2 + step}}}, step=step)
+    assert settings_now(run, began) == {"seed": 4}
+    store.manifest_path(store.versions()[0]).write_text("{")
+    assert settings_now(run, began) == {"seed": 3}
+    store.manifest_path(store.versions()[1]).write_text("{")
+    assert settings_now(run, began) == began

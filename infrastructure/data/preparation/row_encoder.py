@@ -140,7 +140,7 @@ class RowWorker:
                 continue
             rows.append(
                 PreparedRow(
-                    replace(conversation, pictures=()),
+                    replace(conversation, pictures=()) if conversation.pictures else conversation,
                     result.example,
                     content_number([*conversation.pairs(), *_seen(result.example)]),
                     result.end_token,

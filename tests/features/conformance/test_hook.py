@@ -160,6 +160,16 @@ class NeedsMore(Counts):
         assert isinstance(state.error, ValueError), "planted"
 
 
+class ExpectsNoEpochEnd(Extension):
+    def epoch_end(self, state: TrainingState) -> None:
+        raise AssertionError("planted")
+
+
+class ExpectsNoPhaseEnd(Extension):
+    def phase_end(self, state: TrainingState) -> None:
+        raise AssertionError("planted")
+
+
 class NamedAnew(Counts):
     numbers = itertools.count()
 
@@ -183,6 +193,8 @@ DEFECTS: list[tuple[type[Hook], str, str]] = [
     (DrawsNumbers, "test_an_observer_changes_nothing", "random numbers"),
     (SwitchesModes, "test_an_observer_changes_nothing", "modes"),
     (NeedsMore, "test_every_event_may_come_in_the_order_of_the_loop", "planted"),
+    (ExpectsNoEpochEnd, "test_every_event_may_come_in_the_order_of_the_loop", "planted"),
+    (ExpectsNoPhaseEnd, "test_every_event_may_come_in_the_order_of_the_loop", "planted"),
     (NamedAnew, "test_it_has_the_same_name_each_time", "its name is"),
 ]
 
