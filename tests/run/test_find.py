@@ -19,7 +19,7 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.find import (
     BEGINNING,
     Beginning,
-    Loading,
+    ModelLibrary,
     is_same,
     newest_of_this_purpose,
     settings_now,
@@ -144,7 +144,7 @@ def test_another_library_is_another_training(
 ) -> None:
     monkeypatch.setattr(find, "is_installed", lambda package: False)
     recorded = {BACKEND: taken if configured == "unsloth" or taken == "unsloth" else "auto"}
-    assert is_same(recorded, {BACKEND: wanted}, [], Loading(configured, taken)) is same
+    assert is_same(recorded, {BACKEND: wanted}, [], ModelLibrary(configured, taken)) is same
     if configured is None:
         assert is_same(recorded, {BACKEND: wanted}, []) is same
 
@@ -155,7 +155,7 @@ def test_auto_may_take_unsloth_where_it_is_installed_and_a_gpu_is_there(
     monkeypatch.setattr(find, "is_installed", lambda package: package == "unsloth")
     for is_without_gpu in (True, False):
         monkeypatch.setattr(find, "has_no_gpu", lambda answer=is_without_gpu: answer)
-        assert Loading("transformers", "transformers").is_same("auto") is is_without_gpu
+        assert ModelLibrary("transformers", "transformers").is_same("auto") is is_without_gpu
 
 
 def finished_run(folder: Path, config: DeploymentConfig, recoveries: list[str]) -> RunDirectory:

@@ -29,9 +29,9 @@ from infrastructure.data.preparation.data_report import DataReport, rows_in_word
 from infrastructure.data.preparation.quarantine import Quarantine
 from infrastructure.data.preparation.row_encoder import (
     CHUNK_ROWS,
-    Chunk,
     PreparedChunk,
     PreparedRow,
+    RowChunk,
     RowWorker,
     work_on,
 )
@@ -49,7 +49,7 @@ from infrastructure.data.store.stream_index import (
 from infrastructure.data.store.token_store import (
     CONVERSATIONS_FILE,
     ArrayWriter,
-    StoreWriter,
+    TokenStoreWriter,
 )
 
 TRAIN, EVALUATION = 0, 1
@@ -96,7 +96,7 @@ class Preparation:
         self.plan = plan
         self.folder = folder
         self.started = monotonic()
-        self.store = StoreWriter(folder, len(plan.encoder.tokenizer))
+        self.store = TokenStoreWriter(folder, len(plan.encoder.tokenizer))
         self.quarantine = Quarantine()
         self.report = DataReport(quarantine=self.quarantine)
         self.facts = RowFacts()
@@ -141,11 +141,11 @@ class Preparation:
                 self._take(chunk)
             self._finish()
 
-    def _chunks(self) -> Iterator[Chunk]:
+    def _chunks(self) -> Iterator[RowChunk]:
         for number, file in enumerate(self.files):
             shape = TRAIN if number < len(self.plan.files[TRAIN]) else EVALUATION
             for rows in in_chunks(file.rows(), CHUNK_ROWS):
-                yield Chunk(number, shape, rows)
+                yield RowChunk(number, shape, rows)
 
     def _take(self, chunk: PreparedChunk) -> None:
         self.rows_of_file[chunk.file] += len(chunk.rows)

@@ -29,7 +29,7 @@ from infrastructure.training.observers.run_observers import (
     ProgressObserver,
     ReportObserver,
 )
-from infrastructure.training.sizing.memory_extension import MemoryExtension, MemorySettings
+from infrastructure.training.sizing.memory_extension import MemoryExtension, MemoryLimits
 from tests.features.conformance.planted import failure, without_defect
 
 CPU = torch.device("cpu")
@@ -82,7 +82,7 @@ class TestPeak(HookSuite):
 
 class TestMemory(HookSuite):
     def make(self, folder: Path) -> Hook:
-        return MemoryExtension(MemorySettings(), CPU)
+        return MemoryExtension(MemoryLimits(), CPU)
 
 
 # Defects, each in a hook that is else sound.
