@@ -4,7 +4,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from infrastructure.commands.export import requested, exported
+from infrastructure.commands.export import exported, requested
 from infrastructure.commands.output import show
 from infrastructure.core.console import waiting_beside
 from infrastructure.core.errors import InputError
