@@ -155,8 +155,6 @@ def no_pictures(path: str) -> str:
 def _check(config: DataConfig) -> None:
     if config.path is None:
         raise InputError("data.no_training_data")
-    if config.streaming and config.balance_by:
-        raise InputError("data.balance_with_streaming")
 
 
 def memory_bytes(config: DataConfig) -> int | None:
@@ -225,9 +223,6 @@ def understand(files: list[DataFile], config: DataConfig) -> tuple[RowSchema, li
     Raises:
         ValueError: no row is readable, or the shape is ambiguous.
     """
-    group = config.balance_by
-    if group == "task" and config.task_column:
-        group = config.task_column
     request = ShapeRequest(
         config.shape,
         config.prompt_column,
@@ -235,7 +230,6 @@ def understand(files: list[DataFile], config: DataConfig) -> tuple[RowSchema, li
         config.context_column,
         config.text_column,
         config.task_column,
-        group,
         config.image_column,
     )
     sample = _first_good_rows(files)
