@@ -38,9 +38,7 @@ ADAPTERS: Registry[Any] = Registry(
 LOSSES: Registry[Any] = Registry("loss", "temper.losses", ("cross_entropy",), decides=True)
 METRICS: Registry[Any] = Registry("metric", "temper.metrics")
 # training.extensions.extension_manager
-EXTENSIONS: Registry[Any] = Registry(
-    "extension", "temper.extensions", ("multimodal",), decides=True
-)
+EXTENSIONS: Registry[Any] = Registry("extension", "temper.extensions", decides=True)
 # deployment.export_formats
 EXPORT_FORMATS: Registry[Any] = Registry("export format", "temper.export_formats", ("safetensors",))
 # data.readers.sources

@@ -21,7 +21,6 @@ from infrastructure.config.auto import learning_rate_for
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
 from infrastructure.config.registries import EXPORT_FORMATS
-from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.checksums import SUMS, damaged_files, files_in, read_record
 from infrastructure.core.errors import DamagedFileError, InputError, NoAnswerError, StorageError
@@ -276,7 +275,7 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
     rows = [
         ("base model", _base_words(model)),
         *([("base", quantized)] if quantized else []),
-        ("trained", _trained_words(model, config)),
+        ("trained", _trained_words(model)),
         *method,
         ("steps", f"{step:,}" if step == total or total is None else f"{step:,} of {total:,}"),
         ("rows", _rows_words(data)),
@@ -295,13 +294,13 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
     lines += ["## Measured", ""]
     before, after = as_object(summary.get("before") or {}), as_object(summary.get("after") or {})
     measured = before_after_rows(before, after, summary.get("loss_function"))
-    rounding = config.model.quantization_aware
+    rounding = as_object(model.get("rounding") or {})
     if step != total or not after:
         lines.append(phrase("deployment.card_checkpoint_not_measured"))
     elif measured:
         lines += _markdown(("on held-out rows", "before", "after", "change"), measured)
-        if rounding is not None and not _is_rounded(folder):
-            lines += ["", phrase("deployment.card_measured_rounded", kind=rounding)]
+        if rounding and not _is_rounded(folder):
+            lines += ["", phrase("deployment.card_measured_rounded", **rounding)]
     else:
         lines.append(phrase("deployment.card_nothing_measured"))
     where = phrase("deployment.card_in_this_folder") if name == HERE else ""
@@ -347,8 +346,9 @@ def _settings(record: RunRecord, config: DeploymentConfig, total: object) -> Jso
     from_scratch = record.get("model", {}).get("kind") in FROM_SCRATCH
     batch_size = record.get("decided", {}).get("training.batch_size")
     strategy = training.strategy_for(config.model)
-    # each phase with its own schedule shortens the warmup for itself
-    has_phases = has_forms(strategy) or training.enables(MULTIMODAL)
+    # Each phase with its own schedule shortens the warmup for itself. A model that was assembled
+    # from two has a first phase for what connects them.
+    has_phases = has_forms(strategy) or bool(record.get("model", {}).get("second_base"))
     warmup = training.warmup_steps
     if isinstance(total, int) and not has_phases:
         warmup = training.warmup_within(total)
@@ -379,7 +379,7 @@ def _shown(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _trained_words(model: JsonObject, config: DeploymentConfig) -> str:
+def _trained_words(model: JsonObject) -> str:
     """Return a phrase that names the trained weights, such as a LoRA of rank 16."""
     lora = as_object(model.get("lora") or {})
     added = ", ".join(as_object(model.get("extensions") or {}))
@@ -388,12 +388,10 @@ def _trained_words(model: JsonObject, config: DeploymentConfig) -> str:
         if lora
         else phrase("deployment.trains_all")
     )
-    if (kind := config.model.quantization_aware) is not None:
-        trained += phrase("deployment.card_rounded", kind=kind)
+    if rounding := as_object(model.get("rounding") or {}):
+        trained += phrase("deployment.card_rounded", kind=rounding["kind"])
     if not added:
         return trained
-    if config.training.train_extensions_only:
-        return phrase("deployment.card_trained_extension_only", added=added)
     return phrase("deployment.card_trained_with_extension", trained=trained, added=added)
 
 

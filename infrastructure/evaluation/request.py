@@ -28,7 +28,7 @@ OF_LEARNING = (
     *("keep_checkpoints", "checkpoint_seconds", "keep_best", "best_metric", "best_metric_mode"),
     *("deadline", "validation_interval"),
     *("validation_frequency", "log_frequency", "early_stopping_patience"),
-    *("layerwise_lr_decay", "extension_learning_rate", "train_extensions_only"),
+    *("layerwise_lr_decay", "extension_learning_rate"),
     *(
         name
         for kind in fields_for("training")

@@ -23,7 +23,6 @@ from infrastructure.config.registries import (
     STRATEGIES,
 )
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.config.sections.multimodal_config import MultimodalConfig
 from infrastructure.config.sections.recovery_config import RecoveryConfig
 from infrastructure.config.sections.training_fields import TrainingFields
 from infrastructure.config.types import (
@@ -324,20 +323,12 @@ class TrainingConfig(FieldsOfFeatures):
         description="Extensions to enable, in this order, such as memory,quantum; also your"
         " own observers.",
     )
-    multimodal: MultimodalConfig = Field(
-        default=MultimodalConfig(),
-        description="The vision encoder that the multimodal extension adds to a model.",
-    )
     extension_learning_rate: Annotated[Annotated[float, Gt(0), Le(10)] | Auto, _ADDS_WEIGHTS] = (
         Field(
             default="auto",
             description="Peak learning rate of weights that extensions add; auto: 1e-3, or the"
             " model's if higher.",
         )
-    )
-    train_extensions_only: Annotated[bool, _ADDS_WEIGHTS] = Field(
-        default=False,
-        description="Train only what extensions add; the model's own weights are frozen.",
     )
     recovery: RecoveryConfig = Field(
         default=RecoveryConfig(), description="What is done about an error before giving up."

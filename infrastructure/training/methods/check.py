@@ -120,7 +120,6 @@ SETTINGS: dict[str, Treatment] = {
         _MODEL,
     ),
     "model.backend": _refused("methods.loaded_by_transformers", "transformers"),
-    "model.quantization_aware": _refused(_OWN_LOOP),
     "model.adapter": _refused("methods.adapter_not_used"),
     "model.train_vision": _refused("methods.text_only"),
     "model.embedded.": _nothing("methods.starts_from_trained_model"),
@@ -224,7 +223,10 @@ def treatment_of(key: str) -> Treatment | None:
     """Return the treatment of a setting, or None if the table does not contain it."""
     parts = key.split(".")
     names = [key, *[".".join(parts[:n]) + "." for n in range(len(parts) - 1, 0, -1)]]
-    of_feature = _refused(_OWN_LOOP) if parts[0] in fields_of_features("") else None
+    is_of_feature = parts[0] in fields_of_features("") or (
+        parts[0] == "model" and parts[1] in fields_of_features("model")
+    )
+    of_feature = _refused(_OWN_LOOP) if is_of_feature else None
     return next((SETTINGS[name] for name in names if name in SETTINGS), of_feature)
 
 
