@@ -175,7 +175,6 @@ SAME: dict[str, tuple[str, ...]] = {
     **{name: (f"training.method={name}",) for name in ("dpo", "orpo", "kto", "grpo", "rloo")},
     **dict.fromkeys(("stage", "trainer", "rl"), ("training.method",)),
     **dict.fromkeys(("reward_funcs", "reward_functions"), ("training.rewards",)),
-    **dict.fromkeys(("teacher_model", "teacher_model_name_or_path"), ("training.teacher",)),
     **dict.fromkeys(("dpo_beta", "pref_beta", "kl_coef"), ("training.beta",)),
     **dict.fromkeys(("hourly_rate", "cost_per_hour", "price", "gpu_price"), ("price_per_hour",)),
     **merged("elsewhere"),

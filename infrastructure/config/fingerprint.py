@@ -19,7 +19,7 @@ SECTIONS_THAT_COUNT = ("model.", "data.", "training.")
 BACKEND = "model.backend"
 # Locations. The same content at another location is the same training.
 PLACES = (
-    *("model.name", "data.path", "data.eval_path", "data.chat_template", "training.teacher"),
+    *("model.name", "data.path", "data.eval_path", "data.chat_template"),
     *models_of_features(),
 )
 

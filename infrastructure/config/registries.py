@@ -30,6 +30,13 @@ SCHEDULERS: Registry[Any] = Registry(
 )
 # those of features; models.registry adds the names that `register_model` is given
 REGISTERED_MODELS: set[str] = {*plugins_of("temper.models")}
+# config.methods; `sft` is Temper's own loop
+METHODS: Registry[Any] = Registry(
+    "training method",
+    "temper.methods",
+    ("dpo", "kto", "orpo", "grpo", "rloo", "reward"),
+    decides=True,
+)
 # training.model_adapters
 ADAPTERS: Registry[Any] = Registry(
     "model adapter", "temper.adapters", ("standard", "dialogue", "multimodal"), decides=True

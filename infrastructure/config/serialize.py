@@ -20,7 +20,6 @@ PATHS = (
     "data.eval_path",
     "data.chat_template",
     "cache.directory",
-    "training.teacher",
     "output_dir",
     "backup.place",
     *models_of_features(),

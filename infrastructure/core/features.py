@@ -80,8 +80,8 @@ class Feature:
             gets the section `training`, a tokenizer and its number of tokens.
         report: addresses of functions that return a section of the report for a `RunView`.
         live: addresses of those functions whose sections are also on the live page.
-        models: keys of settings that name another model, as a folder or on the Hub. Its weights are
-            compared themselves when a run resumes.
+        models: keys of settings that name another model: a run, a folder or a Hub name. Its weights
+            are compared themselves when a run resumes.
         folders: keys of settings whose values are folders on this machine.
         own_code: address of a function that yields the entry point group and the address of each
             user-defined part in the feature's own settings.
@@ -205,9 +205,14 @@ def extensions_with(attribute: str, *, value: bool = True) -> set[str]:
     return {name for f in features() if getattr(f, attribute) is value for name in f.extensions}
 
 
-def models_of_features() -> tuple[str, ...]:
-    """Return the keys of features' settings that name another model."""
-    return tuple(key for feature in features() for key in feature.models)
+def models_of_features(*, in_base: bool = False) -> tuple[str, ...]:
+    """Return the keys of features' settings that name another model.
+
+    Args:
+        in_base: only those whose weights become weights of the trained model.
+    """
+    from_features = (f for f in features() if f.model_change is not None or not in_base)
+    return tuple(key for feature in from_features for key in feature.models)
 
 
 def run_files_of_features() -> list[str]:

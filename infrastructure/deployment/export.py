@@ -12,8 +12,8 @@ import torch
 
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.methods import SFT
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import write_sums
 from infrastructure.core.console import ShowLine

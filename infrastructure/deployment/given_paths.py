@@ -17,11 +17,11 @@ from infrastructure.backup.run_backup import (
 from infrastructure.config.auto import attention_for, is_lora_folder
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
+from infrastructure.config.methods import SFT
 from infrastructure.config.process_wide import no_such_gpu, wants_gpus_by_number
 from infrastructure.config.registries import ADAPTERS, REGISTERED_MODELS
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.errors import InputError
 from infrastructure.core.features import all_of
 from infrastructure.core.files import recover_directory

@@ -20,8 +20,8 @@ from infrastructure.backup.backends.hub import HubPlace
 from infrastructure.config.auto import learning_rate_for
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
-from infrastructure.config.registries import EXPORT_FORMATS
-from infrastructure.config.sections.training_config import SFT
+from infrastructure.config.methods import SFT
+from infrastructure.config.registries import EXPORT_FORMATS, METHODS
 from infrastructure.core.checksums import SUMS, damaged_files, files_in, read_record
 from infrastructure.core.errors import DamagedFileError, InputError, NoAnswerError, StorageError
 from infrastructure.core.json_text import JsonObject, JsonValue, as_object, as_text, parse_json
@@ -43,7 +43,6 @@ from infrastructure.run.history import (
 )
 from infrastructure.run.record_types import RunRecord
 from infrastructure.training.methods.check import setting_names
-from infrastructure.training.methods.method_table import METHODS
 from infrastructure.training.strategies import has_forms
 
 CARD = "README.md"
@@ -271,7 +270,7 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
     settings = _settings(record, config, total) if is_sft else _settings_of_method(record)
     settings |= _by_stretch(settings, history, step, {} if is_sft else setting_names())
     quantized = words_of_quantization(_quantization(run))
-    method = [] if is_sft else [("method", f"{METHODS[config.training.method].title} of TRL")]
+    method = [] if is_sft else [("method", f"{METHODS.get(config.training.method).title} of TRL")]
     rows = [
         ("base model", _base_words(model)),
         *([("base", quantized)] if quantized else []),
@@ -461,7 +460,7 @@ def _model_class(run: RunDirectory) -> str:
     """Return the transformers class that loads the trained model."""
     method = run.read_configuration().training.method
     if method != SFT:
-        return METHODS[method].head
+        return METHODS.get(method).head
     return SEES if recorded_model(run).get("sees") else WRITES
 
 

@@ -20,7 +20,7 @@ UNUSED = {
 }
 # Settings below `training.` that only affect how a model learns, is saved or is monitored.
 OF_LEARNING = (
-    *("method", "rewards", "teacher", "beta", "num_generations", "max_completion_length"),
+    *("method", "rewards", "beta", "num_generations", "max_completion_length"),
     *("temperature", "method_settings", "num_epochs", "max_steps", "gradient_accumulation"),
     *("learning_rate", "weight_decay", "warmup_steps", "scheduler_type", "max_grad_norm"),
     *("optimizer", "gradient_checkpointing"),

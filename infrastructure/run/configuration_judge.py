@@ -54,7 +54,7 @@ NEEDS_A_NEW_RUN = (
 CODE = "code"  # of user-defined parts
 PARTS = "parts"
 # These name weights, which are compared themselves.
-OF_THE_BASE = ("model.name", "model.revision", *models_of_features())
+OF_THE_BASE = ("model.name", "model.revision", *models_of_features(in_base=True))
 COMPARED_FACTS = ("data", "base_model", "precision")
 # These affect the order of sums and the random numbers.
 MACHINE_FACTS = ("device", "driver", "deterministic", "world_size", "attention", "num_threads")

@@ -1591,7 +1591,7 @@ METHODS = [
         "dpo --batch-size auto",
         ["methods.batch_size_auto", "method=dpo"],
     ),
-    method("KTO of one", "kto --batch-size 1", ["methods.kto_batch_of_one"]),
+    method("KTO of one", "kto --batch-size 1", ["methods.batch_too_small"]),
     method(
         "answers in parts",
         "grpo --num-generations 5 --batch-size 8",
@@ -1607,7 +1607,7 @@ METHODS = [
     method(
         "a beta beyond reverse KL",
         "distillation --beta 2",
-        ["methods.distillation_beta_above_one", "beta=2.0"],
+        ["distillation.beta_above_one", "beta=2.0"],
         GOOD_DATA,
     ),
     method(
@@ -1693,23 +1693,23 @@ METHODS = [
         ["methods.model_reads_no_text", "key=model.name", "name=m"],
         files={"m/temper_model.json": '{"model": "tactical_mappo"}'},
     ),
-    method("no teacher", "distillation", ["methods.teacher_missing"], GOOD_DATA),
+    method("no teacher", "distillation", ["distillation.teacher_missing"], GOOD_DATA),
     method(
         "a teacher that is not there",
         "distillation --teacher ./nowhere",
-        ["methods.teacher_folder_missing", "teacher=./nowhere"],
+        ["distillation.teacher_folder_missing", "teacher=./nowhere"],
         GOOD_DATA,
     ),
     method(
         "a teacher of itself",
         "distillation --teacher m",
-        ["methods.teacher_is_model", "teacher=m"],
+        ["distillation.teacher_is_model", "teacher=m"],
         GOOD_DATA,
     ),
     method(
         "a teacher of other tokens",
         "distillation --teacher t",
-        ["methods.teacher_vocabulary_differs", "teacher_size=200", "model_size=300"],
+        ["distillation.vocabulary_differs", "teacher_size=200", "model_size=300"],
         GOOD_DATA,
         {**TEACHER, "t/config.json": json.dumps(LLAMA | {"vocab_size": 200})},
     ),
