@@ -23,9 +23,9 @@ from infrastructure.core.named_object import load_object
 from infrastructure.core.registry import Registry
 from infrastructure.features.quantum.samplers.process_sampler import ProcessSampler
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
+from tests.features.conformance import planted
 from tests.features.quantum.samplers.questions import random_model
 from tests.test_documents import Block, taken_apart
-from tests.testing.suites import planted
 
 DOCUMENT = "CONTRIBUTING.md"
 FILES = ("my_parts.py", "test_my_parts.py")
@@ -108,7 +108,7 @@ def test_the_table_has_a_row_for_each_kind_and_names_what_there_is() -> None:
     rows = table_rows(text.partition("### Example: one part of each kind")[0])
     assert {row[0] for row in rows} - {"To add", "---"} == KINDS
     named = set(re.findall(r"`(register_\w+|\w+Suite|temper\.\w+)`", text))
-    modules = [importlib.import_module(f"infrastructure.testing.suites.{n}") for n in SUITES]
+    modules = [importlib.import_module(f"infrastructure.features.conformance.{n}") for n in SUITES]
     suites_there = {name for module in modules for name in vars(module) if name.endswith("Suite")}
     there = {*suites_there, *temper.__all__, *(f"temper.{name}" for name in temper.__all__)}
     assert named - there == {"temper.yaml", "temper.export_formats"}  # a file, and a group

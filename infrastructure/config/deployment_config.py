@@ -196,8 +196,7 @@ class DeploymentConfig(FieldsOfFeatures):
     )
     enable_memory_optimization: bool = Field(
         default=True,
-        description="Enforce memory limits, collect garbage, detect leaks, and reject runs"
-        " that cannot fit.",
+        description="Enforce memory limits, collect garbage, and reject runs that cannot fit.",
     )
     enable_monitoring: bool = Field(
         default=True, description="Monitor the machine and raise alerts during training."

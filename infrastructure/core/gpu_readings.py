@@ -6,14 +6,17 @@ raised. All GPUs of the machine are read, regardless of CUDA_VISIBLE_DEVICES.
 """
 
 import contextlib
+import statistics
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, TypeVar
 
 from infrastructure.core.hardware import GPU, gpus_by_gputil, open_nvml
 
 Value = TypeVar("Value")
+SAMPLE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,43 @@ class GpuReadings:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
         self._nvml, self._cards, self.source = None, [], "none"
+
+
+def readings_over(seconds: float) -> list[GpuReading]:
+    """Read the GPUs for some seconds, and return one reading of each.
+
+    It has the mean utilization and power, and the highest memory and temperature.
+    """
+    readings = GpuReadings()
+    try:
+        seen: dict[int, list[GpuReading]] = {}
+        end = time.monotonic() + seconds
+        while latest := readings.read():
+            for reading in latest:
+                seen.setdefault(reading.index, []).append(reading)
+            if time.monotonic() >= end:
+                break
+            time.sleep(min(SAMPLE_SECONDS, seconds))
+    finally:
+        readings.close()
+    return [_summed_up(samples) for samples in seen.values()]
+
+
+def _summed_up(samples: list[GpuReading]) -> GpuReading:
+    def known(name: str) -> list[float]:
+        values = (getattr(sample, name) for sample in samples)
+        return [value for value in values if value is not None]
+
+    def mean(name: str) -> float | None:
+        return statistics.fmean(values) if (values := known(name)) else None
+
+    return replace(
+        samples[0],
+        utilization_percent=mean("utilization_percent"),
+        memory_used_bytes=max(sample.memory_used_bytes for sample in samples),
+        temperature_celsius=max(known("temperature_celsius"), default=None),
+        power_watts=mean("power_watts"),
+    )
 
 
 def _cards(nvml: ModuleType) -> list[tuple[int, object, str]]:

@@ -10,15 +10,12 @@ automatically, and trains on several GPUs with one process for each GPU.
 
 import functools
 import logging
-import statistics
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from infrastructure.core.errors import InputError
-from infrastructure.core.gpu_readings import GpuReading, GpuReadings
+from infrastructure.core.gpu_readings import GpuReading, readings_over
 from infrastructure.core.messages import phrase
 from infrastructure.optimization.compiling import set_compiled
 from infrastructure.optimization.gpu_capability import (
@@ -31,23 +28,7 @@ from infrastructure.optimization.gpu_capability import (
     use_tf32,
 )
 
-SAMPLE_SECONDS = 0.5
-
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class GpuUse:
-    """The utilization of one GPU over some time. Values that the GPU does not report are None."""
-
-    index: int
-    name: str
-    num_samples: int
-    mean_utilization_percent: float | None
-    max_memory_used_bytes: int
-    memory_total_bytes: int
-    max_temperature_celsius: float | None
-    mean_power_watts: float | None
 
 
 class GPUOptimizer:
@@ -75,8 +56,7 @@ class GPUOptimizer:
     ) -> torch.nn.Module:
         """Move a model to the device, set its precision and attention, compile it, and return it.
 
-        Weights keep their format. The forward pass runs under autocast and returns fp32 if the
-        model returns a tensor.
+        Weights keep their format. The forward pass runs under autocast, and returns fp32.
         """
         notes = self.applied[name] = [f"device: {self.device}", f"precision: {self.precision}"]
         if use_tf32(self.device):
@@ -92,37 +72,17 @@ class GPUOptimizer:
         for line in notes:
             log.info("%s: %s", name, line)
         if len(self.devices) > 1:
-            log.warning(
-                phrase(
-                    "optimization.one_gpu_of_several_used",
-                    device=self.device,
-                    count=len(self.devices),
-                )
-            )
+            code, count = "optimization.one_gpu_of_several_used", len(self.devices)
+            log.warning(phrase(code, device=self.device, count=count))
         return model
 
     def create_scaler(self) -> torch.amp.GradScaler:
         """Return a gradient scaler. It has no effect unless the precision is fp16."""
         return torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
 
-    def monitor_gpu_utilization(self, duration: float = 60.0) -> list[GpuUse]:
-        """Watch the GPUs for `duration` seconds, and return the utilization of each.
-
-        Without a GPU, return an empty list at once.
-        """
-        readings = GpuReadings()
-        try:
-            seen: dict[int, list[GpuReading]] = {}
-            end = time.monotonic() + duration
-            while latest := readings.read():
-                for reading in latest:
-                    seen.setdefault(reading.index, []).append(reading)
-                if time.monotonic() >= end:
-                    break
-                time.sleep(min(SAMPLE_SECONDS, duration))
-        finally:
-            readings.close()
-        return [_summed_up(samples) for samples in seen.values()]
+    def monitor_gpu_utilization(self, duration: float = 60.0) -> list[GpuReading]:
+        """Return what `readings_over` finds in `duration` seconds; without a GPU, an empty list."""
+        return readings_over(duration)
 
     def _choose_attention(self, model: object, notes: list[str]) -> None:
         best, config = best_attention(self.device), getattr(model, "config", None)
@@ -159,8 +119,7 @@ def create_gpu_optimizer(
     """Create a GPU optimizer for the available GPUs.
 
     Args:
-        device_ids: the GPUs to use; by default, all. A missing GPU is left out with a warning, and
-            if none is left, the CPU is used.
+        device_ids: the GPUs to use; by default, all. Missing ones are left out with a warning.
         mixed_precision: True for the best precision that the GPU supports, False for fp32, or
             "bf16", "fp16" or "fp8".
         compile_model: compile models with torch.compile.
@@ -189,22 +148,3 @@ def _precision(mixed_precision: bool | str, device: torch.device) -> str:
     if mixed_precision == "fp16" and device.type == "cpu":
         raise InputError("optimization.fp16_needs_gpu")
     return mixed_precision
-
-
-def _summed_up(samples: list[GpuReading]) -> GpuUse:
-    temperatures = [s.temperature_celsius for s in samples if s.temperature_celsius is not None]
-    return GpuUse(
-        index=samples[0].index,
-        name=samples[0].name,
-        num_samples=len(samples),
-        mean_utilization_percent=_mean([s.utilization_percent for s in samples]),
-        max_memory_used_bytes=max(s.memory_used_bytes for s in samples),
-        memory_total_bytes=samples[0].memory_total_bytes,
-        max_temperature_celsius=max(temperatures, default=None),
-        mean_power_watts=_mean([s.power_watts for s in samples]),
-    )
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None

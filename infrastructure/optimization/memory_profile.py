@@ -1,6 +1,5 @@
 """Memory profiling of a block of code: peak memory, memory not freed, and allocations by line."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,10 +8,9 @@ import torch
 
 from infrastructure.core.hardware import MIB
 from infrastructure.core.messages import phrase
-from infrastructure.core.process_memory import peak_resident_bytes, resident_bytes
 from infrastructure.optimization.allocations import AllocationCounter
+from infrastructure.optimization.peak_memory import peak_memory
 
-SAMPLE_SECONDS = 0.002
 NUM_SHOWN = 5
 
 
@@ -49,24 +47,18 @@ class MemoryProfile:
 
     def lines(self) -> list[str]:
         """Return the profile as lines for the user."""
-        lines = [
-            phrase(
-                "optimization.memory_profile_line",
-                name=self.name,
-                peak=_mib(self.peak_bytes),
-                rise=_mib(self.rise_bytes),
-                left_mib=self.delta_bytes / MIB,
-            )
-        ]
-        if self.gpu_peak_bytes:
-            lines.append(
-                phrase(
-                    "optimization.gpu_memory_profile_line",
-                    peak=_mib(self.gpu_peak_bytes),
-                    left_mib=self.gpu_delta_bytes / MIB,
-                )
-            )
-        return lines + [f"  {_mib(size)} by {line}" for line, size in self.top_allocations]
+        peak, rise = _mib(self.peak_bytes), _mib(self.rise_bytes)
+        left, left_on_gpu = self.delta_bytes / MIB, self.gpu_delta_bytes / MIB
+        whole = phrase(
+            "optimization.memory_profile_line", name=self.name, peak=peak, rise=rise, left_mib=left
+        )
+        on_gpu = phrase(
+            "optimization.gpu_memory_profile_line",
+            peak=_mib(self.gpu_peak_bytes),
+            left_mib=left_on_gpu,
+        )
+        made = [f"  {_mib(size)} by {line}" for line, size in self.top_allocations]
+        return [whole, *([on_gpu] if self.gpu_peak_bytes else []), *made]
 
 
 @contextmanager
@@ -77,52 +69,20 @@ def profile_memory(name: str) -> Iterator[MemoryProfile]:
     """
     profile = MemoryProfile(name)
     on_gpu = torch.cuda.is_available()
-    gpu_before = _start_gpu() if on_gpu else 0
-    with _peak_of_resident_memory() as peak, AllocationCounter() as counter:
-        profile.before_bytes = peak[0]
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+        profile.gpu_delta_bytes = -torch.cuda.memory_allocated()
+    with peak_memory(torch.device("cpu")) as peak, AllocationCounter() as counter:
+        profile.before_bytes = peak.now()
         try:
             yield profile
         finally:
-            profile.after_bytes = resident_bytes()
-            profile.peak_bytes = max(peak[0], profile.after_bytes)
+            profile.after_bytes = peak.now()
+            profile.peak_bytes = max(peak.read(), profile.after_bytes)
             profile.top_allocations = counter.top(NUM_SHOWN)
             if on_gpu:
                 profile.gpu_peak_bytes = torch.cuda.max_memory_allocated()
-                profile.gpu_delta_bytes = torch.cuda.memory_allocated() - gpu_before
-    profile.peak_bytes = max(profile.peak_bytes, peak[0])
-
-
-def _start_gpu() -> int:
-    torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.memory_allocated()
-
-
-@contextmanager
-def _peak_of_resident_memory() -> Iterator[list[int]]:
-    """Measure the peak of resident memory in a block. Yield a list whose only item is the peak so
-    far.
-
-    A thread samples memory every two milliseconds. If the block has the highest peak of the process
-    so far, the system's high-water mark is used instead, which is exact.
-    """
-    peak = [resident_bytes()]
-    highest_before = peak_resident_bytes()
-    is_over = threading.Event()
-
-    def watch() -> None:
-        while not is_over.wait(SAMPLE_SECONDS):
-            peak[0] = max(peak[0], resident_bytes())
-
-    thread = threading.Thread(target=watch, name="temper-memory-profile", daemon=True)
-    thread.start()
-    try:
-        yield peak
-    finally:
-        is_over.set()
-        thread.join()
-        highest = peak_resident_bytes()
-        if highest > highest_before:
-            peak[0] = max(peak[0], highest)
+                profile.gpu_delta_bytes += torch.cuda.memory_allocated()
 
 
 def _mib(num_bytes: int) -> str:

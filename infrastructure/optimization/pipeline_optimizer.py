@@ -1,9 +1,8 @@
 """A search for the settings with which a run is fastest on this machine, by measurement.
 
 Settings are tried one by one, each together with the best values of the previous ones. A value is
-kept only if the whole training, including an initial cost such as compiling, is clearly faster with
-it and fits into memory. The function that runs the steps is passed in. `optimize_pipeline`
-needs none: it measures how fast a data pipeline is read.
+kept only if the whole training, with one-time costs such as compiling, is clearly faster with it
+and fits into memory. `optimize_pipeline` measures by itself how fast a data pipeline is read.
 """
 
 import math
@@ -21,9 +20,8 @@ from infrastructure.optimization.device_errors import is_out_of_memory
 
 # Smaller differences are noise of this machine.
 CLEARLY_FASTER = 1.03
-# For a data pipeline: the numbers of prepared batches to try, and the batches that a trial reads.
-PREFETCH_FACTORS = (1, 2, 4, 8)
-NUM_BATCHES, BATCH_SIZE = 32, 32
+PREFETCH_FACTORS = (1, 2, 4, 8)  # to try for a data pipeline
+NUM_BATCHES, BATCH_SIZE = 32, 32  # that such a trial reads
 
 
 def _not_given(_settings: Mapping[str, object]) -> "Measured":
@@ -32,11 +30,7 @@ def _not_given(_settings: Mapping[str, object]) -> "Measured":
 
 @dataclass(frozen=True)
 class Measured:
-    """The measured speed and memory of a run with certain settings.
-
-    Attributes:
-        setup_seconds: the one-time cost before this speed is reached, such as compiling.
-    """
+    """The speed and memory of a run, and the one-time cost before this speed, as of compiling."""
 
     tokens_per_second: float
     peak_bytes: int
@@ -70,11 +64,10 @@ class PipelineOptimizer:
     """A search that tries values of settings and keeps those that make the run faster.
 
     Attributes:
-        measure: a function that measures a run with some changed settings, and raises ValueError if
-            they cannot be used.
+        measure: measures a run with some changed settings; raises ValueError if that is impossible.
         budget_bytes: the memory that may be used.
         num_tokens: the tokens of the whole training.
-        report: a function that is called with each result when it is available.
+        report: receives each result when it is available.
     """
 
     measure: Callable[[Mapping[str, object]], Measured] = _not_given
@@ -85,15 +78,9 @@ class PipelineOptimizer:
     tried: list[Tried] = field(default_factory=list)
 
     def optimize_pipeline(self, pipeline: Any) -> dict[str, object]:
-        """Measure which settings read a data pipeline fastest, and use them from now on.
+        """Measure which settings read a `DataPipeline` fastest, use them, and return them by key.
 
         The data is prepared first if necessary. The order of the examples does not change.
-
-        Args:
-            pipeline: a `DataPipeline`, or a context's `pipeline`, whose data is used.
-
-        Returns:
-            The settings that were changed, by key.
         """
         data = getattr(pipeline, "data", pipeline)
         before = data.config.prefetch_factor
@@ -117,8 +104,7 @@ class PipelineOptimizer:
         """Return setting → new value, for the changes that make the run faster.
 
         Args:
-            alternatives: setting → the values to try, in addition to the current value; tried in
-                this order.
+            alternatives: setting → the values to try in this order, besides the current one.
         """
         best = self._try("", None, {})
         for key, values in alternatives.items():
@@ -133,7 +119,7 @@ class PipelineOptimizer:
         self, key: str, value: object, settings: Mapping[str, object], best: Measured | None = None
     ) -> Measured | None:
         """Measure a setting's value; return the measurement if it is better than `best`."""
-        refusal, measured = "", None
+        refusal, measured, pays = "", None, False
         try:
             measured = self.measure(settings)
         except ValueError as error:
@@ -144,20 +130,16 @@ class PipelineOptimizer:
             refusal = phrase("optimization.out_of_memory")
         if measured is not None and measured.peak_bytes > self.budget_bytes:
             refusal = phrase("optimization.exceeds_available_memory")
-        pays = measured is not None and not refusal and self._pays(measured, best)
+        elif measured is not None:
+            then = measured.seconds_for(self.num_tokens)
+            pays = best is None or best.seconds_for(self.num_tokens) > CLEARLY_FASTER * then
         self.tried.append(Tried(key, value, measured, refusal, pays, best, self.num_tokens))
         self.report(self.tried[-1])
         return measured if pays else None
 
-    def _pays(self, measured: Measured, best: Measured | None) -> bool:
-        if best is None:
-            return True
-        now, then = best.seconds_for(self.num_tokens), measured.seconds_for(self.num_tokens)
-        return now > CLEARLY_FASTER * then
-
 
 def _examples_per_second(data: Any) -> float:
-    """Return how many examples per second are read, from the first batches of the first epoch."""
+    """Return how many examples per second are read from the first epoch."""
     num_examples, started = 0, time.perf_counter()
     with closing(data.train_batches(0, 0, BATCH_SIZE)) as batches:
         for batch in islice(batches, NUM_BATCHES):

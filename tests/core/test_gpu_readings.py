@@ -8,7 +8,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from infrastructure.core.gpu_readings import GpuReadings
+from infrastructure.core import gpu_readings as module
+from infrastructure.core.gpu_readings import GpuReading, GpuReadings, readings_over
 from infrastructure.core.hardware import GIB, MIB
 
 
@@ -141,3 +142,23 @@ def test_gputil_answers_where_nvml_does_not(
     assert (reading.index, reading.utilization_percent) == (1, 25.0)
     assert reading.memory_used_bytes == 1024 * MIB
     assert reading.temperature_celsius is None
+
+
+class TwoLooks:
+    """Two looks at one GPU; the card tells no power."""
+
+    looks = 0
+
+    def read(self) -> list[GpuReading]:
+        TwoLooks.looks += 1
+        load = 20.0 * TwoLooks.looks
+        return [GpuReading(0, "T4", load, 100 * TwoLooks.looks, 1000, 60.0, None)]
+
+    def close(self) -> None:
+        TwoLooks.looks = -1
+
+
+def test_the_use_of_a_gpu_over_some_time_is_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GpuReadings", TwoLooks)
+    assert readings_over(0.01) == [GpuReading(0, "T4", 30.0, 200, 1000, 60.0, None)]
+    assert TwoLooks.looks == -1  # closed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from infrastructure.backup.backends.base import Place
 from infrastructure.backup.format.store import Store
-from infrastructure.testing.suites.storage_backend import StorageBackendSuite
+from infrastructure.features.conformance.storage_backend import StorageBackendSuite
 from tests.examples.scripts import MOST_LINES, ROOT, example
 from tests.forks import outcome_of_forked
 

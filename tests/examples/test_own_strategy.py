@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.testing.suites.strategy import TrainingStrategySuite
+from infrastructure.features.conformance.strategy import TrainingStrategySuite
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from tests.examples.scripts import MOST_LINES, ROOT, example
 from tests.forks import outcome_of_forked

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from infrastructure.core.gpu_readings import GpuReading
 from infrastructure.optimization import gpu_optimizer as module
 from infrastructure.optimization.gpu_capability import cpu_has_bf16
 from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer
@@ -111,30 +110,6 @@ def test_a_language_model_gets_the_fastest_attention(small_llama: Any) -> None:
     optimizer.optimize_model(small_llama, "llama")
     assert small_llama.config._attn_implementation == "sdpa"
     assert "optimization.attention_replaced(best=sdpa, used=eager)" in optimizer.applied["llama"]
-
-
-class Readings:
-    """Two looks at one GPU; the card tells no power."""
-
-    def read(self) -> list[GpuReading]:
-        Readings.looks += 1
-        load = 20.0 * Readings.looks
-        return [GpuReading(0, "T4", load, 100 * Readings.looks, 1000, 60.0, None)]
-
-    looks = 0
-
-    def close(self) -> None:
-        Readings.looks = -1
-
-
-def test_the_use_of_a_gpu_is_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GpuReadings", Readings)
-    [use] = create_gpu_optimizer([]).monitor_gpu_utilization(duration=0.01)
-    assert use.num_samples == 2
-    assert use.mean_utilization_percent == 30.0
-    assert use.max_memory_used_bytes == 200
-    assert (use.max_temperature_celsius, use.mean_power_watts) == (60.0, None)
-    assert Readings.looks == -1  # closed
 
 
 def test_one_process_explains_how_several_gpus_are_used(caplog: pytest.LogCaptureFixture) -> None:

@@ -88,15 +88,12 @@ def test_a_model_that_cannot_is_left_alone_unless_it_was_requested() -> None:
         create_memory_optimizer(gradient_checkpointing=True).optimize_for_training(layer)
 
 
-def test_recommendations_are_measured_on_this_model(small_llama: Any) -> None:
+def test_recommendations_are_for_the_optimized_model(small_llama: Any) -> None:
     optimizer = create_memory_optimizer()
     assert optimizer.get_memory_recommendations() == []
-    with pytest.raises(ValueError, match=r"optimization\.model_not_given"):
-        optimizer.measure(lambda: None)
     optimizer.optimize_for_training(small_llama)
-    optimizer.measure(lambda: small_llama(input_ids=INPUTS, labels=INPUTS).loss, micro_batch_size=4)
-    changes = [str(one) for one in optimizer.get_memory_recommendations()]
-    assert changes[0].startswith("optimization.checkpointing() saves ")
+    [last] = [str(one) for one in optimizer.get_memory_recommendations()][-1:]
+    assert last.startswith("optimization.checkpointing() saves ")
 
 
 def test_a_block_is_profiled_logged_and_kept(caplog: pytest.LogCaptureFixture) -> None:
@@ -130,16 +127,16 @@ class Pictures(Dataset[torch.Tensor]):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than this machine's cores
-@pytest.mark.parametrize(("available", "workers", "ahead"), [(2**40, 4, 4), (4 * 10**9, 1, 1)])
-def test_workers_and_queues_are_as_many_as_memory_allows(
-    available: int, workers: int, ahead: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("available", "workers"), [(2**40, 4), (4 * 10**9, 1)])
+def test_workers_are_as_many_as_memory_allows(
+    available: int, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = MemoryInfo(2 * available, available, 10**9, 0, 10**9)
     monkeypatch.setattr(module, "read_memory", lambda: info)
     cores = type("Processor", (), {"num_cores": 8})
     monkeypatch.setattr(module, "processor", lambda: cores)
     loader = create_memory_optimizer().create_memory_efficient_dataloader(Pictures())
-    assert (loader.num_workers, loader.prefetch_factor) == (workers, ahead)
+    assert loader.num_workers == workers
 
 
 def test_options_that_are_given_hold() -> None:

@@ -73,7 +73,6 @@ class RecoveryKind(StrEnum):
     SAVE_REFUSED = "save_refused"
     QUANTUM_STEP = "quantum_step"
     SHORT_OF_MEMORY = "short_of_memory"
-    MEMORY_LEAK = "memory_leak"
 
 
 @dataclass(frozen=True)

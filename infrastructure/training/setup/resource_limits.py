@@ -1,6 +1,7 @@
 """Limits of memory, caches and GPU for a run, as configured."""
 
 import logging
+from functools import partial
 
 import torch
 
@@ -10,20 +11,15 @@ from infrastructure.config.types import amount_bytes
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.data.preparation.plan import total_bytes_of
 from infrastructure.data.store.token_cache import MEGABYTE
-from infrastructure.models.model_inputs import is_sharded
-from infrastructure.models.preserve import preserve
-from infrastructure.optimization.device_errors import is_out_of_memory
 from infrastructure.optimization.gpu_capability import (
     limit_gpu_memory,
     require_capability,
     use_tf32,
 )
-from infrastructure.optimization.leak_watch import LeakWatch
-from infrastructure.optimization.recommendations import Recommendation, measure_use, recommend
+from infrastructure.optimization.recommendations import Recommendation, recommend
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
-from infrastructure.training.model_adapters.base_adapter import LossOutput
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 from infrastructure.training.sizing.memory_extension import MemoryExtension, MemorySettings
 
@@ -99,40 +95,19 @@ def _memory_extension(trainer: EnhancedTrainer, config: DeploymentConfig) -> Mem
         release = getattr(trainer.data, "release_memory", None)
         return 0 if release is None else int(release(unused_seconds))
 
-    def measured(state: TrainingState) -> list[Recommendation]:
-        return recommendations_for(trainer, state)
-
     return MemoryExtension(
         settings,
         device,
         release_data=release_data,
-        recommend=measured,
-        leak_watch=LeakWatch(counts_tensors=config.training.compile_mode is None),
+        recommend=partial(recommendations_for, trainer),
     )
 
 
 def recommendations_for(trainer: EnhancedTrainer, state: TrainingState) -> list[Recommendation]:
-    """Measure the model, and return recommendations for saving memory in this run.
-
-    The measurement uses one example of the last batch, because more may not fit.
-    """
-    if is_sharded(state.model):  # the other ranks do not take part
-        return []
-    batch = trainer.adapter.prepare_batch(state.batch[:1])
-
-    def forward() -> LossOutput:
-        with trainer.precision.autocast():
-            return trainer.adapter.compute_loss(state.model, batch)
-
-    with preserve(random=trainer.device):
-        try:
-            use = measure_use(state.model, forward, state.optimizer)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            use = measure_use(state.model, optimizer=state.optimizer)
+    """Return recommendations for saving memory in this run."""
     return recommend(
-        use.of_examples(state.micro_batch_size),
+        state.model,
+        state.optimizer,
         micro_batch_size=state.micro_batch_size,
         optimizer_name=trainer.training_config.optimizer,
     )

@@ -3,8 +3,7 @@
 Between steps, garbage is collected when due, memory is released above `max_memory_percent`, cached
 data unused for `cache_ttl` is dropped, and the GPU allocator's free blocks beyond `gpu_cache_size`
 are released. On a CPU under Linux, the kernel enforces `cpu_memory_limit`: an allocation beyond it
-fails, and the loop repeats the batch in smaller micro-batches. If memory grows steadily, the line
-of code that allocates it is reported.
+fails, and the loop repeats the batch in smaller micro-batches.
 """
 
 import time
@@ -20,14 +19,12 @@ from infrastructure.core.process_memory import HardLimit, can_limit_hard
 from infrastructure.optimization.device_errors import is_out_of_memory
 from infrastructure.optimization.garbage import ScheduledCollection
 from infrastructure.optimization.gpu_capability import drop_gpu_cache_above
-from infrastructure.optimization.leak_watch import LeakWatch
 from infrastructure.optimization.memory_guard import Action, MemoryGuard
 from infrastructure.optimization.recommendations import Recommendation
 from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.recovery.recovery_log import record_recovery
 
-LEAK_SECONDS = 10.0  # between two readings
 CACHE_SECONDS = 60.0
 NUM_RECOMMENDED = 3
 
@@ -65,9 +62,8 @@ class MemoryExtension(Extension):
         device: the device on which the model trains.
         release_data: releases cached data that was unused for the given seconds, and returns the
             bytes.
-        recommend: returns measured recommendations for saving memory; called once, when memory is
+        recommend: returns recommendations for saving memory; called once, when memory is
             short.
-        leak_seconds: time between two measurements for the detection of leaks.
     """
 
     is_of_first_rank = True
@@ -79,24 +75,20 @@ class MemoryExtension(Extension):
         *,
         release_data: Callable[[float], int] = _nothing_to_release,
         recommend: Callable[[TrainingState], list[Recommendation]] = _nothing_to_recommend,
-        leak_seconds: float = LEAK_SECONDS,
-        leak_watch: LeakWatch | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self.device = device
         self.release_data = release_data
         self.recommend = recommend
-        self.leak_seconds = leak_seconds
         self.clock = clock
         self.guard = MemoryGuard(
             settings.max_percent, settings.limit_bytes, [lambda: release_data(0.0)]
         )
         self.garbage = ScheduledCollection()
-        self.leaks = leak_watch or LeakWatch()
         self.recommended: list[Recommendation] = []
         self._hard: HardLimit | None = None
-        self._next_leak = self._next_cache = 0.0
+        self._next_cache = 0.0
         self._is_reported = False
 
     def train_start(self, state: TrainingState) -> None:
@@ -127,7 +119,6 @@ class MemoryExtension(Extension):
         if self._hard is not None:
             self._hard.tighten(self.guard.used_bytes())
         self._drop_caches()
-        self._look_for_leaks(state)
 
     def error(self, state: TrainingState) -> None:
         """Add a note that names the memory limit if it caused the error."""
@@ -139,7 +130,6 @@ class MemoryExtension(Extension):
         if self._hard is not None:
             self._hard.lift()
             self._hard = None
-        self.leaks.stop()
         self.garbage.stop()
 
     def facts(self) -> dict[str, object]:
@@ -184,20 +174,6 @@ class MemoryExtension(Extension):
             self._next_cache = now + min(CACHE_SECONDS, seconds)
         if self.settings.gpu_cache_bytes is not None:
             drop_gpu_cache_above(self.device, self.settings.gpu_cache_bytes)
-
-    def _look_for_leaks(self, state: TrainingState) -> None:
-        now = self.clock()
-        if now < self._next_leak:
-            return
-        self._next_leak = now + self.leak_seconds
-        used = self.guard.used_bytes()
-        if self.device.type == "cuda":
-            used = torch.cuda.memory_allocated(self.device)
-        leak = self.leaks.add(state.step, used)
-        if leak is not None:
-            record_recovery(
-                state, RecoveryKind.MEMORY_LEAK, phrase("training.training_continues"), str(leak)
-            )
 
 
 def _mib(num_bytes: int) -> str:

@@ -13,7 +13,7 @@ from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.run_backup import RunBackup
 from infrastructure.config.sections.backup_config import BackupConfig
-from infrastructure.testing.suites.storage_backend import StorageBackendSuite
+from infrastructure.features.conformance.storage_backend import StorageBackendSuite
 from tests.backup.backends.own_places import WRITERS, FilesPlace, LacksConfirm, open_files
 
 HERE = "tests.backup.backends.own_places"

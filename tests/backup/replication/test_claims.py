@@ -26,7 +26,7 @@ from infrastructure.backup.replication.copier import LOOK_SECONDS
 from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.backup.run_backup import RunBackup
 from infrastructure.config.sections.backup_config import BackupConfig
-from infrastructure.testing.suites.storage_backend import _names
+from infrastructure.features.conformance.storage_backend import _names
 from tests.backup.backends.hub_server import TOKEN, running_hub
 from tests.backup.memory_place import RUN, MemoryPlace, save
 from tests.backup.replication.test_copier import HOUR, Rig

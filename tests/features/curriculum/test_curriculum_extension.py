@@ -11,9 +11,9 @@ import torch
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.data.data_pipeline import DataPipeline
+from infrastructure.features.conformance.strategy import tiny_trainer, tiny_training
 from infrastructure.features.curriculum.curriculum_extension import CurriculumExtension
 from infrastructure.run.checkpoint_paths import by_step
-from infrastructure.testing.suites.strategy import tiny_trainer, tiny_training
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.features.conformance.strategy import TrainingStrategySuite
 from infrastructure.features.curriculum.curriculum_strategy import CurriculumStrategy
-from infrastructure.testing.suites.strategy import TrainingStrategySuite
 from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 

@@ -13,7 +13,6 @@ import torch
 
 from infrastructure.core.errors import MemoryLimitError
 from infrastructure.core.process_memory import can_limit_hard, resident_bytes
-from infrastructure.optimization.leak_watch import Leak, LeakWatch
 from infrastructure.optimization.recommendations import Recommendation
 from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
@@ -26,49 +25,6 @@ from tests.training.toy_training import Training
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
-
-
-class Leaking(Extension):
-    """Holds on to memory at every step, as a list of losses with their graphs does; so much that
-    it counts in a process that has run many tests."""
-
-    def __init__(self) -> None:
-        self.held: list[torch.Tensor] = []
-
-    def step_end(self, state: TrainingState) -> None:
-        self.held.append(torch.ones(3 * MIB))  # the line that leaks
-
-
-@slow
-def test_a_run_whose_memory_grows_names_the_line_that_holds_it() -> None:
-    watch = LeakWatch(window=10, min_growth_bytes=16 * MIB)
-    memory = MemoryExtension(MemorySettings(), CPU, leak_seconds=0.0, leak_watch=watch)
-    training = Training(hooks=[Leaking(), memory], num_examples=120).run()
-    [leak] = [one for one in training.state.recoveries if one["kind"] == RecoveryKind.MEMORY_LEAK]
-    assert "optimization.memory_leak_rate" in leak["message"]
-    line = leak["message"].split("was made at ")[1].split(" ")[0]
-    assert line.startswith(f"{__file__}:")
-    source = Path(__file__).read_text().splitlines()[int(line.rsplit(":", 1)[1]) - 1]
-    assert "the line that leaks" in source
-
-
-def test_what_the_watch_for_leaks_finds_is_recorded() -> None:
-    readings: dict[int, int] = {}
-
-    class Watch(LeakWatch):
-        """It has found something after the second reading."""
-
-        def add(self, step: int, used_bytes: int) -> Leak | None:
-            readings[step] = used_bytes
-            return Leak(3.0 * MIB, (("mine.py:7", 9 * MIB),)) if len(readings) == 2 else None
-
-    memory = MemoryExtension(MemorySettings(), CPU, leak_seconds=0.0, leak_watch=Watch())
-    training = Training(hooks=[memory], max_steps=3).run()
-    assert [*readings] == [1, 2, 3]
-    assert min(readings.values()) > MIB
-    [leak] = training.state.recoveries
-    assert (leak["kind"], leak["step"]) == (RecoveryKind.MEMORY_LEAK, 2)
-    assert "mine.py:7" in leak["message"]
 
 
 def test_a_training_computes_the_same_with_and_without_it() -> None:
@@ -104,7 +60,7 @@ def test_a_limit_below_what_is_there_is_reported_before_the_first_step() -> None
 
 def test_above_its_limit_the_training_goes_on_in_smaller_pieces_and_is_advised() -> None:
     """A GPU's training is not held by the kernel, so the guard answers."""
-    saving = Recommendation("training.optimizer: adamw_8bit", 64 * MIB, "moments in 8 bits", False)
+    saving = Recommendation("training.optimizer: adamw_8bit", "moments in 8 bits", 64 * MIB)
     memory = MemoryExtension(
         MemorySettings(limit_bytes=1 << 50), torch.device("cuda"), recommend=lambda state: [saving]
     )
@@ -114,7 +70,6 @@ def test_above_its_limit_the_training_goes_on_in_smaller_pieces_and_is_advised()
         def step_start(self, state: TrainingState) -> None:
             memory.guard.limit_bytes = MIB
 
-    memory._look_for_leaks = lambda state: None  # type: ignore[method-assign]  # asks the GPU
     training.loop.hooks.hooks.insert(0, Tighten())
     training.run()
     assert training.state.micro_batch_size == 1
@@ -122,7 +77,7 @@ def test_above_its_limit_the_training_goes_on_in_smaller_pieces_and_is_advised()
         one for one in training.state.recoveries if one["kind"] == RecoveryKind.SHORT_OF_MEMORY
     ]
     assert noted[0]["action"] == "training.micro_batch_reduced(size=1)"
-    assert "; training.optimizer: adamw_8bit saves 64 MiB (counted)" in noted[0]["message"]
+    assert "; training.optimizer: adamw_8bit saves 64 MiB" in noted[0]["message"]
     assert memory.facts()["num_releases"] >= 1
 
 

@@ -14,13 +14,16 @@ caches that fill up, which grow less and less.
 import gc
 import sys
 import tracemalloc
+import weakref
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from infrastructure.core.hardware import MIB
 from infrastructure.core.messages import phrase
-from infrastructure.optimization.allocations import LiveTensors
+from infrastructure.optimization.allocations import NewTensors
 
 WINDOW = 12  # readings
 NUM_TRACED = 6  # readings, half of them for each
@@ -30,6 +33,7 @@ MIN_GROWTH_BYTES = 32 * MIB
 MIN_SHARE_OF_LAST = 0.8  # a leak continues as it began
 FRAMES_KEPT = 12
 NUM_LINES = 3
+FIRST_LOOK = 10_000
 OWN_FOLDER = str(Path(__file__).parent)
 
 
@@ -47,11 +51,47 @@ class Leak:
     lines: tuple[tuple[str, int], ...]
 
     def __str__(self) -> str:
-        text = phrase("optimization.memory_leak_rate", mib_per_step=self.bytes_per_step / MIB)
+        text = phrase("leak_watch.rate", mib_per_step=self.bytes_per_step / MIB)
         if not self.lines:
-            return phrase("optimization.memory_leak_outside_python", growth=text)
+            return phrase("leak_watch.outside_python", growth=text)
         where = "; ".join(f"{line} ({size / MIB:.1f} MiB)" for line, size in self.lines)
-        return phrase("optimization.memory_leak_origin", growth=text, lines=where)
+        return phrase("leak_watch.origin", growth=text, lines=where)
+
+
+class LiveTensors(NewTensors):
+    """A record of the tensors that are created inside the block and not freed yet.
+
+    Python's weak references are used, because torch's own `StorageWeakRef` prevents storages from
+    being freed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[tuple[weakref.ref[torch.UntypedStorage], str, int, int]] = []
+        self._next_look = FIRST_LOOK
+        self._age = 0
+
+    def note(self, line: str, storage: torch.UntypedStorage) -> None:
+        self._made.append((weakref.ref(storage), line, storage.nbytes(), self._age))
+        if len(self._made) >= self._next_look:
+            self._made = [one for one in self._made if one[0]() is not None]
+            self._next_look = max(FIRST_LOOK, 2 * len(self._made))
+
+    def grow_older(self) -> None:
+        """Mark all tensors created so far as old, for `bytes_of_line(is_old=True)`."""
+        self._age += 1
+
+    def bytes_of_line(self, is_old: bool = False) -> Counter[str]:
+        """Return `file:line` → the bytes of tensors created there that are not freed yet.
+
+        Args:
+            is_old: count only tensors created before the last `grow_older`.
+        """
+        sizes: Counter[str] = Counter()
+        for reference, line, size, age in self._made:
+            if reference() is not None and not (is_old and age == self._age):
+                sizes[line] += size
+        return sizes
 
 
 @dataclass

@@ -1,19 +1,16 @@
 """The conformance suite of metrics sinks. Above all, records must survive a kill."""
 
-import importlib
 import math
+import os
 import signal
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
-from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.messages import phrase
-from infrastructure.core.named_object import address_of
+from infrastructure.features.conformance.other_process import call_elsewhere
 from infrastructure.training.metrics.sinks import Sink
 
-WRITER = "infrastructure.testing.suites.killed_sink"
-KILLED_SECONDS = 120.0
 NUM_RECORDS = 5
 
 
@@ -37,7 +34,7 @@ class SinkSuite:
 
     def read(self, directory: Path) -> list[dict[str, Any]]:
         """Return the records in `directory`, in their order, with at least `step` and `loss`."""
-        raise SkipTest(phrase("testing.suite_sink_not_read"))
+        raise SkipTest(phrase("conformance.sink_not_read"))
 
     def test_records_come_in_their_order(self, tmp_path: Path) -> None:
         sink = self.make(tmp_path)
@@ -48,13 +45,17 @@ class SinkSuite:
 
     def test_what_was_written_is_there_after_a_kill(self, tmp_path: Path) -> None:
         if not self.survives_kill:
-            raise SkipTest(phrase("testing.suite_sink_loses_newest"))
-        address = address_of(type(self))
-        assert address is not None, f"{type(self).__qualname__} is no class of a module"
-        writer = HelperProcess(WRITER, address, str(tmp_path), str(NUM_RECORDS))
-        code = writer.wait(KILLED_SECONDS)
-        assert code == -signal.SIGKILL, f"it was to be killed: {writer.fate()}"
+            raise SkipTest(phrase("conformance.sink_loses_newest"))
+        writer, _ = call_elsewhere(type(self), "_write_and_die", str(tmp_path))
+        assert writer.returncode == -signal.SIGKILL, f"it was to be killed: {writer.fate()}"
         self._expect(tmp_path, {step: step / 2 for step in range(1, NUM_RECORDS + 1)})
+
+    def _write_and_die(self, directory: str) -> None:
+        """Write records and die by SIGKILL, so that Python's buffers are not flushed."""
+        sink = self.make(Path(directory))
+        for step in range(1, NUM_RECORDS + 1):
+            sink.write(record(step))
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def test_a_run_that_goes_on_adds_to_what_there_is(self, tmp_path: Path) -> None:
         for step in (1, 2, 3):
@@ -72,7 +73,7 @@ class SinkSuite:
         sink.write(record(4, loss=9.0))
         sink.close()
         if not self.can_forget:
-            raise SkipTest(phrase("testing.suite_sink_cannot_forget"))
+            raise SkipTest(phrase("conformance.sink_cannot_forget"))
         self._expect(tmp_path, {1: 0.5, 2: 1.0, 3: 1.5, 4: 9.0})
 
     def test_it_takes_whatever_a_record_holds(self, tmp_path: Path) -> None:
@@ -106,17 +107,3 @@ class SinkSuite:
 def record(step: int, **further: Any) -> dict[str, Any]:
     """Return a record like those that the training passes to a sink."""
     return {"step": step, "epoch": 0, "loss": step / 2, **further}
-
-
-def write_records(suite: SinkSuite, directory: Path, count: int) -> None:
-    """Write `count` records without closing the sink, because the process will be killed."""
-    sink = suite.make(directory)
-    for step in range(1, count + 1):
-        sink.write(record(step))
-
-
-def suite_at(address: str) -> SinkSuite:
-    """Return an instance of the suite class at an address, `module:name`."""
-    module, _, name = address.partition(":")
-    made: SinkSuite = getattr(importlib.import_module(module), name)()
-    return made

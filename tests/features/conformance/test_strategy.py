@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.testing.suites.strategy import TrainingStrategySuite
+from infrastructure.features.conformance.strategy import TrainingStrategySuite
 from infrastructure.training.core.state import Phase, StepOutput
 from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.strategies.standard_strategy import StandardTrainingStrategy
-from tests.testing.suites.planted import failure, without_defect
+from tests.features.conformance.planted import failure, without_defect
 
 
 class TestStandard(TrainingStrategySuite):

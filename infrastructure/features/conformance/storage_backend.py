@@ -6,12 +6,9 @@ confirms too early loses work.
 
 import contextlib
 import errno
-import inspect
 import json
 import os
-import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,14 +21,12 @@ from infrastructure.backup.format.file_operations import Buffer
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import StorageError
-from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.messages import phrase
-from infrastructure.testing.suites.other_process import WRITTEN_BACK
+from infrastructure.features.conformance.other_process import call_elsewhere
 
 FILE = Path("run-1/objects/ab/abcd")
 HELLO: list[Buffer] = [b"hello ", bytearray(b"there"), memoryview(b"!")]
-OTHER_PROCESS = "infrastructure.testing.suites.other_process"
-OTHER_PROCESS_SECONDS = 120.0
+WRITTEN_BACK = b"from another process"
 LARGE_BYTES = 5 * 1024**2 + 7  # more than one piece of any reader
 
 
@@ -116,7 +111,7 @@ class StorageBackendSuite:
             except FileNotFoundError:
                 continue
             raise AssertionError(
-                phrase("testing.suite_missing_path_answered", call=name, answer=content)
+                phrase("conformance.missing_path_answered", call=name, answer=content)
             )
 
     def test_a_second_write_replaces_the_whole_file(self, tmp_path: Path) -> None:
@@ -162,7 +157,7 @@ class StorageBackendSuite:
                 list(seen.read(FILE))
             except FileNotFoundError:
                 continue
-            raise AssertionError(phrase("testing.suite_removed_file_readable"))
+            raise AssertionError(phrase("conformance.removed_file_readable"))
 
     def test_what_was_written_is_confirmed(self, tmp_path: Path) -> None:
         place = self.look(tmp_path)
@@ -180,13 +175,26 @@ class StorageBackendSuite:
         identity = place.identify()
         place.write(FILE, HELLO)
         place.close()
-        answer = _other_process(type(self), tmp_path)
+        process, output = call_elsewhere(type(self), "_read_and_write_back", str(tmp_path))
+        assert process.returncode == 0, phrase(
+            "conformance.other_process_failed", error=process.last_words
+        )
+        answer = json.loads(output.decode().splitlines()[-1])
         content = bytes.fromhex(answer["read"])
         assert content == b"hello there!", f"another process reads {content!r}"
         assert answer["names"] == ["abcd"], f"another process lists {answer['names']}"
         assert answer["identity"] == identity, "for another process it is another place"
         back = b"".join(self.look(tmp_path).read(FILE.with_name("back")))
         assert back == WRITTEN_BACK, f"of what another process has written {back!r} is read"
+
+    def _read_and_write_back(self, folder: str) -> None:
+        """Print what another process has written, and write another file next to it."""
+        place = self.open(Path(folder))
+        read, names = b"".join(place.read(FILE)), place.names(FILE.parent)
+        answer = {"read": read.hex(), "names": names, "identity": place.identify()}
+        place.write(FILE.with_name("back"), [WRITTEN_BACK])
+        place.close()
+        print(f"\n{json.dumps(answer)}", flush=True)
 
     def test_another_place_confirms_nothing(self, tmp_path: Path) -> None:
         """Check that a destination without its marker file confirms nothing.
@@ -206,10 +214,10 @@ class StorageBackendSuite:
             return  # it is identified without a marker, such as by a repository's name
         other.remove(FOLDER / identity)
         other.close()
-        _require_refusal(place, content, "testing.suite_marker_missing")
+        _require_refusal(place, content, "conformance.marker_missing")
         mark(other)
         other.close()
-        _require_refusal(place, content, "testing.suite_marker_of_another")
+        _require_refusal(place, content, "conformance.marker_of_another")
 
     def test_half_a_file_is_never_seen(self, tmp_path: Path) -> None:
         """Check that a write that is interrupted, as by a kill, never shows an incomplete file."""
@@ -237,10 +245,10 @@ class StorageBackendSuite:
         except OSError:
             place.close()
         else:
-            raise AssertionError(phrase("testing.suite_failed_write_returns"))
+            raise AssertionError(phrase("conformance.failed_write_returns"))
         look()
         if not self.writes_in_place:
-            _require_whole(seen, old, "testing.suite_partial_file_of_failed_write")
+            _require_whole(seen, old, "conformance.partial_file_of_failed_write")
         elif seen[-1] not in (None, old):
             confirmed = False
             with contextlib.suppress(StorageError):
@@ -251,7 +259,7 @@ class StorageBackendSuite:
         place.close()
         if not self.writes_in_place:
             whole = b"".join(pieces)  # one of two disks may have it before the other
-            _require_whole([s for s in seen if s != whole], old, "testing.suite_partial_file")
+            _require_whole([s for s in seen if s != whole], old, "conformance.partial_file")
         content = _read(self.look(tmp_path), path)
         assert content == b"".join(pieces), "after a write that failed another one is not whole"
 
@@ -298,7 +306,7 @@ class StorageBackendSuite:
                 place.write(path, [b"x"])
             except ValueError:
                 continue
-            raise AssertionError(phrase("testing.suite_path_leads_out", path=path))
+            raise AssertionError(phrase("conformance.path_leads_out", path=path))
 
     def test_an_error_has_advice(self, tmp_path: Path) -> None:
         advice = self.look(tmp_path).advice(OSError(errno.EIO, "planted"))
@@ -365,35 +373,9 @@ def _require_refusal(place: Place, content: Content, doubt: str) -> None:
     except OSError:
         return
     except StorageError as error:
-        text = phrase("testing.suite_confirm_raises", doubt=phrase(doubt), error=error)
+        text = phrase("conformance.confirm_raises", doubt=phrase(doubt), error=error)
         raise AssertionError(text) from error
-    raise AssertionError(
-        phrase("testing.suite_confirm_answers", doubt=phrase(doubt), answer=answer)
-    )
-
-
-def _other_process(suite: type, folder: Path) -> dict[str, Any]:
-    """Run another process that reads the destination, and return the content that it read.
-
-    Raises:
-        AssertionError: the other process could not read the destination; the message gives the
-            reason.
-    """
-    if "<" in suite.__qualname__:
-        raise AssertionError(phrase("testing.suite_in_function", suite=suite.__name__))
-    named = inspect.getfile(suite), suite.__module__, suite.__qualname__, str(folder), str(FILE)
-    process = HelperProcess(OTHER_PROCESS, *named, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    timer = threading.Timer(OTHER_PROCESS_SECONDS, process.kill)
-    timer.start()
-    output = process.stdout.read()
-    process.wait()
-    timer.cancel()
-    process.close_pipes()
-    if process.returncode != 0:
-        raise AssertionError(phrase("testing.suite_other_process_failed", error=process.last_words))
-    answer: dict[str, Any] = json.loads(output.decode().splitlines()[-1])
-    return answer
+    raise AssertionError(phrase("conformance.confirm_answers", doubt=phrase(doubt), answer=answer))
 
 
 def _names(place: Place, directory: Path) -> list[str]:

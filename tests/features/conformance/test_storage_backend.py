@@ -16,9 +16,9 @@ from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.backends.fsspec_place import FsspecPlace
 from infrastructure.backup.backends.hub import HubPlace
 from infrastructure.backup.format.file_operations import Buffer
-from infrastructure.testing.suites.storage_backend import StorageBackendSuite
+from infrastructure.features.conformance.storage_backend import StorageBackendSuite
 from tests.backup.backends.hub_server import TOKEN, running_hub
-from tests.testing.suites.planted import failure, without_defect
+from tests.features.conformance.planted import failure, without_defect
 
 
 class TestFolder(StorageBackendSuite):
@@ -266,7 +266,7 @@ def test_what_is_gone_with_its_process_is_seen(tmp_path: Path) -> None:
     message = failure(InMemorySuite(), "test_another_process_sees_what_was_written", tmp_path)
     InMemory.files.clear()
     assert message is not None
-    assert "testing.suite_other_process_failed(error=FileNotFound" in message
+    assert "conformance.other_process_failed(error=FileNotFound" in message
 
 
 def test_a_suite_that_no_other_process_finds_is_named(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_a_suite_that_no_other_process_finds_is_named(tmp_path: Path) -> None:
         pass
 
     message = failure(Hidden(), "test_another_process_sees_what_was_written", tmp_path)
-    assert message == "testing.suite_in_function(suite=Hidden)"
+    assert message == "conformance.suite_in_function(suite=Hidden)"
 
 
 DEFECTS: list[tuple[Callable[[Path], Place], str, str]] = [
@@ -286,7 +286,7 @@ DEFECTS: list[tuple[Callable[[Path], Place], str, str]] = [
     (
         ListsNothing,
         "test_what_was_never_written_is_not_there",
-        "suite_missing_path_answered(call=names, ",
+        "missing_path_answered(call=names, ",
     ),
     (Appends, "test_a_second_write_replaces_the_whole_file", "after a second write"),
     (CreatesTwice, "test_what_is_there_is_not_created_again", "is created twice"),
@@ -299,13 +299,13 @@ DEFECTS: list[tuple[Callable[[Path], Place], str, str]] = [
     (
         NoIdentity,
         "test_another_place_confirms_nothing",
-        "testing.suite_confirm_answers(doubt=testing.suite_marker_missing(), ",
+        "conformance.confirm_answers(doubt=conformance.marker_missing(), ",
     ),
-    (HalfWritten, "test_half_a_file_is_never_seen", "testing.suite_partial_file"),
+    (HalfWritten, "test_half_a_file_is_never_seen", "conformance.partial_file"),
     (RaisesItsOwn, "test_what_is_written_is_read", "error=KeyError: 'no such row' at"),
     (IsAnyPlace, "test_a_place_is_known_again", "the same identity"),
     (LeavesProbes, "test_looking_leaves_nothing_behind", "probing leaves"),
-    (LeadsOut, "test_no_path_leads_out", "testing.suite_path_leads_out("),
+    (LeadsOut, "test_no_path_leads_out", "conformance.path_leads_out("),
     (WithoutAdvice, "test_an_error_has_advice", "tell what a person can do"),
     (SwapsTensors, "test_a_store_of_versions_lies_in_it", "versions are damaged"),
 ]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from infrastructure.features.conformance.sink import SinkSuite
 from infrastructure.monitoring.drawing.metrics_file import Record, decode_record, encode_record
-from infrastructure.testing.suites.sink import SinkSuite
 from infrastructure.training.metrics.sinks import (
     ConsoleSink,
     CsvSink,
@@ -17,7 +17,7 @@ from infrastructure.training.metrics.sinks import (
     Sink,
     make_sinks,
 )
-from tests.testing.suites.planted import failure, without_defect
+from tests.features.conformance.planted import failure, without_defect
 from tests.training.metrics.test_sinks import scalars
 
 

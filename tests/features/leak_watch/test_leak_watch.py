@@ -5,8 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from infrastructure.optimization.leak_watch import NUM_TRACED, LeakWatch, kendall
+from infrastructure.core.process_memory import resident_bytes
+from infrastructure.features.leak_watch.leak_watch import (
+    NUM_TRACED,
+    LeakWatch,
+    LiveTensors,
+    kendall,
+)
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -32,7 +39,7 @@ def test_a_leak_is_reported_once_with_the_line_that_holds_it() -> None:
     source = Path(__file__).read_text().splitlines()[int(line.rsplit(":", 1)[1]) - 1]
     assert "the line to be found" in source
     assert 2 * 4 * MIB <= size < 4 * 4 * MIB  # without those of the newest reading
-    assert "optimization.memory_leak_rate(mib_per_step=3.2" in str(found[0])
+    assert "leak_watch.rate(mib_per_step=3.2" in str(found[0])
     assert not tracemalloc.is_tracing()
 
 
@@ -100,10 +107,7 @@ def test_tracing_ends_after_a_few_readings_and_tensors_are_counted_before(
 def test_what_no_python_object_holds_is_named() -> None:
     watch = LeakWatch(window=6)
     [sentence] = reports([GIB + step * 50 * MIB for step in range(18)], watch)
-    assert (
-        "optimization.memory_leak_outside_python" in sentence
-        or "optimization.memory_leak_origin" in sentence
-    )
+    assert "leak_watch.outside_python" in sentence or "leak_watch.origin" in sentence
 
 
 def test_somebody_elses_tracing_is_left_alone() -> None:
@@ -128,3 +132,37 @@ def test_stopping_ends_the_tracing() -> None:
 )
 def test_kendalls_tau(values: list[int], tau: float) -> None:
     assert kendall(values) == pytest.approx(tau)
+
+
+def test_living_tensors_are_those_that_python_or_a_graph_holds() -> None:
+    weight = torch.ones(MIB, requires_grad=True)
+    with LiveTensors() as tensors:
+        held = torch.zeros(MIB)[:1]  # a part, which holds all of it
+        loss = (weight * 2).exp().sum()  # its exponentials are what the backward pass needs
+        torch.ones(MIB).sum()
+        assert sorted(tensors.bytes_of_line().values()) == [4 * MIB, 4 * MIB + 4]
+        tensors.grow_older()
+        new = torch.zeros(MIB)
+        assert len(tensors.bytes_of_line()) == len(tensors.bytes_of_line(is_old=True)) + 1
+        del held, loss, new
+        assert not tensors.bytes_of_line()
+
+
+def test_watching_tensors_keeps_no_memory_of_those_that_are_gone() -> None:
+    config = LlamaConfig(
+        hidden_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+        intermediate_size=128, vocab_size=8000,
+    )  # fmt: skip
+    model, ids = LlamaForCausalLM(config), torch.zeros(4, 256, dtype=torch.long)
+
+    def step() -> None:
+        model(input_ids=ids, labels=ids).loss.backward()
+        model.zero_grad()
+
+    with LiveTensors():
+        step()
+        before = resident_bytes()
+        for _ in range(8):
+            step()
+    logits_bytes = 4 * 256 * 8000 * 4
+    assert resident_bytes() - before < 4 * logits_bytes  # and not 8 of them, and all the rest

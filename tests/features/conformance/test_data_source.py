@@ -10,12 +10,12 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from infrastructure.data.serving.example_order import epoch_order
+from infrastructure.features.conformance.data_source import DataSourceSuite
 from infrastructure.features.specification.tactical_mappo import EnvironmentSeeds
 from infrastructure.features.stackwise.training.layers_adapter import LoaderSource
-from infrastructure.testing.suites.data_source import DataSourceSuite
 from infrastructure.training.model_adapters.base_adapter import DataSource
 from tests.data.builders import pairs, pipeline, write_jsonl
-from tests.testing.suites.planted import failure, without_defect
+from tests.features.conformance.planted import failure, without_defect
 
 
 class TestPipeline(DataSourceSuite):

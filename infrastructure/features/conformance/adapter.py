@@ -18,7 +18,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.messages import phrase
-from infrastructure.testing.suites.strategy import MODEL, tiny_data, tiny_training
+from infrastructure.features.conformance.strategy import MODEL, tiny_data, tiny_training
 from infrastructure.training.model_adapters.base_adapter import LossOutput, ModelAdapter
 
 NUM_EXAMPLES = 6
@@ -96,7 +96,7 @@ class ModelAdapterSuite:
 
     def test_a_split_batch_has_the_same_gradient(self, tmp_path: Path) -> None:
         if not self.learns_in_evaluation:
-            raise SkipTest(phrase("testing.suite_evaluation_loss_differs"))
+            raise SkipTest(phrase("conformance.evaluation_loss_differs"))
         adapter, model, examples = self.ready(tmp_path)
         half = len(examples) // 2
         whole = self._gradients(adapter, model, [examples])
@@ -112,7 +112,7 @@ class ModelAdapterSuite:
         adapter, model, examples = self.ready(tmp_path)
         masked = self.unsupervised(examples[1])
         if masked is None:
-            raise SkipTest(phrase("testing.suite_example_not_masked"))
+            raise SkipTest(phrase("conformance.example_not_masked"))
         alone = self._loss(adapter, model, examples[:1])
         beside = self._loss(adapter, model, [examples[0], masked])
         assert beside.num_items == alone.num_items, (

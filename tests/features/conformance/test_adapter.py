@@ -14,18 +14,18 @@ from torch.utils.data import DataLoader, TensorDataset
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.features.conformance.adapter import ModelAdapterSuite
+from infrastructure.features.conformance.strategy import MODEL
 from infrastructure.features.stackwise.training.layers_adapter import (
     LayersAdapter,
     LayersModel,
     LoaderSource,
 )
-from infrastructure.testing.suites.adapter import ModelAdapterSuite
-from infrastructure.testing.suites.strategy import MODEL
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.model_adapters.base_adapter import Batch, LossOutput, ModelAdapter
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
 from tests.data.builders import pairs, write_jsonl
-from tests.testing.suites.planted import failure, without_defect
+from tests.features.conformance.planted import failure, without_defect
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from infrastructure.deployment.forecast import PeakObserver
+from infrastructure.features.conformance.hook import HookSuite
 from infrastructure.features.stackwise.training.observers import PhaseRecords
 from infrastructure.monitoring.training_monitor import TrainingMonitor
-from infrastructure.testing.suites.hook import HookSuite
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Extension, Hook, Observer
@@ -31,7 +31,7 @@ from infrastructure.training.observers.run_observers import (
     ReportObserver,
 )
 from infrastructure.training.sizing.memory_extension import MemoryExtension, MemorySettings
-from tests.testing.suites.planted import failure, without_defect
+from tests.features.conformance.planted import failure, without_defect
 
 CPU = torch.device("cpu")
 
@@ -179,7 +179,7 @@ class NamedAnew(Counts):
 
 
 DEFECTS: list[tuple[type[Hook], str, str]] = [
-    (SavesTensors, "test_its_state_is_json", "testing.suite_state_not_json"),
+    (SavesTensors, "test_its_state_is_json", "conformance.state_not_json"),
     (SavesNumbersAsKeys, "test_its_state_is_json", "keys are texts"),
     (ForgetsItsState, "test_its_state_comes_back", "does not take back"),
     (BeginsAnewAtTheStart, "test_its_state_comes_back", "after going on its state is"),

@@ -64,7 +64,7 @@ class HookSuite:
         try:
             again = json.loads(json.dumps(saved))
         except TypeError as error:
-            raise AssertionError(phrase("testing.suite_state_not_json", error=error)) from error
+            raise AssertionError(phrase("conformance.state_not_json", error=error)) from error
         assert again == saved, "state_dict() changes on its way through JSON: keys are texts"
 
     def test_its_state_comes_back(self, tmp_path: Path) -> None:

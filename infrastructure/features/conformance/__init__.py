@@ -1,0 +1,1 @@
+"""Conformance test suites: what all parts of one kind must do, built-in or user-defined."""
