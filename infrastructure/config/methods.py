@@ -86,10 +86,10 @@ class Method:
 def method_named(name: str) -> Method | None:
     """Return a method by its name or address. None for `sft`, and if there is no such method."""
     try:
-        found: Method | None = None if name == SFT else METHODS.get(name)
+        method: Method | None = None if name == SFT else METHODS.get(name)
     except InputError:  # another check reports it
         return None
-    return found
+    return method
 
 
 def stable(name: str) -> tuple[str, str]:
