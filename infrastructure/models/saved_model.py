@@ -237,8 +237,8 @@ def rounded_beside(model: Path) -> Path | None:
         The folder, or None if there is no rounded model.
     """
     plain = model if model.name == FINAL else model / FINAL
-    found = sorted(plain.parent.glob(f"{FINAL}-*/config.json"))
-    return found[0].parent if found else None
+    files = sorted(plain.parent.glob(f"{FINAL}-*/config.json"))
+    return files[0].parent if files else None
 
 
 def notes_of_rounded(model: str) -> list[str]:
