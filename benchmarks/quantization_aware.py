@@ -87,7 +87,7 @@ def losses(kind: str, is_aware: bool, seed: int, steps: int, start: Path) -> tup
     trainer = trained(model, seed, steps, 1e-3, start.parent)
     loss = trainer.evaluate()["eval_loss"]
     if not is_aware:  # computes as the rounded model does
-        RoundedLayers(kind).apply(trainer.initialize_model(), None, None)
+        RoundedLayers(kind).apply(trainer.initialize_model(), None, None, may_grow=False)
     return loss, trainer.evaluate()["eval_loss"]
 
 

@@ -804,7 +804,6 @@ def _manager_of(
         device=torch.device("cpu"),
         seed=config.training.seed,
         tokenizer_directory=run.tokenizer if run.tokenizer.is_dir() else None,
-        needs_mask_token=config.training.hides_tokens,
     )
     manager.changes = [
         change

@@ -41,11 +41,13 @@ class ModelChange:
         makes_processor: whether the change makes a vision-language model of a text model, with the
             processor that `processor` returns.
         trains_in_full: names of modules that are trained in full next to a LoRA.
+        notes: what `apply` tells the user.
         rounding: the rounding of the weights in the forward pass; None: there is none.
     """
 
     makes_processor = False
     trains_in_full: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     rounding: Rounding | None = None
 
     def check_source(self, source: ModelSource, name: str) -> None:
@@ -69,14 +71,30 @@ class ModelChange:
             ValueError: the layers cannot be changed.
         """
 
+    def before_building(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        """Change the tokenizer for which a new model is about to be built."""
+
     def processor(self, base: ModelSource, options: "LoadOptions") -> Any:
         """Return the processor of the changed model, if `makes_processor` is True."""
         raise NotImplementedError
 
     def apply(
-        self, model: "torch.nn.Module", processor: Any, options: "LoadOptions"
+        self,
+        model: "torch.nn.Module",
+        tokenizer: "PreTrainedTokenizerBase",
+        options: "LoadOptions",
+        *,
+        may_grow: bool,
     ) -> "torch.nn.Module":
-        """Return the changed model. New weights are drawn from torch's random generator."""
+        """Return the changed model. New weights are drawn from torch's random generator.
+
+        Args:
+            may_grow: whether the vocabulary may grow. False if its weights do not train and are not
+                saved.
+
+        Raises:
+            ValueError: the model cannot be changed.
+        """
         return model
 
     def facts(self) -> JsonObject:

@@ -29,11 +29,6 @@ from infrastructure.models.fitting import (
     describe,
 )
 from infrastructure.models.lora import apply_lora, expert_parameters, peft_arguments
-from infrastructure.models.mask_token import (
-    ensure_mask_row,
-    ensure_mask_token,
-    mask_token_note,
-)
 from infrastructure.models.model_change import ModelChange
 from infrastructure.models.model_inputs import (
     inner_model,
@@ -150,7 +145,6 @@ class ModelManager:
         tokenizer_texts: returns texts for training the embedded model's tokenizer.
         tokenizer_directory: the saved tokenizer of a resumed run, which the embedded model uses
             instead of training one.
-        needs_mask_token: the run hides tokens, so a mask token is added if there is none.
 
     Attributes:
         sees: the model is a vision-language model. Set before loading.
@@ -173,7 +167,6 @@ class ModelManager:
         memory_efficient_attention: bool | None = None,
         tokenizer_texts: TokenizerTexts | None = None,
         tokenizer_directory: Path | None = None,
-        needs_mask_token: bool = False,
     ) -> None:
         self.config = model_config
         self.device = torch.device(device)
@@ -186,7 +179,6 @@ class ModelManager:
         )
         self.tokenizer_texts = tokenizer_texts
         self.tokenizer_directory = tokenizer_directory
-        self.needs_mask_token = needs_mask_token
         self.sees = False
         self.dequantizes = False
         self.on_disk = False
@@ -256,7 +248,7 @@ class ModelManager:
         source, lora = find_source(self.config.name), self.config.lora_config
         needs_weights = lora is not None and lora.use_dora
         is_read = source.kind in (SourceKind.FOLDER, SourceKind.HUB, SourceKind.LORA_FOLDER)
-        if not is_read or needs_weights or self.needs_mask_token or self.sees:
+        if not is_read or needs_weights or self.changes or self.sees:
             return None
         if extensions_folder(source) is not None:
             return None
@@ -330,8 +322,6 @@ class ModelManager:
         }
         if self.sees and config.backend == "unsloth":
             refuse_pictures_by_unsloth()
-        if self.needs_mask_token and not is_text:
-            raise InputError("models.masked_diffusion_needs_text", name=config.name)
         for key, (is_set, has_effect, reason) in refusals.items():
             if is_set and not has_effect:
                 refuse_without_effect(key, config.name, reason)
@@ -350,15 +340,16 @@ class ModelManager:
 
     def _build_embedded(self, source: ModelSource) -> ModelAndTokenizer:
         tokenizer = self._embedded_tokenizer()
-        if self.needs_mask_token:
-            ensure_mask_token(tokenizer)  # the model is built with it
+        for change in self.changes:
+            change.before_building(tokenizer)
         model = build_embedded_model(self.config.embedded, tokenizer, self.seed)
         check_length(language_model(model).config, self.max_length, self.config.name)
         if self.attention is not None:
             language_model(model).set_attn_implementation(self.attention)
         options = self._options(trains_all=self._is_full)
         model = model.to(device=self.device, dtype=options.dtype)
-        return self._with_lora(model, options), tokenizer
+        model = self._changed(model, tokenizer, options, may_grow=True)
+        return self._with_lora(model), tokenizer
 
     def _embedded_tokenizer(self) -> "PreTrainedTokenizerBase":
         if self.tokenizer_directory is not None:
@@ -406,9 +397,10 @@ class ModelManager:
         if options.quantization is not None and (names := expert_parameters(model)):
             experts = [model.get_parameter(name) for name in names]
             self._notes.append(note_on_experts(experts, options.quantization))
-        self._ensure_mask(model, tokenizer, may_grow=self._is_full and source == base)
+        may_grow = self._is_full and source == base
+        model = self._changed(model, tokenizer, options, may_grow=may_grow)
         if source.kind is not SourceKind.LORA_FOLDER:
-            return self._with_lora(model, options), tokenizer
+            return self._with_lora(model), tokenizer
         if self.gradient_checkpointing:
             checkpoint_gradients(model, self.checkpointing_mode)
         model = load_lora(source.folder, model)
@@ -478,7 +470,8 @@ class ModelManager:
             gradient_checkpointing=self.gradient_checkpointing,
         )
         ensure_special_tokens(tokenizer, self.config.name)
-        self._ensure_mask(model, tokenizer, may_grow=self._is_full and not is_lora)
+        may_grow = self._is_full and not is_lora
+        model = self._changed(model, tokenizer, options, may_grow=may_grow)
         if is_lora:
             check_same_lora(model, self.config.lora_config, source.location)
         elif self.config.lora_config is not None:
@@ -490,20 +483,27 @@ class ModelManager:
             )
         return model, tokenizer
 
-    def _ensure_mask(
-        self, model: torch.nn.Module, tokenizer: "PreTrainedTokenizerBase", *, may_grow: bool
-    ) -> None:
-        if not self.needs_mask_token:
-            return
-        was_added = ensure_mask_token(tokenizer)
-        grew = ensure_mask_row(model, tokenizer, self.config.name, may_grow=may_grow)
-        if was_added:
-            self._notes.append(mask_token_note(tokenizer, grew))
+    def _changed(
+        self,
+        model: torch.nn.Module,
+        tokenizer: "PreTrainedTokenizerBase",
+        options: LoadOptions,
+        *,
+        may_grow: bool,
+    ) -> torch.nn.Module:
+        """Return the model with the changes of features.
 
-    def _with_lora(self, model: torch.nn.Module, options: LoadOptions) -> torch.nn.Module:
+        Args:
+            may_grow: whether the vocabulary may grow. False if its weights do not train and are not
+                saved.
+        """
         for change in self.changes:
             torch.manual_seed(self.seed)
-            model = change.apply(model, self.processor, options)
+            model = change.apply(model, tokenizer, options, may_grow=may_grow)
+            self._notes += change.notes
+        return model
+
+    def _with_lora(self, model: torch.nn.Module) -> torch.nn.Module:
         if self.gradient_checkpointing:
             checkpoint_gradients(model, self.checkpointing_mode)
         if self.config.lora_config is None:

@@ -2361,7 +2361,7 @@ FITTING = [
     Wrong(
         "hidden tokens of a model without any",
         "train --model tactical_mappo --time-step-masking",
-        ["models.masked_diffusion_needs_text", "name=tactical_mappo"],
+        ["stackwise.masking_needs_text", "name=tactical_mappo"],
     ),
 ]
 

@@ -76,7 +76,9 @@ class RoundedLayers(ModelChange):
                 layer_type=kept.most_common(1)[0][0],
             )
 
-    def apply(self, model: torch.nn.Module, processor: Any, options: object) -> torch.nn.Module:
+    def apply(
+        self, model: torch.nn.Module, tokenizer: object, options: object, *, may_grow: bool
+    ) -> torch.nn.Module:
         self.check_layers(model)
         head = language_model(model).get_output_embeddings()
         quantization, qat = _torchao("quantization"), _torchao("quantization.qat")

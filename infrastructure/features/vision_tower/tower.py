@@ -20,7 +20,6 @@ from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.features.vision_tower.checks import SUCH_AS, check_tower
 from infrastructure.features.vision_tower.config import MULTIMODAL
-from infrastructure.models.mask_token import add_row
 from infrastructure.models.model_change import ModelChange
 from infrastructure.models.model_inputs import (
     PROBE_ERRORS,
@@ -48,6 +47,7 @@ from infrastructure.models.transformers_backend import (
     load_weights,
     shortened,
 )
+from infrastructure.models.vocabulary import add_row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -110,6 +110,7 @@ class AddedTower(ModelChange):
     def __init__(self, name: str) -> None:
         self.name = name
         self.tower: VisionTower | None = None
+        self.made: Any = None  # the processor
 
     def check_source(self, source: ModelSource, name: str) -> None:
         if source.kind not in (SourceKind.FOLDER, SourceKind.HUB):
@@ -123,13 +124,14 @@ class AddedTower(ModelChange):
 
     def processor(self, base: ModelSource, options: LoadOptions) -> Any:
         self.tower = find_tower(self.name, options)
-        return make_processor(load_tokenizer(base, options), self.tower)
+        self.made = make_processor(load_tokenizer(base, options), self.tower)
+        return self.made
 
     def apply(
-        self, model: torch.nn.Module, processor: Any, options: LoadOptions
+        self, model: torch.nn.Module, tokenizer: object, options: LoadOptions, *, may_grow: bool
     ) -> torch.nn.Module:
         assert self.tower is not None  # `processor` has been called
-        return put_together(model, self.tower, processor, options)
+        return put_together(model, self.tower, self.made, options)
 
     def facts(self) -> JsonObject:
         assert self.tower is not None  # `processor` has been called

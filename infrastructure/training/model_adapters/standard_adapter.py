@@ -24,7 +24,6 @@ from infrastructure.data.encoding.picture_tokens import PictureTokens
 from infrastructure.data.samples import known_tokenizer
 from infrastructure.data.serving.collate import pack, pad, padded_length
 from infrastructure.data.store.examples import EXAMPLES, TokenizedExample
-from infrastructure.models.bidirectional import check_bidirectional
 from infrastructure.models.fitting import describe_added
 from infrastructure.models.model_change import ModelChange, changes_of
 from infrastructure.models.model_inputs import attention_implementation, inner_model
@@ -89,7 +88,6 @@ class StandardModelAdapter(ModelAdapter):
             max_length=self.data_config.max_length,
             tokenizer_texts=lambda: training_texts(self.data_config),
             tokenizer_directory=self.saved_tokenizer,
-            needs_mask_token=self.training_config.hides_tokens,
         )
         manager.changes = self.changes
         manager.on_disk = self.on_disk
@@ -185,7 +183,7 @@ class StandardModelAdapter(ModelAdapter):
             ValueError: the model cannot attend in both directions.
         """
         assert self.model is not None
-        check_bidirectional(self.model)
+        objective.check_model(self.model)
         self.objective, self.packs = objective, False
         config: object = getattr(inner_model(self.model), "config", None)
         window = getattr(config, "sliding_window", None) or chunk_size(self.model)

@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from infrastructure.models.bidirectional import check_bidirectional, late_influence
+from infrastructure.features.stackwise.training.bidirectional import (
+    check_bidirectional,
+    late_influence,
+)
 from infrastructure.models.model_inputs import bidirectional_mask
 from infrastructure.models.packed_attention import model_arguments, use_packed_attention
 from tests.models.architectures import HEAD_DIM, SIZES, VOCAB_SIZE, WINDOW, tiny_model
