@@ -117,7 +117,6 @@ class AddedTower(ModelChange):
             is_lora = source.kind is SourceKind.LORA_FOLDER
             reason = phrase("vision_tower.is_unmerged_lora") if is_lora else "is not one"
             raise InputError("vision_tower.needs_text_model", name=name, reason=reason)
-        tower_source(self.name)
 
     def check_base(self, base: ModelSource, options: LoadOptions, name: str) -> None:
         check_text_only(load_any_config(base, options), name)

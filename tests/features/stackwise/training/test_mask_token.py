@@ -1,5 +1,6 @@
 """A mask token is the tokenizer's own, or one more, and the model has a row for it."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,12 @@ from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.features.stackwise.training.mask_token import MASK_TOKEN, AddedMaskToken
 from infrastructure.models.model_manager import LoadedModel, ModelManager, load_saved
 from infrastructure.models.saving import save_model
+
+
+@pytest.fixture
+def llama_folder(saved_llama: Path, tmp_path: Path) -> Path:
+    """This test's own copy of the saved Llama."""
+    return Path(shutil.copytree(saved_llama, tmp_path / "llama"))
 
 
 def load(name: object, needs_mask_token: bool = True, **settings: Any) -> LoadedModel:
