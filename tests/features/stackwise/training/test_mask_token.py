@@ -91,11 +91,11 @@ def test_the_embedded_model_is_made_for_it() -> None:
 
 
 def test_lora_may_use_a_spare_row_and_not_add_one(llama_folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"models\.mask_token_with_lora"):
+    with pytest.raises(ValueError, match=r"stackwise\.mask_token_with_lora"):
         load(llama_folder, lora_config=LoraConfig())
     plain = load(llama_folder, needs_mask_token=False, lora_config=LoraConfig())
     save_model(plain.model, plain.tokenizer, llama_folder.parent / "lora")
-    with pytest.raises(ValueError, match=r"models\.mask_token_with_lora"):
+    with pytest.raises(ValueError, match=r"stackwise\.mask_token_with_lora"):
         load(llama_folder.parent / "lora")
     loaded = load(with_rows(llama_folder, 301), lora_config=LoraConfig())
     assert loaded.tokenizer.mask_token_id == 300
