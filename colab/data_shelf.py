@@ -23,7 +23,7 @@ HIDDEN = ".fetched"
 
 
 @dataclass(frozen=True)
-class Record:
+class FetchedData:
     """The record of fetched data.
 
     Attributes:
@@ -112,20 +112,20 @@ class Shelf:
     def put(self, part: Path, name: str, sha256: str, version: str | None) -> Path:
         """Store the complete file `part` as `name`."""
         path = self.folder / name
-        self._write(Record(name, sha256, version))
+        self._write(FetchedData(name, sha256, version))
         part.replace(path)
         sync_directory(self.folder)
         status = path.stat()
-        self._write(Record(name, sha256, version, status.st_size, status.st_mtime_ns))
+        self._write(FetchedData(name, sha256, version, status.st_size, status.st_mtime_ns))
         return path
 
     def put_folder(self, name: str) -> Path:
         """Reserve the folder `name` for the fetched data, and return its path."""
         self.accept(name)
-        self._write(Record(name, None, None))
+        self._write(FetchedData(name, None, None))
         return self.folder / name
 
-    def _is_unchanged(self, path: Path, record: Record) -> bool:
+    def _is_unchanged(self, path: Path, record: FetchedData) -> bool:
         """Return whether a file is unchanged since it was fetched and completely stored.
 
         Raises:
@@ -140,12 +140,12 @@ class Shelf:
             return False
         raise InputError("notebook.fetched_file_changed", path=path)
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: FetchedData) -> None:
         write_json(self._record_file, asdict(record))
 
-    def _read(self) -> Record | None:
+    def _read(self) -> FetchedData | None:
         try:
             written: dict[str, Any] = as_object(parse_json(self._record_file.read_text()))
-            return Record(**written)
+            return FetchedData(**written)
         except (OSError, ValueError, TypeError):
             return None

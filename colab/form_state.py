@@ -13,7 +13,7 @@ from infrastructure.config.base import ConfigurationError, kinds
 from infrastructure.config.deployment_config import DEFAULT_SOURCE, DeploymentConfig
 from infrastructure.config.field_help import plain
 from infrastructure.config.merging.effect import has_effect
-from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten
+from infrastructure.config.merging.precedence import GivenValue, Layer, Source, flatten
 from infrastructure.config.merging.presets import PRESET
 from infrastructure.config.schema import FieldSpec, schema_of
 from infrastructure.config.sources.environment import EMPTY_COUNTS
@@ -197,13 +197,13 @@ class FormState:
     def _built(self) -> DeploymentConfig:
         return self.base.changed(list(self._settings()))
 
-    def _settings(self) -> Iterator[Setting]:
+    def _settings(self) -> Iterator[GivenValue]:
         if self.preset is not None:
-            yield Setting(PRESET, self.preset, _source("form"))
+            yield GivenValue(PRESET, self.preset, _source("form"))
         off = tuple(f"{key}." for key, value in self.edits.items() if value is False)
         for key, value in self.edits.items():
             if not key.startswith(off):  # in a section that was switched off since
-                yield Setting(key, value, _source(f"form {key}"))
+                yield GivenValue(key, value, _source(f"form {key}"))
 
 
 def _named_in(sentence: str, keys: Mapping[str, list[str]]) -> Iterator[str]:

@@ -14,7 +14,7 @@ import psutil
 from infrastructure.backup.replication.status import BackupStatus, read_status
 from infrastructure.backup.run_backup import STATUS_FILE
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.merging.precedence import Layer, Setting, Source
+from infrastructure.config.merging.precedence import GivenValue, Layer, Source
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
 from infrastructure.data.samples import use_sample_data
@@ -61,7 +61,7 @@ def rehearse_disconnect(
 def _elsewhere(config: DeploymentConfig) -> DeploymentConfig:
     """Return the configuration with `output_dir` in the folder of the lost machines."""
     folder = str(Path(config.output_dir) / LOST_FOLDER)
-    return config.changed([Setting("output_dir", folder, Source(Layer.KEYWORD, "rehearsal"))])
+    return config.changed([GivenValue("output_dir", folder, Source(Layer.KEYWORD, "rehearsal"))])
 
 
 def _take_away(run: RunDirectory, output_dir: Path, at_step: int, timeout_seconds: float) -> None:

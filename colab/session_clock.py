@@ -14,7 +14,7 @@ import psutil
 from colab.runtime import Platform, platform
 from infrastructure.backup.replication.status import age_words
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.merging.precedence import Layer, Setting, Source
+from infrastructure.config.merging.precedence import GivenValue, Layer, Source
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
 
@@ -72,7 +72,7 @@ class SessionClock:
         mine, theirs = self.deadline_seconds, config.training.deadline
         if mine is None or (theirs is not None and theirs <= mine):
             return config
-        return config.changed([Setting("training.deadline", mine, END_OF_SESSION)])
+        return config.changed([GivenValue("training.deadline", mine, END_OF_SESSION)])
 
     def __str__(self) -> str:
         left = self.left_seconds

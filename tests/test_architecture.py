@@ -437,6 +437,14 @@ def test_an_object_that_is_cut_in_two_is_seen(monkeypatch: pytest.MonkeyPatch) -
     assert cut_in_two() == {"First", "Second"}
 
 
+def test_one_name_means_one_class() -> None:
+    places: dict[str, list[str]] = {}
+    for module, name in project_classes():
+        if not name.startswith("_") and ".specification." not in module:
+            places.setdefault(name, []).append(module)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
 def test_importing_everything_has_no_side_effect() -> None:
     """No signal handler, no logging set-up, no CUDA initialisation, no heavy package."""
     probe = f"""

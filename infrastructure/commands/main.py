@@ -102,7 +102,7 @@ INTERRUPTED = "temper: interrupted"
 log = logging.getLogger("temper")
 
 
-class Command(Protocol):
+class CommandModule(Protocol):
     """The interface of a command's module. Modules with flags that a feature adds have it, too."""
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -118,11 +118,11 @@ class Command(Protocol):
         """
 
 
-def command(name: str) -> Command:
+def command(name: str) -> CommandModule:
     """Return the module of a command. It is imported on the first call."""
     of_feature = _OF_FEATURES.get(name)
     own = f"infrastructure.commands.{name.replace('-', '_')}"
-    return cast(Command, importlib.import_module(of_feature.module if of_feature else own))
+    return cast(CommandModule, importlib.import_module(of_feature.module if of_feature else own))
 
 
 def create_parser() -> CommandParser:
@@ -150,10 +150,10 @@ def with_full_names(words: Sequence[str]) -> list[str]:
     return [SAME_COMMANDS.get(first, first), *rest] if words else []
 
 
-def additions(name: str) -> list[Command]:
+def additions(name: str) -> list[CommandModule]:
     """Return the modules of features that add flags to the command `name`."""
     places = (feature.additions.get(name) for feature in features())
-    return [cast(Command, importlib.import_module(place)) for place in places if place]
+    return [cast(CommandModule, importlib.import_module(place)) for place in places if place]
 
 
 def _add_arguments(name: str, parser: CommandParser) -> None:

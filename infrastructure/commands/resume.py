@@ -12,7 +12,7 @@ from infrastructure.commands.settings import configure
 from infrastructure.commands.short_help import IN_RUN
 from infrastructure.commands.train import exit_code_of_training
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.merging.precedence import Layer, Setting
+from infrastructure.config.merging.precedence import GivenValue, Layer
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import add_config_flags
 from infrastructure.core.console import show
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     if config.new_run and config.source("new_run").layer is Layer.FLAG:
         raise InputError("commands.resume_with_new_run")
     changes = [
-        Setting(key, config.value(key), source)
+        GivenValue(key, config.value(key), source)
         for key, source in config.sources().items()
         if key not in OF_COMMAND
         and (
@@ -59,17 +59,17 @@ def run(options: argparse.Namespace) -> int:
         changes,
         accepted(options),
         options.words_given,
-        Setting(PLACE, place, config.source(PLACE)) if place else None,
+        GivenValue(PLACE, place, config.source(PLACE)) if place else None,
     )
 
 
 def resume(
     name: str | None,
     output_dir: str,
-    changes: Collection[Setting] = (),
+    changes: Collection[GivenValue] = (),
     accept: Collection[str] = (),
     words: Sequence[str] = (),
-    place: Setting | None = None,
+    place: GivenValue | None = None,
 ) -> int:
     """Resume a run as `deployment.one_call.resume_with` does, and return the exit code.
 

@@ -32,8 +32,8 @@ from infrastructure.config.merging.effect import (
     refused_without_effect,
 )
 from infrastructure.config.merging.precedence import (
+    GivenValue,
     Layer,
-    Setting,
     Source,
     flatten,
     is_of_preset,
@@ -224,7 +224,7 @@ class DeploymentConfig(FieldsOfFeatures):
     enable_mixed_precision = _flat(KEYS["enable_mixed_precision"])
 
     _num_epochs: int | None = PrivateAttr(default=None)
-    _settings: dict[str, Setting] = PrivateAttr(default_factory=dict)
+    _settings: dict[str, GivenValue] = PrivateAttr(default_factory=dict)
     _environment_notes: list[str] = PrivateAttr(default_factory=list)
     _plugins: plugin_names.Origins = PrivateAttr(default_factory=dict)
     _preset_notes: list[str] = PrivateAttr(default_factory=list)
@@ -253,7 +253,7 @@ class DeploymentConfig(FieldsOfFeatures):
         self._num_epochs = num_epochs
 
     @classmethod
-    def from_layers(cls, layers: list[list[Setting]]) -> "DeploymentConfig":
+    def from_layers(cls, layers: list[list[GivenValue]]) -> "DeploymentConfig":
         """Build the configuration from layers of settings, lowest first.
 
         Raises:
@@ -264,7 +264,7 @@ class DeploymentConfig(FieldsOfFeatures):
         config._merge(layers)
         return config
 
-    def _merge(self, layers: list[list[Setting]]) -> None:
+    def _merge(self, layers: list[list[GivenValue]]) -> None:
         """Merge the layers, and set the fields of this configuration to the result."""
         dropped: set[str] = set()
         settings = self._become(layers, dropped)
@@ -274,8 +274,8 @@ class DeploymentConfig(FieldsOfFeatures):
         self._preset_notes = overridden_by_preset(layers, settings)
 
     def _become(
-        self, layers: list[list[Setting]], not_by_preset: Collection[str]
-    ) -> dict[str, Setting]:
+        self, layers: list[list[GivenValue]], not_by_preset: Collection[str]
+    ) -> dict[str, GivenValue]:
         schema = schema_of(type(self))
         settings = merge(layers, schema, not_by_preset)
         self.__setstate__(self.of_checked(nested(settings, schema)).__getstate__())
@@ -283,7 +283,7 @@ class DeploymentConfig(FieldsOfFeatures):
         return settings
 
     def _inapplicable(
-        self, layers: list[list[Setting]], settings: Mapping[str, Setting], dropped: set[str]
+        self, layers: list[list[GivenValue]], settings: Mapping[str, GivenValue], dropped: set[str]
     ) -> set[str]:
         """Return the keys that a preset set but that do not apply to this configuration.
 
@@ -325,7 +325,7 @@ class DeploymentConfig(FieldsOfFeatures):
         """Return the source of the value of a canonical key."""
         return self._source_of(key, self._settings.get(key))
 
-    def _source_of(self, key: str, setting: Setting | None) -> Source:
+    def _source_of(self, key: str, setting: GivenValue | None) -> Source:
         if setting is not None and setting.value == self.value(key):
             return setting.source
         if self.is_default(key):
@@ -483,12 +483,12 @@ class DeploymentConfig(FieldsOfFeatures):
         changed = [key for key in config.present_keys() if not config.is_default(key)]
         defaults = dict.fromkeys(changed, DEFAULT_SOURCE)  # of the version that has written this
         config._settings = {
-            key: Setting(key, config.value(key), source)
+            key: GivenValue(key, config.value(key), source)
             for key, source in {**defaults, **sources}.items()
         }
         return config
 
-    def changed(self, changes: list[Setting]) -> "DeploymentConfig":
+    def changed(self, changes: list[GivenValue]) -> "DeploymentConfig":
         """Return a copy with `changes` applied, each with its source.
 
         A preset among the changes replaces the previous preset, whose settings then no longer
@@ -499,7 +499,7 @@ class DeploymentConfig(FieldsOfFeatures):
                 message names their sources.
         """
         own = [
-            Setting(key, self.value(key), source)
+            GivenValue(key, self.value(key), source)
             for key, source in self.sources().items()
             if source.layer is not Layer.DEFAULT  # a default remains a default
         ]
@@ -514,7 +514,7 @@ class DeploymentConfig(FieldsOfFeatures):
     def came_from(self, key: str, place: str) -> None:
         """Record the source of the value that was assigned to a canonical key."""
         source = Source(Layer.KEYWORD, place)
-        self._settings = self._settings | {key: Setting(key, self.value(key), source)}
+        self._settings = self._settings | {key: GivenValue(key, self.value(key), source)}
 
     def know_models(self, names: Iterable[str]) -> None:
         """Register names that mean a model even if there is a folder with the same name."""
@@ -549,7 +549,7 @@ def _defaults(root: type[ConfigSection]) -> dict[str, object]:
     return {key: s.default is not None if s.is_switch else s.default for key, s in fields.items()}
 
 
-def _is_own_loops(setting: Setting) -> bool:
+def _is_own_loops(setting: GivenValue) -> bool:
     values = OWN_LOOP_ONLY.get(setting.key)
     return values is not None and (not values or setting.value in values)
 

@@ -47,7 +47,7 @@ DISK_NEEDED_BYTES = {"cpu": 4_000_000_000, "cuda": 12_000_000_000}
 
 
 @dataclass(frozen=True)
-class Part:
+class InstallationStep:
     """A step of the installation. It is complete if the environment's record maps `name` to
     `fingerprint`.
 
@@ -77,7 +77,7 @@ class Plan:
 
     root: Path
     folder: Path
-    parts: tuple[Part, ...]
+    parts: tuple[InstallationStep, ...]
     torch_build: TorchBuild
 
 
@@ -137,7 +137,7 @@ def make_plan(root: Path, options: argparse.Namespace) -> Plan:
     driver = nvidia_driver_present()
     build = _torch_build(driver, read_record(folder))
     base = _files_part(root, "base", *_base_files(options.colab))
-    parts = [Part("torch", f"{build} {torch_version(root)}"), base]
+    parts = [InstallationStep("torch", f"{build} {torch_version(root)}"), base]
     if options.without_torch:
         parts = [replace(base, left_out=NEED_TORCH)]
     if options.with_unsloth or (driver and not options.colab):
@@ -145,7 +145,7 @@ def make_plan(root: Path, options: argparse.Namespace) -> Plan:
     if options.with_dev:
         parts.append(_files_part(root, "dev", *_dev_files(options.colab)))
     metadata = [root / "pyproject.toml", *sorted(root.glob("*requirements*.txt"))]
-    parts.append(Part("temper", _hash(metadata)))
+    parts.append(InstallationStep("temper", _hash(metadata)))
     return Plan(root, folder, tuple(parts), build)
 
 
@@ -174,9 +174,9 @@ def _dev_files(colab: bool) -> tuple[str, ...]:
     return ("requirements-dev.txt",) if colab else ("requirements-dev.txt", *OPTIONAL_FILES)
 
 
-def _files_part(root: Path, name: str, *files: str, alone: bool = False) -> Part:
+def _files_part(root: Path, name: str, *files: str, alone: bool = False) -> InstallationStep:
     paths = tuple(root / file for file in files)
-    return Part(name, _hash(paths), paths, with_dependencies=not alone)
+    return InstallationStep(name, _hash(paths), paths, with_dependencies=not alone)
 
 
 def _hash(files: Sequence[Path]) -> str:
@@ -215,7 +215,7 @@ def is_ready(plan: Plan) -> bool:
     return in_place and not pending(plan, record)
 
 
-def pending(plan: Plan, record: dict[str, str]) -> list[Part]:
+def pending(plan: Plan, record: dict[str, str]) -> list[InstallationStep]:
     """Return the parts that are missing or outdated."""
     return [part for part in plan.parts if record.get(part.name) != part.fingerprint]
 
@@ -344,7 +344,7 @@ def is_whole(dist_info: Path) -> bool:
         return False
 
 
-def install_part(plan: Plan, part: Part, installer: Installer) -> None:
+def install_part(plan: Plan, part: InstallationStep, installer: Installer) -> None:
     """Install one part of the plan."""
     if part.name == "torch":
         install_torch(installer, torch_version(plan.root), plan.torch_build)
@@ -373,7 +373,7 @@ def remove_triton(folder: Path, installer: Installer) -> None:
         installer.uninstall(phrase("deployment.removing_triton"), "triton")
 
 
-def to_install(plan: Plan, part: Part) -> Sequence[Path]:
+def to_install(plan: Plan, part: InstallationStep) -> Sequence[Path]:
     """Return the requirement files to install for a part of the environment. If some of its
     packages are left out, they are merged into one file without these packages.
     """
@@ -425,7 +425,7 @@ def show_machine(plan: Plan) -> None:
     subprocess.run(command, stdout=sys.stderr, check=False)
 
 
-def _check_disk(plan: Plan, todo: list[Part]) -> None:
+def _check_disk(plan: Plan, todo: list[InstallationStep]) -> None:
     if not any(part.name == "torch" for part in todo):
         return
     free = shutil.disk_usage(plan.root).free

@@ -6,7 +6,7 @@ from typing import Any
 
 from infrastructure.backup.run_backup import place_options
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten
+from infrastructure.config.merging.precedence import GivenValue, Layer, Source, flatten
 from infrastructure.config.merging.presets import PRESET
 from infrastructure.config.process_wide import take_effect
 from infrastructure.config.schema import schema_of
@@ -125,7 +125,7 @@ def resume(
 def resume_with(
     name: str | None,
     output_dir: str,
-    changes: Collection[Setting] = (),
+    changes: Collection[GivenValue] = (),
     accept: Collection[str] = (),
     show_line: ShowLine = show,
 ) -> Summary:

@@ -14,7 +14,7 @@ from infrastructure.config.fingerprint import (
     kept_defaults,
     result_settings,
 )
-from infrastructure.config.merging.precedence import Layer, Setting, Source
+from infrastructure.config.merging.precedence import GivenValue, Layer, Source
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import CheckpointError, InputError, StorageError
 from infrastructure.core.messages import phrase
@@ -54,7 +54,7 @@ def configuration_of(run: RunDirectory, checkpoint: Path | None) -> DeploymentCo
     elif (store := Store(run.checkpoints)).root == checkpoint.parent.parent:
         settings = settings_in(store.read(checkpoint.stem).values) or recorded
     changed = [key for key in differing_keys(recorded, settings) if key in recorded]
-    return config.changed([Setting(key, settings[key], AS_IT_WENT_ON) for key in changed])
+    return config.changed([GivenValue(key, settings[key], AS_IT_WENT_ON) for key in changed])
 
 
 class RunToResume(NamedTuple):
@@ -68,10 +68,10 @@ class RunToResume(NamedTuple):
 def find_to_resume(
     name: str | None,
     output_dir: str,
-    changes: Collection[Setting],
+    changes: Collection[GivenValue],
     accept: Collection[str],
     show_line: Callable[[str], None],
-    place: Setting | None = None,
+    place: GivenValue | None = None,
 ) -> RunToResume:
     """Find the run that `name` refers to (see `find_run`), and repair its records. Loads no torch.
 
@@ -184,7 +184,7 @@ def as_begun(run: RunDirectory, config: DeploymentConfig) -> DeploymentConfig:
         return config
     if not kept:
         return config
-    return config.changed([Setting(key, value, AS_IT_BEGAN) for key, value in kept.items()])
+    return config.changed([GivenValue(key, value, AS_IT_BEGAN) for key, value in kept.items()])
 
 
 def backend_of(run: RunDirectory) -> "Backend | None":

@@ -17,7 +17,7 @@ Pair = tuple[MeasuredRow, MeasuredRow]
 
 
 @dataclass(frozen=True)
-class Difference:
+class MeasureDifference:
     """The difference of one measure, second model minus first, over the `num_rows` common rows.
 
     Attributes:
@@ -60,7 +60,7 @@ def paired(first: ModelRows, second: ModelRows) -> list[Pair]:
     ]
 
 
-def compare(first: ModelRows, second: ModelRows) -> dict[str, list[Difference]]:
+def compare(first: ModelRows, second: ModelRows) -> dict[str, list[MeasureDifference]]:
     """Return the difference of each measure for all common rows ("all"), then for each task.
 
     Means over tokens are compared only if both models have the same number of trained tokens in
@@ -81,7 +81,7 @@ def unlike_tokens(pairs: Sequence[Pair]) -> bool:
     )
 
 
-def _differences(pairs: Sequence[Pair]) -> list[Difference]:
+def _differences(pairs: Sequence[Pair]) -> list[MeasureDifference]:
     cannot = unlike_tokens(pairs)
     differing = (
         _difference(measure, pairs)
@@ -91,7 +91,7 @@ def _differences(pairs: Sequence[Pair]) -> list[Difference]:
     return [difference for difference in differing if difference is not None]
 
 
-def _difference(measure: str, pairs: Sequence[Pair]) -> Difference | None:
+def _difference(measure: str, pairs: Sequence[Pair]) -> MeasureDifference | None:
     if MEASURES[measure] is Of.ROWS:
         both = [(a, b) for a, b in pairs if measure in a.scores and measure in b.scores]
     else:
@@ -101,7 +101,7 @@ def _difference(measure: str, pairs: Sequence[Pair]) -> Difference | None:
     if len(sums_a) == 0 or math.isclose(counts.sum(), 0):
         return None
     mean_a, mean_b = (float(sums.sum() / counts.sum()) for sums in (sums_a, sums_b))
-    known = Difference(
+    known = MeasureDifference(
         measure, len(sums_a), mean_a, mean_b, paired_difference(sums_a, sums_b, counts)
     )
     if measure not in SHARES:

@@ -21,7 +21,7 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.files import write_json, write_text
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import is_installed
-from infrastructure.evaluation.comparison import Difference, compare, paired, unlike_tokens
+from infrastructure.evaluation.comparison import MeasureDifference, compare, paired, unlike_tokens
 from infrastructure.evaluation.evaluation_page import evaluation_page
 from infrastructure.evaluation.evaluation_tables import (
     difference_table,
@@ -216,7 +216,7 @@ def _notes_of(
 
 
 def _evaluation(
-    models: Sequence[ModelRows], compared: Mapping[str, Sequence[Difference]]
+    models: Sequence[ModelRows], compared: Mapping[str, Sequence[MeasureDifference]]
 ) -> Evaluation:
     first = models[0]
     scores = [_scores(model) for model in models]
@@ -255,7 +255,7 @@ def _lines(
     config: DeploymentConfig,
     evaluation: Evaluation,
     models: Sequence[ModelRows],
-    compared: Mapping[str, Sequence[Difference]],
+    compared: Mapping[str, Sequence[MeasureDifference]],
 ) -> list[str]:
     tables = []
     for model, name in zip(models, short_names([each.model for each in models]), strict=True):

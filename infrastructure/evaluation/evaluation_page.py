@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from infrastructure.core.messages import phrase
-from infrastructure.evaluation.comparison import Difference, paired
+from infrastructure.evaluation.comparison import MeasureDifference, paired
 from infrastructure.evaluation.evaluation_tables import (
     LABELS,
     difference_table,
@@ -13,7 +13,7 @@ from infrastructure.evaluation.evaluation_tables import (
     task_table,
 )
 from infrastructure.evaluation.generation import Answer
-from infrastructure.evaluation.rows import ALL, Measured, MeasuredRow, ModelRows, by_task
+from infrastructure.evaluation.rows import ALL, MeasuredRow, MeasuredRows, ModelRows, by_task
 from infrastructure.monitoring.drawing.formatting import blank, clip
 from infrastructure.monitoring.drawing.html import (
     MAX_TEXT_CHARACTERS,
@@ -30,7 +30,7 @@ MAX_SHOWN = 100
 def evaluation_page(
     data: str,
     models: Sequence[ModelRows],
-    compared: Mapping[str, Sequence[Difference]],
+    compared: Mapping[str, Sequence[MeasureDifference]],
     notes: Sequence[str] = (),
 ) -> str:
     """Return the whole page as HTML.
@@ -63,7 +63,9 @@ def evaluation_page(
     return page(f"{names} on {data} · Temper", head, *parts)
 
 
-def _comparison(compared: Mapping[str, Sequence[Difference]], names: Sequence[str]) -> Markup:
+def _comparison(
+    compared: Mapping[str, Sequence[MeasureDifference]], names: Sequence[str]
+) -> Markup:
     if not compared:
         return NOTHING
     headings, rows = difference_table(compared, (names[0], names[1]))
@@ -76,7 +78,7 @@ def _comparison(compared: Mapping[str, Sequence[Difference]], names: Sequence[st
 
 
 def _model_section(model: ModelRows, name: str) -> Markup:
-    measured: dict[str, dict[str, Measured]] = by_task(model)
+    measured: dict[str, dict[str, MeasuredRows]] = by_task(model)
     headings, rows = overall_table("", measured[ALL])
     parts: list[Markup] = [table(headings, rows, "numbers measures")] if rows else []
     by_names, of_tasks = task_table(measured, with_intervals=True)

@@ -13,9 +13,9 @@ from infrastructure.config.measures import (
     PERPLEXITY,
     TOKEN_ACCURACY,
 )
-from infrastructure.evaluation.comparison import Difference
+from infrastructure.evaluation.comparison import MeasureDifference
 from infrastructure.evaluation.intervals import Interval
-from infrastructure.evaluation.rows import ALL, Measured
+from infrastructure.evaluation.rows import ALL, MeasuredRows
 from infrastructure.monitoring.drawing.formatting import format_number, format_share
 from infrastructure.monitoring.records.run_list import BEGAN_AT
 
@@ -58,7 +58,7 @@ def last_name(model: str) -> str:
     return (path.parent if path.name == "final" else path).name or model
 
 
-def overall_table(title: str, measured: Mapping[str, Measured]) -> Table:
+def overall_table(title: str, measured: Mapping[str, MeasuredRows]) -> Table:
     """Return a table of each measure over all rows, with its interval."""
     rows = [
         [
@@ -72,7 +72,7 @@ def overall_table(title: str, measured: Mapping[str, Measured]) -> Table:
     return [title, "", "95 % interval", "rows"], rows
 
 
-def task_table(tables: Mapping[str, Mapping[str, Measured]], with_intervals: bool) -> Table:
+def task_table(tables: Mapping[str, Mapping[str, MeasuredRows]], with_intervals: bool) -> Table:
     """Return a table with a row for each task; empty if no row names a task.
 
     Args:
@@ -95,14 +95,16 @@ def task_table(tables: Mapping[str, Mapping[str, Measured]], with_intervals: boo
     return headings, rows
 
 
-def _cell(name: str, of: Measured | None, with_interval: bool) -> str:
+def _cell(name: str, of: MeasuredRows | None, with_interval: bool) -> str:
     if of is None:
         return "–"
     value = shown(name, of.interval.value)
     return f"{value} ({shown_range(name, of.interval)})" if with_interval else value
 
 
-def difference_table(compared: Mapping[str, Sequence[Difference]], names: tuple[str, str]) -> Table:
+def difference_table(
+    compared: Mapping[str, Sequence[MeasureDifference]], names: tuple[str, str]
+) -> Table:
     """Return a table of the differences, second model minus first, of each measure by task."""
     headings = ["measure", "rows", *names, "difference", "95 % interval", "verdict"]
     rows = []

@@ -191,7 +191,7 @@ class Expected:
     answers: list[list[int]]
     logits: list[torch.Tensor]
     tolerance: float
-    loading: "Loading"
+    loading: "PlainLoading"
 
     @classmethod
     def of(cls, trained: Trained) -> "Expected":
@@ -205,7 +205,7 @@ class Expected:
         tolerance = HALF_TOLERANCE if is_half else PLAIN_TOLERANCE
         # Keep no reference to the model, whose memory may be needed.
         kept = replace(trained, model=None)
-        return cls(kept, answers, logits, tolerance, Loading.like(model))
+        return cls(kept, answers, logits, tolerance, PlainLoading.like(model))
 
     def compare(self, folder: Path, tolerance: float = 0.0) -> int:
         """Ask the model in `folder` the same questions, and compare its answers.
@@ -399,7 +399,7 @@ def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class Loading:
+class PlainLoading:
     """The options for loading a saved model with only transformers and PEFT, as its card describes.
 
     Attributes:
@@ -414,7 +414,7 @@ class Loading:
     of_base: dict[str, Any]
 
     @classmethod
-    def like(cls, model: Any) -> "Loading":
+    def like(cls, model: Any) -> "PlainLoading":
         """Return options that load a model with the device, attention and format of `model`."""
         inner: Any = inner_model(model)
         weights = next(p for p in inner.parameters() if p.is_floating_point())

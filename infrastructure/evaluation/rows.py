@@ -200,14 +200,14 @@ def _answer(
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRows:
     """One measured number with its interval, and the number of rows it covers."""
 
     interval: Interval
     num_rows: int
 
 
-def by_task(model: ModelRows) -> dict[str, dict[str, Measured]]:
+def by_task(model: ModelRows) -> dict[str, dict[str, MeasuredRows]]:
     """Return task → measure → value, with "all" for all rows. Empty measures are left out."""
     groups = {ALL: model.rows}
     groups |= {task: [row for row in model.rows if row.task == task] for task in model.tasks}
@@ -217,17 +217,17 @@ def by_task(model: ModelRows) -> dict[str, dict[str, Measured]]:
     }
 
 
-def measured(rows: Sequence[MeasuredRow], measure: str) -> Measured | None:
+def measured(rows: Sequence[MeasuredRow], measure: str) -> MeasuredRows | None:
     """Return the mean of one measure over the rows with its interval; None if no row has it."""
     sums, counts = sums_of(rows, measure)
     if len(sums) == 0:
         return None
     if measure in SHARES:
-        return Measured(wilson(int(sums.sum()), len(sums)), len(sums))
+        return MeasuredRows(wilson(int(sums.sum()), len(sums)), len(sums))
     interval = bootstrap(sums, counts)
     if measure == PERPLEXITY:
         interval = Interval(*map(perplexity, astuple(interval)))
-    return Measured(interval, len(sums))
+    return MeasuredRows(interval, len(sums))
 
 
 def sums_of(rows: Sequence[MeasuredRow], measure: str) -> tuple[Floats, Floats]:

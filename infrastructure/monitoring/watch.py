@@ -20,7 +20,7 @@ from infrastructure.monitoring.drawing.downsampling import Points
 from infrastructure.monitoring.drawing.formatting import printable
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_reader import FINISHED
-from infrastructure.monitoring.records.run_view import Alert, Headline, RunView, view_of
+from infrastructure.monitoring.records.run_view import Headline, RecordedAlert, RunView, view_of
 from infrastructure.monitoring.records.status_text import STATE_WORDS
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -210,5 +210,5 @@ def messages(view: RunView) -> list[tuple[str, str]]:
     return lines + [(error["text"], "yellow") for error in view["errors"][-MAX_MESSAGES:]]
 
 
-def _style_of(alert: Alert) -> str:
+def _style_of(alert: RecordedAlert) -> str:
     return "dim" if alert["is_over"] else SEVERITY_STYLES.get(alert["severity"], "yellow")

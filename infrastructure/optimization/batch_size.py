@@ -153,7 +153,8 @@ class BatchSizeSearch:
         before = list(self._speeds.values())[:-SLOWER_IN_A_ROW]
         if before and max(recent) < STILL_FASTER * max(before):
             return phrase("optimization.larger_not_faster")
-        return f"{seconds:.0f} s were spent" if best and seconds > SECONDS else ""
+        is_over = bool(best) and seconds > SECONDS
+        return phrase("optimization.measured_long_enough", seconds=seconds) if is_over else ""
 
     def _fastest(self, started: float, beside: int | None) -> int:
         """Return the fastest size, after measuring the best sizes again in turns.

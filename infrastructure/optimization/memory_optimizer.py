@@ -81,15 +81,17 @@ class MemoryOptimizer:
         is given. Every option of DataLoader can be given and takes precedence.
         """
         has_length = not isinstance(dataset, IterableDataset)
-        if has_length and "sampler" not in options and "batch_sampler" not in options:
+        has_batches = options.get("batch_sampler") is not None
+        if has_length and options.get("sampler") is None and not has_batches:
             options.setdefault("shuffle", True)
         cores, info = processor().num_cores, read_memory()
         affordable = int(max(0.0, self._spare_bytes(info)) // (2 * info.process_bytes))
         is_small = cores <= 2 or (has_length and len(dataset) < 10 * BATCH_SIZE)
         num_workers = 0 if is_small else min(MAX_WORKERS, cores - 1, affordable)
         on_gpu = torch.cuda.is_available()
-        defaults = {"batch_size": BATCH_SIZE, "num_workers": num_workers, "pin_memory": on_gpu}
-        return DataLoader(dataset, **{**defaults, **options})
+        if not has_batches:
+            options.setdefault("batch_size", BATCH_SIZE)
+        return DataLoader(dataset, **{"num_workers": num_workers, "pin_memory": on_gpu, **options})
 
     @contextmanager
     def memory_profiler(self, name: str) -> Iterator[MemoryProfile]:

@@ -35,8 +35,11 @@ class Recommendation:
 
     def __str__(self) -> str:
         if self.saves_bytes is None:
-            return f"{self.change} saves activations; {self.costs}"
-        return f"{self.change} saves {self.saves_bytes / MIB:.0f} MiB; {self.costs}"
+            saved = phrase("optimization.activations")
+        else:
+            saved = f"{self.saves_bytes / MIB:.0f} MiB"
+        about = {"change": self.change, "saved": saved, "costs": self.costs}
+        return phrase("optimization.change_saves", **about)
 
 
 def fixed_bytes(model: torch.nn.Module) -> int:

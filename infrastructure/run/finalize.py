@@ -27,7 +27,7 @@ from infrastructure.run.summary_text import paths_of
 log = logging.getLogger(__name__)
 
 
-class Progress(Protocol):
+class RunProgress(Protocol):
     """The progress of a run. `TrainingState` has the same fields."""
 
     step: int
@@ -42,7 +42,7 @@ class Progress(Protocol):
 
 def summary_of(
     run: RunDirectory,
-    progress: Progress,
+    progress: RunProgress,
     seconds: float,
     *,
     is_finished: bool,

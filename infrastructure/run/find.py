@@ -143,7 +143,7 @@ def _of_these_settings(
                 log.warning(phrase("run.unreadable_run_skipped", run=run.run_id, error=error))
                 continue
         now = settings_now(run, recorded)
-        loaded_by = Loading(recorded.get(BACKEND), backend_taken(now))
+        loaded_by = ModelLibrary(recorded.get(BACKEND), backend_taken(now))
         trains_this = any(
             is_same(was, wanted_beside(began, config), accepted, loaded_by)
             for was in (recorded, now)
@@ -163,7 +163,7 @@ def has_other_settings(run: RunDirectory, config: DeploymentConfig) -> bool:
         began = run.read_configuration()
         recorded = result_settings(began)
     now = settings_now(run, recorded)
-    loaded_by = Loading(recorded.get(BACKEND), backend_taken(now))
+    loaded_by = ModelLibrary(recorded.get(BACKEND), backend_taken(now))
     return bool(now) and any(_differing(now, wanted_beside(began, config), loaded_by))
 
 
@@ -187,7 +187,7 @@ def unfinished_beside(config: DeploymentConfig) -> tuple[RunDirectory, list[str]
         configured = recorded.get(BACKEND)
         recorded = dict(settings_now(run, recorded))
         wanted = wanted_beside(began, config)
-        loaded_by = Loading(configured, backend_taken(recorded))
+        loaded_by = ModelLibrary(configured, backend_taken(recorded))
         differing = [*_differing(recorded, wanted, loaded_by)]
         if differing and not {MODEL, DATA} & {*differing}:
             both = ((key, recorded.get(key), wanted.get(key)) for key in differing)
@@ -213,7 +213,7 @@ def wanted_beside(began: DeploymentConfig | None, config: DeploymentConfig) -> M
 
 
 @dataclass(frozen=True)
-class Loading:
+class ModelLibrary:
     """The library that loads the model of a run.
 
     Attributes:
@@ -242,19 +242,19 @@ def is_same(
     recorded: Mapping[str, object],
     wanted: Mapping[str, object],
     accepted: Collection[str],
-    loaded_by: Loading | None = None,
+    loaded_by: ModelLibrary | None = None,
 ) -> bool:
     """Return whether two sets of settings are equal, except for settings that `accepted` names.
 
     Args:
         loaded_by: the library that loads the model of the run, or None if only `recorded` is known.
     """
-    loaded_by = loaded_by or Loading(None, backend_taken(recorded))
+    loaded_by = loaded_by or ModelLibrary(None, backend_taken(recorded))
     return all(shown_name(key) in accepted for key in _differing(recorded, wanted, loaded_by))
 
 
 def _differing(
-    recorded: Mapping[str, object], wanted: Mapping[str, object], loaded_by: Loading
+    recorded: Mapping[str, object], wanted: Mapping[str, object], loaded_by: ModelLibrary
 ) -> Iterator[str]:
     """Yield the keys of the settings that differ; `model.backend` only if the difference
     matters.

@@ -201,13 +201,8 @@ def check_learning(subject: Subject) -> CheckResult:
     for rate in (highest, highest / 10, highest / 100):
         before, after = _loss_around(subject, rate)
         numbers = {"loss_before": before, "loss_after": after, "learning_rate": rate}
-        change = phrase(
-            "testing.loss_change",
-            num_steps=NUM_LEARNING_STEPS,
-            rate=rate,
-            before=before,
-        )
-        text = f"{change} to {after:.6g}"
+        about = {"num_steps": NUM_LEARNING_STEPS, "rate": rate}
+        text = phrase("testing.loss_change", before=before, after=after, **about)
         if math.isfinite(after) and before - after > visible * abs(before):
             return CheckResult("learning", "pass", text, "", "integration", numbers)
     if math.isfinite(after) and after - before <= visible * abs(before):

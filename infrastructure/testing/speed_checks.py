@@ -47,7 +47,7 @@ class Measurement(TypedDict):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SpeedComparison:
     """A time measured now, relative to the baseline.
 
     Attributes:
@@ -103,7 +103,7 @@ def _is_list_of_measurements(value: object) -> TypeGuard[list[Measurement]]:
     )
 
 
-def compare(earlier: list[Numbers], numbers: Numbers) -> list[Comparison]:
+def compare(earlier: list[Numbers], numbers: Numbers) -> list[SpeedComparison]:
     """Compare each time in `numbers` with its earlier values; times without earlier values are left
     out.
     """
@@ -115,7 +115,7 @@ def compare(earlier: list[Numbers], numbers: Numbers) -> list[Comparison]:
         middle = statistics.median(before)
         apart = statistics.median(abs(one - middle) for one in before) / middle
         chance = max(MIN_SLOWDOWN, NUM_DEVIATIONS * TO_STANDARD_DEVIATION * apart)
-        comparisons.append(Comparison(name, middle, value / middle, 1 + chance))
+        comparisons.append(SpeedComparison(name, middle, value / middle, 1 + chance))
     return comparisons
 
 
@@ -164,11 +164,11 @@ def check_speed(subject: Subject, *, rebaseline: bool = False) -> CheckResult:
     return CheckResult("speed", "pass", text, "", "performance", shown)
 
 
-def _slower(earlier: list[dict[str, float]], numbers: dict[str, float]) -> list[Comparison]:
+def _slower(earlier: list[dict[str, float]], numbers: dict[str, float]) -> list[SpeedComparison]:
     return [c for c in compare(earlier, numbers) if c.is_slower]
 
 
-def _described(slower: list[Comparison]) -> str:
+def _described(slower: list[SpeedComparison]) -> str:
     parts = [
         phrase(
             "testing.measure_slower",

@@ -18,7 +18,7 @@ from infrastructure.backup.run_backup import STATUS_FILE
 from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.commands.main import main
 from infrastructure.commands.resume import resume
-from infrastructure.config.merging.precedence import Layer, Setting, Source
+from infrastructure.config.merging.precedence import GivenValue, Layer, Source
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.exit_codes import ExitCode
@@ -514,7 +514,7 @@ def test_a_run_that_is_not_here_is_gone_on_with_from_its_place(
 
 
 def test_a_version_of_a_run_that_is_not_here_comes_back(run: Path, place: Path) -> None:
-    at = Setting("backup.place", str(place), Source(Layer.FLAG, "--backup-place"))
+    at = GivenValue("backup.place", str(place), Source(Layer.FLAG, "--backup-place"))
 
     def find(name: str) -> tuple[Path, int]:
         shutil.rmtree(run.parent, ignore_errors=True)

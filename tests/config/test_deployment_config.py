@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.merging.precedence import Layer, Setting, Source
+from infrastructure.config.merging.precedence import GivenValue, Layer, Source
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.config.sources.load import load_config
@@ -228,7 +228,7 @@ def test_several_gpus_may_be_named(num_processes: int | str) -> None:
 def test_a_changed_copy_knows_where_each_value_was_set() -> None:
     config = DeploymentConfig(batch_size=4, checkpoint_interval=2)
     place = Source(Layer.FLAG, "--checkpoint-frequency")
-    changed = config.changed([Setting("training.checkpoint_frequency", 7, place)])
+    changed = config.changed([GivenValue("training.checkpoint_frequency", 7, place)])
     assert (changed.batch_size, changed.checkpoint_interval) == (4, None)
     assert changed.training.checkpoint_frequency == 7
     assert changed.source("training.checkpoint_frequency") == place
@@ -240,7 +240,7 @@ def test_a_changed_copy_knows_where_each_value_was_set() -> None:
 def test_in_a_changed_copy_what_nobody_gave_is_still_not_given() -> None:
     config = DeploymentConfig(batch_size="auto")
     place = Source(Layer.FORM, "form")
-    changed = config.changed([Setting("training.seed", 7, place)])
+    changed = config.changed([GivenValue("training.seed", 7, place)])
     same = DeploymentConfig(**{"batch_size": "auto", "training.seed": 7})
     assert changed.model_dump() == same.model_dump()
     assert changed.training.model_fields_set == same.training.model_fields_set
@@ -272,7 +272,9 @@ def test_a_changed_copy_keeps_what_was_noted_of_the_first(
     config.note("once")
     config.note("once")
     before = config.notes()
-    changed = config.changed([Setting("model.name", "tactical_mappo", Source(Layer.FLAG, "--m"))])
+    changed = config.changed(
+        [GivenValue("model.name", "tactical_mappo", Source(Layer.FLAG, "--m"))]
+    )
     assert [note for note in before if note in changed.notes()] == before
     assert [changed.notes().count(note) for note in ("of the environment", "once")] == [1, 1]
     assert changed.to_dict()["values"]["model"]["name"] == "tactical_mappo"

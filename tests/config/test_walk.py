@@ -11,7 +11,7 @@ import pytest
 
 import infrastructure
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.merging.precedence import Setting
+from infrastructure.config.merging.precedence import GivenValue
 from infrastructure.config.sources.load import load_config
 
 FOLDER = Path(infrastructure.__file__).parent / "config"
@@ -22,7 +22,7 @@ def holds(thing: Any) -> bool:
     """Whether something handed to a function is the option, or settings with it among them."""
     if isinstance(thing, str | int):
         return str(thing) == str(VALUE) or str(thing).endswith("gradient_accumulation")
-    if isinstance(thing, Setting):
+    if isinstance(thing, GivenValue):
         return holds(thing.value)
     if isinstance(thing, dict):
         return any(map(holds, thing.values()))

@@ -16,7 +16,7 @@ import pytest
 from infrastructure.commands.train import detach
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import result_settings
-from infrastructure.config.merging.precedence import Layer, Setting, Source
+from infrastructure.config.merging.precedence import GivenValue, Layer, Source
 from infrastructure.core.errors import RunFailedError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.deployment import detached
@@ -107,7 +107,9 @@ def test_what_cannot_be_trained_is_reported_with_the_exit_code_of_the_command(
 def test_a_configuration_arrives_whole_with_its_origins_and_no_secret_lies_on_the_disk(
     tmp_path: Path,
 ) -> None:
-    place = Setting("backup.place", "s3://me:Pa55word-of-mine@bucket", Source(Layer.KEYWORD, "me"))
+    place = GivenValue(
+        "backup.place", "s3://me:Pa55word-of-mine@bucket", Source(Layer.KEYWORD, "me")
+    )
     config = small_config(tmp_path).changed([place])
     config.enable_backups = False
     config.data.path = str(tmp_path / "nothing.jsonl")

@@ -9,18 +9,23 @@ from typing import Any
 
 import pytest
 
+from infrastructure.backup.format.store import Store
 from infrastructure.commands.resume import resume
 from infrastructure.commands.train import train
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.merging.precedence import Layer, Setting, Source
+from infrastructure.core.checksums import write_record
 from infrastructure.core.errors import CheckpointError
 from infrastructure.data.readers.sources import data_files_hash
 from infrastructure.deployment import resuming
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.resuming import (
+    RunToResume,
     as_begun,
     commit_of_base,
     describe_differences,
     explain,
+    find_to_resume,
     refuse_changed,
 )
 from infrastructure.run.compatibility import Difference, Verdict
@@ -362,6 +367,35 @@ def test_a_finished_run_is_refused_where_what_decides_its_result_is_another(tmp_
     refusal = str(raised.value)
     assert "deployment.finished_run_settings_changed(" in refusal
     assert "names=seed,batch_size" in refusal or "names=batch_size,seed" in refusal
+
+
+@pytest.mark.parametrize("accept", [[], ["learning_rate"]])
+@pytest.mark.parametrize("version", ["", "@3"])
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_finished_run_goes_on_with_other_settings_only_where_they_are_accepted(
+    tmp_path: Path, is_finished: bool, version: str, accept: list[str]
+) -> None:
+    run = RunDirectory(tmp_path / "runs/20260101-000000-one-0000")
+    run.final.mkdir(parents=True)
+    write_record(run.run_file, {"configuration": DeploymentConfig(learning_rate=0.1).to_dict()})
+    write_record(run.summary_file, {"status": "finished" if is_finished else "stopped"})
+    store = Store(run.checkpoints)
+    store.prepare()
+    name = store.commit({}, {}, step=3)
+    change = Setting("training.learning_rate", 0.2, Source(Layer.FLAG, "--learning-rate"))
+
+    def find() -> RunToResume:
+        given = run.run_id + version
+        return find_to_resume(given, str(tmp_path / "runs"), [change], accept, lambda line: None)
+
+    if is_finished and not version and not accept:
+        with pytest.raises(CheckpointError, match=r"finished_run_settings_changed"):
+            find()
+        return
+    found = find()
+    assert found.run.path == run.path
+    assert found.checkpoint == (store.manifest_path(name) if version else None)
+    assert found.config.training.learning_rate == 0.2
 
 
 def test_a_run_keeps_the_defaults_of_the_version_in_which_it_began(tmp_path: Path) -> None:

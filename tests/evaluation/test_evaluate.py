@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.measures import F1
-from infrastructure.config.merging.precedence import Layer, Setting, Source
+from infrastructure.config.merging.precedence import GivenValue, Layer, Source
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
@@ -21,7 +21,7 @@ from infrastructure.core.console import Count
 from infrastructure.data.data_pipeline import DataPipeline
 from infrastructure.data.store.examples import GenerationPrompt
 from infrastructure.evaluation import evaluate, run_settings
-from infrastructure.evaluation.comparison import Difference
+from infrastructure.evaluation.comparison import MeasureDifference
 from infrastructure.evaluation.evaluate import (
     _notes_of,
     measure_model,
@@ -235,8 +235,8 @@ def test_two_models_are_compared_on_the_same_rows(
 
 
 def test_what_decides_a_verdict_does_not_look_like_zero() -> None:
-    surely = Difference(F1, 60, 0.0, 0.002, Interval(0.002, 0.00029, 0.004))
-    perhaps = Difference(F1, 60, 0.0, 0.001, Interval(0.001, 0.0, 0.002))
+    surely = MeasureDifference(F1, 60, 0.0, 0.002, Interval(0.002, 0.00029, 0.004))
+    perhaps = MeasureDifference(F1, 60, 0.0, 0.001, Interval(0.001, 0.0, 0.002))
     _, rows = difference_table({"all": [surely, perhaps]}, ("first", "second"))
     by_chance = replace(surely, chance=0.07)  # by McNemar's test
     assert by_chance.verdict == "no clear difference"
@@ -369,7 +369,7 @@ def test_a_base_that_the_run_quantised_is_quantised_unless_another_is_given(
     monkeypatch.setattr(evaluate, "quantization_of_run", lambda path: "4bit")
     for more in ({}, {"model.quantization": None}, {"model.quantization": "8bit"}):
         config = measuring(saved_llama, rows, tmp_path)
-        settings = [Setting(key, value, Source(Layer.FLAG, "a")) for key, value in more.items()]
+        settings = [GivenValue(key, value, Source(Layer.FLAG, "a")) for key, value in more.items()]
         with pytest.raises(ValueError, match="far enough"):
             measure_model(config.changed(settings))
     assert kinds == ["4bit", None, "8bit"]

@@ -1,5 +1,6 @@
 """Greedy answers: batches, padding and stopping do not change them."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +47,30 @@ def test_answers_come_in_the_order_of_the_questions_whatever_the_batch(
     assert together == alone
     assert counts == [(0, len(QUESTIONS)), (3, len(QUESTIONS))]
     assert len(set(together)) > 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_afterwards_the_generation_configuration_is_the_models_own(
+    loaded: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """It is saved with the model, so settings that only measuring leaves out must be there."""
+    model, tokenizer = loaded
+    own, written = model.generation_config, model.generate
+    monkeypatch.setattr(own, "repetition_penalty", 1.3)
+    seen: list[Any] = []
+
+    def generate(**given: Any) -> Any:
+        seen.append(model.generation_config)
+        if fails:
+            raise RuntimeError("planted")
+        return written(**given)
+
+    monkeypatch.setattr(model, "generate", generate)
+    with pytest.raises(RuntimeError, match="planted") if fails else nullcontext():
+        generate_answers(model, tokenizer, QUESTIONS[:1], [2])
+    assert model.generation_config is own
+    assert seen[0].repetition_penalty != 1.3
+    assert seen[0].pad_token_id == own.pad_token_id
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infrastructure.backup.format.store import Store
-from infrastructure.backup.repair.run_files_repair import Kind, kind_of
+from infrastructure.backup.repair.run_files_repair import FileKind, kind_of
 from infrastructure.core.checksums import damaged_files, read_record
 from infrastructure.core.errors import CheckpointError, DamagedFileError
 from infrastructure.core.messages import CODES, WORDS
@@ -188,7 +188,9 @@ def is_sound(trial: Trial, folder: Path, run: Path, intact: bytes) -> bool:
     kind = kind_of(path.relative_to(run).as_posix())
     if path.name in ("metrics.jsonl", "metrics.csv"):
         return True  # the losses are those of the undisturbed run
-    return kind in (Kind.LINES, Kind.LIST, Kind.RECORD) and found.startswith(intact[:-4])
+    return kind in (FileKind.LINES, FileKind.LIST, FileKind.RECORD) and found.startswith(
+        intact[:-4]
+    )
 
 
 def _is_record(path: Path) -> bool:

@@ -685,10 +685,12 @@ def test_r14_what_somebody_gives_is_still_refused() -> None:
 
 
 def test_r14_the_same_holds_after_a_change() -> None:
-    from infrastructure.config.merging.precedence import Layer, Setting, Source
+    from infrastructure.config.merging.precedence import GivenValue, Layer, Source
 
     source = Source(Layer.KEYWORD, "keyword model.name")
-    changed = DeploymentConfig(preset="ci").changed([Setting("model.name", "some/model", source)])
+    changed = DeploymentConfig(preset="ci").changed(
+        [GivenValue("model.name", "some/model", source)]
+    )
     assert changed.problems() == []
     assert changed.training.max_steps == PRESETS["ci"].settings["training.max_steps"]
 

@@ -13,7 +13,7 @@ from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.elsewhere import SAME
 from infrastructure.config.field_help import plain
-from infrastructure.config.merging.precedence import Layer, Setting, Source
+from infrastructure.config.merging.precedence import GivenValue, Layer, Source
 from infrastructure.config.sources.load import load_config
 from infrastructure.config.sources.spelling import as_flag
 from infrastructure.deployment.deploy_training import TrainingDeployment
@@ -228,7 +228,7 @@ def test_f21_a_longer_training_is_not_refused_for_what_follows_from_its_length(
         run = run_folder(settings)
         steps = len(losses(run))
         (key, value), *_ = after.items()
-        change = Setting(f"training.{key}", value, Source(Layer.FLAG, key))
+        change = GivenValue(f"training.{key}", value, Source(Layer.FLAG, key))
         chosen = find_to_resume(run.name, str(run.parent), [change], [accepted], print)
         resume_run(chosen, [accepted], print)
         assert len(losses(run)) > steps
@@ -242,7 +242,7 @@ def test_f20_a_change_without_a_step_left_is_named_and_not_recorded(tmp_path: Pa
     trained = model_bytes(run / "final")
     lines: list[str] = []
     changes = [
-        Setting(f"training.{key}", value, Source(Layer.FLAG, key))
+        GivenValue(f"training.{key}", value, Source(Layer.FLAG, key))
         for key, value in (("learning_rate", 1e-4), ("num_epochs", 1))
     ]
     chosen = find_to_resume(run.name, str(run.parent), changes, ["learning_rate"], print)

@@ -430,7 +430,7 @@ def test_r1_a_run_whose_saved_model_differs_is_not_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = save_base(tmp_path / "base", "llama")
-    save = plain_reading.Loading.read
+    save = plain_reading.PlainLoading.read
 
     def another(self: Any, folder: Path) -> Any:
         model, tokenizer = save(self, folder)
@@ -438,7 +438,7 @@ def test_r1_a_run_whose_saved_model_differs_is_not_finished(
             model.model.norm.weight.neg_()
         return model, tokenizer
 
-    monkeypatch.setattr(plain_reading.Loading, "read", another)
+    monkeypatch.setattr(plain_reading.PlainLoading, "read", another)
     with pytest.raises(CheckpointError, match=r"evaluation\.saved_model_differs"):
         train(tmp_path, base, "full", max_steps=3)
     with pytest.raises(CheckpointError, match=r"evaluation\.saved_model_differs"):

@@ -137,6 +137,28 @@ def test_a_lora_on_a_base_that_is_nowhere_else(
     assert torch.equal(logits(plain, input_ids), expected)
 
 
+def test_the_base_beside_a_lora_has_its_own_weights_and_no_others(
+    tmp_path: Path, input_ids: torch.Tensor
+) -> None:
+    """Of a Trainer, PEFT may train copies of whole modules, which belong to the adapter."""
+    import peft
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    base = LlamaForCausalLM(LlamaConfig(vocab_size=300, intermediate_size=48, **sizes))
+    own = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    settings = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    model = peft.get_peft_model(base, settings)
+    train_a_little(model)
+    save_model(model, None, tmp_path / "final")
+    written = load_file(tmp_path / "final/base/model.safetensors")
+    assert written.keys() == own.keys()
+    assert all(torch.equal(written[name], own[name]) for name in own)
+    assert torch.equal(
+        logits(loaded_by_card(tmp_path / "final"), input_ids), logits(model, input_ids)
+    )
+
+
 def test_a_tokenizer_is_written_the_same_wherever_it_was_loaded_from(
     llama_folder: Path, tmp_path: Path
 ) -> None:

@@ -146,6 +146,13 @@ def test_options_that_are_given_hold() -> None:
     assert [batch[0].shape[0] for batch in loader] == [2, 2]
 
 
+def test_batches_that_the_user_has_drawn_up_are_loaded_as_they_are() -> None:
+    loader = create_memory_optimizer().create_memory_efficient_dataloader(
+        TensorDataset(torch.arange(4)), batch_sampler=[[3, 0], [2]]
+    )
+    assert [batch[0].tolist() for batch in loader] == [[3, 0], [2]]
+
+
 def test_memory_is_released_above_the_share_only() -> None:
     assert create_memory_optimizer(max_memory_percent=100.0).release_if_needed() is False
     assert create_memory_optimizer(max_memory_percent=0.001).release_if_needed() is True

@@ -209,6 +209,7 @@ def test_a_base_that_all_steps_have_overwritten_is_not_compared() -> None:
         (FACTS, with_settings(**{"model.embedded.num_layers": 5}), "num_layers"),
         (FACTS, with_settings(**{"model.lora_config": True}), "lora_config"),
         (changed(precision="fp16"), FACTS, "precision"),
+        (FACTS, changed(precision="fp16"), "precision"),
     ],
 )
 def test_what_has_no_place_in_the_checkpoint_cannot_be_accepted(

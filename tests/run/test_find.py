@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import BACKEND
 from infrastructure.core.checksums import write_record
@@ -18,9 +19,10 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.find import (
     BEGINNING,
     Beginning,
-    Loading,
+    ModelLibrary,
     is_same,
     newest_of_this_purpose,
+    settings_now,
 )
 from tests.deployment.runs import ROOT, runs_of, small_config
 from tests.forks import forked_python
@@ -142,7 +144,7 @@ def test_another_library_is_another_training(
 ) -> None:
     monkeypatch.setattr(find, "is_installed", lambda package: False)
     recorded = {BACKEND: taken if configured == "unsloth" or taken == "unsloth" else "auto"}
-    assert is_same(recorded, {BACKEND: wanted}, [], Loading(configured, taken)) is same
+    assert is_same(recorded, {BACKEND: wanted}, [], ModelLibrary(configured, taken)) is same
     if configured is None:
         assert is_same(recorded, {BACKEND: wanted}, []) is same
 
@@ -153,7 +155,7 @@ def test_auto_may_take_unsloth_where_it_is_installed_and_a_gpu_is_there(
     monkeypatch.setattr(find, "is_installed", lambda package: package == "unsloth")
     for is_without_gpu in (True, False):
         monkeypatch.setattr(find, "has_no_gpu", lambda answer=is_without_gpu: answer)
-        assert Loading("transformers", "transformers").is_same("auto") is is_without_gpu
+        assert ModelLibrary("transformers", "transformers").is_same("auto") is is_without_gpu
 
 
 def finished_run(folder: Path, config: DeploymentConfig, recoveries: list[str]) -> RunDirectory:
@@ -197,3 +199,18 @@ def test_a_run_that_was_begun_with_unsloth_is_not_that_of_the_plain_command(
     finished_run(tmp_path, by_unsloth, [])
     assert newest_of_this_purpose(DeploymentConfig(**output), []) is None
     assert newest_of_this_purpose(by_unsloth, []) is not None
+
+
+def test_a_damaged_checkpoint_leaves_the_settings_of_the_one_before(tmp_path: Path) -> None:
+    """A setting was changed and accepted at step 1; the checkpoint at step 2 is damaged."""
+    run = finished_run(tmp_path, DeploymentConfig(), [])
+    store = Store(run.checkpoints)
+    store.prepare()
+    began: dict[str, object] = {"seed": 1}
+    for step in (1, 2):
+        store.commit({}, {"identity": {"settings": {"seed": 2 + step}}}, step=step)
+    assert settings_now(run, began) == {"seed": 4}
+    store.manifest_path(store.versions()[0]).write_text("{")
+    assert settings_now(run, began) == {"seed": 3}
+    store.manifest_path(store.versions()[1]).write_text("{")
+    assert settings_now(run, began) == began

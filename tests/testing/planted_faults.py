@@ -340,6 +340,29 @@ def a_group_has_no_learning_rate(trainer: Any) -> None:
     trainer.strategy.parameter_groups = groups
 
 
+def the_optimizer_has_a_tensor_twice(trainer: Any) -> None:
+    given = trainer.strategy.create_optimizer
+
+    def create(model: torch.nn.Module, rate: float) -> Any:
+        optimizer = given(model, rate)
+        optimizer.param_groups[0]["params"].append(optimizer.param_groups[0]["params"][0])
+        return optimizer
+
+    trainer.strategy.create_optimizer = create
+
+
+def the_optimizer_has_a_frozen_tensor(trainer: Any) -> None:
+    """It was frozen after the optimizer was made."""
+    given = trainer.strategy.create_optimizer
+
+    def create(model: torch.nn.Module, rate: float) -> Any:
+        optimizer = given(model, rate)
+        next(model.parameters()).requires_grad_(False)
+        return optimizer
+
+    trainer.strategy.create_optimizer = create
+
+
 def the_optimizer_has_a_copy(trainer: Any) -> None:
     """The optimizer was made before the model was copied."""
     given = trainer.strategy.parameter_groups
@@ -481,6 +504,8 @@ FAULTS: Sequence[Fault] = (
     Fault("a step changes the base", the_base_is_changed_in_a_step, "steps", lora=True),
     Fault("the optimizer lacks a tensor", the_optimizer_forgets_a_layer, "optimizer"),
     Fault("a group without a rate", a_group_has_no_learning_rate, "optimizer"),
+    Fault("a tensor is in the optimizer twice", the_optimizer_has_a_tensor_twice, "optimizer"),
+    Fault("a frozen tensor is in it", the_optimizer_has_a_frozen_tensor, "optimizer"),
     Fault("the optimizer has copies", the_optimizer_has_a_copy, "optimizer"),
     Fault("a layer is put back", a_layer_is_put_back, "steps"),
     Fault("uphill", uphill, "learning"),

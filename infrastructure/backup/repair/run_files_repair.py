@@ -43,7 +43,7 @@ _SEALED = re.compile(
 _FOLDERS = ("*", "tokenizer/*", "tensorboard/*", "logs/*/*", MODEL_SUMS)
 
 
-class Kind(Enum):
+class FileKind(Enum):
     """The ways in which a run writes its files."""
 
     RECORD = auto()  # a JSON object with its checksum, replaced as a whole
@@ -54,14 +54,14 @@ class Kind(Enum):
     EVENTS = auto()  # bytes that are added
 
 
-def kind_of(path: str) -> Kind:
+def kind_of(path: str) -> FileKind:
     """Return the way in which a run writes the file `path`."""
     if path == "checks.json":
-        return Kind.LIST
+        return FileKind.LIST
     if path.startswith("tokenizer/") or path == "quarantine.jsonl":
-        return Kind.ONCE
-    kinds = {".json": Kind.RECORD, ".jsonl": Kind.LINES, ".csv": Kind.TABLE}
-    return kinds.get(Path(path).suffix, Kind.EVENTS)
+        return FileKind.ONCE
+    kinds = {".json": FileKind.RECORD, ".jsonl": FileKind.LINES, ".csv": FileKind.TABLE}
+    return kinds.get(Path(path).suffix, FileKind.EVENTS)
 
 
 def seal_of(directory: Path) -> dict[str, str]:
@@ -189,7 +189,7 @@ class RunFileRepair:
                 try:
                     pieces = {name: bytes(t.data) for name, t in store.load(manifest, names=names)}
                     data = joined_pieces(path, pieces)
-                    if kind_of(path) is Kind.RECORD:
+                    if kind_of(path) is FileKind.RECORD:
                         parse_record(data)  # it may have been damaged before it was copied
                     return data, manifest.step
                 except DamagedFileError:
@@ -215,19 +215,19 @@ def _problem(path: str, current: bytes | None, copy: bytes | None, is_rotated: b
     if current is None:
         return phrase("backup.object_is_missing")
     kind = kind_of(path)
-    if kind is Kind.RECORD:
+    if kind is FileKind.RECORD:
         return _problem_of_record(current, copy)
     if copy is None:
         return None
-    if kind is Kind.ONCE:
+    if kind is FileKind.ONCE:
         return None if current == copy else phrase("backup.run_file_changed")
-    if kind is Kind.LIST:
+    if kind is FileKind.LIST:
         return None if _continues(current, copy) else phrase("backup.run_file_changed")
-    if kind is Kind.TABLE:
+    if kind is FileKind.TABLE:
         return None if _has_rows(current, copy) else phrase("backup.run_file_lines_changed")
     if not current.startswith(copy):
         return None if is_rotated else phrase("backup.run_file_content_changed")
-    if kind is Kind.LINES and _sorted_out(current[len(copy) :])[1]:
+    if kind is FileKind.LINES and _sorted_out(current[len(copy) :])[1]:
         return phrase("backup.run_file_lines_unreadable")
     return None
 
@@ -280,13 +280,13 @@ def _put_together(path: str, copy: bytes, current: bytes | None) -> tuple[bytes,
     """
     kind = kind_of(path)
     added = b"" if current is None else current[len(copy) :]
-    if kind is Kind.LINES:
+    if kind is FileKind.LINES:
         end = copy.rfind(b"\n") + 1
         lines, num_unreadable = _sorted_out(copy[end:] + added)
         return copy[:end] + lines, num_unreadable
-    if kind is Kind.EVENTS:
+    if kind is FileKind.EVENTS:
         return copy + added, 0
-    if kind is Kind.TABLE and current is not None:
+    if kind is FileKind.TABLE and current is not None:
         end = added.rfind(b"\n") + 1
         same_head = current.partition(b"\n")[0] == copy.partition(b"\n")[0]
         return copy + (added[:end] if same_head else b""), 0

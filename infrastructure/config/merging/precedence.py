@@ -117,7 +117,7 @@ def spelled_as(source: Source, key: str, value: str = "", door: Speller | None =
 
 
 @dataclass(frozen=True)
-class Setting:
+class GivenValue:
     """The value that one layer gives for a canonical key, with its source."""
 
     key: str
@@ -138,7 +138,7 @@ def parse_truth(text: str) -> bool:
 
 def flatten(
     values: Mapping[Any, Any], schema: Schema, source: Callable[[str], Source], prefix: str = ""
-) -> Iterator[Setting]:
+) -> Iterator[GivenValue]:
     """Yield the settings in nested sections, each with its source.
 
     Args:
@@ -151,7 +151,7 @@ def flatten(
         path = f"{prefix}{name}"
         section = schema.section_spellings.get(path)
         if section is None:
-            yield Setting(schema.spellings.get(path) or canonical(path), value, source(path))
+            yield GivenValue(schema.spellings.get(path) or canonical(path), value, source(path))
             continue
         inner, switch = _open(section, value, schema, source(path))
         if switch is not None:
@@ -161,14 +161,14 @@ def flatten(
 
 def _open(
     section: str, value: object, schema: Schema, source: Source
-) -> tuple[Mapping[object, object], Setting | None]:
+) -> tuple[Mapping[object, object], GivenValue | None]:
     """Return the contents of a section's value and, for an optional section, its on/off setting."""
     if isinstance(value, ConfigSection):
         value = {name: getattr(value, name) for name in value.model_fields_set}
     elif is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if section in schema.fields and (isinstance(value, bool | str) or value is None):
-        return {}, Setting(section, _truth_of(section, value, source), source)
+        return {}, GivenValue(section, _truth_of(section, value, source), source)
     if value is None:
         return {}, None
     if not isinstance(value, Mapping):
@@ -179,7 +179,7 @@ def _open(
             where=where(source),
             section=_meant(section),
         )
-    return value, Setting(section, True, source) if section in schema.fields else None
+    return value, GivenValue(section, True, source) if section in schema.fields else None
 
 
 def _meant(section: str) -> str:
@@ -208,8 +208,8 @@ def _truth_of(section: str, value: bool | str | None, source: Source) -> bool:
 
 
 def merge(
-    layers: list[list[Setting]], schema: Schema, not_by_preset: Collection[str] = ()
-) -> dict[str, Setting]:
+    layers: list[list[GivenValue]], schema: Schema, not_by_preset: Collection[str] = ()
+) -> dict[str, GivenValue]:
     """Return canonical key → the checked setting that applies; `layers` begins with the lowest.
 
     Args:
@@ -220,7 +220,7 @@ def merge(
             inside a layer. All errors are reported together.
     """
     problems: list[ConfigurationError] = []
-    merged: dict[str, Setting] = {}
+    merged: dict[str, GivenValue] = {}
     for layer in _with_preset(layers):
         left = [s for s in layer if not (is_of_preset(s) and s.key in not_by_preset)]
         one = _one_layer(left, schema, problems)
@@ -233,12 +233,14 @@ def merge(
     return merged
 
 
-def is_of_preset(setting: Setting) -> bool:
+def is_of_preset(setting: GivenValue) -> bool:
     """Return whether a preset set this setting."""
     return setting.source.layer is Layer.PRESET
 
 
-def overridden_by_preset(layers: list[list[Setting]], merged: Mapping[str, Setting]) -> list[str]:
+def overridden_by_preset(
+    layers: list[list[GivenValue]], merged: Mapping[str, GivenValue]
+) -> list[str]:
     """Return a sentence for each preset that overrides values that the user gave."""
     places: dict[str, list[str]] = {}
     for setting in (setting for layer in layers for setting in layer):
@@ -253,7 +255,7 @@ def overridden_by_preset(layers: list[list[Setting]], merged: Mapping[str, Setti
     ]
 
 
-def _with_preset(layers: list[list[Setting]]) -> list[list[Setting]]:
+def _with_preset(layers: list[list[GivenValue]]) -> list[list[GivenValue]]:
     """Return the layers, with the settings of the chosen preset inserted as a further layer.
 
     If several layers name a preset, the one in the highest layer is chosen.
@@ -268,7 +270,7 @@ def _with_preset(layers: list[list[Setting]]) -> list[list[Setting]]:
     return [*below, _settings_of(named), *plain[levels[-1] :]]
 
 
-def _settings_of(named: list[Setting]) -> list[Setting]:
+def _settings_of(named: list[GivenValue]) -> list[GivenValue]:
     """Return the settings of the preset that a layer chooses.
 
     Args:
@@ -294,13 +296,13 @@ def _settings_of(named: list[Setting]) -> list[Setting]:
             reason=unknown_name(PRESET, name, [*PRESETS, NO_PRESET]),
         )
     source = Source(Layer.PRESET, f"preset {name} ({first.source.place})")
-    return [Setting(key, value, source) for key, value in PRESETS[name].settings.items()]
+    return [GivenValue(key, value, source) for key, value in PRESETS[name].settings.items()]
 
 
 def _one_layer(
-    layer: list[Setting], schema: Schema, problems: list[ConfigurationError]
-) -> dict[str, Setting]:
-    settings: dict[str, Setting] = {}
+    layer: list[GivenValue], schema: Schema, problems: list[ConfigurationError]
+) -> dict[str, GivenValue]:
+    settings: dict[str, GivenValue] = {}
     for setting in layer:
         try:
             with spelled_as_given(lambda _, source=setting.source: source):  # type: ignore[misc]
@@ -324,24 +326,26 @@ def _one_layer(
     return settings
 
 
-def _checked(setting: Setting, schema: Schema) -> Setting:
+def _checked(setting: GivenValue, schema: Schema) -> GivenValue:
     spec = schema.fields.get(setting.key)
     if spec is None:
         raise ConfigurationError(schema.unknown_key(setting.key))
     if spec.is_switch:
         return setting
     value = spec.section.check_value(spec.name, setting.value)
-    return Setting(setting.key, value, setting.source)
+    return GivenValue(setting.key, value, setting.source)
 
 
-def _switch_partners_off(settings: dict[str, Setting], problems: list[ConfigurationError]) -> None:
+def _switch_partners_off(
+    settings: dict[str, GivenValue], problems: list[ConfigurationError]
+) -> None:
     """Clear the interval in epochs if the same interval is set in steps, and vice versa."""
     for key in [key for key in EXCLUDING if key in settings]:
         if settings[key].value is None:
             continue
         partner = settings.get(EXCLUDING[key])
         if partner is None:
-            off = Setting(EXCLUDING[key], None, settings[key].source)
+            off = GivenValue(EXCLUDING[key], None, settings[key].source)
             settings[off.key] = off
         elif partner.value is not None and key in _RHYTHMS:
             why = phrase(
@@ -352,7 +356,7 @@ def _switch_partners_off(settings: dict[str, Setting], problems: list[Configurat
             problems.append(_disagreement(settings[key], partner, why))
 
 
-def _disagreement(one: Setting, other: Setting, why: str) -> ConfigurationError:
+def _disagreement(one: GivenValue, other: GivenValue, why: str) -> ConfigurationError:
     return ConfigurationError(
         "config.sources_disagree",
         first_source=place_of(one.source, one.key),
@@ -367,12 +371,12 @@ def _inside(key: str, switch: str) -> bool:
     return key.startswith(f"{switch}.")
 
 
-def _switched_off(settings: dict[str, Setting]) -> tuple[str, ...]:
+def _switched_off(settings: dict[str, GivenValue]) -> tuple[str, ...]:
     """Return the key prefixes of optional sections that are switched off."""
     return tuple(f"{s.key}." for s in settings.values() if s.value is False)
 
 
-def nested(merged: Mapping[str, Setting], schema: Schema) -> dict[str, Any]:
+def nested(merged: Mapping[str, GivenValue], schema: Schema) -> dict[str, Any]:
     """Convert merged settings to keyword arguments of the root section, with sections built."""
     keywords: dict[str, object] = {}
     inside: dict[str, dict[str, object]] = {path: {} for path in schema.sections}
@@ -391,5 +395,5 @@ def nested(merged: Mapping[str, Setting], schema: Schema) -> dict[str, Any]:
     return keywords
 
 
-def _is_on(path: str, merged: Mapping[str, Setting]) -> bool:
+def _is_on(path: str, merged: Mapping[str, GivenValue]) -> bool:
     return path in merged and merged[path].value is True

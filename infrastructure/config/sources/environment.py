@@ -12,7 +12,7 @@ from functools import cache
 
 from infrastructure.config.aliases import KEYS
 from infrastructure.config.base import ConfigurationError
-from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten, parse_truth
+from infrastructure.config.merging.precedence import GivenValue, Layer, Source, flatten, parse_truth
 from infrastructure.config.merging.presets import PRESET
 from infrastructure.config.schema import Schema
 from infrastructure.config.sources.flags import flag_names
@@ -56,7 +56,7 @@ def variable_of(key: str) -> str:
     return PREFIX + key.upper().replace(".", "__")
 
 
-def read_environment(environment: Mapping[str, str], schema: Schema) -> list[Setting]:
+def read_environment(environment: Mapping[str, str], schema: Schema) -> list[GivenValue]:
     """Return the settings that environment variables give.
 
     Raises:
@@ -114,14 +114,14 @@ def _source(variable: str) -> Source:
     return Source(Layer.ENVIRONMENT, f"environment {variable}")
 
 
-def _plain(environment: Mapping[str, str], _schema: Schema) -> Iterator[Setting]:
+def _plain(environment: Mapping[str, str], _schema: Schema) -> Iterator[GivenValue]:
     for variable, key in VARIABLES.items():
         text = environment.get(variable)
         if text or (text == "" and key == EMPTY_COUNTS):
-            yield Setting(key, text, _source(variable))
+            yield GivenValue(key, text, _source(variable))
 
 
-def _disabling(environment: Mapping[str, str]) -> Iterator[Setting]:
+def _disabling(environment: Mapping[str, str]) -> Iterator[GivenValue]:
     for variable, key in DISABLING.items():
         if not environment.get(variable):
             continue
@@ -132,12 +132,12 @@ def _disabling(environment: Mapping[str, str]) -> Iterator[Setting]:
                 "config.invalid_environment_variable", variable=variable, reason=error
             ) from None
         if key != "device":
-            yield Setting(key, not disabled, _source(variable))
+            yield GivenValue(key, not disabled, _source(variable))
         elif disabled:
-            yield Setting(key, "cpu", _source(variable))
+            yield GivenValue(key, "cpu", _source(variable))
 
 
-def _prefixed(environment: Mapping[str, str], schema: Schema) -> Iterator[Setting]:
+def _prefixed(environment: Mapping[str, str], schema: Schema) -> Iterator[GivenValue]:
     known = _variables(schema)
     for variable, text in sorted(environment.items()):
         if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:

@@ -18,7 +18,7 @@ from infrastructure.config.base import ConfigurationError, kinds, owners
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.elsewhere import SAME
 from infrastructure.config.field_help import allowed_values, choices, leaves, placeholder, plain
-from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten, parse_truth
+from infrastructure.config.merging.precedence import GivenValue, Layer, Source, flatten, parse_truth
 from infrastructure.config.merging.presets import NO_PRESET, PRESET, PRESETS
 from infrastructure.config.schema import FieldSpec, Schema, schema_of
 from infrastructure.config.types import split_commas
@@ -92,7 +92,7 @@ def key_of_keyword(name: str) -> str:
 
 def keyword_settings(
     keywords: Mapping[str, object], schema: Schema, layer: Layer
-) -> Iterator[Setting]:
+) -> Iterator[GivenValue]:
     """Yield the settings of keyword arguments, named like flags or as for `DeploymentConfig`.
 
     `model` and `data` can be the name of a model and the path of data, or mappings with a section.
@@ -205,14 +205,14 @@ def flags_given(namespace: argparse.Namespace) -> dict[str, Any]:
     return dict(getattr(namespace, SETTINGS_DEST, {}))
 
 
-def flag_settings(flags: Mapping[str, object], schema: Schema) -> list[Setting]:
+def flag_settings(flags: Mapping[str, object], schema: Schema) -> list[GivenValue]:
     """Return the settings that flags (`--batch-size`) or canonical keys (`data.path`) give.
 
     Raises:
         ConfigurationError: if there is no such flag.
     """
     keys = _keys_by_flag(schema)
-    settings: list[Setting] = []
+    settings: list[GivenValue] = []
     for given, value in flags.items():
         if given.startswith("--") and given not in keys:
             raise ConfigurationError(unknown_name("flag", given, keys))

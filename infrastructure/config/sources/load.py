@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten
+from infrastructure.config.merging.precedence import GivenValue, Layer, Source, flatten
 from infrastructure.config.schema import Schema, schema_of
 from infrastructure.config.sources.environment import read_environment, unused_variables
 from infrastructure.config.sources.flags import flag_settings, keyword_settings
@@ -54,7 +54,7 @@ def load_config(
     return config
 
 
-def _file_settings(yaml_path: Path | str | None, schema: Schema) -> list[Setting]:
+def _file_settings(yaml_path: Path | str | None, schema: Schema) -> list[GivenValue]:
     if yaml_path is None and not DEFAULT_YAML.exists():
         return []
     path = DEFAULT_YAML if yaml_path is None else Path(yaml_path).expanduser()

@@ -360,7 +360,7 @@ class _Marker:
         if fields:
             self._fields(fields, number, is_learnt)
         packed = json.dumps(fields) if fields else ""
-        return replace(turn, text=text, fields=packed)
+        return Turn(turn.role, text, packed, turn.is_learnt)
 
     def _with_reasoning(
         self, text: str, kind: str, what: Message, number: int, is_learnt: bool
@@ -583,8 +583,9 @@ def _ways(before: str, piece: str, part: int, after: str) -> Iterator[tuple[str,
 
 def _spellings(piece: str) -> Iterator[str]:
     """Yield the forms in which a template may write a text: unchanged, as JSON, Python or HTML."""
+    yield piece
     quoted = json.dumps(piece, ensure_ascii=False)[1:-1]
-    yield from (piece, quoted, json.dumps(piece)[1:-1])
+    yield from (quoted, json.dumps(piece)[1:-1])
     yield repr(piece)[1:-1]
     yield json.dumps(quoted, ensure_ascii=False)[1:-1]
     for text in (piece, quoted):  # as Jinja escapes it

@@ -19,6 +19,7 @@ parts of messages, or in a separate column.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from infrastructure.core.json_text import parse_json
@@ -212,7 +213,7 @@ class RowSchema:
         lists = [column for column in pair if isinstance(value_of(values, column), list)]
         return [*([self.columns["chat"]] if "chat" in self.columns else []), *lists]
 
-    @property
+    @cached_property
     def used(self) -> frozenset[str | None]:
         """The columns that have a role in this shape."""
         whole = {column.partition(".")[0] for column in self.columns.values()}

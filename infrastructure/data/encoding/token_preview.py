@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class Kind(Enum):
+class TokenUse(Enum):
     """How a token is used in training.
 
     - MASKED: the model reads it and is not trained on it. - TRAINED: the model learns to generate
@@ -30,34 +30,34 @@ class Kind(Enum):
     STOP = "stop"
 
 
-COLOURS = {Kind.MASKED: "2", Kind.TRAINED: "32", Kind.STOP: "7;32"}
+COLOURS = {TokenUse.MASKED: "2", TokenUse.TRAINED: "32", TokenUse.STOP: "7;32"}
 HALF, MOST_BYTES = "\ufffd", 4  # decoded from a part of a character; bytes per character
 MOST_TOKENS = 2000  # shown of an example; the rest is counted
 
 
-def kinds_of(example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase") -> list[Kind]:
+def kinds_of(example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase") -> list[TokenUse]:
     """Return the kind of each token.
 
     A STOP is the last special token in a run of trained tokens.
     """
     trained = example.supervised
     is_special = np.isin(example.input_ids, list(special_tokens(tokenizer)))
-    kinds = [Kind.TRAINED if is_trained else Kind.MASKED for is_trained in trained]
+    kinds = [TokenUse.TRAINED if is_trained else TokenUse.MASKED for is_trained in trained]
     is_open = True  # to the right, this stretch has only white space
     for place in range(len(kinds) - 1, -1, -1):
         if not trained[place]:
             is_open = True
         elif is_open:
             if is_special[place]:
-                kinds[place] = Kind.STOP
+                kinds[place] = TokenUse.STOP
             is_open = not is_special[place] and not _text(tokenizer, example, place).strip()
     return kinds
 
 
-def counts_line(kinds: Sequence[Kind]) -> str:
+def counts_line(kinds: Sequence[TokenUse]) -> str:
     """Return a summary such as `45 tokens: 12 trained, 2 of them end an answer, 33 masked`."""
-    stops = kinds.count(Kind.STOP)
-    trained = kinds.count(Kind.TRAINED) + stops
+    stops = kinds.count(TokenUse.STOP)
+    trained = kinds.count(TokenUse.TRAINED) + stops
     verb = "ends" if stops == 1 else "end"
     return phrase(
         "data.token_counts",
@@ -86,7 +86,7 @@ def token_preview(
     """
     parts = []
     tokens = _tokens(example, tokenizer)
-    for is_masked, run in groupby(tokens, lambda token: token[1] is Kind.MASKED):
+    for is_masked, run in groupby(tokens, lambda token: token[1] is TokenUse.MASKED):
         shown = [_in_text(text, kind, has_colour) for text, kind in run]
         joined = "|".join(shown)
         parts.append(joined if is_masked else f"⟦{joined}⟧")
@@ -94,14 +94,14 @@ def token_preview(
     return "".join(parts) + _rest(example) + below
 
 
-def _in_text(text: str, kind: Kind, has_colour: bool) -> str:
-    ended = text.replace("\n", "⏎") + ("■" if kind is Kind.STOP else "")
+def _in_text(text: str, kind: TokenUse, has_colour: bool) -> str:
+    ended = text.replace("\n", "⏎") + ("■" if kind is TokenUse.STOP else "")
     return f"\033[{COLOURS[kind]}m{ended}\033[0m" if has_colour else ended
 
 
 def _tokens(
     example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase"
-) -> list[tuple[str, Kind]]:
+) -> list[tuple[str, TokenUse]]:
     """Return the text and kind of each of the first MOST_TOKENS tokens.
 
     Tokens that hold only a part of a character are joined.
@@ -116,7 +116,10 @@ def _tokens(
 
 
 def _length_of_piece(
-    tokenizer: "PreTrainedTokenizerBase", example: TokenizedExample, kinds: list[Kind], place: int
+    tokenizer: "PreTrainedTokenizerBase",
+    example: TokenizedExample,
+    kinds: list[TokenUse],
+    place: int,
 ) -> int:
     """Return how many tokens, starting at `place`, decode to complete characters; 1 if that never
     happens.

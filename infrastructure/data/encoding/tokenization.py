@@ -234,7 +234,8 @@ class ConversationEncoder:
                 results[index] = _bad(conversation, NOT_IN_TOKENS, survival.example)
                 continue
             texts = (turn.text for turn in conversation.turns)
-            survival = replace(survival, unread=self.survival.lost_of(texts, one.text, ids))
+            if unread := self.survival.lost_of(texts, one.text, ids):
+                survival = replace(survival, unread=unread)
             adds_end = not one.is_marked or self._needs_end(conversation)
             try:
                 pictures, ids, mask = self._with_pictures(conversation, one, ids, mask, folder)

@@ -29,16 +29,16 @@ from infrastructure.data.preparation.data_report import DataReport, rows_in_word
 from infrastructure.data.preparation.quarantine import Quarantine
 from infrastructure.data.preparation.row_encoder import (
     CHUNK_ROWS,
-    Chunk,
     PreparedChunk,
     PreparedRow,
+    RowChunk,
     RowWorker,
     work_on,
 )
 from infrastructure.data.preparation.row_stats import RowFacts, SharedSystemPrompt
 from infrastructure.data.readers.pictures import decisions_in_words
 from infrastructure.data.readers.row_limits import in_chunks
-from infrastructure.data.readers.rows import OVER_LONG, BadRow, excerpt
+from infrastructure.data.readers.rows import OVER_LONG, BadRow, Conversation, excerpt
 from infrastructure.data.readers.sources import DataFile
 from infrastructure.data.store.fingerprints import ExampleHash
 from infrastructure.data.store.stream_index import (
@@ -49,7 +49,7 @@ from infrastructure.data.store.stream_index import (
 from infrastructure.data.store.token_store import (
     CONVERSATIONS_FILE,
     ArrayWriter,
-    StoreWriter,
+    TokenStoreWriter,
 )
 
 TRAIN, EVALUATION = 0, 1
@@ -96,7 +96,7 @@ class Preparation:
         self.plan = plan
         self.folder = folder
         self.started = monotonic()
-        self.store = StoreWriter(folder, len(plan.encoder.tokenizer))
+        self.store = TokenStoreWriter(folder, len(plan.encoder.tokenizer))
         self.quarantine = Quarantine()
         self.report = DataReport(quarantine=self.quarantine)
         self.facts = RowFacts()
@@ -141,11 +141,11 @@ class Preparation:
                 self._take(chunk)
             self._finish()
 
-    def _chunks(self) -> Iterator[Chunk]:
+    def _chunks(self) -> Iterator[RowChunk]:
         for number, file in enumerate(self.files):
             shape = TRAIN if number < len(self.plan.files[TRAIN]) else EVALUATION
             for rows in in_chunks(file.rows(), CHUNK_ROWS):
-                yield Chunk(number, shape, rows)
+                yield RowChunk(number, shape, rows)
 
     def _take(self, chunk: PreparedChunk) -> None:
         self.rows_of_file[chunk.file] += len(chunk.rows)
@@ -155,16 +155,14 @@ class Preparation:
         for row in chunk.rows:
             if isinstance(row, BadRow):
                 self.quarantine.add([row])
-                self._index(chunk.file, row.offset, row.line, 0, False)
+                self._index(chunk.file, row.offset, row, False)
                 continue
             is_evaluation = chunk.shape == EVALUATION or self._is_held_out(row)
             self._note(row, is_evaluation)
             if is_evaluation or self.windows is None:
                 stored.append(row)
             if chunk.shape == TRAIN:
-                size = estimated_bytes(row.conversation.pairs())
-                place = (row.offset, row.conversation.line)
-                self._index(chunk.file, *place, size, not is_evaluation)
+                self._index(chunk.file, row.offset, row.conversation, not is_evaluation)
         self.store.append([row.example for row in stored])
         self.row_files.append(np.full(len(stored), chunk.file))
         self.row_lines.append(np.array([row.conversation.line for row in stored]))
@@ -177,9 +175,10 @@ class Preparation:
             self.least = row
         return row.content < share * 2.0**64
 
-    def _index(self, file: int, offset: int, line: int, size: int, is_used: bool) -> None:
+    def _index(self, file: int, offset: int, row: Conversation | BadRow, is_used: bool) -> None:
         if self.windows is not None:
-            self.windows.add(file, offset, line, size, is_used)
+            size = 0 if isinstance(row, BadRow) else estimated_bytes(row.pairs())
+            self.windows.add(file, offset, row.line, size, is_used)
 
     def _note(self, row: PreparedRow, is_evaluation: bool) -> None:
         self.facts.add(row, is_evaluation)

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class RowChunk:
     """Consecutive rows of one file.
 
     Attributes:
@@ -123,7 +123,7 @@ class RowWorker:
         _ = self.encoder.template, self.encoder.tool_template
         return vars(self)
 
-    def __call__(self, chunk: Chunk) -> PreparedChunk:
+    def __call__(self, chunk: RowChunk) -> PreparedChunk:
         shape = self.shapes[chunk.shape]
         converted = [row if isinstance(row, BadRow) else shape.convert(row) for row in chunk.rows]
         good = [item for item in converted if isinstance(item, Conversation)]
@@ -140,7 +140,7 @@ class RowWorker:
                 continue
             rows.append(
                 PreparedRow(
-                    replace(conversation, pictures=()),
+                    replace(conversation, pictures=()) if conversation.pictures else conversation,
                     result.example,
                     content_number([*conversation.pairs(), *_seen(result.example)]),
                     result.end_token,
@@ -194,7 +194,7 @@ def _start_process(pickled: bytes, needs_torch: bool) -> None:
         HardLimit(worker.max_bytes).tighten(resident_bytes())
 
 
-def _work_in_process(chunk: Chunk) -> PreparedChunk:
+def _work_in_process(chunk: RowChunk) -> PreparedChunk:
     assert _worker is not None
     try:
         return _worker(chunk)
@@ -203,7 +203,7 @@ def _work_in_process(chunk: Chunk) -> PreparedChunk:
 
 
 def work_on(
-    chunks: Iterable[Chunk], worker: RowWorker, num_processes: int
+    chunks: Iterable[RowChunk], worker: RowWorker, num_processes: int
 ) -> Iterator[PreparedChunk]:
     """Yield the prepared chunks in the order of `chunks`; a bounded number is in progress at a
     time.
@@ -213,7 +213,7 @@ def work_on(
     """
     remaining = iter(chunks)
     while num_processes > 0:
-        waiting: deque[Chunk] = deque()
+        waiting: deque[RowChunk] = deque()
         try:
             yield from _work_in_pool(waiting, remaining, worker, num_processes)
             return
@@ -225,7 +225,7 @@ def work_on(
 
 
 def _work_in_pool(
-    waiting: deque[Chunk], chunks: Iterator[Chunk], worker: RowWorker, num_processes: int
+    waiting: deque[RowChunk], chunks: Iterator[RowChunk], worker: RowWorker, num_processes: int
 ) -> Iterator[PreparedChunk]:
     """Yield prepared chunks from a process pool. `waiting` contains the chunks that are not done
     yet.

@@ -83,7 +83,7 @@ class ArrayWriter:
         self.data_start = self.file.tell()
 
 
-class StoreWriter:
+class TokenStoreWriter:
     """A writer of examples into the folder of a cache entry. It is a context manager.
 
     `finish` makes the entry readable.

@@ -35,7 +35,7 @@ _known_groups = WeakTensorKeyDictionary()  # an entry is dropped with its mask
 
 
 @dataclass(frozen=True)
-class Group:
+class PaddedGroup:
     """A group of packed examples that are padded to one size and computed in one batched product.
 
     Attributes:
@@ -68,7 +68,7 @@ class ShortAttention(torch.autograd.Function):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        groups: list[Group],
+        groups: list[PaddedGroup],
         scaling: float | None,
         dtype: torch.dtype,
     ) -> torch.Tensor:
@@ -127,14 +127,14 @@ class ShortAttention(torch.autograd.Function):
         return (*(gradient[None].to(dtype) for gradient, dtype in given), None, None, None)
 
 
-def taken(heads: torch.Tensor, group: Group) -> torch.Tensor:
+def taken(heads: torch.Tensor, group: PaddedGroup) -> torch.Tensor:
     """Return the rows of `heads` (H, T, D) that the group's products read, as (H * n, size, D)."""
     if isinstance(group.rows, slice):
         return heads[:, group.rows]
     return heads.index_select(1, group.rows).view(-1, group.size, heads.shape[-1])
 
 
-def put(heads: torch.Tensor, group: Group, products: torch.Tensor) -> None:
+def put(heads: torch.Tensor, group: PaddedGroup, products: torch.Tensor) -> None:
     """Copy the rows of `products` (H * n, size, D) that are not padding to `heads` (H, T, D)."""
     if isinstance(group.own, slice):
         heads[:, group.examples] = products[:, group.own]
@@ -143,7 +143,7 @@ def put(heads: torch.Tensor, group: Group, products: torch.Tensor) -> None:
     heads[:, group.examples] = rows
 
 
-def grouped(lengths: list[int], step: int) -> list[Group]:
+def grouped(lengths: list[int], step: int) -> list[PaddedGroup]:
     """Group the examples of a packed row by length, rounded up to a multiple of `step`.
 
     Padding positions after the end of the packed row are clamped to its last token.
@@ -165,12 +165,12 @@ def _pieces(examples: list[tuple[int, int]], most: int) -> Iterator[list[tuple[i
         yield examples[start : start + most]
 
 
-def _group(size: int, examples: list[tuple[int, int]], total: int) -> Group:
+def _group(size: int, examples: list[tuple[int, int]], total: int) -> PaddedGroup:
     starts, lengths = (torch.tensor(column) for column in zip(*examples, strict=True))
     if len(examples) == 1 and examples[0][0] + size <= total:
         [(start, length)] = examples
         others = torch.arange(size)[None] >= length
-        return Group(
+        return PaddedGroup(
             size, slice(start, start + size), slice(length), slice(start, start + length), others
         )
     missing = number_of_products(len(examples)) - len(examples)
@@ -180,7 +180,7 @@ def _group(size: int, examples: list[tuple[int, int]], total: int) -> Group:
     others = torch.arange(size) >= lengths[:, None]
     own = (~others).flatten()
     rows = places.clamp(max=total - 1).flatten()
-    return Group(size, rows, own.nonzero().squeeze(1), rows[own], others)
+    return PaddedGroup(size, rows, own.nonzero().squeeze(1), rows[own], others)
 
 
 def number_of_products(count: int) -> int:
@@ -234,11 +234,11 @@ class Products:
         return f"products of up to {MAX_PRODUCT} scores up to {MAX_LENGTH} tokens"
 
 
-def product_groups(mask: torch.Tensor) -> list[Group]:
+def product_groups(mask: torch.Tensor) -> list[PaddedGroup]:
     """Return the groups of the examples in a segment mask, cached for each mask."""
     if mask not in _known_groups:
         _known_groups[mask] = grouped(segment_lengths(mask), mask.shape[1])
-    groups: list[Group] = _known_groups[mask]
+    groups: list[PaddedGroup] = _known_groups[mask]
     return groups
 
 

@@ -20,7 +20,13 @@ from infrastructure.config.base import ConfigurationError, kinds
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import allowed_values, leaves, plain
 from infrastructure.config.fingerprint import affects_result
-from infrastructure.config.merging.precedence import Layer, Setting, Source, parse_truth, place_of
+from infrastructure.config.merging.precedence import (
+    GivenValue,
+    Layer,
+    Source,
+    parse_truth,
+    place_of,
+)
 from infrastructure.config.schema import FieldSpec, schema_of
 from infrastructure.config.sources.flags import key_of_flag
 from infrastructure.core.comma_list import join_items, split_items
@@ -295,18 +301,18 @@ def check_comparable(dimensions: Collection[Dimension], config: DeploymentConfig
 
 def settings_of(
     dimensions: Sequence[Dimension], values: Mapping[str, Any], config: DeploymentConfig
-) -> list[Setting]:
+) -> list[GivenValue]:
     """Return the settings that a trial changes in `config`.
 
     Args:
         values: the trial's value of each dimension, by the dimension's name.
     """
-    settings: list[Setting] = []
+    settings: list[GivenValue] = []
     mappings: dict[str, dict[str, Any]] = {}
     for dimension in dimensions:
         if dimension.entry is None:
-            settings.append(Setting(dimension.key, values[dimension.name], SEARCH))
+            settings.append(GivenValue(dimension.key, values[dimension.name], SEARCH))
             continue
         inside = mappings.setdefault(dimension.key, dict(config.value(dimension.key) or {}))
         inside[dimension.entry] = values[dimension.name]
-    return [*settings, *(Setting(key, value, SEARCH) for key, value in mappings.items())]
+    return [*settings, *(GivenValue(key, value, SEARCH) for key, value in mappings.items())]

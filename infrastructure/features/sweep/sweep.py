@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import differing_keys, result_settings
-from infrastructure.config.merging.precedence import Setting
+from infrastructure.config.merging.precedence import GivenValue
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import DamagedFileError, InputError, TemperError
 from infrastructure.core.files import make_directory
@@ -198,7 +198,7 @@ class Sweep:
         sign = 1 if self.goal.direction == "minimize" else -1
         return min(complete, key=lambda one: sign * (one.value or 0.0), default=None)
 
-    def settings_of(self, result: TrialResult) -> list[Setting]:
+    def settings_of(self, result: TrialResult) -> list[GivenValue]:
         """Return the searched settings with the values of a trial."""
         values = {one.name: one.value_of(result.values[one.name]) for one in self.dimensions}
         return settings_of(self.dimensions, values, self.config)
@@ -350,12 +350,14 @@ class Sweep:
         config = self.config.changed(
             [
                 *settings_of(self.dimensions, values, self.config),
-                Setting("output_dir", str(self.folder), SEARCH),
-                Setting("run_name", f"trial-{number}", SEARCH),
+                GivenValue("output_dir", str(self.folder), SEARCH),
+                GivenValue("run_name", f"trial-{number}", SEARCH),
             ]
         )
         if seconds_left is not None:
-            config = config.changed([Setting("training.deadline", f"{seconds_left:.3f}s", SEARCH)])
+            config = config.changed(
+                [GivenValue("training.deadline", f"{seconds_left:.3f}s", SEARCH)]
+            )
         return config
 
     def _has_ended(self, trial: "Trial", place: DetachedTraining) -> bool:

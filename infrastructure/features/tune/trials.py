@@ -14,7 +14,7 @@ from typing import Any
 
 from infrastructure.backup.state.random_state import seed_everything
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.merging.precedence import Layer, Setting, Source
+from infrastructure.config.merging.precedence import GivenValue, Layer, Source
 from infrastructure.core.hardware import processor
 from infrastructure.core.integers import ceil_div
 from infrastructure.features.tune.learning_rate_range import RangeTest, range_test
@@ -39,7 +39,7 @@ class TuningTrials:
 
     def trainer(self, changes: Mapping[str, Any]) -> EnhancedTrainer:
         """Create a trainer for the configuration with some changes."""
-        config = self.config.changed([Setting(key, v, TRIED) for key, v in changes.items()])
+        config = self.config.changed([GivenValue(key, v, TRIED) for key, v in changes.items()])
         trainer = TrainerFactory().for_run(config)
         choose_by_product(trainer)
         return trainer

@@ -11,7 +11,7 @@ from typing import Required, TypedDict
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
-from infrastructure.config.merging.precedence import Layer, Setting
+from infrastructure.config.merging.precedence import GivenValue, Layer
 from infrastructure.config.sources.flags import flag_words
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.messages import Setting as Named
@@ -273,5 +273,5 @@ def _as_json(tried: Tried) -> dict[str, object]:
     }
 
 
-def _as_settings(values: Mapping[str, object]) -> list[Setting]:
-    return [Setting(key, value, TRIED) for key, value in values.items()]
+def _as_settings(values: Mapping[str, object]) -> list[GivenValue]:
+    return [GivenValue(key, value, TRIED) for key, value in values.items()]

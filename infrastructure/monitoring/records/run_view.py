@@ -88,7 +88,7 @@ class Headline(TypedDict):
     more: NotRequired[str]
 
 
-class Alert(TypedDict):
+class RecordedAlert(TypedDict):
     """An alert of the monitor. All times are Unix times."""
 
     time: float | None
@@ -186,7 +186,7 @@ class RunView(TypedDict):
     curves: PointsByKey
     evaluated: list[str]
     held_out_name: str
-    alerts: list[Alert]
+    alerts: list[RecordedAlert]
     errors: list[Record]
     num_errors: int
     backup: Backup
@@ -397,7 +397,7 @@ def _headline(
     return line
 
 
-def _alert(record: Record) -> Alert:
+def _alert(record: Record) -> RecordedAlert:
     moment = record.get("time")
     return {
         "time": moment if isinstance(moment, int | float) else None,

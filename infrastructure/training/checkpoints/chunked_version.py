@@ -25,7 +25,7 @@ TUPLE = "__tuple__"  # part of the format
 
 
 @dataclass(frozen=True)
-class Chunk:
+class TensorChunk:
     """A rectangular part of a tensor: its offset and length along each axis."""
 
     offsets: tuple[int, ...]
@@ -44,7 +44,7 @@ class ChunkedTensor:
 
     size: tuple[int, ...]
     dtype: torch.dtype
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[TensorChunk, ...]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Piece:
     group: str
     name: str
     size: tuple[int, ...]
-    chunk: Chunk
+    chunk: TensorChunk
     content: torch.Tensor
 
 
@@ -89,7 +89,7 @@ def pieces_of(store: Store, manifest: Manifest) -> Iterator[Piece]:
         elif group != VALUES or not is_chunked(manifest):
             content = from_bytes(stored)
             size = tuple(content.shape)
-            yield Piece(group, name, size, Chunk((0,) * len(size), size), content)
+            yield Piece(group, name, size, TensorChunk((0,) * len(size), size), content)
     if missing:
         raise CheckpointError(
             "run.checkpoint_lacks_parts", count=len(missing), example=min(missing)
@@ -180,7 +180,7 @@ def decode_value(data: bytes) -> object:
         raise CheckpointError("run.checkpoint_value_not_json", error=error) from error
 
 
-def _chunks_by_name(manifest: Manifest) -> dict[str, tuple[str, ChunkedTensor, Chunk]]:
+def _chunks_by_name(manifest: Manifest) -> dict[str, tuple[str, ChunkedTensor, TensorChunk]]:
     return {
         chunk_name(key, chunk.offsets): (key, tensor, chunk)
         for key, tensor in described_tensors(manifest).items()
@@ -197,7 +197,9 @@ def _refuse_oversized(tensors: Mapping[str, ChunkedTensor], manifest: Manifest) 
 
 def _tensor(entry: dict[str, Any]) -> ChunkedTensor:
     size = _lengths(entry["size"])
-    chunks = tuple(Chunk(_lengths(begin), _lengths(sizes)) for begin, sizes in entry["chunks"])
+    chunks = tuple(
+        TensorChunk(_lengths(begin), _lengths(sizes)) for begin, sizes in entry["chunks"]
+    )
     for chunk in chunks:
         ends = [a + b for a, b in zip(chunk.offsets, chunk.sizes, strict=True)]
         if any(end > length for end, length in zip(ends, size, strict=True)):

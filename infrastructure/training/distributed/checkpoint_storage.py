@@ -58,8 +58,8 @@ from infrastructure.training.checkpoints.chunked_version import (
     KEY,
     TUPLE,
     VALUES,
-    Chunk,
     Piece,
+    TensorChunk,
     chunk_name,
     pieces_of,
 )
@@ -315,7 +315,7 @@ def _next_piece(group: Group, pieces: Iterator[Piece]) -> Piece | None:
     if facts is None:
         return None
     if own is None:
-        chunk = Chunk(tuple(facts["offsets"]), tuple(facts["sizes"]))
+        chunk = TensorChunk(tuple(facts["offsets"]), tuple(facts["sizes"]))
         content = torch.empty(chunk.sizes, dtype=DTYPES[facts["dtype"]])
         own = Piece(facts["group"], facts["name"], tuple(facts["size"]), chunk, content)
     group.broadcast([own.content])
@@ -370,12 +370,12 @@ def _keep_own_part(target: torch.Tensor, piece: Piece) -> None:
     _within(own, begins, lengths).of(target.to_local()).copy_(source)
 
 
-def _within(outer: Chunk, begins: Sequence[int], lengths: Sequence[int]) -> Chunk:
+def _within(outer: TensorChunk, begins: Sequence[int], lengths: Sequence[int]) -> TensorChunk:
     offsets = tuple(begin - start for begin, start in zip(begins, outer.offsets, strict=True))
-    return Chunk(offsets, tuple(lengths))
+    return TensorChunk(offsets, tuple(lengths))
 
 
-def own_chunk(tensor: DTensor) -> Chunk:
+def own_chunk(tensor: DTensor) -> TensorChunk:
     """Return the chunk of a sharded or replicated tensor that this rank holds.
 
     Raises:
@@ -384,12 +384,12 @@ def own_chunk(tensor: DTensor) -> Chunk:
     size = tuple(tensor.shape)
     [placement] = tensor.placements
     if isinstance(placement, Replicate):
-        return Chunk((0,) * len(size), size)
+        return TensorChunk((0,) * len(size), size)
     if placement != Shard(0):
         raise InputError("training.tensor_placement_unsupported", placement=placement)
     length = ceil_div(size[0], tensor.device_mesh.size())
     begin = min(size[0], length * tensor.device_mesh.get_local_rank())
-    return Chunk((begin, *(0 for _ in size[1:])), tuple(tensor.to_local().shape))
+    return TensorChunk((begin, *(0 for _ in size[1:])), tuple(tensor.to_local().shape))
 
 
 class JsonSavePlanner(DefaultSavePlanner):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from infrastructure.backup.format.manifest import SaveKind
+from infrastructure.backup.state.optimizer_state import split_optimizer
 from infrastructure.config.fingerprint import result_settings
 from infrastructure.config.merging.declared_settings import declare_settings
 from infrastructure.core.errors import (
@@ -23,6 +24,7 @@ from infrastructure.core.features import extensions_with
 from infrastructure.core.messages import phrase
 from infrastructure.data.encoding.tokenization import ends_of_template
 from infrastructure.models.saving_check import prepare_saving
+from infrastructure.models.trainable_state import trainable_state
 from infrastructure.monitoring.records.run_view import from_here
 from infrastructure.run.compatibility import Difference, check_compatible, in_words
 from infrastructure.run.finalize import record_running, seal, summary_of, write_summary
@@ -329,6 +331,8 @@ def begin_training(
             run.save_tokenizer(processing_class)
         for note in prepare_saving(parts.model, ends_of_template(processing_class)):
             run.report(note)
+        if not run.is_whole:  # otherwise the forecast checks it
+            _check_free_space(run, parts, state.total_steps)
         run.record(parts, _num_examples(facts))
         hooks = hooks_of(run, parts, others)
         hooks.load_state_dict(saved.get("hooks", {}))
@@ -343,6 +347,17 @@ def begin_training(
         if (beginning := _beginning(run)) is not None:
             run.report(beginning)
         return BridgedTraining(run, parts, state, hooks, saves, events, stack.pop_all())
+
+
+def _check_free_space(run: TrainerRun, parts: TrainerParts, total_steps: int) -> None:
+    """Check the space for the checkpoints, on this machine and at the backup destination.
+
+    The optimizer's state counts only in a run that resumes, because its size is unknown before the
+    first step.
+    """
+    tensors = [trainable_state(parts.model), split_optimizer(parts.optimizer.state_dict())[0]]
+    size_bytes = sum(tensor.nbytes for group in tensors for tensor in group.values())
+    run.copies.check_free_space(size_bytes, total_steps)
 
 
 def _restore_carried(

@@ -21,7 +21,7 @@ from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
-from infrastructure.training.sizing.memory_extension import MemoryExtension, MemorySettings
+from infrastructure.training.sizing.memory_extension import MemoryExtension, MemoryLimits
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def _limit_gpu(trainer: EnhancedTrainer, config: DeploymentConfig) -> None:
 def _memory_extension(trainer: EnhancedTrainer, config: DeploymentConfig) -> MemoryExtension:
     kept, device = config.memory.gpu_cache_size, trainer.device
     total = _gpu_total_bytes(trainer) if device.type == "cuda" else None
-    settings = MemorySettings(
+    settings = MemoryLimits(
         max_percent=config.max_memory_percent,
         limit_bytes=total_bytes_of(config.memory.cpu_memory_limit),
         gpu_cache_bytes=amount_bytes(kept, total) if kept and total else None,

@@ -30,7 +30,7 @@ NUM_RECOMMENDED = 3
 
 
 @dataclass(frozen=True)
-class MemorySettings:
+class MemoryLimits:
     """The configured memory limits.
 
     Attributes:
@@ -70,7 +70,7 @@ class MemoryExtension(Extension):
 
     def __init__(
         self,
-        settings: MemorySettings,
+        settings: MemoryLimits,
         device: torch.device,
         *,
         release_data: Callable[[float], int] = _nothing_to_release,

@@ -76,6 +76,14 @@ def test_many_files_are_looked_at_no_more_often_than_the_bound() -> None:
     assert len({path for _, _, path in looked.questions}) == 400
 
 
+def test_files_that_are_due_together_are_not_looked_at_in_a_burst() -> None:
+    looked = Looked(20)  # due within 20 seconds
+    looked.watch(LOOK_AGAIN_SECONDS + 90)
+    times = [at for at, _, _ in looked.questions]
+    assert len(times) == 20
+    assert min(b - a for a, b in itertools.pairwise(times)) >= 3600 / MOST_LOOKS_PER_HOUR
+
+
 def test_reading_back_takes_a_small_share_of_the_time_and_a_slow_place_is_not_read_back() -> None:
     looked = Looked(60, seconds=2.0)
     looked.watch(3600)

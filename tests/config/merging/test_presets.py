@@ -7,7 +7,7 @@ import pytest
 
 from infrastructure.config import deployment_config
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.merging.precedence import Layer, Setting, Source
+from infrastructure.config.merging.precedence import GivenValue, Layer, Source
 from infrastructure.config.merging.presets import OWN_LOOP_ONLY, PRESETS
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.load import load_config
@@ -85,7 +85,7 @@ def test_a_file_may_name_a_preset(tmp_path: Any) -> None:
 
 def test_a_changed_copy_takes_a_preset_over_what_was_there() -> None:
     config = DeploymentConfig(batch_size=4)
-    changed = config.changed([Setting("preset", "ci", Source(Layer.FORM, "form"))])
+    changed = config.changed([GivenValue("preset", "ci", Source(Layer.FORM, "form"))])
     assert changed.batch_size == PRESETS["ci"].settings["training.batch_size"]
     assert config.batch_size == 4
     assert changed.source("training.batch_size").place == "preset ci (form)"
@@ -101,7 +101,7 @@ def test_of_a_preset_only_what_contradicts_is_left_out() -> None:
 @pytest.mark.parametrize("other", ["thorough", "none"])
 def test_a_changed_copy_has_nothing_left_of_another_preset(other: str) -> None:
     config = DeploymentConfig(preset="ci", **{"training.max_steps": 9})
-    changed = config.changed([Setting("preset", other, Source(Layer.FORM, "form"))])
+    changed = config.changed([GivenValue("preset", other, Source(Layer.FORM, "form"))])
     expected = DeploymentConfig(preset=other, **{"training.max_steps": 9})
     assert changed.model_dump() == expected.model_dump()
 
@@ -192,7 +192,7 @@ def test_a_method_of_trl_takes_of_a_preset_what_its_trainer_has(name: str, metho
     ],
 )
 def test_settings_that_only_the_own_loop_has(key: str, value: object, is_own: bool) -> None:
-    setting = Setting(key, value, Source(Layer.PRESET, "preset x"))
+    setting = GivenValue(key, value, Source(Layer.PRESET, "preset x"))
     assert deployment_config._is_own_loops(setting) is is_own
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from infrastructure.data.encoding.token_preview import (
     MOST_TOKENS,
-    Kind,
+    TokenUse,
     counts_line,
     kinds_of,
     token_preview,
@@ -64,7 +64,7 @@ def test_each_answer_has_its_stop_and_white_space_behind_it_is_none() -> None:
         (encoded,) = ConversationEncoder(tokenizer, max_length=99).encode([turns])
         assert isinstance(encoded, Encoded)
         kinds = kinds_of(encoded.example, tokenizer)
-        stops = [n for n, kind in enumerate(kinds) if kind is Kind.STOP]
+        stops = [n for n, kind in enumerate(kinds) if kind is TokenUse.STOP]
         ends = encoded.example.input_ids == tokenizer.convert_tokens_to_ids("<|im_end|>")
         wanted = ends & encoded.example.supervised
         assert stops == np.flatnonzero(wanted).tolist()
@@ -75,7 +75,7 @@ def test_an_answer_that_was_cut_has_no_stop_and_a_long_one_is_cut_here() -> None
     tokenizer = byte_level_tokenizer()
     example = preview_example(tokenizer)
     cut = TokenizedExample(example.input_ids[:-1], example.supervised[:-1])
-    assert Kind.STOP not in kinds_of(cut, tokenizer)
+    assert TokenUse.STOP not in kinds_of(cut, tokenizer)
     ids = np.full(MOST_TOKENS + 7, example.input_ids[1], dtype=np.int32)
     long = TokenizedExample(ids, np.arange(len(ids)) > 3)
     assert token_preview(long, tokenizer).endswith("data.more_tokens(count=7)")

@@ -281,6 +281,19 @@ def test_a_folder_of_formats(tmp_path: Path, cache: Path) -> None:
     assert rows_used(report) == 40
 
 
+def test_each_row_knows_its_file(tmp_path: Path, cache: Path) -> None:
+    folder, other = tmp_path / "rows", tmp_path / "held_out"
+    for number, name in enumerate(("a", "b", "c")):
+        write_jsonl(folder / f"{name}.jsonl", pairs(20, start=20 * number))
+    for number, name in enumerate(("d", "e")):
+        write_jsonl(other / f"{name}.jsonl", pairs(3, start=60 + 3 * number))
+    prepared = pipeline(folder, cache, eval_path=str(other))
+    places = prepared.places_of(range(60))
+    assert places == [f"{name}.jsonl:{line}" for name in "abc" for line in range(1, 21)]
+    held = [f"{name}.jsonl:{line}" for name in "de" for line in range(1, 4)]
+    assert prepared.evaluation_places() == held
+
+
 def test_plain_texts(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "a.txt").write_text("\n\n".join(f"Text number {n}\nhas lines." for n in range(30)))
     prepared = pipeline(tmp_path / "a.txt", cache, byte_level_tokenizer(CHATML))

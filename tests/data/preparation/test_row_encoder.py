@@ -17,9 +17,9 @@ from infrastructure.data.encoding.tokenization import ConversationEncoder
 from infrastructure.data.preparation import row_encoder as row_worker
 from infrastructure.data.preparation.row_encoder import (
     CHUNKS_PER_WORKER,
-    Chunk,
     PreparedChunk,
     PreparedRow,
+    RowChunk,
     RowWorker,
     work_on,
 )
@@ -36,7 +36,7 @@ class Counting:
     max_bytes = None
     needs_torch = False
 
-    def __call__(self, chunk: Chunk) -> PreparedChunk:
+    def __call__(self, chunk: RowChunk) -> PreparedChunk:
         sum(range(100_000 * (chunk.file % 3)))  # some take longer
         return PreparedChunk(chunk.file, 0, [])
 
@@ -49,26 +49,26 @@ class Homebound:
     def __init__(self, home: int) -> None:
         self.home = home
 
-    def __call__(self, chunk: Chunk) -> PreparedChunk:
+    def __call__(self, chunk: RowChunk) -> PreparedChunk:
         if os.getpid() != self.home:
             os._exit(1)
         return PreparedChunk(chunk.file, chunk.shape, chunk.rows)  # type: ignore[arg-type]
 
 
-def chunks_of(marks: list[str], size: int = 4) -> list[Chunk]:
+def chunks_of(marks: list[str], size: int = 4) -> list[RowChunk]:
     rows: list[Row | BadRow] = [
         Row({"mark": mark}, "rows.jsonl", line) for line, mark in enumerate(marks, start=1)
     ]
-    return [Chunk(0, 0, rows[start : start + size]) for start in range(0, len(rows), size)]
+    return [RowChunk(0, 0, rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
 def test_results_come_in_order_and_few_are_under_way() -> None:
     taken: list[int] = []
 
-    def chunks() -> Iterator[Chunk]:
+    def chunks() -> Iterator[RowChunk]:
         for number in range(30):
             taken.append(number)
-            yield Chunk(number, 0, [])
+            yield RowChunk(number, 0, [])
 
     worker: Any = Counting()
     for expected, result in enumerate(work_on(chunks(), worker, 2)):
@@ -87,7 +87,7 @@ def test_no_more_processes_than_there_are_chunks(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(row_worker, "worker_pool", pool)
     worker: Any = Counting()
     for num_chunks in (0, 1, 5):
-        chunks = (Chunk(number, 0, []) for number in range(num_chunks))
+        chunks = (RowChunk(number, 0, []) for number in range(num_chunks))
         prepared = [chunk.file for chunk in work_on(chunks, worker, 2)]
         assert prepared == list(range(num_chunks))
     assert sizes == [1, 2]
@@ -101,7 +101,7 @@ class Hungry:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
 
-    def __call__(self, chunk: Chunk) -> PreparedChunk:
+    def __call__(self, chunk: RowChunk) -> PreparedChunk:
         for row in chunk.rows:
             assert isinstance(row, Row)
             bytearray(int(row.values["mark"]) * 10**6)
@@ -176,7 +176,7 @@ def test_rows_about_different_pictures_are_different_rows(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(encoder, "encode", seeing)
     schema = RowSchema("qa", {"prompt": "prompt", "answer": "completion"}, "")
-    prepared = RowWorker(encoder, [schema])(Chunk(0, 0, rows)).rows
+    prepared = RowWorker(encoder, [schema])(RowChunk(0, 0, rows)).rows
     numbers = [one.content for one in prepared if isinstance(one, PreparedRow)]
     assert len(numbers) == len(shown)
     assert [numbers.index(number) for number in numbers] == [0, 1, 0, 3, 4, 5]

@@ -57,6 +57,19 @@ def test_lines_that_would_be_rows_are_joined_by_a_stray_quote(
         assert "data.quote_spans_rows" in str(joined[0][1])
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_return_within_a_line_is_a_part_of_its_cell(tmp_path: Path, end: str) -> None:
+    content = end.join(["q,a\rb", "one\rtwo,x", '"é\r,",y', '"1\r', '2",z', ""])
+    path = tmp_path / "rows.txt"
+    path.write_bytes(content.encode())
+    rows = [row.values for row in read_csv(path, "rows.txt") if isinstance(row, Row)]
+    assert rows == [
+        {"q": "one\rtwo", "a\rb": "x"},
+        {"q": "é\r,", "a\rb": "y"},
+        {"q": f"1\r{end}2", "a\rb": "z"},
+    ]
+
+
 def test_the_first_records_decide_whether_fields_span_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

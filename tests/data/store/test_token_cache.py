@@ -23,7 +23,7 @@ from infrastructure.data.store.token_cache import (
     SECONDS_TO_DELETE,
     TokenCache,
 )
-from infrastructure.data.store.token_store import StoreWriter
+from infrastructure.data.store.token_store import TokenStoreWriter
 from tests.forks import forked_python
 
 
@@ -32,7 +32,7 @@ def builder(num_tokens: int = 1000, calls: list[int] | None = None) -> Callable[
         if calls is not None:
             calls.append(num_tokens)
         tokens = np.arange(num_tokens, dtype=np.int32)
-        with StoreWriter(folder, 1 << 20) as writer:
+        with TokenStoreWriter(folder, 1 << 20) as writer:
             writer.append([TokenizedExample(tokens, tokens > 0)])
             writer.finish({})
 

@@ -16,8 +16,8 @@ from infrastructure.data.store.token_store import (
     META,
     PICTURE_BYTES,
     DamagedEntryError,
-    StoreWriter,
     TokenStore,
+    TokenStoreWriter,
 )
 
 IN_MEMORY, MAPPED = 10**9, 0
@@ -37,7 +37,7 @@ def random_examples(count: int, vocabulary_size: int = 50_000) -> list[Tokenized
 
 def write(folder: Path, examples: list[TokenizedExample], vocabulary_size: int = 50_000) -> None:
     folder.mkdir()
-    with StoreWriter(folder, vocabulary_size) as writer:
+    with TokenStoreWriter(folder, vocabulary_size) as writer:
         for start in range(0, len(examples), 7):
             writer.append(examples[start : start + 7])
         writer.append([])
@@ -143,7 +143,7 @@ def test_a_mapped_file_is_checked_where_it_is_used(
 
 
 def test_an_unfinished_entry_cannot_be_opened(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path, 100) as writer:
+    with TokenStoreWriter(tmp_path, 100) as writer:
         writer.append(random_examples(3))
     with pytest.raises(
         DamagedEntryError, match=r"data\.cache_metadata_unreadable.*file=meta\.json"
@@ -188,7 +188,7 @@ def test_pictures_come_back_from_their_files_and_from_the_entry(tmp_path: Path) 
         for example, numbers in zip(random_examples(len(order)), order, strict=True)
     ]
     (tmp_path / "entry").mkdir()
-    with StoreWriter(tmp_path / "entry", 50_000) as writer:
+    with TokenStoreWriter(tmp_path / "entry", 50_000) as writer:
         writer.append(examples[:2])
         writer.append(examples[2:])
         writer.finish({})

@@ -30,7 +30,7 @@ from infrastructure.training.observers.run_observers import (
     ProgressObserver,
     ReportObserver,
 )
-from infrastructure.training.sizing.memory_extension import MemoryExtension, MemorySettings
+from infrastructure.training.sizing.memory_extension import MemoryExtension, MemoryLimits
 from tests.features.conformance.planted import failure, without_defect
 
 CPU = torch.device("cpu")
@@ -88,7 +88,7 @@ class TestPeak(HookSuite):
 
 class TestMemory(HookSuite):
     def make(self, folder: Path) -> Hook:
-        return MemoryExtension(MemorySettings(), CPU)
+        return MemoryExtension(MemoryLimits(), CPU)
 
 
 # Defects, each in a hook that is else sound.
@@ -166,6 +166,16 @@ class NeedsMore(Counts):
         assert isinstance(state.error, ValueError), "planted"
 
 
+class ExpectsNoEpochEnd(Extension):
+    def epoch_end(self, state: TrainingState) -> None:
+        raise AssertionError("planted")
+
+
+class ExpectsNoPhaseEnd(Extension):
+    def phase_end(self, state: TrainingState) -> None:
+        raise AssertionError("planted")
+
+
 class NamedAnew(Counts):
     numbers = itertools.count()
 
@@ -189,6 +199,8 @@ DEFECTS: list[tuple[type[Hook], str, str]] = [
     (DrawsNumbers, "test_an_observer_changes_nothing", "random numbers"),
     (SwitchesModes, "test_an_observer_changes_nothing", "modes"),
     (NeedsMore, "test_every_event_may_come_in_the_order_of_the_loop", "planted"),
+    (ExpectsNoEpochEnd, "test_every_event_may_come_in_the_order_of_the_loop", "planted"),
+    (ExpectsNoPhaseEnd, "test_every_event_may_come_in_the_order_of_the_loop", "planted"),
     (NamedAnew, "test_it_has_the_same_name_each_time", "its name is"),
 ]
 

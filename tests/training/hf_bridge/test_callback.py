@@ -22,6 +22,8 @@ import torch
 from safetensors.torch import load_file
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
+from infrastructure.backup.format.file_operations import FileOperations
+from infrastructure.backup.format.objects import SLACK_BYTES
 from infrastructure.backup.state.random_state import capture_random
 from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -491,6 +493,20 @@ def test_a_folder_for_backups_is_shown_with_its_full_path(
     _, _, lines = train(tmp_path, config=config, max_steps=1)
     place = f"copies=trainer.copies_go_to(place={tmp_path / 'backup'}))"
     assert any(line.endswith(place) for line in lines)
+
+
+def test_a_disk_without_room_for_the_checkpoints_is_found_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"place": str(tmp_path / "backup"), "finish_seconds": 120}
+    _, _, lines = train(tmp_path, config=settings(tmp_path, backup=place), max_steps=1)
+    assert any("backup.destination_on_same_disk(" in line for line in lines)
+    weight_bytes = sum(p.numel() * p.element_size() for p in tiny_model().parameters())
+    free = SLACK_BYTES + weight_bytes - 1
+    monkeypatch.setattr(FileOperations, "free_bytes", lambda *_: free)
+    with pytest.raises(StorageError):
+        train(tmp_path / "full", max_steps=1)
+    assert not (run_of(tmp_path / "full") / "run.json").exists()
 
 
 def test_a_plain_trainer_goes_on_from_the_folder_too(

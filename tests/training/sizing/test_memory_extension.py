@@ -18,7 +18,7 @@ from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
 from infrastructure.training.sizing.memory_extension import (
     MemoryExtension,
-    MemorySettings,
+    MemoryLimits,
 )
 from tests.slow import slow
 from tests.training.toy_training import Training
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 def test_a_training_computes_the_same_with_and_without_it() -> None:
-    with_it = Training(hooks=[MemoryExtension(MemorySettings(), CPU)]).run()
+    with_it = Training(hooks=[MemoryExtension(MemoryLimits(), CPU)]).run()
     without = Training().run()
     assert torch.equal(with_it.weights, without.weights)
     assert with_it.state.recoveries == []
@@ -40,7 +40,7 @@ class Watching(Observer):
 
 
 def test_garbage_is_collected_between_steps_and_by_python_again_afterwards() -> None:
-    memory, watching = MemoryExtension(MemorySettings(), CPU), Watching()
+    memory, watching = MemoryExtension(MemoryLimits(), CPU), Watching()
     Training(hooks=[memory, watching]).run()
     assert not watching.collected_by_itself
     assert gc.isenabled()
@@ -48,7 +48,7 @@ def test_garbage_is_collected_between_steps_and_by_python_again_afterwards() -> 
 
 
 def test_a_limit_below_what_is_there_is_reported_before_the_first_step() -> None:
-    memory = MemoryExtension(MemorySettings(limit_bytes=MIB), CPU)
+    memory = MemoryExtension(MemoryLimits(limit_bytes=MIB), CPU)
     training = Training(hooks=[memory])
     with pytest.raises(
         MemoryLimitError, match=r"training\.memory_limit_exceeded_at_start\(limit=1(\.0)? MiB"
@@ -62,7 +62,7 @@ def test_above_its_limit_the_training_goes_on_in_smaller_pieces_and_is_advised()
     """A GPU's training is not held by the kernel, so the guard answers."""
     saving = Recommendation("training.optimizer: adamw_8bit", "moments in 8 bits", 64 * MIB)
     memory = MemoryExtension(
-        MemorySettings(limit_bytes=1 << 50), torch.device("cuda"), recommend=lambda state: [saving]
+        MemoryLimits(limit_bytes=1 << 50), torch.device("cuda"), recommend=lambda state: [saving]
     )
     training = Training(hooks=[memory], max_steps=2)
 
@@ -77,13 +77,13 @@ def test_above_its_limit_the_training_goes_on_in_smaller_pieces_and_is_advised()
         one for one in training.state.recoveries if one["kind"] == RecoveryKind.SHORT_OF_MEMORY
     ]
     assert noted[0]["action"] == "training.micro_batch_reduced(size=1)"
-    assert "; training.optimizer: adamw_8bit saves 64 MiB" in noted[0]["message"]
+    assert "change=training.optimizer: adamw_8bit, saved=64 MiB" in noted[0]["message"]
     assert memory.facts()["num_releases"] >= 1
 
 
 def test_the_limit_of_the_system_is_lifted_whatever_happens() -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    memory = MemoryExtension(MemorySettings(limit_bytes=resident_bytes() + 2**30), CPU)
+    memory = MemoryExtension(MemoryLimits(limit_bytes=resident_bytes() + 2**30), CPU)
     seen: list[int] = []
 
     class Failing(Observer):
@@ -109,7 +109,7 @@ def test_data_that_nobody_uses_leaves_memory_after_its_time() -> None:
 
     now = [0.0]
     memory = MemoryExtension(
-        MemorySettings(cache_seconds=5), CPU, release_data=release, clock=lambda: now[0]
+        MemoryLimits(cache_seconds=5), CPU, release_data=release, clock=lambda: now[0]
     )
     state = TrainingState(torch.nn.Linear(1, 1))
     for now[0] in (0.0, 1.0, 5.0):

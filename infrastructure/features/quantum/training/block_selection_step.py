@@ -19,7 +19,7 @@ from infrastructure.features.quantum.training.block_statistics import (
 )
 from infrastructure.features.quantum.training.decisions import Decisions
 from infrastructure.features.quantum.training.overhead_budget import solver_seconds
-from infrastructure.features.quantum.training.step_records import Record
+from infrastructure.features.quantum.training.step_records import QuantumRecord
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.forward.gradient_accumulation import split
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
@@ -81,7 +81,9 @@ class BlockSelectionStep:
             number=self.number,
         )
 
-    def apply(self, problem: QuantumProblem, decision: object, decisions: Decisions) -> Record:
+    def apply(
+        self, problem: QuantumProblem, decision: object, decisions: Decisions
+    ) -> QuantumRecord:
         """Add a decision to the current decisions, and return a description of it for reports."""
         assert isinstance(problem, BlockSelection)
         problem.apply(decision, decisions)

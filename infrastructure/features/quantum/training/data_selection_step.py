@@ -24,7 +24,7 @@ from infrastructure.features.quantum.problems.problem import QuantumProblem
 from infrastructure.features.quantum.training.decisions import Decisions
 from infrastructure.features.quantum.training.overhead_budget import solver_seconds
 from infrastructure.features.quantum.training.per_example_gradients import example_gradients
-from infrastructure.features.quantum.training.step_records import Record
+from infrastructure.features.quantum.training.step_records import QuantumRecord
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.sizing.cost_measurement import DryRunStep, dry_run
@@ -213,7 +213,9 @@ class DataSelectionStep:
             ids.tolist(), gradients, self._share(len(ids)), target=target, seed=self.seed
         )
 
-    def apply(self, problem: QuantumProblem, decision: object, decisions: Decisions) -> Record:
+    def apply(
+        self, problem: QuantumProblem, decision: object, decisions: Decisions
+    ) -> QuantumRecord:
         """Apply a solved decision to `decisions`, and return a record of it for reports."""
         assert isinstance(problem, DataSelection)
         problem.apply(decision, decisions)

@@ -12,7 +12,7 @@ from infrastructure.training.extensions.extension_hooks import Observer
 
 if TYPE_CHECKING:  # they import dimod, which runs without a quantum step do not need
     from infrastructure.features.quantum.training.solver_session import SolverSession
-    from infrastructure.features.quantum.training.step_records import Record
+    from infrastructure.features.quantum.training.step_records import QuantumRecord
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class QuantumFacts(TypedDict):
 
     problem: str
     solver: str
-    records: "list[Record]"
+    records: "list[QuantumRecord]"
 
 
 def quantum_facts(session: "SolverSession") -> QuantumFacts:

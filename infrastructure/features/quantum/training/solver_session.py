@@ -33,7 +33,7 @@ from infrastructure.features.quantum.training.step_records import (
     FAILED,
     SKIPPED,
     History,
-    Record,
+    QuantumRecord,
     answer_facts,
     in_words,
     numbers_of,
@@ -183,7 +183,7 @@ class SolverSession:
         solution = self._solution_of(problem, allowed_seconds - self.seconds_so_far)
         decisions = copy.copy(self.decisions)
         chosen = step.apply(problem, solution.decision, decisions)
-        solved: Record = {
+        solved: QuantumRecord = {
             **self._record(state),
             "foretold_seconds": predicted_seconds,
             "allowed_seconds": None if math.isinf(allowed_seconds) else allowed_seconds,
@@ -216,7 +216,7 @@ class SolverSession:
         remark = phrase("quantum.solver_time_cut_by_budget", limit=bound, seconds=least)
         return replace(solution, remarks=[*solution.remarks, remark])
 
-    def _record(self, state: TrainingState) -> Record:
+    def _record(self, state: TrainingState) -> QuantumRecord:
         return {
             "step": state.step,
             "epoch": state.position.epoch,
@@ -254,7 +254,7 @@ class SolverSession:
     def _complete(self, why: str) -> str:
         return "; ".join(filter(None, (why, self.without_answer())))
 
-    def _report(self, record: Record) -> None:
+    def _report(self, record: QuantumRecord) -> None:
         kept = self.history.add(record)
         self.unlogged |= numbers_of(kept)
         self.report(in_words(kept))

@@ -22,7 +22,7 @@ MAX_RECORDS, NUM_WHOLE = 1000, 10
 LONG = ("info", "facts", "dropped")
 
 
-class Record(TypedDict, total=False):
+class QuantumRecord(TypedDict, total=False):
     """The record of one quantum step. It always has `step`, `epoch`, `problem` and `outcome`.
 
     The choice is described by `chosen`, as text, and by keys that depend on the problem.
@@ -72,7 +72,7 @@ class History:
     def __init__(self) -> None:
         self._texts: list[str] = []  # copied at every step; copying texts is cheap
 
-    def add(self, record: Record) -> Record:
+    def add(self, record: QuantumRecord) -> QuantumRecord:
         """Store a record, and return it in the form in which it is read from JSON."""
         text = json.dumps(record)
         self._texts = [*self._texts, text][-MAX_RECORDS:]
@@ -82,14 +82,14 @@ class History:
             self._texts[-NUM_WHOLE - 1] = json.dumps(short)
         return _parsed(text)
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[QuantumRecord]:
         """Return all stored records."""
         return [_parsed(text) for text in self._texts]
 
     def __len__(self) -> int:
         return len(self._texts)
 
-    def newest(self) -> Record | None:
+    def newest(self) -> QuantumRecord | None:
         return _parsed(self._texts[-1]) if self._texts else None
 
     def state_dict(self) -> list[str]:
@@ -99,18 +99,18 @@ class History:
         self._texts = list(saved)
 
 
-def read_records(run_directory: Path) -> list[Record]:
+def read_records(run_directory: Path) -> list[QuantumRecord]:
     """Return the records in `quantum.json` of a run; none if the file is missing or damaged."""
     content = read_files(run_directory, [QUANTUM_FILE]).object_in(QUANTUM_FILE)
-    return cast(list[Record], objects_in(content.get("records")))
+    return cast(list[QuantumRecord], objects_in(content.get("records")))
 
 
-def _parsed(text: str) -> Record:
-    record: Record = json.loads(text)
+def _parsed(text: str) -> QuantumRecord:
+    record: QuantumRecord = json.loads(text)
     return record
 
 
-def answer_facts(solution: Solution) -> Record:
+def answer_facts(solution: Solution) -> QuantumRecord:
     """Return the facts about an answer, without the answer itself, which may be long."""
     chosen = solution.info.get("sampler")  # the one that `auto` chose
     return {
@@ -126,7 +126,7 @@ def answer_facts(solution: Solution) -> Record:
     }
 
 
-def numbers_of(record: Record) -> dict[str, float]:
+def numbers_of(record: QuantumRecord) -> dict[str, float]:
     """Return the numbers of a quantum step that become metrics."""
     numbers = {
         "quantum_problem_size": record.get("num_variables"),
@@ -138,7 +138,7 @@ def numbers_of(record: Record) -> dict[str, float]:
     return {name: float(v) for name, v in numbers.items() if isinstance(v, int | float)}
 
 
-def in_words(record: Record) -> str:
+def in_words(record: QuantumRecord) -> str:
     """Describe a quantum step in one line."""
     head = f"Quantum step ({str(record['problem']).replace('_', ' ')})"
     if record["outcome"] != ANSWERED:

@@ -15,7 +15,7 @@ from infrastructure.features.quantum.config import AT_ANY_COST, QuantumConfig
 from infrastructure.features.quantum.solving.quantum_step import Solution
 from infrastructure.features.quantum.training import solver_session
 from infrastructure.features.quantum.training.quantum_extension import QuantumExtension
-from infrastructure.features.quantum.training.step_records import Record
+from infrastructure.features.quantum.training.step_records import QuantumRecord
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
@@ -65,7 +65,7 @@ def extension_of(trainer: EnhancedTrainer) -> QuantumExtension:
     return found
 
 
-def records(trainer: EnhancedTrainer) -> list[Record]:
+def records(trainer: EnhancedTrainer) -> list[QuantumRecord]:
     return extension_of(trainer).session.history.records()
 
 
