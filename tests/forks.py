@@ -224,10 +224,25 @@ def serve(number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it means the tests
     with _silent():
         import_what_takes_long(HEAVY + KERNELS + OURS)
+        _remember_what_takes_long()
         if TESTS in os.environ:
             _import_tests(json.loads(os.environ.pop(TESTS)))
     freeze()
     _Serving(socket.socket(fileno=number)).until_nobody_is_connected()
+
+
+def _remember_what_takes_long() -> None:
+    """What each training looks up first: the patterns by which Transformers converts names of
+    weights, the words of messages, and how a configuration is read."""
+    from infrastructure.config.deployment_config import DeploymentConfig
+    from infrastructure.core.messages import catalogue_files, words_of
+
+    with suppress(ImportError):  # of an earlier Transformers
+        conversions = importlib.import_module("transformers.conversion_mapping")
+        conversions.get_checkpoint_conversion_mapping("llama")
+    for topic in catalogue_files():
+        words_of(f"{topic}.none")
+    DeploymentConfig().check_supported()
 
 
 def _import_tests(paths: Sequence[str]) -> None:

@@ -52,7 +52,7 @@ EXPORT_FORMATS: Registry[Any] = Registry("export format", "temper.export_formats
 FORMATS: Registry[Any] = Registry(
     "data format",
     "temper.formats",
-    ("json", "jsonl", "csv", "tsv", "text", "parquet", "hdf5", "excel", "huggingface"),
+    ("json", "jsonl", "csv", "tsv", "text", "parquet", "huggingface"),
     decides=True,
 )
 # data.encoding.augmentation

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 CATALOGUE = Path(__file__).with_name("catalogue")
 FEATURES = Path(__file__).parents[1] / "features"
-CODE = re.compile(r"[a-z_]+\.[a-z0-9_]+")
+CODE = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+")
 WORDS, CODES = "TEMPER_MESSAGES", "codes"  # environment variable: show codes instead of words
 
 INTERRUPT = "interrupt"  # the way to interrupt, in place of a setting's key

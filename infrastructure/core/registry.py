@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib.metadata import distribution, entry_points, packages_distributions
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -147,7 +147,7 @@ class Registry(Generic[Plugin]):
 
     def names(self) -> list[str]:
         """Return the names of all built-in, registered and installed plug-ins."""
-        installed = (point.name for point in entry_points(group=self.group))
+        installed = (point.name for point in _entry_points(group=self.group))
         own = {*self._own_names(), *self._adopted}
         return sorted({*self.built_in, *self._provided, *own, *installed})
 
@@ -250,7 +250,7 @@ class Registry(Generic[Plugin]):
             return Origin(address, package_of(address))
         if name in self._provided or name in self.built_in:
             return None
-        for point in entry_points(group=self.group, name=name):
+        for point in _entry_points(group=self.group, name=name):
             dist = point.dist
             return Origin(point.value, f"{dist.name}=={dist.version}" if dist else None)
         return None
@@ -277,7 +277,7 @@ class Registry(Generic[Plugin]):
         return [*self._registered, *_inherited(self.group)]
 
     def _is_installed(self, name: str) -> bool:
-        return bool(entry_points(group=self.group, name=name))
+        return bool(_entry_points(group=self.group, name=name))
 
     def _address(self, name: str) -> str | None:
         """Return the address from which to import a plug-in that this process has not registered.
@@ -294,7 +294,7 @@ class Registry(Generic[Plugin]):
         return adopted.address if adopted and not self._is_installed(name) else None
 
     def _load(self, name: str) -> Plugin:
-        points = entry_points(group=self.group, name=name)
+        points = _entry_points(group=self.group, name=name)
         if not points:
             raise InputError(self._unknown(name))
         point = next(iter(points))
@@ -417,6 +417,16 @@ def _installed_at() -> tuple[tuple[str, float], ...]:
 def _distributions(_places: tuple[tuple[str, float], ...]) -> Mapping[str, list[str]]:
     """Return the installed packages of each top-level module, which takes a second."""
     return packages_distributions()
+
+
+def _entry_points(**by: str) -> Any:
+    return _all_entry_points(_installed_at()).select(**by)
+
+
+@lru_cache(maxsize=2)
+def _all_entry_points(_places: tuple[tuple[str, float], ...]) -> Any:
+    """Return the entry points of all installed packages, whose files take 0.04 s to read."""
+    return entry_points()
 
 
 def _inherited(group: str) -> dict[str, str]:

@@ -10,14 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import checkpoint_bytes, checkpoint_drag, checkpoint_stall, restore_speed
-from benchmarks.states import LORA, adam_state, ratios, size_bytes
-from infrastructure.backup.format import store as store_module
+from benchmarks import checkpoint_bytes, restore_speed
 from infrastructure.backup.format.objects import ObjectFiles
 from infrastructure.backup.format.store import Store
-from infrastructure.training.checkpoints import checkpoint_manager
 from tests.forks import run_forked
-from tests.slow import slow
 
 SMALL_MEGABYTES = 12
 
@@ -26,22 +22,6 @@ def test_a_save_writes_little_more_than_what_changed() -> None:
     found = checkpoint_bytes.measure(SMALL_MEGABYTES, peers=False)
     assert found["missed"] == 0
     assert found["100 %"]["temper"] > found["5 %"]["temper"] > found["0 %"]["temper"] > 0
-
-
-@slow
-def test_writing_everything_anew_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Store, "_held_already", lambda *arguments: {})
-    assert checkpoint_bytes.measure(SMALL_MEGABYTES, peers=False)["missed"] >= 1
-
-
-@slow
-def test_keeping_what_is_mostly_dead_would_show(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bounded = checkpoint_bytes.history(tmp_path / "bounded", SMALL_MEGABYTES)
-    monkeypatch.setattr(store_module, "is_mostly_dead", lambda pack, living_bytes: False)
-    pinned = checkpoint_bytes.history(tmp_path / "pinned", SMALL_MEGABYTES)
-    assert pinned["disk_by_state"] > bounded["disk_by_state"]
 
 
 def run_in_fork(command: list[str], *, cwd: Path, text: bool, **_: Any) -> Any:
@@ -78,33 +58,3 @@ def test_reading_a_pack_twice_over_would_show(
     monkeypatch.setattr(ObjectFiles, "read", lambda *a: (read(*a), read(*a))[1])
     dict(store.load(manifest))
     assert len(counted) == 3
-
-
-@pytest.mark.parametrize("name", checkpoint_stall.SYSTEMS)
-@pytest.mark.filterwarnings("ignore")
-def test_every_way_to_save_is_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_manager, "BACKGROUND_BYTES", 0)
-    state = adam_state(LORA[:10])
-    kept = {key: tensor.clone() for key, tensor in state.items()}
-    found = checkpoint_stall.measure(name, state, kept, rounds=2)
-    assert found["median"] > 0
-    assert found["first"] > 0
-
-
-def test_a_long_stall_would_show() -> None:
-    good = {"median": 1.1, "p90": 1.4, "first": 3.0}
-    assert not checkpoint_stall.is_missed({"temper": good})
-    assert all(checkpoint_stall.is_missed({"temper": {**good, name: 6.5}}) for name in good)
-
-
-@slow
-def test_the_drag_of_a_save_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_drag, "NUM_STEPS", 5)
-    found = checkpoint_drag.measure(60, rounds=1)
-    assert found["temper"]["seconds_to_commit"] > 0
-    assert found["a thread"]["step_ratio"] > 0
-
-
-def test_ratios_are_of_neighbours() -> None:
-    assert ratios([(2.0, 1.0), (3.0, 3.0), (8.0, 2.0)]) == {"median": 2.0, "p90": 4.0}
-    assert size_bytes({"a": torch.zeros(3)}) == 12

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.direct_writes import CACHED, DIRECT, MODES, TENSOR_BYTES, measure, page
+from benchmarks.direct_writes import CACHED, DIRECT, MODES, TENSOR_BYTES, measure
 from infrastructure.backup.format import direct_io
 from infrastructure.backup.format.store import Store
 
@@ -29,11 +29,3 @@ def test_both_leave_a_whole_version_and_one_of_them_is_direct(
         store.verify(store.read(name))
     num_files, num_versions = 2, 3  # an object and a manifest, each written and read back
     assert requests.count(True) == 2 * num_files * num_versions
-
-
-def test_the_page_has_the_ratio_of_processor_times() -> None:
-    text, ratio = page({DIRECT: [(0.2, 1.0)] * 3, CACHED: [(0.8, 2.0)] * 3}, 8 * 2**20)
-    assert ratio == pytest.approx(0.25)
-    assert "3 versions of 8 MiB with each" in text
-    assert "0.25 times the processor time (95 % interval 0.25 to 0.25)" in text
-    assert "| direct | 0.20 | 1.00 |\n| cached | 0.80 | 2.00 |" in text

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.everything_on import Training, Turn, page, train_pair
+from benchmarks.everything_on import Training, train_pair
 
 # Each of its steps waits for a line of a process that it has started.
 COUNTS = """
@@ -60,24 +60,3 @@ def test_the_two_of_a_pair_take_turns_and_end() -> None:
         "on": [2, 2, 2],
     }
     assert set(psutil.Process().children()) <= before
-
-
-def test_steps_are_compared_by_the_hundred_and_together() -> None:
-    off = [Turn(1000, 1.0)] * 100
-    on = [Turn(1000, 1.0)] * 50 + [Turn(1000, 1.25)] * 50
-    text, ratio = page([[*zip(off, on, strict=True)]])
-    assert ratio == pytest.approx(20 / 22.5)
-    assert "there are 0.889 times" in text
-    assert "| 1 to 100 | 1,000 | 1,000 | 1.000 |" in text
-    assert "| 101 to 200 | 1,000 | 800 | 0.800 |" in text
-
-
-def test_the_pairs_count_together() -> None:
-    slow = [(Turn(1000, 1.0), Turn(1000, 3.0))] * 55
-    same = [(Turn(1000, 1.0), Turn(1000, 1.0))] * 55
-    text, ratio = page([slow, same])
-    assert ratio == pytest.approx(110 / 220)
-    assert "2 pairs of trainings of 110 steps" in text
-    assert "by pairs 0.333, 1.000" in text
-    assert "| 1 to 100 | 1,000 | 500 | 0.500 |" in text
-    assert "| 101 to 110 | 1,000 | 500 | 0.500 |" in text

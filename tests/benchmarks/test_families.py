@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from benchmarks.family_models import (
     save_language_model,
     save_seeing_model,
 )
-from benchmarks.family_table import MISSING, NONE, PAGE, TICK, Missing, tables, with_tables
+from benchmarks.family_table import MISSING, PAGE, Missing, with_tables
 from infrastructure.config.registries import METHODS as METHODS_OF_TRL
 from infrastructure.core.optional import is_installed
 from infrastructure.models import model_manager
@@ -66,15 +65,6 @@ def test_the_table_is_the_one_of_the_numbers() -> None:
         assert base["loss"] < base["unigram_entropy"], name
 
 
-def test_a_cell_without_a_tick_has_a_reason() -> None:
-    results = json.loads(RESULTS.read_text())
-    assert f"| {NONE} |" not in tables(results)
-    assert all(has_learnt(outcome) for outcome in results["cells"].values())
-    worse = {**results["cells"], "llama-dpo": {"gain_percent": 4.9}}
-    without = {**results, "cells": worse}
-    assert tables(without).count(TICK) == tables(results).count(TICK) - 1
-
-
 @pytest.mark.parametrize("missing", [one for one in MISSING if one.refused], ids=lambda m: m.why)
 def test_what_is_refused_is_refused_before_a_model_is_loaded(
     missing: Missing, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
@@ -89,12 +79,3 @@ def test_what_is_refused_is_refused_before_a_model_is_loaded(
     monkeypatch.setattr(model_manager, "load_causal_lm", None)
     with pytest.raises(ValueError, match=missing.refused):
         workshop.train(str(cell), method.data if reads_text else "colours", model, settings)
-
-
-def test_a_start_that_counts_tokens_alone_is_no_start(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = families.Base(Path("none"), 3.0, 2.9)
-    monkeypatch.setattr(Workshop, "base", lambda self, family: base)
-    with pytest.raises(ValueError, match="has not passed its trivial loss"):
-        families.train_cell(CELLS["llama-lora"], workshop)

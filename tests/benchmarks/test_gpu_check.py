@@ -49,15 +49,6 @@ def test_what_needs_a_gpu_is_skipped_without_one(name: str, tmp_path: Path) -> N
 TWO_GPUS = pytest.mark.parametrize("check", ["two_gpus_equal_one", "two_gpus_spread_equal_one"])
 
 
-@TWO_GPUS
-def test_two_gpus_are_skipped_with_a_word_where_there_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str
-) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    found = gpu_check.run_here(check, Bench(tmp_path, "cuda"))
-    assert found == {"verdict": "skipped", "why": "there is one GPU"}
-
-
 @slow
 @TWO_GPUS
 def test_two_processes_of_a_cpu_are_compared_as_two_gpus_are(
@@ -85,37 +76,6 @@ def test_a_check_that_breaks_fails_and_spoils_no_other(tmp_path: Path) -> None:
     found = gpu_check.run_apart("no_such_check", Bench(tmp_path, "cpu"), 120)
     assert found["verdict"] == "fail"
     assert "no_such_check" in found["why"]
-
-
-def test_without_time_a_check_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(gpu_check, "TOTAL_SECONDS", 0.0)
-    found = gpu_check.run_all(["bf16"], Bench(tmp_path, "cpu"))
-    assert found["bf16"]["why"] == "the time is over"
-
-
-def test_speeds_of_all_systems_stand_in_one_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a CPU all three measure a tiny model, whatever the check is called."""
-    speeds = {"temper": 300, "trl": 200, "unsloth": None}
-
-    def planted(bench: Bench, system: str, shape: str) -> dict[str, object]:
-        assert shape == "tiny"
-        tokens = speeds[system]
-        return {"tokens_per_second": tokens} if tokens else {"failed": "no GPU"}
-
-    monkeypatch.setattr(speed, "_in_process", planted)
-    monkeypatch.setattr(speed, "measure_operations_per_second", lambda *_: 1e9)
-    monkeypatch.setattr(Bench, "tokens_per_row", 100.0)
-    found = gpu_check.run_here("speed_llama_8b", Bench(tmp_path, "cpu"))
-    assert (found["verdict"], found["times_faster_than"]) == ("pass", {"trl": 1.5})
-    arithmetic = speed.lora_arithmetic("tiny")
-    share = 300 * (arithmetic.per_token + 100 * arithmetic.per_token_and_position) / 1e9
-    text = gpu_check.page({"device": "cpu", "torch": "2"}, {"speed_llama_8b": found})
-    assert f"| tiny | temper | 300 | - | {share:.0%} |" in text
-    assert "| tiny | unsloth | no GPU | - | - |" in text
-    assert "| speed_llama_8b | pass |  |" in text
-    assert speed.speed_table({"bf16": {"verdict": "pass"}}) == ""
 
 
 def test_a_lora_computes_no_gradients_of_the_weights() -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.memory_growth import Peaks, measure, page
+from benchmarks.memory_growth import measure
 
 
 def test_peaks_of_a_short_training(tmp_path: Path) -> None:
@@ -10,9 +10,3 @@ def test_peaks_of_a_short_training(tmp_path: Path) -> None:
     assert sorted(peaks.peaks) == [2, 4]
     assert 100e6 < peaks.peaks[2] < peaks.peaks[4] + 1e6  # the kernel counts in batches
     assert len(peaks.lengths) == 4  # each step has a shape of its own
-
-
-def test_the_ratio_is_of_the_last_peak_to_the_first() -> None:
-    text, ratio = page(Peaks((50, 1000), {50: 400_000_000, 1000: 480_000_000}, {1, 2}), "bf16")
-    assert ratio == 1.2
-    assert "| 1,000 | 480 MB |" in text

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from benchmarks import methods
 from infrastructure.config.registries import METHODS
 from tests.slow import slow
@@ -25,12 +23,3 @@ def test_each_method_beats_its_start_on_a_seed(tmp_path: Path) -> None:
     assert 0.1 < shares["start"] < 0.7
     for name in ("dpo", "kto", "grpo", "distillation"):
         assert shares[name] > shares["start"] + 0.1, name
-
-
-def test_the_texts_of_the_benchmark_are_different_and_repeatable() -> None:
-    texts = methods.words(0, 100)
-    assert len(set(texts)) == 100
-    assert texts == methods.words(0, 100)
-    assert texts != methods.words(1, 100)
-    with pytest.raises(KeyError):
-        methods.STUDENT_T[1]

@@ -1,6 +1,6 @@
 """The overhead's arithmetic, and its blocks in a real toy training."""
 
-from benchmarks.monitor_overhead import Block, Blocks, growth, ratios
+from benchmarks.monitor_overhead import Blocks, growth
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from tests.training.toy_training import Training
@@ -20,21 +20,6 @@ class Counting(Observer):
 
     def train_end(self, state: TrainingState) -> None:
         self.ends += 1
-
-
-def test_the_ratios_are_of_neighbouring_blocks_whichever_came_first() -> None:
-    found = ratios(
-        [
-            Block(False, clock=1.0, hooks=0.0, beside=0.25),
-            Block(True, clock=1.1, hooks=0.01, beside=0.26),  # a pair while the machine was free
-            Block(True, clock=4.4, hooks=0.04, beside=1.04),
-            Block(False, clock=4.0, hooks=0.0, beside=1.0),  # and one while it was busy
-        ]
-    )
-    assert found["clock"] == 1.1
-    assert found["clock_interval_95"] == [1.1, 1.1]
-    assert found["ratio"] == 1.02
-    assert found["step_seconds"] == 2.5
 
 
 def test_blocks_alternate_and_the_watching_hooks_see_their_own_only() -> None:

@@ -1,15 +1,11 @@
 """The page of rounded training says what its own tables give."""
 
-import json
 import re
 import statistics
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from benchmarks import quantization_aware
 from benchmarks.quantization_aware import interval_of
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "quantization_aware.md"
@@ -42,28 +38,3 @@ def test_the_page_agrees_with_its_table(kind: str) -> None:
     expected = (statistics.fmean(gains), *interval_of(gains))
     assert (mean, low, high) == pytest.approx(expected, abs=HALF_A_DIGIT)
     assert (better, seeds) == (sum(gain > 0 for gain in gains), len(rows))
-
-
-def test_another_kind_begins_from_the_starts_that_were_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    begun: list[int] = []
-
-    def trained(_model: object, seed: int, *_: Any) -> Any:
-        begun.append(seed)
-        return SimpleNamespace(adapter=SimpleNamespace(save=Path.mkdir))
-
-    def losses(_kind: str, is_aware: bool, seed: int, _steps: int, start: Path) -> Any:
-        assert start == tmp_path / f"start-800-{seed}"
-        return 0.1, 0.2 + seed if is_aware else 0.5 + 2 * seed
-
-    monkeypatch.setattr(quantization_aware, "trained", trained)
-    monkeypatch.setattr(quantization_aware, "losses", losses)
-    for kind in ("int4", "int8_int4"):
-        words = f"benchmark --seeds 2 --kind {kind} --keep {tmp_path}"
-        monkeypatch.setattr("sys.argv", words.split())
-        quantization_aware.main()
-        result = json.loads(capsys.readouterr().out)
-        assert (result["kind"], result["loss_plain"]) == (kind, [0.1, 0.1])
-        assert result["mean_gain"] == pytest.approx((0.3 + 1.3) / 2)
-    assert begun == [0, 1]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.quantum_quality import MODULUS, MULTIPLIER, missed_goals, palubeckis
+from benchmarks.quantum_quality import MODULUS, MULTIPLIER, palubeckis
 
 
 def plainly(num_variables: int, density: int, seed: int) -> dict[tuple[int, int], int]:
@@ -36,10 +36,3 @@ def test_a_number_at_the_edge_of_two_values_has_the_lower_one() -> None:
     number = 1826963700
     seed = number * pow(MULTIPLIER, -1, MODULUS) % MODULUS
     assert palubeckis(1, 100, seed).get_linear(0) == -70
-
-
-def test_a_gap_above_its_goal_is_named() -> None:
-    row = {"problem": "p5000.1", "sampler": "dense_annealer", "limit": 60, "gap": 905}
-    rows = [{**row, "gap_percent": gap, "late": 0, "megabytes": 415} for gap in (0.011, 0.007)]
-    assert missed_goals(rows, {}) == ["p5000.1 in 60 s"]
-    assert missed_goals([], {"auto": {"asked": 2, "solved": 1}}) == ["auto on small problems"]

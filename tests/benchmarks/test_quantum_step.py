@@ -1,13 +1,11 @@
 """The ablation's rows are what it says, and a loss is read off where it should be."""
 
-import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from benchmarks.quantum_step import CASES, Trained, yardsticks
-from benchmarks.selection_pools import Row, make_rows, off_topic_rows, read_questions
+from benchmarks.quantum_step import Trained
+from benchmarks.selection_pools import Row, make_rows, off_topic_rows
 
 QUESTIONS = [Row(f"what is {i}", f"it is {i} as you know well") for i in range(400)]
 
@@ -43,25 +41,3 @@ def test_a_loss_is_read_off_between_measurements_and_the_lowest_is_kept() -> Non
     assert run.best(10) == 4.0
     assert run.best(40) == 3.0
     assert run.best(-5) == 5.0
-
-
-def test_each_case_is_compared_with_what_there_is() -> None:
-    names = [str(case) for case in CASES]
-    assert len(set(names)) == len(names)
-    assert yardsticks("dirty, 100%, all") == []
-    assert yardsticks("dirty, 10%, quantum") == [
-        "dirty, 100%, all",
-        "dirty, 10%, random",
-        "dirty, 10%, greedy",
-    ]
-    assert yardsticks("clean, 90%, quantum for the pool") == [
-        "clean, 100%, all",
-        "clean, 90%, random",
-    ]
-
-
-def test_a_line_that_is_no_question_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"question": "a", "answer": "b"}) + "\n" + '{"text": "c"}\n')
-    with pytest.raises(ValueError, match="line 2: no question with an answer"):
-        read_questions(path)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -30,58 +29,6 @@ def test_two_processes_train_what_the_kernel_refuses_one(tmp_path: Path) -> None
     assert "as fixed beforehand" in page(found)
 
 
-def shown() -> dict[str, Any]:
-    """What a run finds where all is as fixed beforehand."""
-    return {
-        "lora": False,
-        "weights": 1000,
-        "state_bytes": 16000,
-        "limit_bytes": 20000,
-        "tiny_private_bytes": 8000,
-        "refused": [2, "temper: it does not fit into the memory"],
-        "one": [2, "RuntimeError: can't allocate memory", ""],
-        "killed": [-9, "Forecast: 1 GiB", ["1-a", "2-b"], ""],
-        "last": [0, "Run r: resuming from step 2; --new-run starts a new run", ["5-a", "6-b"], ""],
-        "num_runs": 1,
-        "forecast_bytes": 1050 << 20,
-        "peak_bytes": [1000 << 20, 1100 << 20],
-        "private_bytes": [900 << 20, 910 << 20],
-        "times_out_of_memory": 0,
-        "errors": [0.05, -0.045],
-    }
-
-
-def test_it_is_shown_where_all_is_as_fixed_beforehand() -> None:
-    assert is_shown(shown())
-    written = page(shown())
-    assert "as fixed beforehand" in written
-    assert "NOT" not in written
-    assert "| rank 0 | 1,050 MiB | 1,000 MiB | +5.0% | 900 MiB |" in written
-    assert "| rank 1 | 1,050 MiB | 1,100 MiB | -4.5% | 910 MiB |" in written
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"refused": [0, ""]},
-        {"one": [0, "memory", ""]},
-        {"one": [2, "", "temper: no such file"]},
-        {"killed": [0, "", [], ""]},
-        {"last": [1, "Run r: resuming from step 2; --new-run starts a new run", [], ""]},
-        {"last": [0, "", [], ""]},
-        {"last": [0, "Run r: resuming from step 0; --new-run starts a new run", [], ""]},
-        {"num_runs": 2},
-        {"times_out_of_memory": 1},
-        {"errors": []},
-        {"errors": [0.0, TOLERANCE + 0.01]},
-        {"errors": [-TOLERANCE - 0.01, 0.0]},
-    ],
-)
-def test_anything_else_is_not_shown_and_its_page_can_be_read(other: dict[str, Any]) -> None:
-    assert not is_shown(shown() | other)
-    assert "NOT as fixed beforehand" in page(shown() | other)
-
-
 @pytest.mark.skipif(not can_limit_hard(), reason="memory is read from /proc")
 def test_memory_is_that_of_each_rank_by_its_number() -> None:
     run = object.__new__(Run)
@@ -102,18 +49,3 @@ def test_memory_is_that_of_each_rank_by_its_number() -> None:
     first, second = run.of_ranks(1)
     assert second - first == pytest.approx(70_000_000, abs=5_000_000)
     assert run.largest(1) == second
-
-
-def test_what_the_kernel_refused_is_read_from_the_errors_where_the_end_lacks_it(
-    tmp_path: Path,
-) -> None:
-    run = object.__new__(Run)
-    run.folder, run.output = tmp_path, "temper: RuntimeError: can't start new thread"
-    assert run.refusal() == ""
-    errors = tmp_path / "runs" / "one" / "logs" / "errors"
-    errors.mkdir(parents=True)
-    first = "RuntimeError: can't allocate memory: you tried to allocate 5 bytes."
-    (errors / "traceback.txt").write_text(f"{first}\nRuntimeError: can't start new thread")
-    assert run.refusal() == first
-    run.output = "temper: Cannot allocate memory"
-    assert run.refusal() == run.output

@@ -6,28 +6,13 @@ import pytest
 
 from benchmarks.stackwise_cache import (
     counted_ratio,
-    depth_for,
     measured,
     missed_goals,
-    parts,
-    predicted,
 )
 from benchmarks.stackwise_model import PUBLISHED, Shape
 from tests.slow import slow
 
 SMALL = Shape("Llama-3.1-8B", divisor=32, num_layers=3, length=16, batch_size=4, steps=2)
-
-
-def test_depth_and_factor_belong_together() -> None:
-    assert predicted(1.0, 1.0, 15, 5) == 4.0
-    assert predicted(2.0, 1.0, 15, 1) == 1.0
-    depth = depth_for(4, 20, 8.0)
-    assert depth == pytest.approx(30)
-    assert (8.0 + depth) / (8.0 + depth / 20) == pytest.approx(4)
-
-
-def test_the_parts_are_a_line_through_the_steps_above_the_first_layer() -> None:
-    assert parts([9.0, 2.5, 3.0, 3.5]) == pytest.approx((2.0, 0.5))
 
 
 def test_a_head_as_large_as_nine_layers_costs_eighteen_forward_passes_of_one() -> None:

@@ -42,12 +42,3 @@ def test_blocks_hold_what_the_formula_gives() -> None:
     assert blocks["steps"] == 4 * full["steps"]
     assert blocks["tensor_bytes_against_full"] < 0.8
     assert missed_goals([{**blocks, "against_formula": 0.8}], {})[-1] == "4 blocks, bf16: formula"
-
-
-def test_what_misses_its_goal_is_named() -> None:
-    row = {"name": "24 blocks, bf16", "against_formula": 1.05}
-    heavy = {**row, "tensor_bytes_against_full": 0.41, "process_bytes_against_full": 0.4}
-    assert missed_goals([heavy], {"nf_fp8": {"times_smaller": 3.7}}) == [
-        "24 blocks, bf16: tensor_bytes",
-        "nf_fp8: bytes",
-    ]

@@ -1,22 +1,14 @@
 """The compared trainings cost what is said, and results are kept as they come."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
 from benchmarks.selection_pools import Row
 from benchmarks.stackwise_arms import ARMS, Arm, Pool, build, cost_per_epoch, memory, run
 from benchmarks.stackwise_quality import (
-    Results,
     Workbench,
     full_cost,
-    memory_tables,
     pool_of,
-    spread,
-    tables,
-    verdicts,
 )
 from infrastructure.features.stackwise.training.rack import Rack
 from infrastructure.training.core.state import TrainingState
@@ -108,22 +100,6 @@ def test_smaller_micro_batches_make_the_same_steps_in_less_memory(bench: Workben
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-def test_at_equal_memory_a_way_has_the_micro_batch_that_fits() -> None:
-    known: dict[tuple[str, ...], dict[str, float]] = {}
-    for name, loss, sizes in (
-        ("full", 2.0, {8: 100, 4: 70, 2: 55, 1: 48}),
-        ("block-wise", 2.5, {8: 40, 4: 30, 2: 26, 1: 24}),
-    ):
-        known["fine-tuning", "GSM8K", name, "0", "9"] = {"loss": loss}
-        for size, taken in sizes.items():
-            key = ("fine-tuning", "memory", name, *([] if size == 8 else [str(size)]))
-            known[key] = {"tensor_bytes": taken}
-    rows = memory_tables(known).splitlines()
-    assert rows[2] == "| way | held-out loss | 1.00 | 0.75 | 0.50 | 0.40 | 0.35 | 0.30 | 0.25 |"
-    assert rows[4] == "| full | 2.000 | 8 | 4 | 1 | – | – | – | – |"
-    assert rows[5] == "| block-wise | 2.500 | 8 | 8 | 8 | 8 | 4 | 4 | 1 |"
-
-
 def test_a_pool_gives_each_example_once_before_any_twice() -> None:
     pool = Pool(list(range(10)), [], count=6, seed=0)
     seen = [x for epoch in range(5) for batch in pool.train_batches(epoch, 0, 4) for x in batch]
@@ -131,28 +107,3 @@ def test_a_pool_gives_each_example_once_before_any_twice() -> None:
     assert seen[:10] != seen[10:20]
     rest = [x for batch in pool.train_batches(1, 4, 4) for x in batch]
     assert rest == seen[10:12]
-
-
-def test_results_are_kept_and_not_measured_again(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    assert Results(path).get(("a", "b"), lambda: {"loss": 1}) == {"loss": 1}
-    assert json.loads(path.read_text()) == [["a", "b"], {"loss": 1}]
-    assert Results(path).get(("a", "b"), lambda: 1 / 0) == {"loss": 1}
-
-
-def test_the_table_and_the_verdicts_are_of_all_seeds() -> None:
-    known = {
-        ("fine-tuning", "GSM8K", name, str(seed), "9"): {
-            **{"loss": loss, "compute": 1.0, "steps": 9, "rate": 0.001}
-        }
-        for name, values in {"full": (2.0, 2.2), "LoPT": (2.05, 2.25)}.items()
-        for seed, loss in enumerate(values)
-    }
-    for name, size in (("full", 100), ("LoPT", 70)):
-        known["fine-tuning", "memory", name] = {"tensor_bytes": 9, "activation_bytes": size}
-    found = verdicts(known)
-    assert found["GSM8K, fine-tuning: LoPT - full"] == 0.05
-    assert spread([2.0, 2.2]) == pytest.approx(0.1)
-    assert found["GSM8K, fine-tuning: LoPT is within the seeds' spread"]
-    assert found["LoPT's activations are few"]
-    assert "| LoPT | 2.150 ± 0.100 | +2.4% |" in tables(known)

@@ -1,12 +1,10 @@
 """Operations are sorted by what they are, and by who calls them."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from benchmarks.step_profile import KINDS, kind_of, page, quickstart_trainer
-from tests.slow import slow
+from benchmarks.step_profile import KINDS, kind_of
 
 
 @dataclass
@@ -36,19 +34,3 @@ def test_an_operation_has_a_kind(names: list[str], kind: str) -> None:
         event = Event(name, event)
     assert kind_of(event) == kind
     assert kind in KINDS
-
-
-@slow
-def test_the_quickstart_s_steps_are_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    shown = page("the quickstart", "--quickstart", quickstart_trainer, 1, 1)
-    assert "# Where the time of a step goes: the quickstart" in shown
-    shares = {cells[1]: int(cells[3].rstrip("%")) for cells in rows_of(shown) if cells[1] in KINDS}
-    assert set(shares) == set(KINDS)
-    assert 95 <= sum(shares.values()) <= 105
-    assert shares["products"] > 0
-
-
-def rows_of(page: str) -> list[list[str]]:
-    rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
-    return [cells for cells in rows if len(cells) == 5]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.stream_resume import Times, measure, page, seconds_until_rows, write_rows
+from benchmarks.stream_resume import measure, page, seconds_until_rows, write_rows
 from infrastructure.data.serving.streaming_dataset import StreamingDataset
 
 
@@ -13,10 +13,6 @@ def test_every_position_is_opened_as_often(tmp_path: Path) -> None:
     assert {position: len(each) for position, each in times.seconds.items()} == {100: 3, 4000: 3}
     assert times.index_seconds > 0
     assert "| 4,000 |" in page(times)
-
-
-def test_the_ratio_is_of_the_far_ones_to_their_neighbours() -> None:
-    assert Times(9, 1.0, {10: [1.0, 2.0, 1.0], 70: [1.5, 3.0, 9.0]}).ratio == 1.5
 
 
 def test_rows_of_another_position_are_no_measurement(tmp_path: Path) -> None:

@@ -8,17 +8,14 @@ import torch
 
 from benchmarks.throughput import __main__ as command
 from benchmarks.throughput import comparison
-from benchmarks.throughput.comparison import differences, is_right, measure, summarise, used
+from benchmarks.throughput.comparison import differences, is_right, measure, summarise
 from benchmarks.throughput.page import update
 from benchmarks.throughput.products import Layer, StepProducts, layers_of, step_products
-from benchmarks.throughput.systems import Temper, systems_of
 from benchmarks.throughput.workbench import (
     SCENARIOS,
     Scenario,
     Workbench,
-    joined,
     prepare,
-    shortened,
 )
 from benchmarks.turns import End, Turns
 from tests.slow import slow
@@ -45,16 +42,6 @@ def workbench_of(name: str, tmp_path: Path) -> Workbench:
     was = SCENARIOS[name]
     small = Scenario(**{**vars(was), "shape": SMALL, "batch_size": 3, "joined": min(was.joined, 3)})
     return prepare(small, write_rows(tmp_path / "rows.jsonl"), NUM_STEPS, tmp_path / name)
-
-
-def test_rows_are_shortened_and_joined() -> None:
-    row = {"question": "A has 2. How many?", "answer": "Two.\n#### 2"}
-    assert shortened(row) == {"question": "How many?", "answer": "2"}
-    other = {"question": "And B?", "answer": "#### 3"}
-    assert joined([row, other]) == {
-        "question": row["question"],
-        "answer": "Two.\n#### 2\n\nAnd B?\n#### 3",
-    }
 
 
 def test_products_are_those_of_what_trains(tmp_path: Path) -> None:
@@ -102,25 +89,6 @@ def test_figures_are_ratios_of_neighbouring_steps_after_the_warmup() -> None:
     assert measured["tokens_per_second_of_products"] == {"fp32": 375, "bf16": 300}
 
 
-def test_fp32_is_shown_once_where_the_processor_has_bf16_and_else_alone() -> None:
-    bf16, fp32 = Temper("bf16", 2), Temper("fp32", 1)
-    everything = systems_of(SCENARIOS["all"], True, bf16)
-    assert {"trl_fp32", "crude_fp32", "trl_packing_fp32"} < everything.keys()
-    assert everything["temper"] is bf16
-    assert systems_of(SCENARIOS["all"], False, fp32).keys() == {
-        "temper", "crude_fp32", "trl_fp32", "trl_packing_fp32",
-    }  # fmt: skip
-    assert systems_of(SCENARIOS["lora"], True, bf16).keys() == {
-        "temper", "crude_bf16", "trl_defaults",
-    }  # fmt: skip
-    in_both = {"temper", "crude_bf16", "trl_defaults", "crude_fp32", "trl_fp32"}
-    assert systems_of(SCENARIOS["lora"], True, fp32).keys() == in_both  # since that is faster here
-    assert systems_of(SCENARIOS["lora"], False, fp32).keys() == {
-        "temper", "crude_fp32", "trl_fp32",
-    }  # fmt: skip
-    assert used({"temper": "fp32", "crude_fp32": "fp32"}) == ["fp32"]
-
-
 def test_the_ruler_does_every_product() -> None:
     products = StepProducts(10, (Layer(10, 4, 5, True, True), Layer(10, 4, 5, True, False)))
     made = list(products._products(torch.float32))
@@ -128,12 +96,6 @@ def test_the_ruler_does_every_product() -> None:
     for left, right, output in made:
         assert (left.shape[0], right.shape[1]) == tuple(output.shape)
         assert left.shape[1] == right.shape[0]
-
-
-def test_too_few_rows_are_refused(tmp_path: Path) -> None:
-    data = write_rows(tmp_path / "rows.jsonl")
-    with pytest.raises(ValueError, match="too few rows"):
-        prepare(SCENARIOS["long"], data, 30, tmp_path / "long")
 
 
 @pytest.mark.parametrize("name", ["all", "4bit-lora"])

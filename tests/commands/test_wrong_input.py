@@ -594,7 +594,7 @@ DATA = [
     Wrong(
         "a damaged HDF5 file",
         "train data.h5",
-        ["data.hdf5_damaged", "file=data.h5"],
+        ["hdf5.damaged", "file=data.h5"],
         {"data.h5": b"\x89HDF\r\n\x1a\n" + b"\0" * 64},
     ),
     Wrong(

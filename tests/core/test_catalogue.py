@@ -118,7 +118,7 @@ def test_whatever_has_the_form_of_a_code_is_one() -> None:
 def beginnings() -> set[str]:
     """How codes begin whose end is a value: `phrase(f"backup.state_{state}")`."""
     sources = (path.read_text(encoding="utf-8") for path in (ROOT / SOURCES[0]).rglob("*.py"))
-    pattern = re.compile(r"""phrase\(f"([a-z_]+\.[a-z0-9_]+)\{""")
+    pattern = re.compile(r"""phrase\(f"([a-z0-9_]+\.[a-z0-9_]+)\{""")
     return {name for source in sources for name in pattern.findall(source)}
 
 

@@ -70,7 +70,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def make(**values: str) -> None:
         points = EntryPoints(EntryPoint(name, value, GROUP) for name, value in values.items())
-        monkeypatch.setattr(registry_module, "entry_points", lambda **by: points.select(**by))
+        monkeypatch.setattr(registry_module, "_entry_points", points.select)
 
     return make
 
@@ -312,6 +312,18 @@ def test_an_installed_package_is_taken_although_its_module_has_moved(
     adopt_origins({GROUP: {"remote": moved}})
     assert sinks.get("remote").__name__ == "Other"
     adopt_origins({})
+
+
+def test_a_package_that_is_installed_meanwhile_is_noticed(
+    sinks: Registry[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "remote" not in sinks.names()
+    info = tmp_path / "parts-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: parts\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\nremote = {__name__}:Other\n")
+    assert "remote" in sinks.names()
 
 
 def test_a_process_that_nobody_started_has_inherited_nothing() -> None:

@@ -50,31 +50,45 @@ from tests.deployment.test_resuming import stop_after
 from tests.slow import slow_but
 
 
-@pytest.fixture
-def data_file(tmp_path: Path) -> Path:
+def write_rows(folder: Path) -> Path:
     rows = [{"question": f"Reverse {n}", "answer": str(n)[::-1]} for n in range(100, 140)]
-    path = tmp_path / "rows.jsonl"
+    path = folder / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)) + "\n{broken\n")
     return path
+
+
+@pytest.fixture
+def data_file(tmp_path: Path) -> Path:
+    return write_rows(tmp_path)
+
+
+def config_in(folder: Path, llama: Path, **training: Any) -> DeploymentConfig:
+    settings = {"batch_size": 4, "num_epochs": 2, "validation_prompts": 0, "warmup_steps": 1}
+    return DeploymentConfig(
+        model={"name": str(llama)},
+        data={"path": str(folder / "rows.jsonl"), "max_length": 64, "num_workers": 0},
+        training={**settings, **training},
+        cache={"directory": str(folder / "cache")},
+        output_dir=str(folder / "runs"),
+        device="cpu",
+        new_run=True,  # going on is shown in test_resuming.py
+        enable_testing=False,
+    )
 
 
 @pytest.fixture
 def configure(
     saved_llama: Path, data_file: Path, tmp_path: Path
 ) -> Callable[..., DeploymentConfig]:
-    def make(**training: Any) -> DeploymentConfig:
-        settings = {"batch_size": 4, "num_epochs": 2, "validation_prompts": 4, "warmup_steps": 1}
-        return DeploymentConfig(
-            model={"name": str(saved_llama)},
-            data={"path": str(data_file), "max_length": 64, "num_workers": 0},
-            training={**settings, **training},
-            cache={"directory": str(tmp_path / "cache")},
-            output_dir=str(tmp_path / "runs"),
-            device="cpu",
-            new_run=True,  # going on is shown in test_resuming.py
-        )
+    return partial(config_in, tmp_path, saved_llama)
 
-    return make
+
+@pytest.fixture(scope="module")
+def whole(saved_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run, with which others are compared."""
+    folder = tmp_path_factory.mktemp("whole")
+    write_rows(folder)
+    return deploy(config_in(folder, saved_llama))[0]
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -88,7 +102,9 @@ def deploy(config: DeploymentConfig) -> tuple[Path, list[str]]:
 
 
 def test_a_run_leaves_everything_behind(configure: Callable[..., DeploymentConfig]) -> None:
-    run, lines = deploy(configure())
+    config = configure(validation_prompts=4)
+    config.enable_testing = True
+    run, lines = deploy(config)
     assert len([line for line in lines if "data.model_without_chat_template" in line]) == 1
     names = {path.name for path in run.iterdir()}
     assert names >= {
@@ -120,7 +136,9 @@ class StopAt(Observer):
 
 
 def test_each_stage_of_a_run_has_its_time(configure: Callable[..., DeploymentConfig]) -> None:
-    run, _ = deploy(configure(max_steps=1, num_epochs=1))
+    config = configure(max_steps=1, num_epochs=1)
+    config.enable_testing = True
+    run, _ = deploy(config)
     stages = json.loads((run / "summary.json").read_text())["stages"]
     expected = ["model", "data", "checks", "fit", "measure", "train", "save", "evaluate"]
     assert [stage["name"] for stage in stages] == [*expected, "clean up"]
@@ -151,8 +169,8 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     configure: Callable[..., DeploymentConfig],
     monkeypatch: pytest.MonkeyPatch,
     number: signal.Signals,
+    whole: Path,
 ) -> None:
-    whole, _ = deploy(configure())
     observers = deploy_training.TrainingDeployment._observers
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -176,15 +194,6 @@ def losses(run: Path) -> list[tuple[int, float]]:
     return [(r["step"], r["loss"]) for r in records if "loss" in r]
 
 
-def test_a_run_does_not_go_on_with_other_data(
-    configure: Callable[..., DeploymentConfig], data_file: Path
-) -> None:
-    run, _ = deploy(configure(max_steps=2, num_epochs=1))
-    data_file.write_text(data_file.read_text().replace("Reverse 100", "Reverse 999"))
-    with pytest.raises(CheckpointError, match=r"changes=data: was .*accept=data"):
-        resume(f"{run.name}@2", str(run.parent))
-
-
 def test_a_lora_does_not_go_on_with_another_base(
     configure: Callable[..., DeploymentConfig], saved_llama: Path, tmp_path: Path
 ) -> None:
@@ -200,8 +209,8 @@ def test_a_lora_does_not_go_on_with_another_base(
         resume(f"{run.name}@2", str(run.parent))
 
 
-def test_a_finished_run_is_left_alone(
-    configure: Callable[..., DeploymentConfig], capsys: pytest.CaptureFixture[str]
+def test_a_finished_run_is_left_alone_and_goes_on_with_one_trainer_and_its_own_data(
+    configure: Callable[..., DeploymentConfig], data_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, _ = deploy(configure(max_steps=2, num_epochs=1))
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
@@ -209,6 +218,11 @@ def test_a_finished_run_is_left_alone(
     out = capsys.readouterr().out
     assert f"deployment.resumed_run_finished(run_id={run.name}, " in out
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    with only_trainer_of(run), pytest.raises(ValueError, match=f"trainer=process {os.getpid()} "):
+        resume(f"{run.name}@2", str(run.parent))
+    data_file.write_text(data_file.read_text().replace("Reverse 100", "Reverse 999"))
+    with pytest.raises(CheckpointError, match=r"changes=data: was .*accept=data"):
+        resume(f"{run.name}@2", str(run.parent))
 
 
 def test_a_run_whose_checkpoints_are_gone_goes_on_with_those_at_its_place(
@@ -263,10 +277,8 @@ class Interrupts(Observer):
 
 
 def test_an_interrupt_at_once_is_a_stop_too(
-    configure: Callable[..., DeploymentConfig],
-    monkeypatch: pytest.MonkeyPatch,
+    configure: Callable[..., DeploymentConfig], monkeypatch: pytest.MonkeyPatch, whole: Path
 ) -> None:
-    whole, _ = deploy(configure())
     observers = TrainingDeployment._observers
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -310,12 +322,6 @@ def test_an_interrupted_measurement(
     assert json.loads((run / "summary.json").read_text())["status"] == "stopped"
     assert resume(str(run), str(run.parent)) == 0
     assert json.loads((run / "summary.json").read_text())["status"] == "finished"
-
-
-def test_a_run_has_one_trainer(configure: Callable[..., DeploymentConfig]) -> None:
-    run, _ = deploy(configure(max_steps=2, num_epochs=1))
-    with only_trainer_of(run), pytest.raises(ValueError, match=f"trainer=process {os.getpid()} "):
-        resume(f"{run.name}@2", str(run.parent))
 
 
 @pytest.mark.parametrize("contents", slow_but(["{"], [None, "[]", "{", '{"metrics": 3}']))

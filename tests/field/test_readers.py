@@ -611,7 +611,7 @@ def test_r7_a_cell_of_excel_without_a_value_is_named(tmp_path: Path, cell: str) 
     taught, _, _ = learnt(path, tmp_path / "cache", **settings)
     assert len(taught) == 9
     assert not any(cell in text for text in taught)
-    with pytest.raises(ValueError, match=r"data\.excel_error|data\.formula_without_value"):
+    with pytest.raises(ValueError, match=r"excel\.error_in_cell|excel\.formula_without_value"):
         learnt(path, tmp_path / "cache", max_bad_rows_percent=1)
 
 

@@ -7,7 +7,6 @@ import ast
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from infrastructure.commands.main import create_parser
 from infrastructure.config.sources.flags import flags_given
 from infrastructure.core.redact import redact
 from notebooks import build
-from tests.notebooks.notebook_files import NOTEBOOKS, cells_of, read, text_of
+from tests.notebooks.notebook_files import NOTEBOOKS, assertions_of, cells_of, read, text_of
 
 MAX_CELLS = MAX_LINES = 10
 MAX_COLUMNS = 100
@@ -141,10 +140,6 @@ def test_running_them_asserts_something(path: Path) -> None:
     assert sum(line.startswith("assert ") for line in asserted) >= 3
 
 
-def assertions_of(cell: dict[str, Any]) -> list[str]:
-    return list(cell["metadata"].get("nbmake", {}).get("post_cell_execute", []))
-
-
 # What makes them
 
 
@@ -199,8 +194,3 @@ def test_the_command_for_a_terminal_names_the_preset_of_the_notebook(
     words = capsys.readouterr().out.split("temper ")[1].split()
     given = flags_given(create_parser().parse_args(words))
     assert given == {"--preset": "thorough", "--num-workers": "3"}
-
-
-def test_the_same_source_always_makes_the_same_bytes() -> None:
-    source = build.sources()[0]
-    assert build.notebook_of(source) == build.notebook_of(source)

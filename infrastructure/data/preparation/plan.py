@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 BYTES_WORTH_PROCESSES = {True: 200 * 10**6, False: 5 * 10**6}  # key: is the tokenizer fast
 MAX_PROCESSES = 8
 MAX_TOKENIZER_ROWS = 200_000
-TABLE_FORMATS = ("csv", "tsv", "excel")
 LONG_NAME = 40
 PICTURES_TRIED = 10  # rows whose images are read before anything is loaded
 MOST_BYTES_AT_ONCE = 1 << 20  # of all files; reading them takes far less time than loading torch
@@ -277,7 +276,7 @@ def _missing_header(file: DataFile, row: Row) -> str:
     """Return a warning if the header line of a table looks like a row of data; otherwise ""."""
     names = [*row.values]
     is_text = any(len(name) > LONG_NAME or name.strip().endswith((".", "?", "!")) for name in names)
-    if file.format not in TABLE_FORMATS or not is_text:
+    if not is_text or not file.has_header:
         return ""
     return phrase("data.missing_header", first_field=excerpt(names[0], LONG_NAME))
 

@@ -5,6 +5,7 @@ being read as thousands of broken rows.
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from infrastructure.core.errors import InputError
@@ -13,13 +14,13 @@ from infrastructure.core.messages import phrase
 from infrastructure.data.readers.compressed import (
     DAMAGED,
     EXCEL,
-    ZIP_BEGINNING,
     data_name,
     document_kind,
     is_damaged,
 )
 from infrastructure.data.readers.json_layout import is_one_row
-from infrastructure.data.readers.line_reader import UTF8_MARK
+from infrastructure.data.readers.line_reader import BEGIN, UTF8_MARK, Start
+from infrastructure.data.readers.rows import BadRow, Row
 from infrastructure.data.readers.text_encoding import AUTO, encoding_of, open_utf8
 
 HEAD_BYTES = 1 << 16
@@ -62,8 +63,6 @@ SIGNATURES = {
 }
 TAR_AT, TAR = 257, b"ustar"
 MANY, FEW = 0.4, 0.05  # shares of a file's bytes; ASCII in UTF-16 has a 0 in every other byte
-BINARY_MAGIC = {"parquet": b"PAR1", "hdf5": b"\x89HDF\r\n\x1a\n", "excel": ZIP_BEGINNING}
-NAMES = {"parquet": "Parquet", "hdf5": "HDF5", "excel": "Excel"}
 
 REMEDIES = {
     PARQUET: "data.rename_parquet",
@@ -159,26 +158,50 @@ def what_it_is(head: bytes) -> tuple[str, str] | None:
     return None
 
 
-def check_binary(path: Path, head: bytes, data_format: str) -> None:
-    """Reject a file that does not begin with the magic bytes of its format.
+class BinaryFormat:
+    """A data format whose reader numbers its rows itself, and can begin at any of them.
 
-    Raises:
-        ValueError: the first bytes are different; the message names the expected format.
+    An object of a subclass can be registered like a function that reads a format.
+
+    Attributes:
+        title: the name of the format in messages.
+        magic: the first bytes of each such file.
+        extensions: the extensions of such files, such as ".xlsx".
+        has_header: whether the first line of a file names the columns.
     """
-    magic = BINARY_MAGIC.get(data_format)
-    if magic and not head.startswith(magic):
+
+    title = ""
+    magic = b""
+    extensions: tuple[str, ...] = ()
+    has_header = False
+
+    def __call__(self, path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
+        """Yield the rows of a file from `start` on; `name` is its name in messages.
+
+        Raises:
+            ValueError: the file is damaged or has another layout.
+        """
+        raise NotImplementedError
+
+    def unread(self, path: Path, name: str) -> str:
+        """Return a note on the parts of a file that are not read; "" if there are none."""
+        return ""
+
+    def check(self, path: Path, head: bytes) -> None:
+        """Reject a file that does not begin with the magic bytes.
+
+        Raises:
+            ValueError: the first bytes are different; the message names the expected format.
+        """
+        if head.startswith(self.magic):
+            return
         kind = what_it_is(head)
         what = (
             phrase("data.but_kind", kind=phrase(kind[0]), remedy=kind[1])
             if kind
             else _but_text(head)
         )
-        raise InputError(
-            "data.file_not_of_format",
-            path=path,
-            format=NAMES.get(data_format, data_format),
-            what=what,
-        )
+        raise InputError("data.file_not_of_format", path=path, format=self.title, what=what)
 
 
 def _but_text(head: bytes) -> str:

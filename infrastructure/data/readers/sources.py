@@ -9,7 +9,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from infrastructure.config import registries
@@ -29,13 +29,12 @@ from infrastructure.data.readers.compressed import (
     is_damaged,
     num_other_members,
 )
-from infrastructure.data.readers.excel_format import other_sheets, read_excel
 from infrastructure.data.readers.file_type import (
     EXCEL,
     HDF5,
     NOT_WHAT_WAS_MEANT,
     PARQUET,
-    check_binary,
+    BinaryFormat,
     check_text,
     json_kind,
     kind_of_file,
@@ -64,11 +63,10 @@ from infrastructure.data.readers.splits import (
     saved_splits,
 )
 from infrastructure.data.readers.table_formats import (
+    Parquet,
     is_saved_dataset,
     load_huggingface,
-    read_hdf5,
     read_huggingface,
-    read_parquet,
     split_place,
 )
 from infrastructure.data.readers.text_encoding import AUTO, UTF8
@@ -92,9 +90,7 @@ TEXT_READERS = {
 }
 READERS: dict[str, Reader] = {
     **TEXT_READERS,
-    "parquet": read_parquet,
-    "hdf5": read_hdf5,
-    "excel": read_excel,
+    "parquet": Parquet(),
     HUGGINGFACE: read_huggingface,
 }
 EXTENSIONS = {
@@ -107,28 +103,22 @@ EXTENSIONS = {
     ".text": "text",
     ".md": "text",
     ".markdown": "text",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".h5": "hdf5",
-    ".hdf5": "hdf5",
-    ".xlsx": "excel",
-    ".xlsm": "excel",
 }
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?(@[\w.\[\]:%+-]+)?")
 
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+://|https?:/", re.IGNORECASE)
 
-FORMATS: Registry[PluginReader] = registries.FORMATS
+FORMATS: Registry[PluginReader | BinaryFormat] = registries.FORMATS
 
 
-def register_format(name: str, reader: PluginReader) -> None:
+def register_format(name: str, reader: PluginReader | BinaryFormat) -> None:
     """Register a file format, for files that end in `.name` and for the setting `format=name`.
 
     A reader in a module needs no registration: `format=module:function`. An installed package can
     register one with an entry point in the group "temper.formats".
 
     Args:
-        reader: yields the rows of a file as dictionaries, in a fixed order.
+        reader: yields the rows of a file as dictionaries, in a fixed order; or a `BinaryFormat`.
 
     Raises:
         ValueError: the name is taken.
@@ -180,15 +170,19 @@ class DataFile:
         elif self.encoding:
             read = partial(TEXT_READERS[self.format], encoding=self.encoding)
         else:
-            read = self._reader()
+            read = _reader(self.format)
         for row in read(self.path, self.name, start):
             if self.encoding and isinstance(row, BadRow) and row.reason == INVALID_UTF8:
                 yield replace(row, reason=OTHER_ENCODING, detail=self.encoding, encoding="")
             else:
                 yield row
 
-    def _reader(self) -> Reader:
-        return READERS.get(self.format) or _reader_of_plugin(FORMATS.get(self.format))
+    @property
+    def has_header(self) -> bool:
+        """Whether the first line of the file names the columns."""
+        if self.format in TEXT_READERS:
+            return self.format in ("csv", "tsv")
+        return bool(getattr(_reader(self.format), "has_header", False))
 
     def sha256(self) -> str:
         """Return the hash of the content, which does not depend on the file's path."""
@@ -212,7 +206,22 @@ class DataFile:
         return (status.st_size, status.st_mtime_ns)
 
 
-def _reader_of_plugin(read: PluginReader) -> Reader:
+def _reader(name: str) -> Reader:
+    return READERS.get(name) or _reader_of_plugin(FORMATS.get(name))
+
+
+@cache
+def _by_extension() -> dict[str, str]:
+    """Return extension → format, for the built-in formats and those of features."""
+    binary = {name: _reader(name) for name in FORMATS.built_in if name not in TEXT_READERS}
+    known = {e: name for name, read in binary.items() for e in getattr(read, "extensions", ())}
+    return EXTENSIONS | known
+
+
+def _reader_of_plugin(read: PluginReader | BinaryFormat) -> Reader:
+    if isinstance(read, BinaryFormat):
+        return read
+
     def rows(path: Path, name: str, start: Start) -> Iterator[Row | BadRow]:
         records = itertools.islice(enumerate(read(path)), start.offset, None)
         for index, values in records:
@@ -449,7 +458,7 @@ def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> l
             "data.folder_without_data_files",
             folder=str(folder),
             names=names,
-            extensions=", ".join(EXTENSIONS),
+            extensions=", ".join(_by_extension()),
         )
     for path in chosen:
         _check_link(path, what)
@@ -507,7 +516,7 @@ def _is_hidden(path: Path, folder: Path) -> bool:
 def _format_by_name(path: Path) -> str | None:
     extension = data_name(path).suffix.lower()
     plugin = extension.removeprefix(".")
-    return EXTENSIONS.get(extension) or (plugin if _is_plugin(plugin) else None)
+    return _by_extension().get(extension) or (plugin if _is_plugin(plugin) else None)
 
 
 def _data_file(path: Path, name: str, data_format: str, encoding: str) -> DataFile:
@@ -524,7 +533,8 @@ def _data_file(path: Path, name: str, data_format: str, encoding: str) -> DataFi
     if is_text:
         check_text(path, head)
     else:
-        check_binary(path, head, chosen)
+        if isinstance(reader := _reader(chosen), BinaryFormat):
+            reader.check(path, head)
         if path.suffix.lower() in COMPRESSED:
             raise InputError("data.compressed_binary_file", path=path, format=chosen)
     if chosen not in ("json", "jsonl"):
@@ -546,6 +556,5 @@ def _about(path: Path, name: str, data_format: str) -> str:
             member=data_name(path),
             others=phrase("data.other_files_skipped", count=others),
         )
-    if data_format == "excel" and (sheets := other_sheets(path)):
-        return phrase("data.first_sheet_read", file=name, sheets=", ".join(sheets))
-    return ""
+    reader = None if data_format in TEXT_READERS else _reader(data_format)
+    return reader.unread(path, name) if isinstance(reader, BinaryFormat) else ""

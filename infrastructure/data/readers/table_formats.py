@@ -1,4 +1,4 @@
-"""Readers of binary tables: Parquet, HDF5, and datasets of the `datasets` library.
+"""Readers of binary tables: Parquet, and datasets of the `datasets` library.
 
 They read slices of at most READ_ROWS records, which limits memory, and can begin at any record.
 `line` and `offset` count records. The libraries are imported when such a file is read.
@@ -6,10 +6,7 @@ They read slices of at most READ_ROWS records, which limits memory, and can begi
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.hub import offline_where_unreachable
@@ -17,6 +14,7 @@ from infrastructure.core.json_text import parse_json
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.data.readers.arrow_values import PlainRows
+from infrastructure.data.readers.file_type import BinaryFormat
 from infrastructure.data.readers.line_reader import BEGIN, Start
 from infrastructure.data.readers.parquet_pages import (
     check_nesting,
@@ -24,7 +22,6 @@ from infrastructure.data.readers.parquet_pages import (
     texts_in_dictionaries,
 )
 from infrastructure.data.readers.row_limits import (
-    MAX_ROW_BYTES,
     fits_a_row,
     too_large_words,
 )
@@ -32,52 +29,49 @@ from infrastructure.data.readers.rows import (
     INVALID_UTF8,
     LINE_TOO_LONG,
     BadRow,
-    Label,
     Row,
 )
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
-    from h5py import Dataset as H5Dataset
-    from h5py import File as H5File
     from pyarrow import RecordBatch
     from pyarrow.parquet import FileMetaData
 
 READ_ROWS = 256
-LEAST_READ_ROWS = 4
-MAX_PIECE_BYTES = 128 << 20
 
 
-def read_parquet(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
-    """Yield the rows of a Parquet file; row groups before the start are not read.
+class Parquet(BinaryFormat):
+    """Parquet files; row groups before the start are not read."""
 
-    Raises:
-        ValueError: the file is damaged or not a Parquet file.
-    """
-    parquet = require("pyarrow.parquet", "data.read_parquet")
-    arrow = require("pyarrow", "data.read_parquet")
-    try:
-        with path.open("rb") as raw:  # its name may not be UTF-8
-            metadata = parquet.read_metadata(raw)
-        check_nesting(metadata, name)
-        groups, first = _groups_from(metadata, start.offset)
-        texts = texts_in_dictionaries(metadata)
-        with (
-            path.open("rb") as raw,
-            path.open("rb") as whole,
-            parquet.ParquetFile(whole, read_dictionary=texts) as file,
-        ):
-            plain = PlainRows(file.schema_arrow)
-            for group in groups:
-                num_rows = rows_at_once(raw, metadata, group, texts, name)
-                for batch in file.iter_batches(batch_size=num_rows, row_groups=[group]):
-                    skipped = min(max(0, start.offset - first), batch.num_rows)
-                    yield from _arrow_rows(batch.slice(skipped), plain, name, first + skipped)
-                    first += batch.num_rows
-    except MemoryError as error:
-        raise InputError("data.parquet_out_of_memory", file=name) from error
-    except (arrow.ArrowException, OSError) as error:
-        raise InputError("data.parquet_damaged", file=name, reason=error) from error
+    title = "Parquet"
+    magic = b"PAR1"
+    extensions = (".parquet", ".pq")
+
+    def __call__(self, path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
+        parquet = require("pyarrow.parquet", "data.read_parquet")
+        arrow = require("pyarrow", "data.read_parquet")
+        try:
+            with path.open("rb") as raw:  # its name may not be UTF-8
+                metadata = parquet.read_metadata(raw)
+            check_nesting(metadata, name)
+            groups, first = _groups_from(metadata, start.offset)
+            texts = texts_in_dictionaries(metadata)
+            with (
+                path.open("rb") as raw,
+                path.open("rb") as whole,
+                parquet.ParquetFile(whole, read_dictionary=texts) as file,
+            ):
+                plain = PlainRows(file.schema_arrow)
+                for group in groups:
+                    num_rows = rows_at_once(raw, metadata, group, texts, name)
+                    for batch in file.iter_batches(batch_size=num_rows, row_groups=[group]):
+                        skipped = min(max(0, start.offset - first), batch.num_rows)
+                        yield from _arrow_rows(batch.slice(skipped), plain, name, first + skipped)
+                        first += batch.num_rows
+        except MemoryError as error:
+            raise InputError("data.parquet_out_of_memory", file=name) from error
+        except (arrow.ArrowException, OSError) as error:
+            raise InputError("data.parquet_damaged", file=name, reason=error) from error
 
 
 def _groups_from(metadata: "FileMetaData", record: int) -> tuple[list[int], int]:
@@ -119,100 +113,6 @@ def _arrow_rows(
 def _numbered(records: Sequence[Mapping[str, object]], name: str, first: int) -> Iterator[Row]:
     for index, values in enumerate(records, first):
         yield Row(values, name, index + 1, index)
-
-
-def read_hdf5(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
-    """Yield the rows of an HDF5 file: one 1-D dataset per column, all of the same length.
-
-    Raises:
-        ValueError: the file is damaged or has another layout.
-    """
-    h5py = require("h5py", "data.read_hdf5")
-    try:
-        with h5py.File(path, "r") as file:
-            columns = _hdf5_columns(file, name, h5py)
-            length = len(next(iter(columns.values())))
-            num_rows = _hdf5_rows_at_once(columns, path.stat().st_size, name, h5py)
-            named = {key: _hdf5_names(column, h5py) for key, column in columns.items()}
-            for first in range(start.offset, length, num_rows):
-                slices = {key: column[first : first + num_rows] for key, column in columns.items()}
-                for index in range(len(next(iter(slices.values())))):
-                    fields = {
-                        key: named[key].get(part[index], part[index]) if named[key] else part[index]
-                        for key, part in slices.items()
-                    }
-                    yield _hdf5_row(fields, name, first + index)
-    except (OSError, KeyError, RuntimeError, TypeError, MemoryError) as error:
-        raise InputError("data.hdf5_damaged", file=name, reason=error) from error
-
-
-def _hdf5_rows_at_once(
-    columns: dict[str, "H5Dataset"], file_bytes: int, name: str, h5py: ModuleType
-) -> int:
-    """Return how many rows may be read at once.
-
-    Rows may be much larger than the file, because unwritten parts are read as zeros, and many rows
-    may refer to one text.
-
-    Raises:
-        ValueError: a single field, or the chunk that it is compressed in, is too large.
-    """
-    row_bytes = 0
-    for key, column in columns.items():
-        field_bytes = column.dtype.itemsize
-        piece_bytes = field_bytes * (column.chunks or (1,))[0]
-        if field_bytes > MAX_ROW_BYTES or piece_bytes > MAX_PIECE_BYTES:
-            raise InputError(
-                "data.hdf5_field_too_large",
-                file=name,
-                column=key,
-                field_bytes=field_bytes,
-                chunk_bytes=piece_bytes,
-            )
-        has_any_length = h5py.check_vlen_dtype(column.dtype) or column.dtype.kind == "O"
-        row_bytes += min(file_bytes, MAX_PIECE_BYTES) if has_any_length else field_bytes
-    return max(LEAST_READ_ROWS, min(READ_ROWS, MAX_PIECE_BYTES // max(1, row_bytes)))
-
-
-def _hdf5_columns(file: "H5File", name: str, h5py: ModuleType) -> dict[str, "H5Dataset"]:
-    columns: dict[str, H5Dataset] = {
-        key: item for key, item in file.items() if isinstance(item, h5py.Dataset)
-    }
-    if not columns:
-        raise InputError("data.hdf5_without_columns", file=name, names=list(file))
-    for key, column in columns.items():
-        if column.ndim != 1:
-            raise InputError(
-                "data.hdf5_column_not_flat", file=name, column=key, num_dimensions=column.ndim
-            )
-        if column.external or column.is_virtual:
-            raise InputError("data.hdf5_column_external", file=name, column=key)
-    lengths = {key: len(column) for key, column in columns.items()}
-    if len(set(lengths.values())) > 1:
-        raise InputError("data.hdf5_column_lengths_differ", file=name, lengths=lengths)
-    return columns
-
-
-def _hdf5_names(column: "H5Dataset", h5py: ModuleType) -> dict[object, Label]:
-    """Return number → label for a column that stores labels as numbers; {} for other columns."""
-    numbers: dict[str, int] = h5py.check_enum_dtype(column.dtype) or {}
-    return {number: Label(name, number) for name, number in numbers.items()}
-
-
-def _hdf5_row(fields: Mapping[str, object], name: str, index: int) -> Row | BadRow:
-    if sum(len(field) for field in fields.values() if isinstance(field, bytes)) > MAX_ROW_BYTES:
-        return BadRow(name, index + 1, LINE_TOO_LONG, too_large_words(), offset=index)
-    try:
-        values = {key: _plain(field) for key, field in fields.items()}
-    except UnicodeDecodeError:
-        return BadRow(name, index + 1, INVALID_UTF8, offset=index)
-    return Row(values, name, index + 1, index)
-
-
-def _plain(field: object) -> object:
-    if isinstance(field, bytes):
-        return field.decode("utf-8")
-    return field.item() if isinstance(field, np.generic) else field
 
 
 def read_huggingface(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:

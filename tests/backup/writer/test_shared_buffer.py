@@ -18,8 +18,12 @@ from infrastructure.backup.writer.shared_buffer import (
 from infrastructure.core.errors import StorageError
 
 
-@pytest.fixture
-def buffer() -> Iterator[SharedBuffer]:
+@pytest.fixture(params=["memory", "temporary file"])
+def buffer(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SharedBuffer]:
+    if request.param == "temporary file":  # as on macOS
+        monkeypatch.delattr(os, "memfd_create")
     made = SharedBuffer()
     yield made
     made.close()

@@ -18,7 +18,8 @@ import pytest
 import zstandard
 
 from infrastructure.config.sections.data_config import DataConfig
-from infrastructure.data.readers import compressed, excel_format, json_format, row_limits
+from infrastructure.core.features import plugins_of
+from infrastructure.data.readers import compressed, json_format, row_limits
 from infrastructure.data.readers import rows as reasons
 from infrastructure.data.readers.json_format import lists_of
 from infrastructure.data.readers.line_reader import MAX_LINE_BYTES, Start
@@ -165,8 +166,8 @@ def test_the_size_of_a_workbook_is_counted_not_believed(tmp_path: Path, monkeypa
     path.write_bytes(lied)
     assert compressed.inflated_bytes(path, 1 << 20) > 1500
     path.write_bytes(whole)
-    monkeypatch.setattr(excel_format, "MAX_WORKBOOK_BYTES", 1000)
-    with pytest.raises(ValueError, match=r"data\.workbook_too_large.*max_mib=0"):
+    monkeypatch.setattr("infrastructure.features.excel.reader.MAX_WORKBOOK_BYTES", 1000)
+    with pytest.raises(ValueError, match=r"excel\.too_large.*max_mib=0"):
         one_file(path)
 
 
@@ -374,42 +375,6 @@ def test_a_record_or_a_passage_without_end_is_not_held(tmp_path: Path) -> None:
     assert last.values == {"text": "last"}
 
 
-HDF5: list[tuple[Callable[[h5py.File], object], str]] = [
-    (
-        lambda file: file.create_dataset("text", (5,), f"S{MAX_ROW_BYTES + 1}"),
-        r"field_too_large.*column=text",
-    ),
-    (
-        lambda file: file.create_dataset("text", (5,), "S2", external=[("secret", 0, 10)]),
-        r"column_external.*column=text",
-    ),
-    (lambda file: file.update({"text": h5py.SoftLink("/nowhere")}), "without_columns"),
-    (lambda file: file.update({"a": np.zeros(2), "b": np.zeros(3)}), "column_lengths_differ"),
-    (
-        lambda file: file.update({"a": np.zeros((2, 2))}),
-        r"column_not_flat.*column=a.*num_dimensions=2",
-    ),
-]
-
-
-@pytest.mark.parametrize(("fill", "refusal"), HDF5)
-def test_hdf5_that_is_no_table_lies_elsewhere_or_is_too_wide_is_refused(
-    tmp_path: Path, fill: Callable[[h5py.File], object], refusal: str
-) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        fill(file)
-    with pytest.raises(ValueError, match=rf"data\.hdf5_{refusal}"):
-        list(one_file(tmp_path / "a.h5").rows())
-
-
-def test_numbers_of_binary_tables_are_plain(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["n"] = np.arange(600)
-    found = [row.values["n"] for row in one_file(tmp_path / "a.h5").rows() if isinstance(row, Row)]
-    assert found == list(range(600))
-    assert type(found[0]) is int
-
-
 NOISE = np.random.RandomState(0).bytes(150_000)  # a file that is read in pieces
 WRONG_FILES = {
     "empty.jsonl": (
@@ -446,7 +411,7 @@ WRONG_FILES = {
     ),
     "cut.parquet": (b"PAR1" + bytes(20), r"data\.parquet_damaged\(file=cut\.parquet"),
     "not.h5": (b"a,b\n1,2\n", r"data\.file_not_of_format.*format=HDF5"),
-    "cut.h5": (b"\x89HDF\r\n\x1a\n" + bytes(20), r"data\.hdf5_damaged\(file=cut\.h5"),
+    "cut.h5": (b"\x89HDF\r\n\x1a\n" + bytes(20), r"hdf5\.damaged\(file=cut\.h5"),
     "cut.jsonl.gz": (
         gzip.compress(b'{"a": "%s"}\n' % NOISE.hex().encode())[:-1000],
         r"data\.compressed_data_truncated",
@@ -618,7 +583,7 @@ def test_content_hash_does_not_depend_on_the_place(tmp_path: Path) -> None:
 
 
 def test_the_configuration_knows_the_formats_that_there_are() -> None:
-    assert sorted(FORMATS.built_in) == sorted(READERS)
+    assert sorted(FORMATS.built_in) == sorted([*READERS, *plugins_of(FORMATS.group)])
 
 
 def test_held_out_files_that_lie_beside_the_data_are_part_of_its_hash(tmp_path: Path) -> None:

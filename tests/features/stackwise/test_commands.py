@@ -1,12 +1,9 @@
-"""Stack-wise training is the same however it is asked for: by flags, YAML, environment or form."""
+"""Stack-wise training is the same by flags and by a form; `tests/config/sources` has the others."""
 
-import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from colab.form import ConfigForm
@@ -36,19 +33,11 @@ def settings_in(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def temper_train(folder: Path, settings: dict[str, Any], *flags: str, **variables: str) -> None:
+def temper_train(folder: Path, settings: dict[str, Any], *flags: str) -> None:
     path = folder / "settings.yaml"
     path.write_text(yaml.safe_dump(settings))
     command = [sys.executable, "-m", "infrastructure", "train", "--config", str(path), *flags]
-    run_forked(command, cwd=ROOT, env={**os.environ, **variables})
-
-
-def by_yaml(folder: Path) -> None:
-    settings = settings_in(folder)
-    progressive = {"target_stacks": 2, "trunk_strategy": "qlora"}
-    flat = {name: value for name, value in WANTED.items() if "." not in name}
-    settings["training"] |= {**flat, "progressive": progressive}
-    temper_train(folder, settings)
+    run_forked(command, cwd=ROOT)
 
 
 def by_flags(folder: Path) -> None:
@@ -58,26 +47,11 @@ def by_flags(folder: Path) -> None:
     temper_train(folder, settings_in(folder), *flags)
 
 
-def by_environment(folder: Path) -> None:
-    variables = {
-        "TEMPER_TRAINING__" + name.upper().replace(".", "__"): str(value)
-        for name, value in WANTED.items()
-    }
-    temper_train(folder, settings_in(folder), **variables)
-
-
 def by_form(folder: Path) -> None:
     form = ConfigForm(DeploymentConfig(**settings_in(folder)))
     for name, value in WANTED.items():
         type_into(form, f"training.{name}", str(value))
     TrainingDeployment(form.config, say=lambda line: None).run()
-
-
-@pytest.fixture(scope="module")
-def flagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("stackwise") / "flags"
-    by_flags(folder)
-    return folder
 
 
 def results(folder: Path) -> tuple[list[float], str]:
@@ -86,8 +60,7 @@ def results(folder: Path) -> tuple[list[float], str]:
     return losses(run), file_sha256(run / "final/model.safetensors")
 
 
-@pytest.mark.parametrize("way", [by_yaml, by_environment, by_form])
-def test_the_same_training(way: Callable[[Path], None], flagged: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "other"
-    way(folder)
-    assert results(folder) == results(flagged)
+def test_flags_and_a_form_train_the_same(tmp_path: Path) -> None:
+    for way in (by_flags, by_form):
+        way(tmp_path / way.__name__)
+    assert results(tmp_path / "by_flags") == results(tmp_path / "by_form")

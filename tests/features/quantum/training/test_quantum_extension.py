@@ -208,9 +208,7 @@ def run(folder: Path, kill_at: int) -> int:
 
 def test_killed_in_a_quantum_step_and_gone_on_with(tmp_path: Path) -> None:
     """The second question is killed; the run that goes on is, bit for bit, the undisturbed one."""
-    settings = small_settings(
-        tmp_path, enabled_extensions=["quantum"], optimization_frequency=2, num_epochs=3
-    )
+    settings = small_settings(tmp_path, enabled_extensions=["quantum"], optimization_frequency=3)
     settings |= {"quantum": {"data_budget": 0.5, "max_overhead_percent": 1e6}}
     settings |= {"enable_monitoring": False, "enable_testing": False}
     found = []

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
-from infrastructure.data.readers.compressed import inflated_bytes
+from infrastructure.data.readers.compressed import ZIP_BEGINNING, inflated_bytes
+from infrastructure.data.readers.file_type import BinaryFormat
 from infrastructure.data.readers.line_reader import BEGIN, Start
 from infrastructure.data.readers.row_limits import MAX_ROW_BYTES, too_large_words
 from infrastructure.data.readers.rows import (
@@ -40,45 +41,45 @@ MERGED = re.compile(rb'<mergeCell ref="([A-Z]+)(\d+):[A-Z]+(\d+)"')
 SCAN_BYTES, LONGEST_MARK = 1 << 20, 64
 
 
-def read_excel(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
-    """Yield the lines of the sheet below its header line.
+class Excel(BinaryFormat):
+    """Excel workbooks. `line` and `offset` count lines of the sheet.
 
-    Columns without a name and empty lines are left out. `line` and `offset` count lines of the
-    sheet.
-
-    Raises:
-        ValueError: the workbook is damaged, too large, or has no line that names the columns.
+    Columns without a name and empty lines are left out.
     """
-    with _opened(path, name) as book:
-        columns: dict[int, str] = {}
-        for number, cells in enumerate(_lines(book, path, name), 1):
-            if number > MAX_LINES:
-                raise InputError("data.sheet_too_long", file=name, max_lines=MAX_LINES)
-            if not any(cell not in (None, "") for cell in cells):
-                continue
-            if not columns:
-                columns = _columns(cells, name, number)
-            elif number >= start.offset:
-                yield _row(cells, columns, name, number)
 
+    title = "Excel"
+    magic = ZIP_BEGINNING
+    extensions = (".xlsx", ".xlsm")
+    has_header = True
 
-def other_sheets(path: Path) -> list[str]:
-    """Return the names of the first few sheets that are not read.
+    def __call__(self, path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
+        with _opened(path, name) as book:
+            columns: dict[int, str] = {}
+            for number, cells in enumerate(_lines(book, path, name), 1):
+                if number > MAX_LINES:
+                    raise InputError("excel.too_many_lines", file=name, max_lines=MAX_LINES)
+                if not any(cell not in (None, "") for cell in cells):
+                    continue
+                if not columns:
+                    columns = _columns(cells, name, number)
+                elif number >= start.offset:
+                    yield _row(cells, columns, name, number)
 
-    Raises:
-        ValueError: all sheets are hidden.
-    """
-    with _opened(path, path.name) as book:
-        read = _sheet_of(book, path.name)
-        others = [sheet.title for sheet in book.worksheets if sheet is not read]
-        return others[:NUM_SHEETS_SHOWN]
+    def unread(self, path: Path, name: str) -> str:
+        with _opened(path, path.name) as book:
+            read = _sheet_of(book, path.name)
+            others = [sheet.title for sheet in book.worksheets if sheet is not read]
+        if not others:
+            return ""
+        sheets = ", ".join(others[:NUM_SHEETS_SHOWN])
+        return phrase("excel.first_sheet_read", file=name, sheets=sheets)
 
 
 @contextmanager
 def _opened(path: Path, name: str, *, formulas: bool = False) -> Iterator["Workbook"]:
-    openpyxl = require("openpyxl", "data.read_excel")
+    openpyxl = require("openpyxl", "excel.reading")
     if inflated_bytes(path, MAX_WORKBOOK_BYTES) > MAX_WORKBOOK_BYTES:
-        raise InputError("data.workbook_too_large", file=name, max_mib=MAX_WORKBOOK_BYTES >> 20)
+        raise InputError("excel.too_large", file=name, max_mib=MAX_WORKBOOK_BYTES >> 20)
     with path.open("rb") as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about styles and parts that are not read
         try:
@@ -110,7 +111,7 @@ def _lines(book: "Workbook", path: Path, name: str) -> Iterator[list[object]]:
                 values = [_plain(cell) for cell in cells]
                 for n, cell in enumerate(others[: len(values)]):
                     if cell.data_type == "f" and values[n] is None:
-                        values[n] = Unreadable(phrase("data.formula_without_value"))
+                        values[n] = Unreadable(phrase("excel.formula_without_value"))
                 yield marks.filled(number, values) if marks.merged else values
     except Exception as error:
         raise InputError(_damaged(name, error)) from error
@@ -120,7 +121,7 @@ def _sheet_of(book: "Workbook", name: str) -> Any:
     """Return the first sheet that Excel shows."""
     shown = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"]
     if book.worksheets and not shown:
-        raise InputError("data.all_sheets_hidden", file=name)
+        raise InputError("excel.all_sheets_hidden", file=name)
     return shown[0] if shown else None
 
 
@@ -153,7 +154,7 @@ class _Marks:
 
 def _marks_of(sheet: Any) -> _Marks:
     """Return information that only the XML of a sheet contains, such as merged cells."""
-    column_number = require("openpyxl.utils", "data.read_excel").column_index_from_string
+    column_number = require("openpyxl.utils", "excel.reading").column_index_from_string
     marks, tail = _Marks(), b""
     with sheet.parent._archive.open(sheet._worksheet_path) as file:
         while chunk := file.read(SCAN_BYTES):
@@ -169,15 +170,15 @@ def _marks_of(sheet: Any) -> _Marks:
 
 def _damaged(name: str, error: Exception) -> str:
     if isinstance(error, MemoryError):
-        return phrase("data.workbook_out_of_memory", file=name)
-    return phrase("data.workbook_damaged", file=name, reason=" ".join(str(error).split())[:100])
+        return phrase("excel.out_of_memory", file=name)
+    return phrase("excel.damaged", file=name, reason=" ".join(str(error).split())[:100])
 
 
 def _columns(cells: Sequence[Any], name: str, number: int) -> dict[int, str]:
     named = {n: str(cell).strip() for n, cell in enumerate(cells) if cell not in (None, "")}
     names = list(named.values())
     if repeated := sorted({column for column in names if names.count(column) > 1}):
-        raise InputError("data.sheet_column_twice", file=name, line=number, column=repeated[0])
+        raise InputError("excel.column_twice", file=name, line=number, column=repeated[0])
     return named
 
 
@@ -196,7 +197,7 @@ def _plain(cell: Any) -> object:
     if value is None:
         return None
     if cell.data_type == "e":
-        return Unreadable(phrase("data.excel_error", value=value))
+        return Unreadable(phrase("excel.error_in_cell", value=value))
     if isinstance(value, str):
         return _unescaped(value)
     if isinstance(value, bool):
@@ -215,12 +216,12 @@ def _unescaped(text: str) -> str:
     """Return a text with its escaped control characters decoded: `_x000D_` ends a line."""
     if "_x" not in text:
         return text
-    unescape = require("openpyxl.utils.escape", "data.read_excel").unescape
+    unescape = require("openpyxl.utils.escape", "excel.reading").unescape
     return str(unescape(text))
 
 
 def _shows_no_time(cell: Any) -> bool:
-    numbers = require("openpyxl.styles.numbers", "data.read_excel")
+    numbers = require("openpyxl.styles.numbers", "excel.reading")
     return bool(numbers.is_datetime(cell.number_format) == "date")
 
 
@@ -232,3 +233,6 @@ def _number(value: float, shown_as: str) -> str:
         return str(value).zfill(len(shown_as) if re.fullmatch("0+", shown_as) else 0)
     shown = f"{value:.15g}"
     return shown if float(shown) != value else str(value)
+
+
+EXCEL = Excel()

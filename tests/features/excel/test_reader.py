@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from infrastructure.data.readers import excel_format
-from infrastructure.data.readers.excel_format import read_excel
 from infrastructure.data.readers.line_reader import Start
 from infrastructure.data.readers.rows import Row, Unreadable
+from infrastructure.features.excel import reader
+from infrastructure.features.excel.reader import EXCEL
 
 pytest.importorskip("openpyxl")
 
@@ -32,7 +32,7 @@ def read(
     for cells in merged:
         sheet.merge_cells(cells)
     book.save(folder / "rows.xlsx")
-    rows = [*read_excel(folder / "rows.xlsx", "rows.xlsx")]
+    rows = [*EXCEL(folder / "rows.xlsx", "rows.xlsx")]
     assert all(isinstance(row, Row) for row in rows)
     return [[*row.values.values()] for row in rows if isinstance(row, Row)]
 
@@ -85,16 +85,16 @@ def test_a_line_has_the_number_that_excel_shows(
 ) -> None:
     read(tmp_path, [["a", "b"], ["", None], ["c", "d"]])
     path = tmp_path / "rows.xlsx"
-    rows = [*read_excel(path, "rows.xlsx")]
+    rows = [*EXCEL(path, "rows.xlsx")]
     assert [(row.line, row.offset) for row in rows] == [(2, 2), (4, 4)]
-    assert [row.line for row in read_excel(path, "rows.xlsx", Start(4, 4))] == [4]
+    assert [row.line for row in EXCEL(path, "rows.xlsx", Start(4, 4))] == [4]
     for most, is_read in ((4, True), (3, False)):
-        monkeypatch.setattr(excel_format, "MAX_LINES", most)
+        monkeypatch.setattr(reader, "MAX_LINES", most)
         if is_read:
-            assert len([*read_excel(path, "rows.xlsx")]) == 2
+            assert len([*EXCEL(path, "rows.xlsx")]) == 2
         else:
-            with pytest.raises(ValueError, match=r"data\.sheet_too_long.*max_lines=3"):
-                [*read_excel(path, "rows.xlsx")]
+            with pytest.raises(ValueError, match=r"excel\.too_many_lines.*max_lines=3"):
+                [*EXCEL(path, "rows.xlsx")]
 
 
 def test_the_first_sheet_that_is_shown_is_read() -> None:
@@ -106,10 +106,10 @@ def test_the_first_sheet_that_is_shown_is_read() -> None:
         (("hidden", "veryHidden", "visible", "visible"), 2),
     ):
         book = sheets(*states)
-        assert excel_format._sheet_of(book, "a.xlsx") is book.worksheets[number]
-    assert excel_format._sheet_of(sheets(), "a.xlsx") is None, "nothing but charts"
-    with pytest.raises(ValueError, match=r"data\.all_sheets_hidden.*file=a\.xlsx"):
-        excel_format._sheet_of(sheets("hidden", "veryHidden"), "a.xlsx")
+        assert reader._sheet_of(book, "a.xlsx") is book.worksheets[number]
+    assert reader._sheet_of(sheets(), "a.xlsx") is None, "nothing but charts"
+    with pytest.raises(ValueError, match=r"excel\.all_sheets_hidden.*file=a\.xlsx"):
+        reader._sheet_of(sheets("hidden", "veryHidden"), "a.xlsx")
 
 
 def test_merged_cells_reach_down_to_their_last_line_alone(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_cells_that_are_merged_across_are_not_repeated(tmp_path: Path) -> None:
 def test_a_mark_at_the_border_of_two_pieces_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = "infrastructure.data.readers.excel_format.SCAN_BYTES"
+    module = "infrastructure.features.excel.reader.SCAN_BYTES"
     for size in (7, 50, 64):
         monkeypatch.setattr(module, size)
         found = read(tmp_path, [["a", "b", "=1+1"], ["c", None, "d"]], ("B2:B3",))

@@ -1,0 +1,1 @@
+"""Reading of Excel workbooks as training data."""

@@ -1,0 +1,1 @@
+"""Reading of HDF5 files as training data."""
