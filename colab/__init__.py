@@ -43,7 +43,6 @@ _PLACES: dict[str, str] = {
     "rehearse_disconnect": "colab.rehearsal",
     "release_runtime": "colab.release",
     "sample_chats": "colab.results",
-    "show_dashboard": "colab.dashboard",
     "show_data": "colab.results",
     "show_form": "colab.form",
     "show_report": "colab.results",

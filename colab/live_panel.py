@@ -14,10 +14,10 @@ from colab.panel_page import panel_html, panel_text
 from infrastructure.core.best_effort import BestEffort
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
-from infrastructure.monitoring.dashboard.snapshots import MAX_CPU_SHARE, MAX_LONGEST_SECONDS
 from infrastructure.monitoring.drawing.html import element
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_view import view_of
+from infrastructure.monitoring.report.live_parts import MAX_CPU_SHARE, MAX_LONGEST_SECONDS
 from infrastructure.run.latest_checkpoint import SavedSteps
 
 LOOK_SECONDS = 1.0

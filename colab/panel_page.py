@@ -1,13 +1,12 @@
-"""The content of the live panel: parts of the dashboard in a size for a cell's output."""
+"""The content of the live panel, in a size for a cell's output."""
 
 from infrastructure.core.messages import phrase
-from infrastructure.monitoring.dashboard.page import live_rules
-from infrastructure.monitoring.dashboard.sections import meters, progress
 from infrastructure.monitoring.drawing.charts import WIDE, charts_of, curves
 from infrastructure.monitoring.drawing.formatting import clip, format_duration
 from infrastructure.monitoring.drawing.html import Markup, element, raw_markup
 from infrastructure.monitoring.drawing.html_page import DRAW, chart_rules, chart_script
 from infrastructure.monitoring.records.run_view import RunView
+from infrastructure.monitoring.report.live_parts import live_rules, meters, progress
 from infrastructure.monitoring.report.report_sections import (
     NOTHING,
     alerts,

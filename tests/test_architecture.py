@@ -78,9 +78,8 @@ CONFIG_LAYERS: list[set[str]] = [
 MONITORING_LAYERS: list[set[str]] = [
     {"drawing", "watching"},
     {"logging_config", "training_monitor"},
-    {"prometheus", "records"},
+    {"records"},
     {"report", "watch"},
-    {"dashboard"},
 ]
 
 # Heavy packages are imported inside the functions that need them: `temper --help` answers in

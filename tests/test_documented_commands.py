@@ -39,7 +39,7 @@ ELSEWHERE = {
     "pip": "another program's own command; tests/test_requirements.py",
     "--tasks": "tests/features/lm_eval: those of the page are not on this machine",
     "gguf": "tests/features/export_gguf: llama.cpp's converter is no package",
-    "temper dashboard": "tests/monitoring/dashboard: it runs until it is stopped",
+    "temper dashboard": "tests/features/dashboard: it runs until it is stopped",
     "docs/colab.md python": "tests/colab, with a stand-in of Colab",
 }
 OPTIONAL = ("apprise", "trackio")  # in a line that names one, it has to be installed

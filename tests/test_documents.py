@@ -350,7 +350,7 @@ def test_every_setting_exists() -> None:
 def test_every_variable_of_the_environment_exists() -> None:
     known = {*VARIABLES, *DISABLING, *OTHER_VARIABLES, variable_of(PRESET)}
     known |= {variable_of(key) for key in SCHEMA.fields}
-    pattern = re.compile(r"\b(?:TEMPER_[A-Z_]+|DISABLE_[A-Z]+|ALERT_[A-Z_]+)\b")
+    pattern = re.compile(r"\b(?:TEMPER_[A-Z_]+|DISABLE_[A-Z]+)\b")
     blocks = [(block.document, block.text) for block in blocks_of("bash", "sh", "")]
     named = {(where, name) for where, text in [*spans(), *blocks] for name in pattern.findall(text)}
     assert named

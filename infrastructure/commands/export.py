@@ -1,10 +1,11 @@
-"""`temper export`: write a checkpoint as a standard model folder, locally or on the Hub."""
+"""`temper export`: write a checkpoint as a standard model folder."""
 
 import argparse
 import logging
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from infrastructure.commands.arguments import add_folder_flags, add_json
 from infrastructure.commands.output import progress, show
@@ -15,8 +16,12 @@ from infrastructure.core.console import waiting_beside
 from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import refuse_what_is_there
-from infrastructure.core.json_text import JsonObject, as_integer, as_list
+from infrastructure.core.json_text import JsonObject, as_list
 from infrastructure.core.messages import phrase
+
+if TYPE_CHECKING:
+    from infrastructure.deployment.export_request import ExportRequest
+    from infrastructure.run.directory import RunDirectory
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder", nargs="?", metavar="FOLDER", help=phrase("commands.help_export_folder")
     )
-    parser.add_argument(
-        "--push-to-hub",
-        metavar="OWNER/NAME",
-        help=phrase("commands.help_push_to_hub"),
-    )
-    parser.add_argument("--public", action="store_true", help=phrase("commands.help_public"))
     parser.add_argument(
         "--as",
         dest="part",
@@ -56,22 +55,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_folder_flags(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Export the model of a checkpoint. This needs neither a GPU nor the training data."""
-    output_dir = Path(configure(options).output_dir)
-    if options.folder is None and options.push_to_hub is None:
-        raise InputError("commands.no_export_target")
-    if options.public and options.push_to_hub is None:
-        raise InputError("commands.public_without_push_to_hub")
-    from infrastructure.deployment.export_request import (
-        ExportRequest,
-        Part,
-        check_possible,
-        check_publishable,
-    )
+def asked(options: argparse.Namespace) -> "tuple[RunDirectory, Path | None, ExportRequest]":
+    """Return the run, the checkpoint (None: the newest) and the request, if they can be exported.
+
+    Raises:
+        ValueError: if there is no such run, or the export is not possible.
+    """
+    from infrastructure.deployment.export_request import ExportRequest, Part, check_possible
     from infrastructure.run.directory import find_run
     from infrastructure.run.repair import repair_records, repair_records_of
 
+    output_dir = Path(configure(options).output_dir)
     repair_records(output_dir, BackupConfig(), log.warning)
     run, checkpoint = find_run(options.run, output_dir)
     repair_records_of(run)
@@ -79,52 +73,33 @@ def run(options: argparse.Namespace) -> int:
         refuse_what_is_there(Path(options.folder))
     request = ExportRequest(Part(options.part), options.bits, options.format)
     check_possible(run, Path(options.folder or tempfile.gettempdir()), request)
-    if options.push_to_hub is not None:
-        check_publishable(run)
-    with waiting_beside("loading PyTorch"):
-        from infrastructure.deployment.export import export_model, final_step
-        from infrastructure.deployment.publish import ModelRepository
+    return run, checkpoint, request
 
-    repository = None
-    if options.push_to_hub is not None:
-        run.read_run()
-        repository = ModelRepository(options.push_to_hub, options.public)
-        repository.make()  # missing permissions show up now, not after minutes of work
-    with tempfile.TemporaryDirectory() as scratch:
-        is_there = request.is_plain and checkpoint is None and options.folder is None
-        step = final_step(run) if is_there else None
-        if step is not None:
-            folder = run.final  # the trained model already exists
-            facts: JsonObject = {"run": run.run_id, "step": step}
-        else:
-            folder = Path(options.folder or Path(scratch) / "model")
-            with waiting_beside(phrase("commands.exporting_model")):
-                facts = export_model(
-                    run, checkpoint, folder, request, partial(progress, options.json)
-                )
-        lines = [
-            phrase(
-                "commands.model_exported",
-                step=facts["step"],
-                run_id=run.run_id,
-                folder=facts.get("folder"),
-            )
-        ]
-        lines += [f"  {line}" for key in ("lines", "notes") for line in as_list(facts.pop(key, []))]
-        if repository is not None:
-            published = repository.upload(folder, run, as_integer(facts["step"]))
-            facts |= published
-            lines = lines if options.folder else []
-            lines += [
-                phrase(
-                    "commands.model_on_hub",
-                    step=facts["step"],
-                    run_id=run.run_id,
-                    url=facts["url"],
-                )
-            ]
-            lines += [f"  {note}" for note in as_list(published["notes"])]
+
+def exported(
+    options: argparse.Namespace,
+    run: "RunDirectory",
+    checkpoint: Path | None,
+    folder: Path,
+    request: "ExportRequest",
+) -> tuple[JsonObject, list[str]]:
+    """Export a model into `folder`, and return the facts about it, and lines for the user."""
+    with waiting_beside("loading PyTorch"):
+        from infrastructure.deployment.export import export_model
+
+    with waiting_beside(phrase("commands.exporting_model")):
+        facts = export_model(run, checkpoint, folder, request, partial(progress, options.json))
+    step, where = facts["step"], facts["folder"]
+    lines = [phrase("commands.model_exported", step=step, run_id=run.run_id, folder=where)]
+    lines += [f"  {line}" for key in ("lines", "notes") for line in as_list(facts.pop(key, []))]
+    return facts, lines
+
+
+def run(options: argparse.Namespace) -> int:
+    """Export the model of a checkpoint. This needs neither a GPU nor the training data."""
     if options.folder is None:
-        facts.pop("folder", None)
+        raise InputError("commands.no_export_target")
+    run, checkpoint, request = asked(options)
+    facts, lines = exported(options, run, checkpoint, Path(options.folder), request)
     show(options.json, facts, *lines)
     return ExitCode.DONE

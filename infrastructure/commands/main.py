@@ -68,7 +68,6 @@ GROUPS = {
     "Runs and backups": {
         "list": "list runs",
         "watch": "follow the progress of a run in the terminal",
-        "dashboard": "follow the progress of runs in a browser",
         "checkpoints": "list or verify checkpoints",
         "backup": "back up, list and restore runs",
     },

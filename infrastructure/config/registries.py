@@ -58,13 +58,9 @@ FORMATS: Registry[Any] = Registry(
 # data.encoding.augmentation
 AUGMENTATIONS: Registry[Any] = Registry("augmentation", "temper.augmentations", decides=True)
 # training.metrics.sinks
-SINKS: Registry[Any] = Registry(
-    "metrics sink", "temper.sinks", ("console", "jsonl", "csv", "tensorboard", "trackio", "wandb")
-)
+SINKS: Registry[Any] = Registry("metrics sink", "temper.sinks", ("console", "jsonl", "csv"))
 # monitoring.watching.alert_sinks
-ALERT_SINKS: Registry[Any] = Registry(
-    "alert sink", "temper.alert_sinks", ("console", "log", "webhook", "apprise")
-)
+ALERT_SINKS: Registry[Any] = Registry("alert sink", "temper.alert_sinks", ("console", "log"))
 # backup.backends; the names are schemes of URLs, and fsspec is asked for any other
 BACKENDS: Registry[Any] = Registry(
     "storage backend", "temper.backends", ("folder", "file", "local", "drive", "hf", "fsspec")

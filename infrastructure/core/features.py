@@ -78,6 +78,9 @@ class Feature:
             a key.
         objective: address of a function that returns an objective which masks tokens, or None. It
             gets the section `training`, a tokenizer and its number of tokens.
+        default_plugins: entry point group of a registry → plug-ins that are chosen by default.
+        watchers: addresses of functions that get a configuration and a run's directory, and return
+            a `Watcher` of the monitor, an `Observer` of the training, or None.
         report: addresses of functions that return a section of the report for a `RunView`.
         live: addresses of those functions whose sections are also on the live page.
         models: keys of settings that name another model: a run, a folder or a Hub name. Its weights
@@ -87,6 +90,9 @@ class Feature:
             user-defined part in the feature's own settings.
         run_files: files that it writes into a run directory and that are backed up with the run.
         outputs: name of an output in a run directory → code of the text that describes it.
+        export_files: addresses of functions that write files into the folder of an exported model.
+            They get the run, the folder, the name that it will have, the step, and lines about the
+            export.
         notebook: names that `import colab` offers → module.
         on_samples: address of a function that is called when a run uses the sample data. It gets a
             configuration and the text that names the source, and may change settings that the user
@@ -116,6 +122,8 @@ class Feature:
     elsewhere: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     advice: str | None = None
     objective: str | None = None
+    default_plugins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    watchers: tuple[str, ...] = ()
     report: tuple[str, ...] = ()
     live: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
@@ -123,6 +131,7 @@ class Feature:
     own_code: str | None = None
     run_files: tuple[str, ...] = ()
     outputs: Mapping[str, str] = field(default_factory=dict)
+    export_files: tuple[str, ...] = ()
     notebook: Mapping[str, str] = field(default_factory=dict)
     on_samples: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
@@ -185,6 +194,11 @@ def merged(attribute: str) -> dict[str, Any]:
 def plugins_of(group: str) -> dict[str, str]:
     """Return the plug-ins that features add to the registry `group`: name → address."""
     return {n: address for f in features() for n, address in f.plugins.get(group, {}).items()}
+
+
+def default_plugins(group: str) -> list[str]:
+    """Return the names of plug-ins in the registry `group` that features choose by default."""
+    return [name for feature in features() for name in feature.default_plugins.get(group, ())]
 
 
 def fields_for(section: str) -> tuple[Any, ...]:

@@ -16,21 +16,8 @@ OLDEST_TORCHAO_FOR_PEFT = "0.16"  # peft 0.19 and later reject older ones, such 
 TESTED_TRL = ">=0.29.1,<=1.14.2"  # from Colab's version to that in requirements.txt
 PIP_LINES = {
     "azure.quantum": 'pip install "azure-quantum[qiskit]"',
-    "bitsandbytes": "pip install bitsandbytes",
-    "datasets": "pip install datasets",
-    "h5py": "pip install h5py",
-    "openpyxl": "pip install openpyxl",
     "lm_eval": 'pip install "lm_eval>=0.4.9,<0.5"',
-    "peft": "pip install peft",
     "PIL": "pip install pillow",
-    "prometheus_client": "pip install prometheus_client",
-    "pyarrow": "pip install pyarrow",
-    "jsonschema": "pip install jsonschema",
-    "optuna": "pip install optuna",
-    "qiskit": "pip install qiskit",
-    "tensorboard": "pip install tensorboard",
-    "torchmetrics": "pip install torchmetrics",
-    "transformers": "pip install transformers",
     "trl": f'pip install "trl{TESTED_TRL}"',
     "unsloth": "pip install --no-deps -r requirements-unsloth.txt",
 }

@@ -11,7 +11,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
@@ -19,6 +19,7 @@ from importlib.metadata import distribution, entry_points, packages_distribution
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import InputError
 from infrastructure.core.features import plugins_of
 from infrastructure.core.lookup import unknown_name
@@ -213,6 +214,17 @@ class Registry(Generic[Plugin]):
                 hint=_init_hint(made, self.contract),
             )
         return made
+
+    def check_usable(self, names: Iterable[str]) -> None:
+        """Check that the plug-ins with these names or addresses can be used on this machine.
+
+        If a plug-in has a function `check_usable`, it is called without arguments.
+
+        Raises:
+            ValueError: as in `get`, or if a plug-in cannot be used.
+        """
+        for name in names:
+            getattr(self.get(name), "check_usable", do_nothing)()
 
     def require_shareable(self, name: str) -> None:
         """Check that other processes can import a plug-in.

@@ -184,7 +184,7 @@ class DataPipeline:
         selection, but not which examples it contains, because training chooses them.
         """
         limit = [] if self._num_selected is None else [self._num_selected]
-        changes = [self.config.balance_by, self.config.augmentation, *limit]
+        changes = [self.config.augmentation, *limit]
         fingerprint = self.report.fingerprint
         return text_hash([fingerprint, *changes]) if any(changes) else fingerprint
 
@@ -299,7 +299,7 @@ class DataPipeline:
         Lengths are those before augmentation.
         """
         now = self._order()
-        order = Order(now.all_rows, now.seed, now.all_groups)
+        order = Order(now.all_rows, now.seed)
         order.select(ids, is_filled=self._num_selected is None)
         return self.store.lengths()[order.of(epoch)]
 
@@ -478,8 +478,7 @@ class DataPipeline:
         if self.config.streaming:
             return StreamedExamples(self._stream(plan, store), self._texts(plan, augment))
         rows: Indices = store.array("train_rows.npy")
-        groups = store.array("groups.npy")[rows] if self.config.balance_by else None
-        order = Order(rows, self.seed, groups)
+        order = Order(rows, self.seed)
         if augment is None:
             return StoredExamples(store, order, lambda rows: _places(store, rows))
         kept = StoredConversations(store, CONVERSATIONS_FILE, CONVERSATION_ENDS)

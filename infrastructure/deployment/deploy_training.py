@@ -73,6 +73,7 @@ from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_owner import take_announced_stop
 from infrastructure.monitoring.records.run_reader import CHECKS_FILE, read_rounds
 from infrastructure.monitoring.records.run_view import from_here
+from infrastructure.monitoring.watching.alert_sinks import check_alert_sinks
 from infrastructure.run.checkpoint_paths import verify
 from infrastructure.run.compatibility import Difference, Verdict
 from infrastructure.run.configuration_judge import canonical_name
@@ -106,8 +107,8 @@ from infrastructure.training.extensions.extension_hooks import Hook, Observer
 from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import MakeProgress, make_progress
-from infrastructure.training.metrics.sinks import check_sinks, sinks_of_run
-from infrastructure.training.observers.monitoring_setup import check_watching, monitoring_hooks
+from infrastructure.training.metrics.sinks import SINKS, sinks_of_run
+from infrastructure.training.observers.monitoring_setup import monitoring_hooks
 from infrastructure.training.observers.run_observers import (
     CheckpointLines,
     CopiesObserver,
@@ -555,8 +556,8 @@ class TrainingDeployment:
         Args:
             precision: the number format with which the run started; None for a new run.
         """
-        check_watching(self.config)
-        check_sinks(self.config.training.metrics_sinks)
+        check_alert_sinks(self.config)
+        SINKS.check_usable(self.config.training.metrics_sinks)
         for note in self.config.notes():
             self.report(f"note: {note}")
         config = self.config

@@ -18,11 +18,11 @@ from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import write_sums
 from infrastructure.core.console import ShowLine
 from infrastructure.core.errors import CheckpointError, InputError
+from infrastructure.core.features import all_of
 from infrastructure.core.files import (
     refuse_what_is_there,
     whole_directory,
     write_json,
-    write_text,
 )
 from infrastructure.core.json_text import JsonObject, as_object
 from infrastructure.core.messages import phrase
@@ -40,7 +40,6 @@ from infrastructure.deployment.export_request import (
     refuse_scores,
     rounding_of,
 )
-from infrastructure.deployment.publish import BEGIN, CARD, END, HERE, written_by
 from infrastructure.deployment.recorded_model import base_is_recorded, recorded_model
 from infrastructure.deployment.resuming import commit_of_base, configuration_of
 from infrastructure.evaluation.plain_reading import (
@@ -573,7 +572,8 @@ def export_model(
         }
         lines = [one.words() for one in compare.made]
         write_json(part / EXPORT_FILE, facts)
-        _write_card(run, part, folder.name, trained.step, [request.words(), *lines])
+        for describe in all_of("export_files"):
+            describe(run, part, folder.name, trained.step, [request.words(), *lines])
         write_sums(part)
     return {**facts, "folder": str(folder.absolute()), "lines": lines, "notes": work.notes}
 
@@ -587,18 +587,6 @@ def _base_elsewhere(folder: Path) -> list[str]:
     if not isinstance(base, str) or not Path(base).is_dir():
         return []
     return [phrase("deployment.exported_lora_local_base", base=base)]
-
-
-def _write_card(
-    run: RunDirectory, folder: Path, name: str, step: int, lines: Sequence[str]
-) -> None:
-    """Write a README.md about the run and about the accuracy of the export."""
-    card = folder / CARD
-    text = card.read_text() if card.is_file() else f"---\ntags: [temper]\n---\n# {name}\n"
-    text, *_ = text.partition("\n```python")  # a LoRA's usage is described below
-    exported = "\n".join(f"- {line}" for line in lines)
-    facts = written_by(run, HERE, folder, step)
-    write_text(card, f"{text}\n{BEGIN}\n{facts}\n{END}\n\n## Exported\n\n{exported}\n")
 
 
 def _in_half(model: torch.nn.Module) -> torch.nn.Module:

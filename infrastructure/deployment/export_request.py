@@ -276,21 +276,6 @@ def refuse_scores(run: RunDirectory, config: DeploymentConfig) -> None:
         raise InputError("deployment.export_reward_model", run_id=run.run_id, path=run.final)
 
 
-def check_publishable(run: RunDirectory) -> None:
-    """Raise an error for a model that others could not load completely.
-
-    Raises:
-        ValueError: if extensions have added weights to the model.
-    """
-    model = recorded_model(run)
-    if model.get("extensions"):
-        raise InputError(
-            "deployment.publish_extension_weights",
-            run_id=run.run_id,
-            extensions=", ".join(model["extensions"]),
-        )
-
-
 def needed_bytes(model: dict[str, Any], request: ExportRequest) -> int:
     """Estimate the size of an export in bytes, including temporary files."""
     total, trained = int(model.get("num_parameters") or 0), int(model.get("num_trainable") or 0)

@@ -78,7 +78,7 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.output_dir import no_empty_folder_left, writable
 from infrastructure.run.restore import folder_of
 from infrastructure.training.methods.check import check_method
-from infrastructure.training.metrics.sinks import check_sinks
+from infrastructure.training.metrics.sinks import SINKS
 
 PLAIN_ADAPTERS = ("standard", "auto")  # every other adapter has its own checks
 
@@ -105,9 +105,8 @@ def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
         # Otherwise that run may be finished, and is shown without the destination.
         if url not in places:
             refuse_unreachable_place(place_options(config))
-    if config.enable_monitoring:
-        check_alert_sinks(config.monitor.alert_sinks)
-    check_sinks(config.training.metrics_sinks)
+    check_alert_sinks(config)
+    SINKS.check_usable(config.training.metrics_sinks)
     if config.data.chat_template is not None:
         read_chat_template(config.data.chat_template)
     check_paths(config)

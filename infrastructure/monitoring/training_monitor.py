@@ -166,7 +166,7 @@ class TrainingMonitor:
         interval_seconds: the time between two samples of the machine.
         cooldown_seconds: the minimum time between two alerts of one kind.
         probes: key → a function that returns an additional value for each sample.
-        on_sample: a function that is called with each sample, in the monitor's thread.
+        watchers: parts that follow the monitor.
         machine, gpus: the sources of readings; by default, those of this machine.
         clock: returns the time in seconds since 1970.
 
@@ -183,7 +183,7 @@ class TrainingMonitor:
         interval_seconds: float = INTERVAL_SECONDS,
         cooldown_seconds: float = COOLDOWN_SECONDS,
         probes: Mapping[str, Probe] | None = None,
-        on_sample: Callable[[Record], None] | None = None,
+        watchers: Iterable["Watcher"] = (),
         machine: MachineReadings | None = None,
         gpus: GpuReadings | None = None,
         clock: Callable[[], float] = time.time,
@@ -195,7 +195,7 @@ class TrainingMonitor:
         self.directory, self.interval_seconds, self.clock = directory, interval_seconds, clock
         self._num_lost: dict[str, int] = {}  # number of alerts by sink, as last reported
         self.sinks = [LogAlerts()] if sinks is None else list(sinks)
-        self.probes, self.on_sample = dict(probes or {}), on_sample
+        self.probes, self.watchers = dict(probes or {}), list(watchers)
         self.step = 0
         self.recent_samples: deque[Record] = deque(maxlen=HISTORY)
         self.recent_metrics: deque[TrainingMetrics] = deque(maxlen=HISTORY)
@@ -226,6 +226,8 @@ class TrainingMonitor:
             raise InputError("monitoring.monitor_already_started")
         self._is_stopping, self._started_at = False, self.clock()
         self._wake.clear()
+        for watcher in self.watchers:
+            self._attempt(watcher, partial(watcher.start, self))
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
         self._thread.start()
 
@@ -240,6 +242,8 @@ class TrainingMonitor:
             logger.warning(phrase("monitoring.monitor_not_responding"))
             return
         self.sample()
+        for watcher in self.watchers:
+            self._attempt(watcher, watcher.stop, even_if_off=True)
         for sink in self.sinks:
             self._best_effort.attempt(phrase("monitoring.alert_sink", name=sink.name), sink.close)
         self._report_lost(is_end=True)
@@ -275,11 +279,8 @@ class TrainingMonitor:
             alerts = self._take(record)
             self._write("system", record)
             self._write_performance()
-            if self.on_sample is not None:
-                listener = self.on_sample
-                self._best_effort.attempt(
-                    phrase("monitoring.sample_listener"), lambda: listener(record)
-                )
+            for watcher in self.watchers:
+                self._attempt(watcher, partial(watcher.sampled, record))
         self._raise(alerts)
         if self._thread is None:
             self._deliver()
@@ -318,6 +319,12 @@ class TrainingMonitor:
         with self._lock:
             sample = self.recent_samples[-1] if self.recent_samples else {}
             return sample, self.recent_metrics[-1] if self.recent_metrics else None
+
+    def _attempt(
+        self, watcher: "Watcher", call: Callable[[], None], *, even_if_off: bool = False
+    ) -> None:
+        what = phrase("monitoring.watcher", name=type(watcher).__name__)
+        self._best_effort.attempt(what, call, even_if_off=even_if_off)
 
     def _open_incidents(self) -> list[dict[str, str]]:
         return [
@@ -444,6 +451,19 @@ class TrainingMonitor:
                 phrase("monitoring.writing_file", file=file.path.name),
                 lambda: file.append(encode_record(record)),
             )
+
+
+class Watcher:
+    """A part that follows a monitor. If one of its calls fails, it is not called any more."""
+
+    def start(self, monitor: TrainingMonitor) -> None:
+        """Begin to follow `monitor`, which is being started."""
+
+    def sampled(self, sample: Record) -> None:
+        """Take a sample of the machine. The monitor's thread calls this."""
+
+    def stop(self) -> None:
+        """End what `start` began."""
 
 
 def _files(directory: Path) -> dict[str, RotatingLineFile]:

@@ -18,7 +18,8 @@ from infrastructure.commands.main import main
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring import watch
 from infrastructure.monitoring.records.run_owner import computes, started_trainings
-from tests.monitoring.written_run import write_run
+from tests.deployment.runs import start_temper
+from tests.monitoring.written_run import add, step_record, write_run
 
 # Takes a while, as PyTorch does; then it has a run, and when that was seen it is finished.
 TRAINING = """
@@ -125,3 +126,42 @@ def test_who_has_ended_computes_no_more() -> None:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
         assert not computes(known)
     assert not computes(known)
+
+
+def test_watch_shows_a_run_once_and_ends_with_the_run(tmp_path: Path) -> None:
+    add(write_run(tmp_path / "runs", "a", status="failed"), step_record(7))
+    for flags, message in ((["--once"], "step 7 of 40"), ([], "failed · step 7 of 40")):
+        watched = start_temper("watch", "a", *flags, folder=tmp_path)
+        out, _ = watched.communicate(timeout=60)
+        assert (watched.returncode, message in out) == (1, True)
+
+
+def test_watch_waits_for_the_first_run(tmp_path: Path) -> None:
+    watched = start_temper("watch", "--every", "0.1", folder=tmp_path)
+    assert watched.stdout is not None
+    assert watched.stdout.readline().startswith("commands.waiting_for_first_run")
+    run = write_run(tmp_path / "elsewhere", "a", status="failed")
+    add(run, step_record(7))
+    (tmp_path / "elsewhere").rename(tmp_path / "runs")  # whole at once
+    out, _ = watched.communicate(timeout=60)
+    assert (watched.returncode, "failed · step 7 of 40" in out) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "reported"),
+    [
+        (["watch", "--once"], "monitoring.no_runs"),
+        (["watch", "--every", "0"], "monitoring.watch_interval_not_positive(seconds=0.0)"),
+        (
+            ["watch", "--every", "x"],
+            "argument --every: commands.value_must_be(kind=a number, value='x')",
+        ),
+    ],
+)
+def test_what_cannot_be_shown_is_wrong_input(
+    tmp_path: Path, command: list[str], reported: str
+) -> None:
+    process = start_temper(*command, folder=tmp_path)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert reported in err

@@ -1062,7 +1062,7 @@ EXPORT = [
     Wrong(
         "a memory on the Hub",
         "export runs/a --push-to-hub me/it",
-        ["deployment.publish_extension_weights", "run_id=a", "extensions=memory"],
+        ["publish.extension_weights", "run_id=a", "extensions=memory"],
         {"runs/a/run.json": MEMORY_RUN},
     ),
     Wrong(
@@ -1251,12 +1251,6 @@ FURTHER = [
         "train --compile-mode auto --no-gpu-optimization",
         ["config.auto_compile_not_measured"],
     ),
-    Wrong(
-        "streaming balance",
-        "train data.jsonl --streaming --balance-by task",
-        ["config.balance_with_streaming"],
-        {"data.jsonl": GOOD_DATA},
-    ),
     Wrong("budget 1", "train --quantum-data-budget 1", ["quantum.data_budget_keeps_everything"]),
     Wrong(
         "sampler",
@@ -1319,7 +1313,7 @@ FURTHER = [
     Wrong(
         "dashboard port",
         "dashboard --port 99999",
-        ["monitoring.dashboard_port_unavailable", "monitoring.port_out_of_range", "port=99999"],
+        ["dashboard.port_unavailable", "dashboard.port_out_of_range", "port=99999"],
     ),
     Wrong(
         "optimize len",
@@ -1444,7 +1438,7 @@ FURTHER = [
     Wrong(
         "webhook",
         "train data.jsonl --monitor-alert-sinks webhook",
-        ["monitoring.alert_sink_without_address", "sink=webhook", "variable=ALERT_WEBHOOK_URL"],
+        ["notifications.sink_without_address", "sink=webhook", "variable=ALERT_WEBHOOK_URL"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(

@@ -38,7 +38,7 @@ SPECIAL: dict[str, Any] = {
     "training.method_settings": {"loss_type": "ipo"},
     "training.settings": {"stages": 3, "names": ["a"]},
     "quantum.fallback": ["dense_annealer", "exact"],
-    "monitor.alert_sinks": ["log", "webhook"],
+    "monitor.alert_sinks": ["log"],
     "monitor.prometheus": "0.0.0.0:9400",
     "model.lora_config.target_modules": ["q_proj", "v_proj"],
     "model.embedded.num_heads": 8,

@@ -35,7 +35,7 @@ embedded.intermediate_size embedded.vocab_size embedded.max_positions
 data.path eval_path format encoding shape prompt_column answer_column context_column text_column
 image_column image_background task_column
 max_length over_length packing train_on validation_split streaming buffer_size memory_limit
-balance_by augmentation chat_template
+augmentation chat_template
 training.method rewards teacher beta num_generations max_completion_length temperature
 method_settings strategy num_epochs max_steps batch_size gradient_accumulation learning_rate
 weight_decay

@@ -31,13 +31,12 @@ STORED = (
     "train_contents.npy",
     "evaluation_contents.npy",
     "evaluation.jsonl",
-    "groups.npy",
     "quarantine.jsonl",
     "conversations.jsonl",
     "conversation_ends.npy",
 )
 KINDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "stored": ({"balance_by": "task"}, STORED),
+    "stored": ({}, STORED),
     "augmented": ({"augmentation": "same"}, STORED),
     "streamed": ({"streaming": True}, (*STORED, "windows.npy", "is_used.npy")),
 }

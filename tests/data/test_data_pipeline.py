@@ -3,7 +3,6 @@
 import gc
 import os
 import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,6 @@ MODES: dict[str, dict[str, Any]] = {
     "stored": {},
     "streaming": {"streaming": True, "buffer_size": 7},
     "small memory": {"memory_size": 0},
-    "balanced": {"balance_by": "task"},
     "augmented": {"augmentation": "shout"},
     "streaming augmented": {"streaming": True, "buffer_size": 7, "augmentation": "shout"},
 }
@@ -57,7 +55,7 @@ def shout(conversation: Conversation, rng: np.random.RandomState) -> Conversatio
     """Raise the voice by a random number of marks."""
     question, *rest = conversation.turns
     louder = Turn(question.role, question.text + "!" * rng.randint(1, 20))
-    return Conversation((louder, *rest), conversation.task, conversation.group)
+    return Conversation((louder, *rest), conversation.task)
 
 
 @pytest.fixture
@@ -163,12 +161,11 @@ def test_the_fingerprint_is_that_of_the_examples(data: Path, tmp_path: Path, cac
     different = [
         pipeline(data, cache, seed=0, train_on="all"),
         pipeline(data, cache, validation_split=0.3),
-        pipeline(data, cache, balance_by="task"),
         pipeline(data, cache, metaspace_tokenizer()),
         pipeline(data, cache, streaming=True),
         pipeline(data, cache, streaming=True, buffer_size=3),
     ]
-    assert len({same_data.fingerprint, *(p.fingerprint for p in different)}) == 7
+    assert len({same_data.fingerprint, *(p.fingerprint for p in different)}) == 6
 
 
 def test_prompts_are_made_as_in_training(data: Path, cache: Path) -> None:
@@ -208,28 +205,6 @@ def test_questions_are_put_with_the_tools_and_options_of_their_rows(
         text = prepared.tokenizer.decode(question.prompt_ids)
         shown.append(("Adds." in text, text.startswith("calm")))
     assert {*shown} == {(True, False), (False, True), (False, False)}
-
-
-def test_groups_are_balanced(tmp_path: Path, cache: Path) -> None:
-    rows = [{**row, "task": "rare" if i % 10 == 0 else "common"} for i, row in enumerate(pairs(90))]
-    data = write_jsonl(tmp_path / "a.jsonl", rows)
-    for settings in ({"task_column": "task"}, {}):
-        prepared = pipeline(data, cache, balance_by="task", validation_split=0, **settings)
-        shares = Counter("rare" if _number(t) % 10 == 0 else "common" for t in epoch(prepared))
-        assert shares == {"rare": 45, "common": 45}
-    beside = write_jsonl(tmp_path / "beside.jsonl", pairs(13, start=200))
-    for held in ({"validation_split": 0.3}, {"eval_path": str(beside)}):
-        prepared = pipeline(data, cache, balance_by="task", **held)
-        shares = Counter("rare" if _number(t) % 10 == 0 else "common" for t in epoch(prepared))
-        assert shares["rare"] + shares["common"] == prepared.num_examples
-        assert abs(shares["rare"] - shares["common"]) <= 1
-    with pytest.raises(ValueError, match=r"data\.balance_with_streaming"):
-        pipeline(data, cache, balance_by="task", streaming=True).prepare()
-    with pytest.raises(
-        ValueError,
-        match=r"setting=data\.balance_by, reason=.*what=column, name=tusk,.*\(meant=task\)",
-    ):
-        pipeline(data, cache, balance_by="tusk").prepare()
 
 
 def _number(text: str) -> int:
@@ -381,7 +356,7 @@ def test_training_texts_leave_out_what_is_held_out(data: Path, cache: Path) -> N
     assert len(found) == 2 * prepared.num_examples
 
 
-SOURCES: list[dict[str, Any]] = [{}, {"streaming": True, "buffer_size": 9}, {"balance_by": "task"}]
+SOURCES: list[dict[str, Any]] = [{}, {"streaming": True, "buffer_size": 9}]
 
 
 @pytest.mark.parametrize("settings", SOURCES)

@@ -59,7 +59,7 @@ def test_the_number_is_the_selections_from_the_start_on(data: Path, cache: Path)
     assert list(whole.selected) == list(range(whole.num_examples))
 
 
-@pytest.mark.parametrize("mode", [{}, {"balance_by": "task"}, {"memory_size": 0}])
+@pytest.mark.parametrize("mode", [{}, {"memory_size": 0}])
 def test_epochs_hold_the_selected_examples_in_an_order_of_their_own(
     data: Path, cache: Path, mode: dict[str, Any]
 ) -> None:
@@ -69,8 +69,7 @@ def test_epochs_hold_the_selected_examples_in_an_order_of_their_own(
     for one in (prepared, again):
         one.select(chosen)
         assert list(one.selected) == sorted(chosen)
-    if not mode.get("balance_by"):
-        assert sorted(heard(prepared, 1)) == sorted(texts_of(prepared, chosen))
+    assert sorted(heard(prepared, 1)) == sorted(texts_of(prepared, chosen))
     assert set(heard(prepared, 1)) <= set(texts_of(prepared, chosen))
     assert heard(prepared, 1) == heard(again, 1) != heard(again, 2)
     assert heard(prepared, 1, 2) == heard(prepared, 1)[2:]
@@ -82,7 +81,7 @@ def test_selecting_all_is_as_if_nothing_was_selected(data: Path, cache: Path) ->
     assert epoch(limited(data, cache, whole.num_examples), 1) == epoch(whole, 1)
 
 
-@pytest.mark.parametrize("mode", [{}, {"balance_by": "task"}, {"memory_size": 0}])
+@pytest.mark.parametrize("mode", [{}, {"memory_size": 0}])
 def test_without_a_limit_an_epoch_stays_as_long(
     data: Path, cache: Path, mode: dict[str, Any]
 ) -> None:
@@ -95,26 +94,15 @@ def test_without_a_limit_an_epoch_stays_as_long(
     assert prepared.fingerprint == whole.fingerprint
     assert prepared.lengths().shape == (whole.num_examples,)
     assert set(heard(prepared, 1)) <= set(texts_of(prepared, kept))
-    if not mode.get("balance_by"):
-        times = sorted(Counter(heard(prepared, 1)).values())
-        assert times == [1] * (len(kept) - len(left_out)) + [2] * len(left_out)
-        pairs = list(zip(heard(prepared, 1), heard(whole, 1), strict=True))
-        assert {was for now, was in pairs if now != was} == set(texts_of(whole, left_out))
+    times = sorted(Counter(heard(prepared, 1)).values())
+    assert times == [1] * (len(kept) - len(left_out)) + [2] * len(left_out)
+    pairs = list(zip(heard(prepared, 1), heard(whole, 1), strict=True))
+    assert {was for now, was in pairs if now != was} == set(texts_of(whole, left_out))
     assert heard(prepared, 1) == heard(again, 1) != heard(again, 2)
     assert heard(prepared, 1, 5) == heard(prepared, 1)[5:]
     assert prepared.places(1, 3, 9) == again.places(1, 0, 12)[3:]
     prepared.unselect()
     assert epoch(prepared, 1) == epoch(whole, 1)
-
-
-def test_groups_stay_as_large(data: Path, cache: Path) -> None:
-    prepared, whole = (pipeline(data, cache, balance_by="task") for _ in range(2))
-    prepared.select([i for i in range(whole.num_examples) if i % 3])
-    tasks = [
-        Counter(example.task for batch in one.train_batches(1, 0, 8) for example in batch)
-        for one in (prepared, whole)
-    ]
-    assert tasks[0] == tasks[1]
 
 
 def test_without_a_limit_few_come_many_times(data: Path, cache: Path) -> None:

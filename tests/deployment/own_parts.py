@@ -74,6 +74,9 @@ class Told(temper.Observer):
 class Alerts:
     name = "mine"
 
+    def __init__(self, run_directory):
+        pass
+
     def send(self, alert):
         with Path("alerts.txt").open("a") as file:
             file.write(alert.rule + "\\n")

@@ -30,9 +30,9 @@ from infrastructure.deployment.export import (
     export_model,
 )
 from infrastructure.deployment.export_request import ExportRequest, Part
-from infrastructure.deployment.publish import written_by
 from infrastructure.evaluation.plain_reading import OtherAnswersError
 from infrastructure.evaluation.prompting import answer_questions
+from infrastructure.features.publish.model_card import written_by
 from infrastructure.models.model_manager import load_saved
 from infrastructure.models.quantization import quantized_layers
 from infrastructure.run.checkpoint_paths import step_of
@@ -80,9 +80,9 @@ def test_what_a_method_of_trl_has_trained_is_exported(saved_llama: Path, tmp_pat
     num_rows = run.read_run()["data"]["num_examples"]
     for row in (
         "| method | DPO of TRL |",
-        "deployment.card_trained_lora(rank=4)",
+        "publish.card_trained_lora(rank=4)",
         "`warmup_steps` 1,",
-        f"| rows | deployment.card_rows_of_trainer(num_train={num_rows}) |",
+        f"| rows | publish.card_rows_of_trainer(num_train={num_rows}) |",
     ):
         assert row in card, row
     assert "cross_entropy" not in card
@@ -264,7 +264,7 @@ def test_a_run_that_rounds_is_exported_plain_or_as_it_has_computed(
     assert any(
         "deployment.exported_without_rounding(" in str(note) for note in as_list(exported["notes"])
     ) == (is_plain)
-    assert ("deployment.card_measured_rounded" in card) == is_plain
+    assert ("publish.card_measured_rounded" in card) == is_plain
     assert ("pip install torchao" in card) == (not is_plain)
     assert "`weight_decay` 0.3, " in card
     assert logits_of(tmp_path / "out") == logits_of(rounding.path / twin)

@@ -12,9 +12,9 @@ import torch
 from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import TrainingDivergedError
+from infrastructure.features.metric_exporters import tracker_sinks
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.methods.trl_training import TrlTraining
-from infrastructure.training.metrics.sinks import TrackioSink
 from tests.field import teaching, useless_parts
 from tests.field.teaching import PARTS, Case, Inputs, by_command
 from tests.field.useless_parts import NotesRates
@@ -240,8 +240,10 @@ def test_p7_trackio_is_given_no_step_that_it_has(
         log=lambda numbers, step: logged.append(step),
         finish=lambda: None,
     )
-    monkeypatch.setattr("infrastructure.training.metrics.sinks.require", lambda *_: package)
-    sink = TrackioSink(tmp_path)
+    monkeypatch.setattr(
+        "infrastructure.features.metric_exporters.tracker_sinks.require", lambda *_: package
+    )
+    sink = tracker_sinks.TrackioSink(tmp_path)
     sink.truncate_after(2)
     for step in (3, 4, 5):
         sink.write({"step": step, "loss": 1.0})

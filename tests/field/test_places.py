@@ -28,16 +28,15 @@ from infrastructure.core.checksums import damaged_files
 from infrastructure.core.errors import DataError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.deployment.export import Comparer
+from infrastructure.features.notifications import alert_queue
+from infrastructure.features.notifications.alert_queue import QueuedSink
+from infrastructure.features.notifications.webhook import VARIABLE, WebhookAlerts
 from infrastructure.monitoring.training_monitor import ALERTS_FILE, SUMMARY_FILE, TrainingMonitor
-from infrastructure.monitoring.watching import alert_queue
-from infrastructure.monitoring.watching.alert_queue import QueuedSink
 from infrastructure.monitoring.watching.alert_sinks import (
     AlertSink,
     ConsoleAlerts,
-    check_alert_sinks,
 )
 from infrastructure.monitoring.watching.alerts import Alert
-from infrastructure.monitoring.watching.webhook import VARIABLE, WebhookAlerts
 from infrastructure.run import replication
 from tests.backup.memory_place import RUN, save
 from tests.backup.replication.test_copier import Rig
@@ -46,8 +45,8 @@ from tests.colab.file_server import FileServer, Served, file_server
 from tests.colab.test_hub_data import ADDRESS, pinned, serve
 from tests.colab.test_hub_data import PATH as HUB_PATH
 from tests.deployment.runs import deploy, small_config
-from tests.monitoring.watching.test_webhook import alert
-from tests.monitoring.webhook_server import webhook_server
+from tests.features.notifications.test_webhook import alert
+from tests.features.notifications.webhook_server import alerts_to, webhook_server
 from tests.training.methods.method_runs import in_fork
 
 __all__ = ["file_server"]
@@ -281,7 +280,7 @@ def test_p1_the_hub_s_file_is_of_one_commit_and_has_the_hash_that_the_hub_names(
 def test_p2_a_redirect_on_the_same_host_takes_the_alert_along(code: int) -> None:
     with webhook_server() as server:
         server.answers = [(code, {"Location": "/moved/SECRET"})]
-        sink = WebhookAlerts(server.url, "run-7", first_wait_seconds=0.01)
+        sink = alerts_to(server.url, "run-7")
         sink.send(alert(3))
         sink.close()
     assert server.paths == ["/hooks/SECRET", "/moved/SECRET"]
@@ -299,7 +298,7 @@ def test_p2_a_redirect_elsewhere_is_not_followed_and_the_alert_is_reported_as_lo
         address = other.url.replace("127.0.0.1", "localhost")
         for target in (address, other.url):  # another host; another port
             server.answers = [(code, {"Location": target})]
-            sink = WebhookAlerts(server.url, first_wait_seconds=0.01)
+            sink = alerts_to(server.url)
             sink.send(alert(3))
             sink.close()
             num_lost, why = sink.lost
@@ -313,7 +312,7 @@ def test_p3_the_end_of_a_run_waits_as_long_as_the_server_wants(
 ) -> None:
     with webhook_server() as server:
         server.answers = [(429, {"Retry-After": "6"})]
-        sink = WebhookAlerts(server.url, first_wait_seconds=0.01)
+        sink = alerts_to(server.url)
         sink.send(alert(3))
         while sink._pauses_until < 0:
             time.sleep(0.01)
@@ -328,7 +327,7 @@ def test_p3_a_date_is_waited_for_as_seconds_are(monkeypatch: pytest.MonkeyPatch)
     waited: list[float] = []
     with webhook_server() as server:
         server.answers = [(503, {"Retry-After": later})]
-        sink = WebhookAlerts(server.url, first_wait_seconds=0.01)
+        sink = alerts_to(server.url)
         monkeypatch.setattr(sink, "pause", waited.append)
         sink.send(alert(3))
         sink.close()
@@ -342,7 +341,7 @@ def test_p3_what_was_not_delivered_stands_in_the_report_and_the_summary(tmp_path
     lines: list[str] = []
     with webhook_server() as server:
         server.answers = [404] * 9
-        sink = WebhookAlerts(server.url, first_wait_seconds=0.01)
+        sink = alerts_to(server.url)
         sinks: list[AlertSink] = [sink, ConsoleAlerts(lines.append)]
         thresholds = AlertThresholds().copy_with(memory_percent=0.0)
         monitor = TrainingMonitor(tmp_path, thresholds=thresholds, sinks=sinks)
@@ -361,7 +360,7 @@ def test_p3_what_was_not_delivered_stands_in_the_report_and_the_summary(tmp_path
 
 
 def test_p3_more_alerts_than_fit_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    sink = WebhookAlerts("http://127.0.0.1:9/", first_wait_seconds=30.0)  # nobody listens there
+    sink = alerts_to("http://127.0.0.1:9/", wait_seconds=30.0)  # nobody listens there
     for number in range(300):
         sink.send(alert(number))
     num_lost, _ = sink.lost
@@ -380,11 +379,15 @@ def test_p3_more_alerts_than_fit_are_counted(caplog: pytest.LogCaptureFixture) -
         "https://user:SECRET@hooks.example/x",
     ],
 )
-def test_p4_an_address_that_cannot_be_posted_to_is_refused_before_the_first_step(url: str) -> None:
+def test_p4_an_address_that_cannot_be_posted_to_is_refused_before_the_first_step(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, url)
     with pytest.raises(ValueError, match=VARIABLE) as caught:
-        check_alert_sinks(["webhook"], {VARIABLE: url})
+        WebhookAlerts.check_usable()
     assert "SECRET" not in str(caught.value)
-    check_alert_sinks(["webhook"], {VARIABLE: "https://[::1]:8443/services/T0/B0?x=%C3%BC"})
+    monkeypatch.setenv(VARIABLE, "https://[::1]:8443/services/T0/B0?x=%C3%BC")
+    WebhookAlerts.check_usable()
 
 
 def test_p4_an_alert_that_breaks_its_sender_loses_no_other() -> None:

@@ -26,6 +26,7 @@ from infrastructure.monitoring.training_monitor import (
     Table,
     TrainingMetrics,
     TrainingMonitor,
+    Watcher,
 )
 from infrastructure.monitoring.watching.alerts import Alert
 from tests.monitoring.scripted_machine import Moments, ScriptedGpus, ScriptedMachine
@@ -110,15 +111,51 @@ def test_a_thread_samples_this_machine_at_every_interval(tmp_path: Path) -> None
     assert statistics.median(gaps) >= 0.04  # a busy machine may make a sample late
 
 
+class Following(Watcher):
+    """A watcher that keeps the samples."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Any]] = []
+        self.monitor: TrainingMonitor | None = None
+
+    def start(self, monitor: TrainingMonitor) -> None:
+        self.monitor = monitor
+
+    def sampled(self, sample: dict[str, Any]) -> None:
+        self.seen.append(sample)
+
+    def stop(self) -> None:
+        self.monitor = None
+
+
+class Failing(Following):
+    def sampled(self, sample: dict[str, Any]) -> None:
+        super().sampled(sample)
+        raise RuntimeError("full")
+
+
+def test_watchers_follow_from_the_start_to_the_stop(tmp_path: Path) -> None:
+    """One that fails takes no more samples, and is stopped all the same."""
+    fails, works = Failing(), Following()
+    monitor = TrainingMonitor(tmp_path, interval_seconds=0.05, sinks=[], watchers=[fails, works])
+    monitor.start_monitoring()
+    assert fails.monitor is works.monitor is monitor
+    wait_until(lambda: len(works.seen) >= 3)
+    monitor.stop_monitoring()
+    assert len(fails.seen) == 1
+    assert works.seen[-1]["time"] == read_metrics(tmp_path / SYSTEM_FILE)[-1]["time"]
+    assert fails.monitor is works.monitor is None
+
+
 def test_a_sample_has_machine_gpus_and_probes(tmp_path: Path) -> None:
-    seen: list[dict[str, Any]] = []
-    monitor = scripted(tmp_path, probes={"cache_bytes": lambda: 7.0}, on_sample=seen.append)
+    watcher = Following()
+    monitor = scripted(tmp_path, probes={"cache_bytes": lambda: 7.0}, watchers=[watcher])
     monitor.log_training_metrics(metrics(12))
     sample = monitor.sample()
     assert (sample["step"], sample["cpu_percent"], sample["cache_bytes"]) == (12, 20.0, 7.0)
     assert sample["memory_percent"] == 12.5
     assert sample["gpus"][0]["temperature_celsius"] == 60.0
-    assert seen == [sample]
+    assert watcher.seen == [sample]
     assert read_metrics(tmp_path / SYSTEM_FILE) == [sample]
     monitor.stop_monitoring()
 

@@ -37,7 +37,6 @@ _OWN_FACTS: Mapping[str, Callable[[Any], object]] = MappingProxyType(
 )
 
 CONTRADICTIONS: Table = (
-    ("config.balance_with_streaming", "data.streaming", "data.balance_by"),
     (
         "config.auto_compile_not_measured",
         "training.compile_mode=auto",

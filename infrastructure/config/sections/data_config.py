@@ -119,11 +119,6 @@ class DataConfig(ConfigSection):
         default=None,
         description="Memory limit for prepared data; none: only {=cache.memory_size} applies.",
     )
-    balance_by: str | None = Field(
-        default=None,
-        description="Column whose values are sampled equally often; task: the column of"
-        " {=data.task_column}.",
-    )
     augmentation: Annotated[str | None, RegisteredName(AUGMENTATIONS, is_late=True)] = Field(
         default=None, description="Augmentation of the training rows."
     )

@@ -1,11 +1,10 @@
 """The settings of cache, memory, monitoring and machine limits. Nothing is measured here."""
 
-import re
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from infrastructure.config.base import ConfigSection
+from infrastructure.config.base import ConfigSection, with_fields_of_features
 from infrastructure.config.registries import ALERT_SINKS
 from infrastructure.config.types import (
     Allowed,
@@ -23,27 +22,12 @@ from infrastructure.config.types import (
     SplitCommas,
     UsedWhen,
 )
-from infrastructure.core.errors import InputError
-
-_HOST_AND_PORT = re.compile(r"(?:([\w.-]+|\[[0-9A-Fa-f:]+\]):)?(\d{1,5})")
-_LOOPBACK = "127.0.0.1"
-
 
 OPTIMIZES_MEMORY = UsedWhen(
     lambda config: config.enable_memory_optimization,
     "config.unused_memory_optimization_is_off",
     "config.unused_switch_it_on",
 )
-
-
-def _host_and_port(value: object) -> object:
-    """Return `HOST:PORT`; for a port alone, the host is the loopback address."""
-    if value is None:
-        return None
-    match = _HOST_AND_PORT.fullmatch(str(value).strip())
-    if isinstance(value, bool) or match is None or not 0 < int(match[2]) < 1 << 16:
-        raise InputError("config.invalid_address")
-    return f"{match[1] or _LOOPBACK}:{int(match[2])}"
 
 
 class CacheConfig(ConfigSection):
@@ -132,7 +116,13 @@ class AlertThresholds(ConfigSection):
     )
 
 
-class MonitorConfig(ConfigSection):
+if TYPE_CHECKING:  # the core reads no field of a feature
+    MonitorFields = ConfigSection
+else:
+    MonitorFields = with_fields_of_features("monitor")
+
+
+class MonitorConfig(MonitorFields):
     """The settings of the monitor: what it watches, and who receives its alerts."""
 
     prefix: ClassVar[str] = "monitor"
@@ -145,22 +135,10 @@ class MonitorConfig(ConfigSection):
         SplitCommas,
         EachOnce,
         RegisteredName(ALERT_SINKS),
-        Allowed("a list of console, log, webhook, apprise, or a name of your own, each once"),
+        Allowed(f"a list of {', '.join(ALERT_SINKS.built_in)}, or a name of your own, each once"),
     ] = Field(
         default=["console", "log"],
-        description="Where alerts are sent; webhook and apprise read their URLs from"
-        " environment variables.",
-    )
-    prometheus: Annotated[
-        str | None,
-        BeforeValidator(_host_and_port),
-        Allowed('a port such as 9400, or an address such as "0.0.0.0:9400"'),
-    ] = Field(
-        default=None,
-        description="Address of a Prometheus endpoint to serve; a port alone listens on 127.0.0.1.",
-    )
-    profile_steps: CountOrZero = Field(
-        default=0, description="Steps that the PyTorch profiler records, after two warm-up steps."
+        description="Where alerts are sent.",
     )
     thresholds: AlertThresholds = Field(
         default=AlertThresholds(), description="Values at which the monitor raises an alert."

@@ -46,7 +46,7 @@ from infrastructure.config.types import (
     TimeLimit,
     UsedWhen,
 )
-from infrastructure.core.features import extensions_with, merged
+from infrastructure.core.features import default_plugins, extensions_with, merged
 from infrastructure.core.messages import Setting, phrase
 
 # The same setting in two units: giving one of a pair switches the other off.
@@ -332,15 +332,11 @@ class TrainingConfig(FieldsOfFeatures):
         SplitCommas,
         EachOnce,
         RegisteredName(SINKS),
-        Allowed(
-            "a list of console, jsonl, csv, tensorboard, trackio, wandb, or a name of"
-            " your own, each once"
-        ),
+        Allowed(f"a list of {', '.join(SINKS.built_in)}, or a name of your own, each once"),
         SAME_RESULT,
     ] = Field(
-        default=["console", "jsonl", "csv", "tensorboard"],
-        description="Where metrics are written; jsonl: always; trackio and wandb need their"
-        " packages.",
+        default=["console", "jsonl", "csv", *default_plugins(SINKS.group)],
+        description="Where metrics are written; jsonl: always.",
     )
     loss: Annotated[str, RegisteredName(LOSSES)] = Field(
         default="cross_entropy",

@@ -46,8 +46,6 @@ OTHER_VARIABLES = {
     "TEMPER_PLATFORM": "where a notebook runs, if it is not recognized",
     "TEMPER_MESSAGES": "`codes` shows the codes of messages instead of their words",
     "TEMPER_SESSION_HOURS": "how long a notebook's session lasts, if the default is wrong",
-    "ALERT_WEBHOOK_URL": "the webhook of monitor.alert_sinks; a secret, so not a setting",
-    "APPRISE_URLS": "the Apprise addresses of monitor.alert_sinks; secrets, so not a setting",
 }
 
 

@@ -150,7 +150,6 @@ class RowSchema:
     columns: dict[str, str]
     reason: str
     task_column: str | None = None
-    group_column: str | None = None
 
     def convert(self, row: Row) -> Conversation | BadRow:
         """Return the row as a conversation with an answer, or a `BadRow` with the reason."""
@@ -167,9 +166,8 @@ class RowSchema:
         turns, num_given = self._turns(row.values)
         pictures = self._pictures(row.values, turns)
         inputs = self.inputs(row.values)
-        task, group = self._label(row, self.task_column), self._label(row, self.group_column)
-        place = (row.source, row.line)
-        return Conversation(tuple(turns), task, group, *place, inputs, num_given, pictures)
+        task, place = self._label(row, self.task_column), (row.source, row.line)
+        return Conversation(tuple(turns), task, *place, inputs, num_given, pictures)
 
     def _pictures(self, values: RowValues, turns: list[Turn]) -> tuple[PictureSource, ...]:
         """Return the images of a row, and make sure that messages in `turns` have a part for each
@@ -217,7 +215,7 @@ class RowSchema:
     def used(self) -> frozenset[str | None]:
         """The columns that have a role in this shape."""
         whole = {column.partition(".")[0] for column in self.columns.values()}
-        return frozenset({*self.columns.values(), *whole, self.task_column, self.group_column})
+        return frozenset({*self.columns.values(), *whole, self.task_column})
 
     def _label(self, row: Row, column: str | None) -> str:
         value = value_of(row.values, column)

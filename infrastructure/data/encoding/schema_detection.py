@@ -87,7 +87,6 @@ class ShapeRequest:
     context_column: str | None = None
     text_column: str | None = None
     task_column: str | None = None
-    group_column: str | None = None
     image_column: str = "auto"
 
     def check(self) -> None:
@@ -154,11 +153,10 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
     if request.image_column not in ("auto", "none"):
         _check_exists(request.image_column, "data.image_column", rows, columns)
     _check_exists(request.task_column, "data.task_column", rows, columns)
-    _check_exists(request.group_column, "data.balance_by", rows, columns)
     candidates = _candidates(rows, columns, request)
     if pair := _preference_pair(columns, request):
         raise InputError(_preferences(rows, columns, pair))
-    names = ("task_column", "group_column", "image_column")
+    names = ("task_column", "image_column")
     if request == ShapeRequest(**{name: getattr(request, name) for name in names}):
         _refuse_known(rows, columns)
     if len(candidates) != 1:
@@ -174,7 +172,7 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
             raise InputError("data.images_without_prompt", column=column, text_column=parts["text"])
         parts[PICTURES] = column
         reason += phrase("data.column_holds_images", column=column)
-    return RowSchema(name, parts, reason, request.task_column, request.group_column)
+    return RowSchema(name, parts, reason, request.task_column)
 
 
 def _picture_column(

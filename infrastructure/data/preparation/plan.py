@@ -150,8 +150,6 @@ def look_at_pictures(files: list[DataFile], config: DataConfig) -> None:
 def _check(config: DataConfig) -> None:
     if config.path is None:
         raise InputError("data.no_training_data")
-    if config.streaming and config.balance_by:
-        raise InputError("data.balance_with_streaming")
 
 
 def memory_bytes(config: DataConfig) -> int | None:
@@ -220,9 +218,6 @@ def understand(files: list[DataFile], config: DataConfig) -> tuple[RowSchema, li
     Raises:
         ValueError: no row is readable, or the shape is ambiguous.
     """
-    group = config.balance_by
-    if group == "task" and config.task_column:
-        group = config.task_column
     request = ShapeRequest(
         config.shape,
         config.prompt_column,
@@ -230,7 +225,6 @@ def understand(files: list[DataFile], config: DataConfig) -> tuple[RowSchema, li
         config.context_column,
         config.text_column,
         config.task_column,
-        group,
         config.image_column,
     )
     sample = _first_good_rows(files)

@@ -261,8 +261,6 @@ class Preparation:
         contents = np.array(self.facts.content, dtype=np.uint64)
         self._save("train_contents", contents[~is_evaluation])
         self._save("evaluation_contents", contents[is_evaluation])
-        groups, group_of_row = np.unique(np.array(self.facts.group), return_inverse=True)
-        self._save("groups", group_of_row)
         self.quarantine.write(self.folder / QUARANTINE_FILE)
         index = self._save_windows()
         self.report.rows_read = self.rows_of_file.total()
@@ -277,7 +275,7 @@ class Preparation:
         trained_on = self.facts.content_hash(~is_evaluation)
         self.report.fingerprint = text_hash([self.hash.hexdigest(), trained_on, layout])
         self.report.seconds = monotonic() - self.started
-        self.store.finish({"report": self.report.to_dict(), "groups": groups.tolist()})
+        self.store.finish({"report": self.report.to_dict()})
 
     def _with_a_row_on_both_sides(self) -> npt.NDArray[np.bool_]:
         """Return the mask of evaluation rows, changed if necessary so that neither split is empty.

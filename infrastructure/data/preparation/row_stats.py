@@ -52,7 +52,6 @@ class RowFacts:
     end_token: "array[int]" = field(default_factory=lambda: array("i"))
     is_truncated: "array[int]" = field(default_factory=lambda: array("b"))
     task: list[str] = field(default_factory=list)
-    group: list[str] = field(default_factory=list)
 
     def add(self, row: PreparedRow, is_evaluation: bool) -> None:
         """Record the numbers of the next row."""
@@ -64,7 +63,6 @@ class RowFacts:
         self.end_token.append(row.end_token)
         self.is_truncated.append(row.is_truncated)
         self.task.append(sys.intern(row.conversation.task))
-        self.group.append(sys.intern(row.conversation.group))
 
     def content_hash(self, chosen: Mask) -> str:
         """Return a hash of the content of the chosen rows, in their order."""

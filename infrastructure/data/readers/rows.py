@@ -190,7 +190,6 @@ class Conversation:
 
     Attributes:
         task: the kind of task, by which results are grouped; "" if no column names it.
-        group: value of the column that the setting `balance_by` names.
         inputs: other inputs of a chat template (tools, its own options), as a JSON object; "" if
             there are none.
         num_given: the number of turns that come from the row's prompt, in which answers are not
@@ -201,7 +200,6 @@ class Conversation:
 
     turns: tuple[Turn, ...]
     task: str = ""
-    group: str = ""
     source: str = ""
     line: int = 0
     inputs: str = ""

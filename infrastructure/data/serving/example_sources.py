@@ -19,7 +19,6 @@ from infrastructure.data.readers.rows import BadRow, Conversation
 from infrastructure.data.serving.example_order import (
     AUGMENT,
     Indices,
-    balanced_order,
     epoch_order,
     random_state,
     with_replacements,
@@ -41,9 +40,8 @@ class Order:
             repeated in place of the others.
     """
 
-    def __init__(self, rows: Indices, seed: int, groups: Indices | None = None) -> None:
-        self.all_rows, self.all_groups = rows, groups
-        self.seed = seed
+    def __init__(self, rows: Indices, seed: int) -> None:
+        self.all_rows, self.seed = rows, seed
         self.select(np.arange(len(rows)))
 
     def select(self, ids: Indices, *, is_filled: bool = False) -> None:
@@ -76,18 +74,10 @@ class Order:
         return [int(row) for row in self.all_rows[self._ids_of(epoch)[start : start + count]]]
 
     def _ids_of(self, epoch: int) -> Indices:
+        order = epoch_order(self.num_examples, self.seed, epoch)
         if not self.is_filled:
-            return self.selected[self._shuffled(self.selected, epoch)]
-        order = self._shuffled(np.arange(len(self.all_rows)), epoch)
-        return with_replacements(order, self.selected, self.all_groups, self.seed, epoch)
-
-    def _shuffled(self, ids: Indices, epoch: int) -> Indices:
-        """Return indices into `ids`, in the order of an epoch that consists of only these
-        examples.
-        """
-        if self.all_groups is None:
-            return epoch_order(len(ids), self.seed, epoch)
-        return balanced_order(self.all_groups[ids], self.seed, epoch)
+            return self.selected[order]
+        return with_replacements(order, self.selected, self.seed, epoch)
 
 
 class StoredExamples:

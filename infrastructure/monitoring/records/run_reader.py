@@ -20,13 +20,12 @@ from infrastructure.monitoring.records.run_list import FINAL
 METRICS_FILE = "metrics.jsonl"
 ERRORS_FILE = "logs/errors/errors.jsonl"
 CHECKS_FILE = "checks.json"
-PROFILE_FILE = "logs/performance/profile.json"
 HEAD_FILES = ("run.json", "summary.json")  # which run it is, and its state
 SMALL_FILES = (
     *HEAD_FILES,
     "data_report.json",
     "checkpoints/backup.json",
-    *(CHECKS_FILE, PROFILE_FILE),
+    CHECKS_FILE,
     *run_files_of_features(),
 )
 

@@ -35,7 +35,6 @@ from infrastructure.monitoring.records.run_list import how_to_run_again, is_of_a
 from infrastructure.monitoring.records.run_reader import (
     CHECKS_FILE,
     FINISHED,
-    PROFILE_FILE,
     RunFacts,
     config_of,
     continuations,
@@ -65,7 +64,6 @@ WHAT_LIES_WHERE = {
     "checkpoints": "monitoring.path_checkpoints",
     "metrics.jsonl": "monitoring.path_metrics",
     "metrics.csv": "monitoring.path_metrics_csv",
-    "tensorboard": "monitoring.path_tensorboard",
     "logs": "monitoring.path_logs",
     "report.html": "monitoring.path_report",
     "run.json": "monitoring.path_run",
@@ -125,14 +123,12 @@ class Machine(TypedDict):
             times.
         pauses: the pauses in training, as (begin, end) in Unix time.
         is_watched: whether the monitor took samples of the machine.
-        profile: the operations that took the most time in a few steps.
     """
 
     meters: list[Meter]
     curves: PointsByKey
     pauses: list[tuple[float, float]]
     is_watched: bool
-    profile: JsonObject
 
 
 class RunView(TypedDict):
@@ -265,7 +261,6 @@ def view_of(run: LiveRun) -> RunView:
             "curves": run.machine.curves,
             "pauses": [*run.machine.pauses],
             "is_watched": bool(run.machine.last),
-            "profile": facts.object_in(PROFILE_FILE),
         },
         "data": datasets[-1],
         "earlier_data": [
@@ -460,11 +455,6 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
             else ("DATA", phrase("monitoring.next_evaluate_new_rows"))
         )
         steps.append((what, f"temper eval {_quoted(final)} {data}"))
-    if (facts.directory / "tensorboard").exists():
-        logs = directory / "tensorboard"
-        steps.append(
-            (phrase("monitoring.next_open_tensorboard"), f"tensorboard --logdir {_quoted(logs)}")
-        )
     return steps
 
 

@@ -1,15 +1,12 @@
-"""The report's section on the machine during training: curves, numbers, and profiled steps."""
+"""The report's section on the machine during training: curves and numbers."""
 
-from infrastructure.core.json_text import JsonObject, as_integer, as_list, as_number, as_object
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.charts import Chart, figure
-from infrastructure.monitoring.drawing.formatting import clip, format_duration
-from infrastructure.monitoring.drawing.html import Markup, element, table
+from infrastructure.monitoring.drawing.formatting import format_duration
+from infrastructure.monitoring.drawing.html import Markup, element
 from infrastructure.monitoring.records.machine_history import machine_charts
 from infrastructure.monitoring.records.run_view import Machine, RunView
 from infrastructure.monitoring.report.report_sections import NOTHING, section
-
-MAX_OPERATIONS = 15
 
 
 def machine_figures(view: RunView) -> Markup:
@@ -53,27 +50,4 @@ def machine_use(view: RunView) -> Markup:
         if is_quiet
         else NOTHING,
         machine_figures(view),
-        _profile(known["profile"]),
-    )
-
-
-def _profile(profile: JsonObject) -> Markup:
-    try:
-        rows = as_list(profile["rows"])[:MAX_OPERATIONS]
-        cells = [_operation(as_object(row)) for row in rows]
-        first, last, trace = profile["first_step"], profile["last_step"], profile["trace"]
-    except (TypeError, KeyError):
-        return NOTHING
-    heading = element("h3", phrase("monitoring.profile_heading", first=first, last=last))
-    where = element("p", phrase("monitoring.profile_trace_file", trace=trace), css_class="soft")
-    columns = ("operation", "calls", "CPU time", "GPU time")
-    return element("div", heading, table(columns, cells, "numbers"), where)
-
-
-def _operation(row: JsonObject) -> tuple[str, ...]:
-    return (
-        clip(str(row["name"]), 80),
-        f"{as_integer(row['calls']):,}",
-        f"{1000 * as_number(row['processor_seconds']):,.1f} ms",
-        f"{1000 * as_number(row['gpu_seconds']):,.1f} ms",
     )

@@ -1,24 +1,20 @@
-"""Destinations of alerts: the console, the log, a webhook, apprise.
+"""Destinations of alerts: the console, the log, and those that features and users add.
 
 To add a destination, call `register_alert_sink(name, class)`, declare an entry point in the group
 "temper.alert_sinks", or set its address: `monitor.alert_sinks: [module:Class]`.
 """
 
 import logging
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from infrastructure.config import registries
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.console_log import SHOWN
-from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
-from infrastructure.core.optional import refuse_missing
 from infrastructure.core.registry import Registry
 from infrastructure.monitoring.watching.alerts import Alert, Severity
-from infrastructure.monitoring.watching.apprise_alerts import VARIABLE as APPRISE
-from infrastructure.monitoring.watching.apprise_alerts import AppriseAlerts
-from infrastructure.monitoring.watching.webhook import VARIABLE, WebhookAlerts, check_address
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +28,9 @@ LOG_LEVELS: dict[Severity, int] = {
 class AlertSink(Protocol):
     """A destination of alerts.
 
-    A sink is always called from the same thread. If it raises an error, it is not called again. A
-    sink that sends to another machine may have an attribute `lost`: the number of alerts that were
-    not delivered, and the reason why the last one was not.
+    It is constructed with the run's directory, and always called from the same thread. If it raises
+    an error, it is not called again. A sink that sends to another machine may have an attribute
+    `lost`: the number of alerts that were not delivered, and the reason why the last one was not.
     """
 
     name: str
@@ -89,14 +85,18 @@ class LogAlerts:
     def close(self) -> None: ...
 
 
-ALERT_SINKS: Registry[Callable[[], AlertSink]] = registries.ALERT_SINKS
-ALERT_SINKS.provide({}, AlertSink)  # `make_alert_sinks` creates the built-in ones
+ALERT_SINKS: Registry[Callable[[Path], AlertSink]] = registries.ALERT_SINKS
+ALERT_SINKS.provide(
+    {"console": lambda _run_directory: ConsoleAlerts(), "log": lambda _run_directory: LogAlerts()},
+    AlertSink,
+)
 
 
-def register_alert_sink(name: str, sink: Callable[[], AlertSink]) -> None:
+def register_alert_sink(name: str, sink: Callable[[Path], AlertSink]) -> None:
     """Register `sink` as a destination for alerts, for use in `monitor.alert_sinks: [name]`.
 
-    `sink` creates the destination. It takes precedence over a built-in destination of that name.
+    `sink(run_directory)` creates the destination. It takes precedence over a built-in destination
+    of that name.
 
     Raises:
         ValueError: if another custom sink has the name, or `sink` lacks a method.
@@ -105,53 +105,31 @@ def register_alert_sink(name: str, sink: Callable[[], AlertSink]) -> None:
 
 
 def make_alert_sinks(
-    names: Iterable[str],
-    report: Callable[[str], None] = print,
-    source: str = "",
-    environment: Mapping[str, str] = os.environ,
+    names: list[str], run_directory: Path, report: Callable[[str], None] = print
 ) -> list[AlertSink]:
-    """Create the destinations for alerts that have these names.
+    """Create the destinations for the alerts of a run that have these names.
 
     Args:
         report: a function that shows a line to the user.
-        source: the subject of the alerts, such as the run's name.
 
     Raises:
-        ValueError: if a name is unknown, or an address is missing.
+        ValueError: if a name is unknown, or a sink cannot be used.
     """
-    chosen = list(names)
-    ours: dict[str, Callable[[], AlertSink]] = {
-        "console": lambda: ConsoleAlerts(report),
-        "log": lambda: LogAlerts(is_shown="console" in chosen),
-        "webhook": lambda: WebhookAlerts(_secret(environment, "webhook", VARIABLE), source),
-        "apprise": lambda: AppriseAlerts(_secret(environment, "apprise", APPRISE), source),
-    }
-    return [
-        ours[name]() if name in ours and not ALERT_SINKS.is_own(name) else ALERT_SINKS.make(name)
-        for name in chosen
-    ]
+    sinks: list[AlertSink] = [ALERT_SINKS.make(name, run_directory) for name in names]
+    for sink in sinks:
+        if isinstance(sink, ConsoleAlerts):
+            sink.report = report
+        elif isinstance(sink, LogAlerts):
+            sink.is_shown = "console" in names
+    return sinks
 
 
-def check_alert_sinks(names: Iterable[str], environment: Mapping[str, str] = os.environ) -> None:
-    """Check that these sinks can be used.
+def check_alert_sinks(config: DeploymentConfig) -> None:
+    """Check that the alert sinks of a run can be used.
 
     Raises:
-        ValueError: if a name is unknown, an address is missing or cannot be posted to, or a custom
-            sink cannot be used.
-        MissingPackageError: if apprise is needed and not installed.
+        ValueError: if a name is unknown, or a sink cannot be used.
+        MissingPackageError: if a sink needs a package that is not installed.
     """
-    for name in names:
-        if ALERT_SINKS.is_own(name) or name not in ALERT_SINKS.built_in:
-            ALERT_SINKS.get(name)
-        elif name == "webhook":
-            check_address(_secret(environment, name, VARIABLE))
-        elif name == "apprise":
-            _secret(environment, name, APPRISE)
-            refuse_missing("apprise", "monitoring.apprise_sink")
-
-
-def _secret(environment: Mapping[str, str], sink: str, variable: str) -> str:
-    address = environment.get(variable, "")
-    if not address:
-        raise InputError("monitoring.alert_sink_without_address", sink=sink, variable=variable)
-    return address
+    if config.enable_monitoring:
+        ALERT_SINKS.check_usable(config.monitor.alert_sinks)

@@ -26,6 +26,7 @@ from infrastructure.data.encoding.tokenization import ends_of_template
 from infrastructure.models.saving_check import prepare_saving
 from infrastructure.models.trainable_state import trainable_state
 from infrastructure.monitoring.records.run_view import from_here
+from infrastructure.monitoring.watching.alert_sinks import check_alert_sinks
 from infrastructure.run.compatibility import Difference, check_compatible, in_words
 from infrastructure.run.finalize import record_running, seal, summary_of, write_summary
 from infrastructure.run.history import (
@@ -77,7 +78,7 @@ from infrastructure.training.hf_bridge.trainer_state import (
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import Progress
 from infrastructure.training.metrics.sinks import sinks_of_run
-from infrastructure.training.observers.monitoring_setup import check_watching, monitoring_hooks
+from infrastructure.training.observers.monitoring_setup import monitoring_hooks
 from infrastructure.training.observers.run_observers import (
     CheckpointLines,
     CopiesObserver,
@@ -527,7 +528,7 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
         ValueError: an extension, a sink or an alert's webhook does not exist.
     """
     config, directory, copies = run.config, run.directory, run.copies
-    check_watching(config)
+    check_alert_sinks(config)
     precision = Precision(precision_name(parts.args), parts.device.type)
     names: list[str] = config.training.enabled_extensions
     brought: dict[str, ExtensionFactory] = {

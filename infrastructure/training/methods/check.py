@@ -146,7 +146,6 @@ SETTINGS: dict[str, Treatment] = {
     "data.streaming": _refused(_READS_ALL),
     "data.buffer_size": _nothing("methods.rows_not_streamed"),
     "data.memory_limit": _refused(_READS_ALL),
-    "data.balance_by": _refused(_OWN_LOOP),
     "data.augmentation": _refused(_OWN_LOOP),
     "training.": _refused(_OWN_LOOP),
     "training.method": _RUN,

@@ -131,7 +131,7 @@ class MethodRow:
     def conversation(self, name: str) -> Conversation:
         """Return the prompt with the answer called `name`. Only the answer is trained on."""
         turns, place = (*self.prompt, *self.answers[name]), (self.source, self.line)
-        return Conversation(turns, "", "", *place, self.inputs, len(self.prompt))
+        return Conversation(turns, "", *place, self.inputs, len(self.prompt))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Sinks for metrics (console, JSONL, CSV, TensorBoard, trackers) and the registry of their names.
+"""Sinks for metrics (console, JSONL, CSV) and the registry of the names of all sinks.
 
 To add a sink, use `register_sink(name, class)`, an entry point in the group "temper.sinks", or its
 address, `training.metrics_sinks: [module:Class]`.
@@ -16,12 +16,10 @@ evaluation, otherwise absent | | eval_loss, eval_… | metrics of an evaluation 
 
 import csv
 import io
-import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from infrastructure.config import registries
 from infrastructure.core.console import show
@@ -29,7 +27,6 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.features import prefixes_of_features
 from infrastructure.core.line_file import LineFile
 from infrastructure.core.messages import phrase
-from infrastructure.core.optional import refuse_missing, require
 from infrastructure.core.registry import Registry
 from infrastructure.monitoring.drawing.formatting import (
     format_bytes,
@@ -47,20 +44,18 @@ from infrastructure.monitoring.drawing.quantity_names import name_and_value
 from infrastructure.monitoring.drawing.tables import HELD_OUT_LOSS, held_out_loss
 from infrastructure.training.metrics.progress import GAP, place_of_step
 
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
-
 CSV_COLUMNS = ["step", "kind", "epoch", "loss", "eval_loss", "learning_rate", "grad_norm"]
 CSV_COLUMNS += ["tokens", "tokens_per_second", "seconds", "memory_bytes"]
 EVALUATED_EVERY_SHARE = 0.02  # of the run: short epochs would fill the screen
-TENSORBOARD_FLUSH_SECONDS = 10
-EVENT_FILES = "events.out.tfevents.*"
-MERGED_EVENTS = "events.out.tfevents.0000000000.merged"  # sorts before all other files
 EVALUATION = "evaluation"
 
 
 class Sink(ABC):
-    """The interface of a destination for metrics. All calls come from one thread, in step order."""
+    """The interface of a destination for metrics. All calls come from one thread, in step order.
+
+    A sink is constructed with the run's directory. Its class may have a static method
+    `check_usable`, which raises an error before the run if the sink cannot be used.
+    """
 
     @property
     def name(self) -> str:
@@ -261,222 +256,12 @@ def _csv_line(values: Iterable[object]) -> bytes:
     return text.getvalue().encode(errors="backslashreplace")
 
 
-class TensorBoardSink(Sink):
-    """A sink for TensorBoard event files in one folder. It writes only numbers.
-
-    When a run resumes, its earlier events are merged into one file that TensorBoard reads before
-    all others. TensorBoard orders files by the time in their names, which is wrong if a clock was
-    set back.
-
-    A thread writes the events at least every ten seconds. A kill may lose the latest events, which
-    `metrics.jsonl` still contains.
-
-    Raises:
-        MissingPackageError: tensorboard is not installed. The message contains the pip command.
-    """
-
-    name = "tensorboard"
-
-    def __init__(self, directory: Path) -> None:
-        require("tensorboard", phrase("training.metrics_sink", name="tensorboard"))
-        self.directory = directory
-        self._writer: SummaryWriter | None = None
-
-    def write(self, record: Record) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        numbers = tracked_numbers(record)
-        if not numbers:
-            return
-        # One event for all numbers. `add_scalar` would write one event each, which takes three
-        # times as long.
-        values = [Summary.Value(tag=tag, simple_value=number) for tag, number in numbers.items()]
-        file_writer: Any = self._open().file_writer
-        file_writer.add_summary(Summary(value=values), int(record["step"]))
-
-    def truncate_after(self, step: int) -> None:
-        self.close()
-        files = sorted(self.directory.glob(EVENT_FILES))
-        if files:
-            _keep_events(files, self.directory / MERGED_EVENTS, step)
-
-    def close(self) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
-
-    def _open(self) -> "SummaryWriter":
-        if self._writer is None:
-            tensorboard = require(
-                "torch.utils.tensorboard", phrase("training.metrics_sink", name="tensorboard")
-            )
-            _show_no_tracebacks_of_its_thread()
-            self._writer = tensorboard.SummaryWriter(
-                str(self.directory), flush_secs=TENSORBOARD_FLUSH_SECONDS
-            )
-        return self._writer
-
-
-def _keep_events(files: Iterable[Path], merged: Path, last_step: int) -> None:
-    """Merge the events up to `last_step` into one file without duplicates.
-
-    The original files are removed.
-    """
-    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    others = [file for file in files if file != merged]
-    first = Event(file_version="brain.Event:2").SerializeToString()
-    kept: dict[tuple[int, tuple[str, ...]], bytes] = {}
-    for file in (merged, *others) if merged.exists() else others:
-        for content in RawEventFileLoader(str(file)).Load():
-            event = Event.FromString(content)
-            if event.HasField("summary") and event.step <= last_step:
-                kept[event.step, tuple(value.tag for value in event.summary.value)] = content
-    part = merged.with_name("part")
-    with part.open("wb") as stream:
-        writer = RecordWriter(stream)
-        for content in (first, *(kept[key] for key in sorted(kept))):
-            writer.write(content)
-        writer.flush()
-    part.replace(merged)
-    for file in others:
-        file.unlink()
-
-
-def _show_no_tracebacks_of_its_thread() -> None:
-    """Hide the traceback of TensorBoard's writer thread after an OSError, such as a full disk.
-
-    The error is reported anyway, because the next `add_scalar` raises it again.
-    """
-    from tensorboard.summary.writer import event_file_writer
-
-    before = threading.excepthook
-    if getattr(before, "is_of_tensorboard", False):
-        return
-
-    def show(arguments: threading.ExceptHookArgs) -> None:
-        module = type(arguments.thread).__module__
-        if module != event_file_writer.__name__ or not isinstance(arguments.exc_value, OSError):
-            before(arguments)
-
-    show.is_of_tensorboard = True  # type: ignore[attr-defined]
-    threading.excepthook = show
-
-
-def tensorboard_tag(key: str, record: Record) -> str:
-    """Return the TensorBoard tag of a key in a record.
-
-    Tags begin with train/ for metrics of the training (train/loss), with evaluation/ for metrics of
-    an evaluation, and with machine/ for measurements of the machine.
-    """
-    if record.get("kind") == EVALUATION:
-        return f"evaluation/{key.removeprefix('eval_')}"
-    return f"{record.get('kind', 'train')}/{key}"
-
-
-# Trackers get the numbers and the run's name. They do not get the configuration, which may contain
-# paths, nor the console output. Keys, accounts and their own system metrics are up to these
-# packages. A resumed run continues its tracked run. A tracker cannot drop the steps that are
-# repeated.
-PROJECT = "temper"
-
-
-def tracked_numbers(record: Record) -> dict[str, float]:
-    """Return the numeric values of a record under their TensorBoard tags, such as train/loss."""
-    return {
-        tensorboard_tag(key, record): value
-        for key, value in record.items()
-        if key not in ("step", "epoch") and isinstance(value, int | float)
-    }
-
-
-class TrackioSink(Sink):
-    """A sink for Trackio, to be viewed with `trackio show`.
-
-    The project is "temper" unless the variable TRACKIO_PROJECT is set.
-
-    Raises:
-        MissingPackageError: trackio is not installed. The text contains the pip command.
-    """
-
-    name = "trackio"
-
-    def __init__(self, run_directory: Path) -> None:
-        self._run_name = run_directory.name
-        self._trackio: Any = require("trackio", phrase("training.metrics_sink", name="trackio"))
-        self._is_open = False
-        self._first_new = self._highest = 0
-
-    def write(self, record: Record) -> None:
-        if not self._is_open:
-            project = os.environ.get("TRACKIO_PROJECT", PROJECT)
-            run = self._trackio.init(
-                project=project, name=self._run_name, resume="allow", embed=False
-            )
-            self._first_new = getattr(run, "_next_step", 0)  # after the steps that it already has
-            self._is_open = True
-        step = int(record["step"])
-        if step < self._first_new:  # already logged; Trackio cannot drop steps
-            return
-        self._highest = max(self._highest, step)
-        self._trackio.log(tracked_numbers(record), step=step)
-
-    def truncate_after(self, step: int) -> None:
-        if self._is_open:
-            self._first_new = self._highest + 1
-
-    def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self._trackio.finish()
-
-
-class WandbSink(Sink):
-    """A sink for Weights & Biases. Its environment variables (WANDB_PROJECT, …) take effect.
-
-    Raises:
-        MissingPackageError: wandb is not installed. The message contains the pip command.
-    """
-
-    name = "wandb"
-    SETTINGS: ClassVar = {"console": "off", "silent": True}  # no console output is sent
-
-    def __init__(self, run_directory: Path) -> None:
-        self._directory = run_directory
-        self._wandb: Any = require("wandb", phrase("training.metrics_sink", name="wandb"))
-        self._run: Any = None
-
-    def write(self, record: Record) -> None:
-        if self._run is None:
-            self._run = self._wandb.init(
-                project=os.environ.get("WANDB_PROJECT", PROJECT),
-                name=self._directory.name,
-                id=self._directory.name,
-                resume="allow",
-                dir=str(self._directory),
-                settings=self.SETTINGS,
-            )
-            # wandb's own step counter only increases, but a run may return to an earlier step.
-            self._run.define_metric("*", step_metric="step")
-        self._run.log({"step": int(record["step"]), **tracked_numbers(record)})
-
-    def close(self) -> None:
-        run, self._run = self._run, None
-        if run is not None:
-            run.finish()
-
-
 SINKS: Registry[Callable[[Path], Sink]] = registries.SINKS
 SINKS.provide(
     {
         "console": lambda _run_directory: ConsoleSink(),
         "jsonl": lambda run_directory: JsonlSink(run_directory / "metrics.jsonl"),
         "csv": lambda run_directory: CsvSink(run_directory / "metrics.csv"),
-        "tensorboard": lambda run_directory: TensorBoardSink(run_directory / "tensorboard"),
-        "trackio": TrackioSink,
-        "wandb": WandbSink,
     },
     Sink,
 )
@@ -491,22 +276,6 @@ def register_sink(name: str, sink: Callable[[Path], Sink]) -> None:
         ValueError: the name belongs to another registered sink, or `sink` lacks a method.
     """
     SINKS.register(name, sink)
-
-
-OF_A_PACKAGE = ("tensorboard", "trackio", "wandb")  # the package has the same name as the sink
-
-
-def check_sinks(names: Iterable[str]) -> None:
-    """Raise if a configured sink cannot be used, before the run starts.
-
-    Raises:
-        ValueError: there is no sink with such a name.
-        MissingPackageError: a sink needs a package that is not installed.
-    """
-    for name in names:
-        SINKS.get(name)
-        if name in OF_A_PACKAGE:
-            refuse_missing(name, phrase("training.metrics_sink", name=name))
 
 
 def make_sinks(names: Iterable[str], run_directory: Path, loss: str | None = None) -> list[Sink]:

@@ -1,1 +1,1 @@
-"""Hooks that observe a run without changing it: metrics, monitor, profiler, early stopping."""
+"""Hooks that observe a run without changing it: metrics, monitor, early stopping."""

@@ -1,4 +1,4 @@
-"""Setup of a run's monitoring: monitor, alert sinks, run log, Prometheus and profiler."""
+"""Setup of a run's monitoring: monitor, alert sinks and run log."""
 
 import logging
 import math
@@ -13,10 +13,8 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.resource_config import AlertThresholds
 from infrastructure.core.best_effort import BestEffort
 from infrastructure.core.callbacks import do_nothing
-from infrastructure.core.files import write_json
-from infrastructure.core.json_text import JsonObject
+from infrastructure.core.features import all_of
 from infrastructure.core.messages import phrase
-from infrastructure.core.optional import is_installed
 from infrastructure.data.store.token_cache import TokenCache
 from infrastructure.models.flops import (
     FlopsEstimate,
@@ -26,20 +24,19 @@ from infrastructure.models.flops import (
 )
 from infrastructure.models.model_inputs import is_sharded
 from infrastructure.models.preserve import preserve
-from infrastructure.monitoring.drawing.metrics_file import Record
 from infrastructure.monitoring.logging_config import RunLog
-from infrastructure.monitoring.prometheus import PrometheusEndpoint
-from infrastructure.monitoring.records.run_reader import PROFILE_FILE
-from infrastructure.monitoring.training_monitor import Probe, TrainingMetrics, TrainingMonitor
+from infrastructure.monitoring.training_monitor import (
+    Probe,
+    TrainingMetrics,
+    TrainingMonitor,
+    Watcher,
+)
 from infrastructure.monitoring.watching.alert_sinks import (
-    AlertSink,
-    check_alert_sinks,
     make_alert_sinks,
 )
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
-from infrastructure.training.metrics.sinks import TensorBoardSink
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 
 # Observers that pass a run's speed, data wait time, latency and checkpoint age to the monitor.
@@ -270,12 +267,6 @@ logger = logging.getLogger(__name__)
 CACHE_SECONDS = 60.0  # computing the cache's size reads many files, and it rarely changes
 
 
-def check_watching(config: DeploymentConfig) -> None:
-    """Raise ValueError if the configured alert sinks are invalid."""
-    if config.enable_monitoring:
-        check_alert_sinks(config.monitor.alert_sinks)
-
-
 def monitoring_hooks(
     config: DeploymentConfig,
     run_directory: Path,
@@ -293,86 +284,29 @@ def monitoring_hooks(
     """
     if not config.enable_monitoring:
         return []
-    sinks = make_alert_sinks(config.monitor.alert_sinks, report, run_directory.name)
-    watching = RunMonitoring(config, run_directory, sinks, probes, precision.device_type)
-    hooks: list[Hook] = [
-        RunLogObserver(watching.log.write),  # before the one that closes the log at the end
-        MonitorObserver(watching.monitor, adapter, precision, watching.start, watching.stop),
+    sinks = make_alert_sinks(config.monitor.alert_sinks, run_directory, report)
+    cache_bytes = seldom(lambda: TokenCache(config.cache).size_bytes(), CACHE_SECONDS)
+    made = [make(config, run_directory) for make in all_of("watchers")]
+    monitor = TrainingMonitor(
+        run_directory,
+        thresholds=_limits(config.monitor.thresholds, precision.device_type),
+        sinks=sinks,
+        interval_seconds=config.monitor.interval,
+        probes={**probes, "cache_bytes": cache_bytes},
+        watchers=[one for one in made if isinstance(one, Watcher)],
+    )
+    log = RunLog(run_directory)
+    return [
+        RunLogObserver(log.write),  # before the one that closes the log at the end
+        MonitorObserver(monitor, adapter, precision, log.start, log.stop),
+        *(one for one in made if isinstance(one, Observer)),
     ]
-    if config.monitor.profile_steps:
-        hooks.append(ProfilerObserver(run_directory, config.monitor.profile_steps))
-    return hooks
 
 
 def _limits(limits: AlertThresholds, device_type: str) -> AlertThresholds:
     """Return the alert thresholds, but raise a default CPU threshold to 100 % for CPU training."""
     is_default = limits.cpu_percent == AlertThresholds().cpu_percent
     return limits.copy_with(cpu_percent=100.0) if device_type == "cpu" and is_default else limits
-
-
-class RunMonitoring:
-    """The monitor of one run, with its log, Prometheus endpoint and TensorBoard output."""
-
-    def __init__(
-        self,
-        config: DeploymentConfig,
-        run_directory: Path,
-        sinks: list[AlertSink],
-        probes: dict[str, Probe],
-        device_type: str,
-    ) -> None:
-        self.config, self.run_directory = config, run_directory
-        self.log = RunLog(run_directory)
-        self._endpoint: PrometheusEndpoint | None = None
-        self._tensorboard = self._make_tensorboard()
-        monitor = config.monitor
-        self.monitor = TrainingMonitor(
-            run_directory,
-            thresholds=_limits(monitor.thresholds, device_type),
-            sinks=sinks,
-            interval_seconds=monitor.interval,
-            probes={**probes, "cache_bytes": seldom(self._cache_bytes, CACHE_SECONDS)},
-            on_sample=None if self._tensorboard is None else self._draw,
-        )
-
-    def start(self) -> None:
-        """Open the run's log and serve Prometheus; if the address is in use, only warn."""
-        self.log.start()
-        address = self.config.monitor.prometheus
-        if address is not None:
-            try:
-                name = self.run_directory.name
-                self._endpoint = PrometheusEndpoint(self.monitor, name, address)
-            except OSError as error:
-                logger.warning(
-                    phrase("training.prometheus_unavailable", address=address, error=error)
-                )
-
-    def stop(self) -> None:
-        """Stop everything that `start` started."""
-        if self._endpoint is not None:
-            self._endpoint.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-        self.log.stop()
-
-    def _cache_bytes(self) -> float:
-        return TokenCache(self.config.cache).size_bytes()
-
-    def _make_tensorboard(self) -> TensorBoardSink | None:
-        if "tensorboard" not in self.config.training.metrics_sinks:
-            return None
-        if not is_installed("tensorboard"):  # the metrics sink reports it
-            return None
-        return TensorBoardSink(self.run_directory / "tensorboard" / "machine")
-
-    def _draw(self, sample: Record) -> None:
-        """Write a sample of the machine into the separate TensorBoard run `machine`."""
-        assert self._tensorboard is not None
-        gpus = {f"gpu{g['index']}_{k}": v for g in sample["gpus"] for k, v in g.items()}
-        numbers: JsonObject = {**sample, **gpus, "kind": "machine"}
-        numbers.pop("time")
-        self._tensorboard.write(numbers)
 
 
 def seldom(probe: Probe, seconds: float, clock: Callable[[], float] = time.monotonic) -> Probe:
@@ -389,86 +323,3 @@ def seldom(probe: Probe, seconds: float, clock: Callable[[], float] = time.monot
         return newest[0][1]
 
     return call
-
-
-# Recording of some steps with the PyTorch profiler, as a trace and a table for the report.
-#
-# The trace opens in https://ui.perfetto.dev or chrome://tracing. Recording slows the steps down,
-# but does not change their results.
-
-TRACE_FILE = Path("logs") / "performance" / "trace.json"
-WARM_UP_STEPS = 2  # of this process: the first steps allocate, compile and fill caches
-MAX_ROWS = 30
-
-
-class ProfilerObserver(Observer):
-    """An observer that profiles `num_steps` steps after two warm-up steps, once per process.
-
-    It writes `logs/performance/trace.json` and `profile.json`. The latter is a table of the
-    operations with the most self time: name, calls, and seconds on the CPU and on the GPU.
-    """
-
-    def __init__(self, run_directory: Path, num_steps: int) -> None:
-        self.run_directory, self.num_steps = run_directory, num_steps
-        self._num_seen = 0
-        self._first_step = 0
-        self._profiler: torch.profiler.profile | None = None
-        self._is_done = False
-        self._best_effort = BestEffort(logger, "training.profiling_failed")
-
-    def step_start(self, state: TrainingState) -> None:
-        if not self._is_done and self._profiler is None and self._num_seen == WARM_UP_STEPS:
-            self._best_effort.attempt("the profiler", lambda: self._begin(state))
-
-    def step_end(self, state: TrainingState) -> None:
-        self._num_seen += 1
-        if self._profiler is not None and self._num_seen >= WARM_UP_STEPS + self.num_steps:
-            self._best_effort.attempt("the profiler", lambda: self._finish(state))
-
-    def train_end(self, state: TrainingState) -> None:
-        if self._profiler is not None:
-            self._best_effort.attempt("the profiler", lambda: self._finish(state))
-
-    def _begin(self, state: TrainingState) -> None:
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._profiler = torch.profiler.profile(activities=activities, acc_events=True)
-        self._first_step = state.step + 1
-        self._profiler.start()
-
-    def _finish(self, state: TrainingState) -> None:
-        profiler, self._profiler, self._is_done = self._profiler, None, True
-        assert profiler is not None
-        profiler.stop()
-        trace = self.run_directory / TRACE_FILE
-        trace.parent.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(trace))
-        rows = table_of(profiler)
-        steps = {"first_step": self._first_step, "last_step": state.step}
-        write_json(
-            self.run_directory / PROFILE_FILE, {**steps, "trace": str(TRACE_FILE), "rows": rows}
-        )
-        logger.info(
-            phrase(
-                "training.steps_profiled",
-                first_step=self._first_step,
-                last_step=state.step,
-                trace=trace,
-            )
-        )
-
-
-def table_of(profiler: torch.profiler.profile) -> list[dict[str, object]]:
-    """Return the operations with the most self time, on the GPU if there is one."""
-    rows = [
-        {
-            "name": event.key,
-            "calls": event.count,
-            "processor_seconds": event.self_cpu_time_total / 1e6,
-            "gpu_seconds": event.self_device_time_total / 1e6,
-        }
-        for event in profiler.key_averages()
-    ]
-    rows.sort(key=lambda row: (row["gpu_seconds"], row["processor_seconds"]), reverse=True)
-    return rows[:MAX_ROWS]

@@ -120,10 +120,6 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
             "(setting=quantum.solver, reason=quantum.sampler_access_missing(name=azure-quantum,",
         ),
         (
-            {"data.streaming": True, "data.balance_by": "task"},
-            "config.balance_with_streaming",
-        ),
-        (
             {"backup.place": "runs/copies"},
             'config.destination_inside_output_dir(place="runs/copies", output_dir=runs)',
         ),

@@ -78,7 +78,7 @@ REFUSED = {
     "seed": ([-1, 1 << 32], "at least 0 and below 4294967296"),
     "max_grad_norm": ([0, -1], "above 0, or none"),
     "layerwise_lr_decay": ([0, 1.5], "above 0 and at most 1"),
-    "metrics_sinks": (["wandbs", ["csv", 1]], "a list of console, jsonl, csv, tensorboard"),
+    "metrics_sinks": (["wandbs", ["csv", 1]], "a list of console, jsonl, csv"),
     "qlora_dropout": ([1], "at least 0 and below 1"),
     "time_step_mask_fractions": ([{0: 2}, "{", [1]], "a mapping from time step to a share"),
     "time_step_bins": (["a,b", [-1]], "a list of time steps"),

@@ -561,7 +561,7 @@ def test_the_call_is_numbered_where_there_are_several() -> None:
     assert found[1].text == '{"ü": 1}'
     tools = json.dumps({"tools": [{"name": "do", "enum": ["é", 1]}]})
     found = account(
-        lambda row: row.turns[0].text, Conversation((Turn("assistant", "b"),), "", "", "", 0, tools)
+        lambda row: row.turns[0].text, Conversation((Turn("assistant", "b"),), "", "", 0, tools)
     )
     assert [one.text for one in found.missing] == ["do", '["é", 1]']
     assert not any(one.is_learnt for one in found.missing)

@@ -196,16 +196,14 @@ def test_a_prompt_of_messages_is_given() -> None:
     assert [found.is_learnt(n) for n in range(4)] == [False, False, False, True]
 
 
-def test_a_conversation_keeps_place_task_and_group() -> None:
-    shape = RowSchema("qa", PAIR.columns, "", task_column="kind", group_column="level")
+def test_a_conversation_keeps_place_and_task() -> None:
+    shape = RowSchema("qa", PAIR.columns, "", task_column="kind")
     found = shape.convert(row(question="Q", answer="A", kind="sum", level=3))
-    assert found == Conversation(
-        (Turn("user", "Q"), Turn("assistant", "A")), "sum", "3", "a.jsonl", 7
-    )
+    assert found == Conversation((Turn("user", "Q"), Turn("assistant", "A")), "sum", "a.jsonl", 7)
     assert Conversation.from_json(found.to_json()) == found
     missing = shape.convert(row(question="Q", answer="A"))
     assert isinstance(missing, Conversation)
-    assert (missing.task, missing.group) == ("", "")
+    assert missing.task == ""
 
 
 EMPTY = "data.value_empty(where=data.place_column(column={}))"

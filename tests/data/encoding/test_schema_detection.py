@@ -190,10 +190,6 @@ WRONG_REQUESTS: list[tuple[dict[str, str], str]] = [
         {"task_column": "kind"},
         r"setting=data\.task_column, reason=.*what=column, name=kind,",
     ),
-    (
-        {"group_column": "level"},
-        r"setting=data\.balance_by, reason=.*what=column, name=level,",
-    ),
     ({"text_column": "answer", "prompt_column": "question"}, r"data\.text_and_pair_columns"),
     ({"text_column": "answer", "shape": "qa"}, r"data\.text_column_with_shape\(shape=qa\)"),
     ({"prompt_column": "a", "answer_column": "a"}, r"data\.prompt_is_answer_column\(column=a\)"),

@@ -26,7 +26,7 @@ TEMPLATES = [CHATML, MARKED]
 
 
 def talk(*turns: tuple[str, str]) -> Conversation:
-    return Conversation(tuple(Turn(*turn) for turn in turns), "", "", "a.jsonl", 3)
+    return Conversation(tuple(Turn(*turn) for turn in turns), "", "a.jsonl", 3)
 
 
 ONE = talk(("user", "What is the sum?"), ("assistant", "The sum is 42."))

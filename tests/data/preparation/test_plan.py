@@ -79,7 +79,6 @@ CHANGES: dict[str, Callable[[PreparationPlan], PreparationPlan]] = {
     "the columns": with_shape(TRAIN, columns={"prompt": "answer", "answer": "question"}),
     "the held-out columns": with_shape(EVALUATION, columns={"prompt": "a", "answer": "b"}),
     "the task": with_shape(TRAIN, task_column="task"),
-    "the group": with_shape(TRAIN, group_column="task"),
     "the tokenizer": with_encoder(tokenizer=byte_level_tokenizer(CHATML, eos_token="</s>")),
     "the training template": with_encoder(template=SimpleNamespace(template=MARKED)),
     "the tool template": with_encoder(tool_template=SimpleNamespace(template=MARKED)),

@@ -35,7 +35,7 @@ def row_of(facts: tuple[int, int, int, int, bool, str, bool]) -> Any:
         end_token=end_token,
         is_truncated=is_truncated,
         example=SimpleNamespace(input_ids=np.zeros(num_tokens, np.int32), supervised=supervised),
-        conversation=SimpleNamespace(task=task, group=task + "!"),
+        conversation=SimpleNamespace(task=task),
     )
 
 
@@ -61,7 +61,6 @@ def test_what_is_counted() -> None:
     assert (report.duplicates, report.leaked) == (2, 1)
     assert list(report.task_counts.items()) == [("a", 3), ("b", 2), ("c", 1)]
     assert report.end_tokens == {"<|endoftext|>": 6, "<|im_end|>": 2}  # of all that are not cut
-    assert facts_of(ROWS).group == [f"{row[5]}!" for row in ROWS]
 
 
 def test_where_all_are_cut_only_real_ends_are_shown() -> None:

@@ -1,10 +1,13 @@
 """Order is a pure function of seed, epoch and position."""
 
 import numpy as np
-import pytest
 
 from infrastructure.data.serving.example_order import (
-    balanced_order,
+    AUGMENT,
+    ORDER,
+    REPLACE,
+    SELECT,
+    WINDOW,
     epoch_order,
     random_selection,
     random_state,
@@ -32,8 +35,6 @@ def test_order_depends_on_seed_and_epoch_alone() -> None:
 def test_the_order_is_the_same_in_every_version() -> None:
     """A checkpoint of an older version must find its examples: these numbers never change."""
     assert epoch_order(10, seed=1, epoch=2).tolist() == EXPECTED_ORDER
-    assert balanced_order([0, 0, 0, 1, 1, 2], seed=1, epoch=0).tolist() == EXPECTED_BALANCED
-    assert balanced_order([0, 0, 0, 1, 1, 2], seed=7, epoch=3).tolist() == [4, 1, 5, 3, 5, 0]
     large, negative = epoch_order(10, 5 * 2**32 + 3, 2**32 - 1), epoch_order(10, -7, 0)
     assert large.tolist() == [0, 3, 1, 6, 8, 2, 5, 9, 4, 7]
     assert negative.tolist() == [5, 2, 7, 1, 9, 4, 8, 0, 6, 3]
@@ -43,51 +44,21 @@ def test_the_order_is_the_same_in_every_version() -> None:
 def test_what_stands_in_the_places_of_others_is_the_same_in_every_version() -> None:
     order, kept = epoch_order(8, seed=7, epoch=3), np.array([1, 2, 6])
     assert order.tolist() == [3, 0, 2, 5, 6, 1, 4, 7]
-    replaced = with_replacements(order, kept, None, 7, 3)
+    replaced = with_replacements(order, kept, 7, 3)
     assert replaced.tolist() == [1, 6, 2, 2, 6, 1, 6, 2]
-    of_groups = with_replacements(order, kept, [0, 0, 0, 0, 1, 1, 1, 2], 7, 3)
-    assert of_groups.tolist() == [1, 2, 2, 6, 6, 1, 6, 6]  # 7 is alone in its group
     nothing = np.zeros(0, dtype=np.int64)
-    assert with_replacements(nothing, kept, None, 7, 3).tolist() == []
+    assert with_replacements(nothing, kept, 7, 3).tolist() == []
 
 
 EXPECTED_ORDER = [1, 4, 6, 7, 9, 3, 0, 8, 2, 5]
-EXPECTED_BALANCED = [0, 5, 4, 5, 3, 1]
-
-
-@pytest.mark.parametrize("sizes", [[90, 9, 1], [5, 5], [7], [1, 1, 10]])
-def test_groups_have_equal_shares(sizes: list[int]) -> None:
-    groups = np.repeat(np.arange(len(sizes)), sizes)
-    order = balanced_order(groups, seed=0, epoch=1)
-    assert len(order) == len(groups)
-    shares = np.bincount(groups[order], minlength=len(sizes))
-    assert shares.max() - shares.min() <= 1
-    for group, size in enumerate(sizes):
-        times = np.bincount(order, minlength=len(groups))[groups == group]
-        assert times.max() - times.min() <= 1, "an example is preferred within its group"
-        assert times.sum() == shares[group]
-        assert size == len(times)
-
-
-def test_of_no_examples_none_are_drawn() -> None:
-    assert balanced_order([], seed=0, epoch=1).tolist() == []
-
-
-def test_what_does_not_divide_goes_round() -> None:
-    groups = np.repeat([0, 1, 2], [5, 5, 1])  # 11 examples: one group gets 3, two get 4
-    drawn = [groups[balanced_order(groups, 0, epoch)] for epoch in range(3)]
-    assert np.bincount(np.concatenate(drawn)).tolist() == [11, 11, 11]
-
-
-def test_large_groups_are_seen_whole_over_the_epochs() -> None:
-    groups = np.repeat([0, 1], [40, 4])
-    seen = {int(i) for epoch in range(12) for i in balanced_order(groups, 0, epoch)}
-    assert seen == set(range(44))
 
 
 def test_uses_do_not_share_a_stream() -> None:
-    streams = {tuple(random_state(use, 0, 0).permutation(50)) for use in range(4)}
-    assert len(streams) == 4
+    streams = {
+        tuple(random_state(use, 0, 0).permutation(50))
+        for use in (ORDER, WINDOW, AUGMENT, SELECT, REPLACE)
+    }
+    assert len(streams) == 5
 
 
 def test_the_name_of_a_selection_is_that_of_its_numbers() -> None:

@@ -15,7 +15,6 @@ from infrastructure.data.encoding.tokenization import ConversationEncoder
 from infrastructure.data.readers.rows import Conversation, Turn
 from infrastructure.data.serving.example_order import (
     AUGMENT,
-    balanced_order,
     epoch_order,
     random_state,
     with_replacements,
@@ -76,28 +75,22 @@ def test_a_change_depends_on_the_seed_of_the_run(
 
 
 ROWS = np.arange(100, 130)  # of a store that holds others before them
-GROUPS = np.arange(30) % 7 % 3
 
 
-@pytest.mark.parametrize("groups", [None, GROUPS])
 @pytest.mark.parametrize("is_filled", [False, True])
-def test_an_order_has_the_rows_of_what_is_selected(groups: Any, is_filled: bool) -> None:
+def test_an_order_has_the_rows_of_what_is_selected(is_filled: bool) -> None:
     """Each epoch, whichever was asked for before, and after another selection too."""
     chosen = np.array([1, 4, 6, 11, 12, 19, 23, 29])
-    order = Order(ROWS, 5, groups)
-    everything = [
-        epoch_order(30, 5, n) if groups is None else balanced_order(groups, 5, n) for n in range(2)
-    ]
+    order = Order(ROWS, 5)
+    everything = [epoch_order(30, 5, n) for n in range(2)]
     for n in (0, 1, 0):
         assert order.of(n).tolist() == ROWS[everything[n]].tolist()
     order.select(chosen, is_filled=is_filled)
     assert order.num_examples == (30 if is_filled else 8)
     for n in (0, 1, 0):
         if is_filled:
-            expected = with_replacements(everything[n], chosen, groups, 5, n)
-        elif groups is None:
-            expected = chosen[epoch_order(8, 5, n)]
+            expected = with_replacements(everything[n], chosen, 5, n)
         else:
-            expected = chosen[balanced_order(groups[chosen], 5, n)]
+            expected = chosen[epoch_order(8, 5, n)]
         assert order.of(n).tolist() == ROWS[expected].tolist()
         assert order.part(1 - n, 2, 5) == order.of(1 - n)[2:7].tolist()

@@ -21,7 +21,6 @@ from infrastructure.training.metrics.sinks import make_sinks
 from infrastructure.training.observers.early_stopping import EarlyStopping
 from infrastructure.training.observers.monitoring_setup import (
     MonitorObserver,
-    ProfilerObserver,
     RunLogObserver,
 )
 from infrastructure.training.observers.run_observers import (
@@ -69,11 +68,6 @@ class TestMonitor(HookSuite):
 class TestRunLog(HookSuite):
     def make(self, folder: Path) -> Hook:
         return RunLogObserver(lambda record: None)
-
-
-class TestProfile(HookSuite):
-    def make(self, folder: Path) -> Hook:
-        return ProfilerObserver(folder, num_steps=1)
 
 
 class TestPhaseRecords(HookSuite):

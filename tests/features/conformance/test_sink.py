@@ -18,7 +18,6 @@ from infrastructure.training.metrics.sinks import (
     make_sinks,
 )
 from tests.features.conformance.planted import failure, without_defect
-from tests.training.metrics.test_sinks import scalars
 
 
 class TestJsonl(SinkSuite):
@@ -36,17 +35,6 @@ class TestCsv(SinkSuite):
     def read(self, directory: Path) -> list[dict[str, Any]]:
         with (directory / "metrics.csv").open(newline="") as file:
             return [row for row in csv.DictReader(file) if row["loss"]]
-
-
-class TestTensorBoard(SinkSuite):
-    survives_kill = False  # its events are written by a thread; metrics.jsonl has them
-
-    def make(self, directory: Path) -> Sink:
-        return make_sinks(["tensorboard"], directory)[0]
-
-    def read(self, directory: Path) -> list[dict[str, Any]]:
-        found = scalars(directory / "tensorboard", "train/loss")
-        return [{"step": step, "loss": loss} for step, loss in found]
 
 
 class TestConsole(SinkSuite):

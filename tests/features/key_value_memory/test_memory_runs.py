@@ -76,11 +76,9 @@ def test_a_checkpoint_is_exported_with_it_and_in_no_other_format(
     folder = tmp_path / "model"
     assert main(["export", finished.name, str(folder), *out]) == 0
     card = (folder / "README.md").read_text()
-    trained = (
-        "deployment.card_trained_with_extension(trained=deployment.trains_all(), added=memory)"
-    )
+    trained = "publish.card_trained_with_extension(trained=deployment.trains_all(), added=memory)"
     assert f"| trained | {trained} |" in card
-    assert "deployment.card_load_extensions" in card
+    assert "publish.card_load_extensions" in card
     assert "AutoModelForCausalLM" not in card  # which would leave the memory out
     exported, kept = (load_file(one / ADDED_WEIGHTS) for one in (folder, finished / "final"))
     assert exported.keys() == kept.keys()
@@ -93,7 +91,7 @@ def test_a_checkpoint_is_exported_with_it_and_in_no_other_format(
         assert main(["export", finished.name, str(tmp_path / "x"), *words, *out]) == 2
         assert sentence in " ".join(capsys.readouterr().err.split())
     assert main(["export", finished.name, "--push-to-hub", "me/it", *out]) == 2
-    assert "deployment.publish_extension_weights" in " ".join(capsys.readouterr().err.split())
+    assert "publish.extension_weights" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_next_training_begins_with_it(finished: Path, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from rich.console import Console
 
 from colab.panel_page import panel_html
 from infrastructure.commands.main import main
-from infrastructure.monitoring.dashboard.sections import sections_of
 from infrastructure.monitoring.records.run_view import RunView, read_view
 from infrastructure.monitoring.report.report import render_report
 from infrastructure.monitoring.watch import frame
@@ -30,18 +29,17 @@ RESULT["cost"]["amount"] = 2.9
 
 
 def views_of(view: RunView) -> dict[str, str]:
-    """What each of the four shows."""
+    """What each of the three shows."""
     console = Console(file=io.StringIO(), width=120, record=True)
     console.print(frame(view, 120))
     return {
         "report": render_report(view),
-        "page": "".join(sections_of(view, []).values()),
         "panel": panel_html(view, None, "", 10.0),
         "terminal": console.export_text(),
     }
 
 
-@pytest.mark.parametrize(
+STATES = pytest.mark.parametrize(
     ("summary", "state", "texts"),
     [
         ({}, "running", ["1.069", "1.250", "Training (process {process} on"]),
@@ -62,18 +60,25 @@ def views_of(view: RunView) -> dict[str, str]:
         ),
     ],
 )
-def test_all_four_views_show_the_same(
+
+
+def require_texts(shown: str, texts: list[str]) -> None:
+    plain = shown.replace('<span class="from">', "").replace("</span>", "")
+    for text in [
+        *(text.replace("{process}", f"{os.getpid()}") for text in texts),
+        "step 29: 93 % is above 90 %",
+    ]:
+        assert text in plain
+
+
+@STATES
+def test_all_views_show_the_same(
     tmp_path: Path, summary: dict[str, Any], state: str, texts: list[str]
 ) -> None:
     view = read_view(a_training(tmp_path, **summary))
     assert view["state"] == state
-    for name, shown in views_of(view).items():
-        plain = shown.replace('<span class="from">', "").replace("</span>", "")
-        for text in [
-            *(text.replace("{process}", f"{os.getpid()}") for text in texts),
-            "step 29: 93 % is above 90 %",
-        ]:
-            assert text in plain, (name, text)
+    for shown in views_of(view).values():
+        require_texts(shown, texts)
 
 
 def test_the_record_is_json_without_a_file_being_read_again(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.core.files import write_json
-from infrastructure.monitoring.records.run_reader import PROFILE_FILE
 from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.monitoring.report.report import write_report
 from infrastructure.monitoring.report.report_machine import machine_figures, machine_use
@@ -16,13 +14,6 @@ from infrastructure.monitoring.training_monitor import (
     TrainingMonitor,
 )
 from tests.monitoring.scripted_machine import GIB, Moments, ScriptedGpus, ScriptedMachine
-
-PROFILE = {
-    "first_step": 3,
-    "last_step": 4,
-    "trace": "logs/performance/trace.json",
-    "rows": [{"name": "aten::mm<x>", "calls": 1200, "processor_seconds": 0.5, "gpu_seconds": 0.25}],
-}
 
 
 @pytest.fixture
@@ -58,23 +49,6 @@ def test_a_run_without_alerts_is_shown_as_one(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_not_watched_has_no_section(tmp_path: Path) -> None:
-    assert machine_use(read_view(tmp_path)) == ""
-
-
-def test_a_profile_is_a_table(tmp_path: Path) -> None:
-    write_json(tmp_path / PROFILE_FILE, PROFILE)
-    shown = machine_use(read_view(tmp_path))
-    assert "monitoring.profile_heading" in shown
-    assert "aten::mm&lt;x&gt;" in shown
-    assert "1,200" in shown
-    assert "500.0 ms" in shown
-    assert "250.0 ms" in shown
-
-
-@pytest.mark.parametrize("damaged", ["", "[]", "{}", '{"rows": 3}', '{"rows": [{}]}'])
-def test_a_damaged_profile_is_left_out(tmp_path: Path, damaged: str) -> None:
-    (tmp_path / PROFILE_FILE).parent.mkdir(parents=True)
-    (tmp_path / PROFILE_FILE).write_text(damaged)
     assert machine_use(read_view(tmp_path)) == ""
 
 

@@ -1,25 +1,16 @@
 import csv
-import errno
 import json
 import math
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-from tensorboard.summary.writer import event_file_writer
 
-from infrastructure.core.errors import MissingPackageError
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
-from infrastructure.training.metrics import sinks
 from infrastructure.training.metrics.sinks import (
     ConsoleSink,
     CsvSink,
     JsonlSink,
-    TensorBoardSink,
     console_line,
     make_sinks,
 )
@@ -36,12 +27,6 @@ def table_of(path: Path) -> list[dict[str, str]]:
         rows = list(csv.DictReader(file))
     assert all(None not in row and None not in row.values() for row in rows)
     return rows
-
-
-def scalars(directory: Path, tag: str) -> list[tuple[int, float]]:
-    events = EventAccumulator(str(directory))
-    events.Reload()
-    return [(event.step, event.value) for event in events.Scalars(tag)]
 
 
 # --- console -----------------------------------------------------------------
@@ -188,95 +173,22 @@ def test_csv_forgets_the_steps_after_the_resumed_one(tmp_path: Path) -> None:
     assert [row["step"] for row in table_of(path)] == ["10", "20", "21"]
 
 
-# --- TensorBoard -------------------------------------------------------------
-
-
-def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
-    sink = TensorBoardSink(tmp_path / "tensorboard")
-    sink.write(step(10, loss=math.nan, note="text"))
-    sink.write(step(20))
-    sink.write(EVALUATION)
-    sink.close()
-    (first, loss), second = scalars(tmp_path / "tensorboard", "train/loss")
-    assert first == 10
-    assert math.isnan(loss)
-    assert second == (20, 0.5)
-    assert scalars(tmp_path / "tensorboard", "evaluation/loss") == [(20, 2.5)]
-
-
-def test_the_numbers_of_a_record_are_one_event(tmp_path: Path) -> None:
-    sink = TensorBoardSink(tmp_path)
-    for record in (step(10, grad_norm=2.0), {"step": 11, "epoch": 0, "note": "text"}, step(12)):
-        sink.write(record)
-    sink.close()
-    (file,) = tmp_path.iterdir()
-    events = [
-        event.step for event in EventFileLoader(str(file)).Load() if event.HasField("summary")
-    ]
-    assert events == [10, 12]
-
-
-def test_tensorboard_shows_no_step_twice_after_a_resume(tmp_path: Path) -> None:
-    first = TensorBoardSink(tmp_path)
-    for number in (10, 20, 30, 40):
-        first.write(step(number))
-    first.close()
-    second = TensorBoardSink(tmp_path)
-    second.truncate_after(20)
-    second.write(step(30, loss=0.125))
-    second.close()
-    assert scalars(tmp_path, "train/loss") == [(10, 1.0), (20, 0.5), (30, 0.125)]
-
-
-def test_tensorboard_reads_a_run_in_order_though_the_clock_went_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Files are read in the order of the times in their names. Three sessions, each earlier."""
-    now = time.time()
-    for session, (last, steps) in enumerate([(0, (10, 20, 30)), (20, (30, 40)), (40, (50,))]):
-        began = now - 86_400 * session
-        monkeypatch.setattr(time, "time", lambda began=began: began)
-        sink = TensorBoardSink(tmp_path)
-        sink.truncate_after(last)
-        for number in steps:
-            sink.write(step(number, loss=number + session / 4))
-            sink.write({**step(number), "kind": "evaluation", "eval_loss": 1.0})
-        sink.close()
-    expected = [(10, 10.0), (20, 20.0), (30, 30.25), (40, 40.25), (50, 50.5)]
-    assert scalars(tmp_path, "train/loss") == expected
-    assert [n for n, _ in scalars(tmp_path, "evaluation/loss")] == [10, 20, 30, 40, 50]
-
-
-def test_without_tensorboard_the_pip_line_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("infrastructure.core.optional.is_installed", lambda package: False)
-    with pytest.raises(MissingPackageError, match="pip install tensorboard"):
-        make_sinks(["tensorboard"], tmp_path)
-
-
 # --- the table of names ------------------------------------------------------
 
 
 def test_sinks_by_name_write_into_the_run_directory(tmp_path: Path) -> None:
-    sinks = make_sinks(["console", "jsonl", "csv", "tensorboard"], tmp_path)
-    assert [sink.name for sink in sinks] == ["console", "jsonl", "csv", "tensorboard"]
+    sinks = make_sinks(["console", "jsonl", "csv"], tmp_path)
+    assert [sink.name for sink in sinks] == ["console", "jsonl", "csv"]
     assert list(tmp_path.iterdir()) == []
     for sink in sinks:
         sink.write(step(1))
         sink.close()
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "metrics.jsonl",
-        "metrics.csv",
-        "tensorboard",
-    }
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "metrics.csv"}
 
 
 def test_a_misspelt_sink_suggests_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"what=metrics sink, name=tensorbord,.*\(meant=tensorboard\)"
-    ):
-        make_sinks(["tensorbord"], tmp_path)
+    with pytest.raises(ValueError, match=r"what=metrics sink, name=consol,.*\(meant=console\)"):
+        make_sinks(["consol"], tmp_path)
 
 
 def test_a_sink_twice_is_refused(tmp_path: Path) -> None:
@@ -294,26 +206,3 @@ def test_the_console_names_the_loss_that_is_ones_own(
         "step 2  held-out loss (my_losses:focal) 0.5000",
         "step 2  held-out loss 0.5000",
     ]
-
-
-def test_no_traceback_of_the_thread_that_writes_events(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its error is raised again where the next number is written, and told there."""
-    shown: list[object] = []
-    monkeypatch.setattr(threading, "excepthook", shown.append)
-    sinks._show_no_tracebacks_of_its_thread()
-
-    def fail() -> None:
-        raise OSError(errno.ENOSPC, "full")
-
-    thread = threading.Thread(target=fail)
-    thread.start()
-    thread.join()
-    assert len(shown) == 1  # of anybody else
-    own = type("Writer", (threading.Thread,), {"__module__": event_file_writer.__name__})(
-        target=fail
-    )
-    own.start()
-    own.join()
-    assert len(shown) == 1

@@ -1,8 +1,5 @@
 """A real run that is watched, and one that is not."""
 
-import json
-import logging
-import socket
 import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -11,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.models.flops import arithmetic_of
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.monitoring.logging_config import TRAINING_FILE
-from infrastructure.monitoring.records.run_reader import PROFILE_FILE
 from infrastructure.monitoring.training_monitor import (
     ALERTS_FILE,
     PERFORMANCE_FILE,
@@ -31,15 +26,12 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.loop import loop
 from infrastructure.training.observers import monitoring_setup
 from infrastructure.training.observers.monitoring_setup import (
-    TRACE_FILE,
     MonitorObserver,
-    ProfilerObserver,
     RunLogObserver,
     seldom,
 )
 from tests.deployment.runs import deploy, losses, small_settings
 from tests.monitoring.scripted_machine import ScriptedGpus, ScriptedMachine
-from tests.monitoring.webhook_server import webhook_server
 from tests.training.toy_training import Training
 
 
@@ -48,8 +40,8 @@ def config_of(folder: Path, monitor: dict[str, Any], **more: Any) -> DeploymentC
 
 
 def test_a_run_is_watched_from_its_first_step_to_its_last(tmp_path: Path) -> None:
-    settings = small_settings(tmp_path, metrics_sinks=["jsonl", "tensorboard"])
-    monitor = {"interval": 0.1, "profile_steps": 2, "thresholds": {"gradient_norm": 1e-6}}
+    settings = small_settings(tmp_path, metrics_sinks=["jsonl"])
+    monitor = {"interval": 0.1, "thresholds": {"gradient_norm": 1e-6}}
     place = {"place": str(tmp_path / "place"), "finish_seconds": 120}
     run, lines = deploy(DeploymentConfig(**settings, monitor=monitor, backup=place))
     samples = read_metrics(run / SYSTEM_FILE)
@@ -67,20 +59,6 @@ def test_a_run_is_watched_from_its_first_step_to_its_last(tmp_path: Path) -> Non
     assert "training.training_ended" in log
     page = (run / "report.html").read_text()
     assert "monitoring.system_metrics_heading" in page
-    assert "monitoring.profile_heading" in page
-    events = EventAccumulator(str(run / "tensorboard" / "machine")).Reload()
-    assert "machine/cpu_percent" in events.Tags()["scalars"]
-
-
-def test_alerts_reach_a_webhook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with webhook_server() as server:
-        monkeypatch.setenv("ALERT_WEBHOOK_URL", server.url)
-        monitor = {"alert_sinks": ["webhook"], "thresholds": {"gradient_norm": 1e-6}}
-        run, _ = deploy(config_of(tmp_path, monitor))
-    (posted,) = [posted for posted in server.received if posted["rule"] == "gradient_norm"]
-    assert posted["source"] == run.name
-    written = "".join(path.read_text(errors="replace") for path in run.rglob("*.json*"))
-    assert "SECRET" not in written
 
 
 def test_monitoring_that_is_off_watches_nothing(
@@ -88,64 +66,17 @@ def test_monitoring_that_is_off_watches_nothing(
 ) -> None:
     monkeypatch.setenv("DISABLE_MONITORING", "true")
     monkeypatch.chdir(tmp_path)
-    config = load_config(keywords={**small_settings(tmp_path), "monitor": {"profile_steps": 2}})
+    config = load_config(keywords=small_settings(tmp_path))
     assert not config.enable_monitoring
     run, _ = deploy(config)
     assert not (run / "logs").exists()
     assert "monitoring.system_metrics_heading" not in (run / "report.html").read_text()
 
 
-def test_a_taken_address_for_prometheus_stops_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, caplog.at_level(logging.WARNING):
-        run, _ = deploy(config_of(tmp_path, {"prometheus": taken.getsockname()[1]}))
-    assert json.loads((run / "summary.json").read_text())["status"] == "finished"
-    assert "training.prometheus_unavailable" in caplog.text
-
-
-def test_a_webhook_without_its_address_is_reported_before_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("ALERT_WEBHOOK_URL", raising=False)
-    with pytest.raises(ValueError, match="ALERT_WEBHOOK_URL"):
-        deploy(config_of(tmp_path, {"alert_sinks": ["webhook"]}))
-    assert not list((tmp_path / "runs").glob("*"))
-
-
 def test_a_costly_probe_is_read_seldom() -> None:
     moments, answers = iter([0.0, 30.0, 59.0, 60.0]), iter([1.0, 2.0])
     probe = seldom(lambda: next(answers), 60.0, clock=lambda: next(moments))
     assert [probe() for _ in range(4)] == [1.0, 1.0, 1.0, 2.0]
-
-
-def test_a_trace_and_a_table_of_the_requested_steps(tmp_path: Path) -> None:
-    profiled = Training(hooks=[ProfilerObserver(tmp_path, 2)]).run()
-    found = json.loads((tmp_path / PROFILE_FILE).read_text())
-    assert (found["first_step"], found["last_step"]) == (3, 4)
-    names = {row["name"] for row in found["rows"]}
-    assert any(name.startswith("aten::") for name in names)
-    assert all(row["calls"] > 0 for row in found["rows"])
-    seconds = [row["processor_seconds"] for row in found["rows"]]
-    assert seconds == sorted(seconds, reverse=True)
-    events = json.loads((tmp_path / TRACE_FILE).read_text())["traceEvents"]
-    assert any(event.get("name", "").startswith("aten::") for event in events)
-    assert torch.equal(profiled.weights, Training().run().weights)
-
-
-def test_a_training_that_ends_before_has_what_was_recorded(tmp_path: Path) -> None:
-    Training(hooks=[ProfilerObserver(tmp_path, 1000)], max_steps=5).run()
-    found = json.loads((tmp_path / PROFILE_FILE).read_text())
-    assert (found["first_step"], found["last_step"]) == (3, 5)
-
-
-def test_a_folder_that_cannot_be_written_stops_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "logs").write_text("a file in the way")
-    training = Training(hooks=[ProfilerObserver(tmp_path, 1)]).run()
-    assert training.state.step == training.state.total_steps
-    assert caplog.text.count("training.profiling_failed") == 1
 
 
 FP32 = Precision("fp32", "cpu")

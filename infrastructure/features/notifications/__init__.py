@@ -1,0 +1,1 @@
+"""Alerts sent to other machines: to a webhook, or with apprise to phones, chats and e-mail."""

@@ -1,0 +1,1 @@
+"""Recording of some steps of a run with the PyTorch profiler."""
