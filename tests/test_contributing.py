@@ -197,6 +197,8 @@ def test_a_feature_of_an_installed_package_is_everywhere(tmp_path: Path) -> None
     run("train", "--preset", "ci", "--no-backups", "--config", "c.yaml")
     [report] = tmp_path.glob("runs/*/report.html")
     assert "<p>good morning</p>" in report.read_text()
+    run("train", "--preset", "ci", "--no-backups", "--greeting-text", "hi")
+    assert len([*tmp_path.glob("runs/*/report.html")]) == 2  # another training
     code = "from colab.form_groups import groups; print(groups()['greeting'])"
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(temper.__file__).parents[1]}"}
     shown = subprocess.run(

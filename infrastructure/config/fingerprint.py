@@ -13,7 +13,7 @@ from infrastructure.config.field_help import metadata_of
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.schema import schema_of
 from infrastructure.config.types import SameResult
-from infrastructure.core.features import fields_of_features, models_of_features
+from infrastructure.core.features import fields_of_features, models_of_features, plugins_of
 
 SECTIONS_THAT_COUNT = ("model.", "data.", "training.")
 BACKEND = "model.backend"
@@ -52,7 +52,8 @@ def result_settings(config: DeploymentConfig) -> dict[str, object]:
 def _without_effect_on_the_result(config: DeploymentConfig) -> Iterator[str]:
     """Yield key prefixes of settings that can affect results, but not in this configuration."""
     training = config.training
-    for name in fields_of_features("") - {*training.extensions}:
+    disabled = plugins_of("temper.extensions").keys() - {*training.extensions}
+    for name in fields_of_features("") & disabled:
         yield f"{name}."
     if training.early_stopping_patience is None or not training.best_needs_answers:
         yield "training.validation_prompts"  # more prompts only make the measurement more precise
