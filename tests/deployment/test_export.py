@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -25,12 +25,13 @@ from infrastructure.deployment import export, export_request
 from infrastructure.deployment.export import (
     Comparer,
     Reference,
+    Work,
     distance,
     export_checkpoint,
     export_model,
 )
 from infrastructure.deployment.export_request import ExportRequest, Part
-from infrastructure.evaluation.plain_reading import OtherAnswersError
+from infrastructure.evaluation.plain_reading import QUESTIONS, OtherAnswersError
 from infrastructure.evaluation.prompting import answer_questions
 from infrastructure.features.publish.model_card import written_by
 from infrastructure.models.model_manager import load_saved
@@ -41,6 +42,8 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
+from tests.conftest import train_tiny_tokenizer
+from tests.data.builders import CHATML
 from tests.deployment.exports import TEMPLATE, facts_of, run_card, trained_lora
 from tests.deployment.runs import deploy, small_config, small_settings, start_temper
 from tests.slow import slow
@@ -457,3 +460,25 @@ def test_other_answers_are_put_down_to_rounding_and_name_the_export(
     about = r"\(folder=exported/step-3, difference=for '1 \+ 1' it generates '3'"
     with pytest.raises(CheckpointError, match=f"^{re.escape(code)}{about}"):
         comparer("transformers", lambda ids: logits, folder=Path(".part-of-it"))
+
+
+@pytest.mark.parametrize("template", [None, CHATML, "{{ bos_token }}" + CHATML])
+def test_a_question_is_written_for_another_program_as_in_training(template: str | None) -> None:
+    """Without the first token, which the other program adds."""
+    tokenizer = train_tiny_tokenizer(bos_token="<s>", eos_token="</s>")
+    tokenizer.chat_template = template
+    work = Work(None, tokenizer, ExportRequest(), cast(Any, None), [], [])
+    talk = [Turn("system", "Be short."), Turn("user", "A?"), Turn("assistant", "B")]
+    talk.append(Turn("user", "C?"))
+    [question, *_], asked = work.questions(), work.as_text(talk)
+    assert len(work.questions()) == len(QUESTIONS)
+    if template is None:
+        assert question == f"{QUESTIONS[0]}\n"
+        assert asked == "Be short.\nA?\nB</s>\nC?\n"
+    else:
+        for turns, text in (([Turn("user", QUESTIONS[0])], question), (talk, asked)):
+            messages = [{"role": turn.role, "content": turn.text} for turn in turns]
+            options = {"add_generation_prompt": True, "tokenize": False}
+            written = tokenizer.apply_chat_template(messages, **options)
+            assert text == written.removeprefix("<s>")
+    assert not question.startswith("<s>")
