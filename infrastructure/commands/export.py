@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_folder_flags(parser)
 
 
-def asked(options: argparse.Namespace) -> "tuple[RunDirectory, Path | None, ExportRequest]":
+def requested(options: argparse.Namespace) -> "tuple[RunDirectory, Path | None, ExportRequest]":
     """Return the run, the checkpoint (None: the newest) and the request, if they can be exported.
 
     Raises:
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     """Export the model of a checkpoint. This needs neither a GPU nor the training data."""
     if options.folder is None:
         raise InputError("commands.no_export_target")
-    run, checkpoint, request = asked(options)
+    run, checkpoint, request = requested(options)
     facts, lines = exported(options, run, checkpoint, Path(options.folder), request)
     show(options.json, facts, *lines)
     return ExitCode.DONE

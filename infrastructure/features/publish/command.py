@@ -4,7 +4,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from infrastructure.commands.export import asked, exported
+from infrastructure.commands.export import exported, requested
 from infrastructure.commands.output import show
 from infrastructure.core.console import waiting_beside
 from infrastructure.core.errors import InputError
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int | None:
         if options.public:
             raise InputError("publish.public_without_push_to_hub")
         return None
-    run, checkpoint, request = asked(options)
+    run, checkpoint, request = requested(options)
     if added := recorded_model(run).get("extensions"):  # others could not load them
         names = ", ".join(added)
         raise InputError("publish.extension_weights", run_id=run.run_id, extensions=names)

@@ -46,9 +46,9 @@ def test_the_defaults_do_not_contradict_each_other() -> None:
 
 def test_a_row_yields_nothing_unless_all_its_facts_hold() -> None:
     config = DeploymentConfig(**{"data.streaming": True})
-    row = ("config.best_metric_needs_answers", "data.streaming", "data.augmentation")
+    row = ("config.auto_compile_not_measured", "data.streaming", "data.augmentation")
     assert [*contradictions_in((row,), config)] == []
-    either = ("config.best_metric_needs_answers", "data.streaming", "not data.augmentation")
+    either = ("config.auto_compile_not_measured", "data.streaming", "not data.augmentation")
     assert len([*contradictions_in((either,), config)]) == 1
 
 
