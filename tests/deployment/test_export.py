@@ -470,13 +470,13 @@ def test_a_question_is_written_for_another_program_as_in_training(template: str 
     work = Work(None, tokenizer, ExportRequest(), cast(Any, None), [], [])
     talk = [Turn("system", "Be short."), Turn("user", "A?"), Turn("assistant", "B")]
     talk.append(Turn("user", "C?"))
-    [question, *_], asked = work.questions(), work.as_text(talk)
+    [question, *_], prompt = work.questions(), work.as_text(talk)
     assert len(work.questions()) == len(QUESTIONS)
     if template is None:
         assert question == f"{QUESTIONS[0]}\n"
-        assert asked == "Be short.\nA?\nB</s>\nC?\n"
+        assert prompt == "Be short.\nA?\nB</s>\nC?\n"
     else:
-        for turns, text in (([Turn("user", QUESTIONS[0])], question), (talk, asked)):
+        for turns, text in (([Turn("user", QUESTIONS[0])], question), (talk, prompt)):
             messages = [{"role": turn.role, "content": turn.text} for turn in turns]
             options = {"add_generation_prompt": True, "tokenize": False}
             written = tokenizer.apply_chat_template(messages, **options)
