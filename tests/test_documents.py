@@ -256,6 +256,9 @@ def test_there_are_lines_to_look_at() -> None:
     assert len(blocks_of("python")) > 5
 
 
+PARSER = create_parser()
+
+
 @pytest.mark.parametrize(("where", "line"), TEMPER_LINES, ids=lambda part: str(part)[:60])
 def test_a_temper_line_parses(
     where: str, line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -266,9 +269,9 @@ def test_a_temper_line_parses(
         line.remove("--help")
     if line == ["--version"]:
         with pytest.raises(SystemExit, match="0"):
-            parse(create_parser(), line)
+            parse(PARSER, line)
         return
-    options = parse(create_parser(), line)
+    options = parse(PARSER, line)
     load_config(None, flags=flags_given(options))
 
 

@@ -14,11 +14,12 @@ from infrastructure.config.sources.spelling import as_flag
 from infrastructure.core.messages import spelled_by
 
 FIELDS = schema_of(DeploymentConfig).fields
+PARSER = create_parser()
 
 
 def refusal(*arguments: str) -> str:
     with pytest.raises(ValueError, match=r"^commands\.unknown_") as raised:
-        parse(create_parser(), arguments)
+        parse(PARSER, arguments)
     return str(raised.value)
 
 
@@ -26,31 +27,35 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-@pytest.mark.parametrize("name", SAME)
-def test_what_is_named_is_there_and_takes_the_value(name: str) -> None:
-    for setting in SAME[name]:
-        key, _, value = setting.partition("=")
-        assert key in FIELDS
-        if value:
-            load_config(environment={}, flags={flag_names(key)[0]: value})
-    if flag_of(name) in known_flags(create_parser(), "train"):
-        key = SAME[name][0]
-        assert flag_of(name) in (*flag_names(key), *ALIASES.get(key, ())), "it means something else"
+def test_what_is_named_is_there_and_takes_the_value() -> None:
+    flags = known_flags(PARSER, "train")
+    for name in SAME:
+        for setting in SAME[name]:
+            key, _, value = setting.partition("=")
+            assert key in FIELDS, name
+            if value:
+                load_config(environment={}, flags={flag_names(key)[0]: value})
+        if flag_of(name) in flags:
+            key = SAME[name][0]
+            assert flag_of(name) in (*flag_names(key), *ALIASES.get(key, ())), (
+                "it means something else"
+            )
 
 
-@pytest.mark.parametrize("name", [*SAME, *ABSENT])
-def test_it_is_named_for_a_flag_a_key_and_a_field(name: str) -> None:
-    typed = " and ".join(as_flags([setting]) for setting in SAME.get(name, ()))
-    if flag_of(name) not in known_flags(create_parser(), "train"):
-        with spelled_by(as_flag):
-            assert advice(name, typed) in refusal("train", flag_of(name))
-    is_of_stacks = name == "qlora" or f"training.{name}" in FIELDS
-    for section in ("model",) if is_of_stacks else ("training", "model"):
-        with pytest.raises(
-            ValueError, match=r"config\.(key_of_another_tool|unknown_key)"
-        ) as raised:
-            load_config(environment={}, keywords={section: {name: 1}})
-        assert advice(name, " and ".join(SAME.get(name, ()))) in str(raised.value)
+def test_it_is_named_for_a_flag_a_key_and_a_field() -> None:
+    flags = known_flags(PARSER, "train")
+    for name in (*SAME, *ABSENT):
+        typed = " and ".join(as_flags([setting]) for setting in SAME.get(name, ()))
+        if flag_of(name) not in flags:
+            with spelled_by(as_flag):
+                assert advice(name, typed) in refusal("train", flag_of(name)), name
+        is_of_stacks = name == "qlora" or f"training.{name}" in FIELDS
+        for section in ("model",) if is_of_stacks else ("training", "model"):
+            with pytest.raises(
+                ValueError, match=r"config\.(key_of_another_tool|unknown_key)"
+            ) as raised:
+                load_config(environment={}, keywords={section: {name: 1}})
+            assert advice(name, " and ".join(SAME.get(name, ()))) in str(raised.value), name
 
 
 def advice(name: str, spelled: str) -> str:

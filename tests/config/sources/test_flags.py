@@ -38,14 +38,14 @@ def typed(flag: str, value: Any) -> list[str]:
     return [flag, as_text(value)]
 
 
-@pytest.mark.parametrize("key", FIELDS)
-def test_every_field_has_a_flag(key: str) -> None:
-    value = other_value(FIELDS[key])
-    for flag in flag_names(key):
-        arguments = typed(flag, value)
-        config = load(*arguments)
-        assert config.value(key) == value
-        assert config.source(key).place == arguments[0]
+def test_every_field_has_a_flag() -> None:
+    for key in FIELDS:
+        value = other_value(FIELDS[key])
+        for flag in flag_names(key):
+            arguments = typed(flag, value)
+            config = load(*arguments)
+            assert config.value(key) == value, key
+            assert config.source(key).place == arguments[0], key
 
 
 def test_flags_are_unique() -> None:
@@ -148,11 +148,13 @@ def help_text() -> str:
     return " ".join(parser.format_help().split())
 
 
-@pytest.mark.parametrize("key", FIELDS)
-def test_help_shows_description_and_default(key: str, help_text: str) -> None:
-    with spelled_by(as_flag):
-        flag, description = re.escape(flag_names(key)[0]), re.escape(FIELDS[key].description)
-    assert re.search(rf" {flag}[ ,].{{0,400}}{description}.{{0,400}}? \(default: ", help_text)
+def test_help_shows_description_and_default(help_text: str) -> None:
+    for key in FIELDS:
+        with spelled_by(as_flag):
+            flag, description = re.escape(flag_names(key)[0]), re.escape(FIELDS[key].description)
+        assert re.search(
+            rf" {flag}[ ,].{{0,400}}{description}.{{0,400}}? \(default: ", help_text
+        ), key
 
 
 def test_the_help_of_a_list_shows_how_several_are_typed(help_text: str) -> None:

@@ -19,13 +19,13 @@ from infrastructure.core.messages import WORDS, Setting, as_key, speller
 FIELDS = schema_of(DeploymentConfig).fields
 
 
-@pytest.mark.parametrize("key", FIELDS)
-def test_every_setting_has_a_flag_and_a_keyword_that_set_it(key: str) -> None:
-    assert key_of_flag(as_flag(key)) == key
-    keyword = as_keyword(key)
-    assert keyword.isidentifier()
-    assert not iskeyword(keyword)
-    assert keyword == "data" or key_of_keyword(keyword) == key
+def test_every_setting_has_a_flag_and_a_keyword_that_set_it() -> None:
+    for key in FIELDS:
+        assert key_of_flag(as_flag(key)) == key, key
+        keyword = as_keyword(key)
+        assert keyword.isidentifier(), key
+        assert not iskeyword(keyword), key
+        assert keyword == "data" or key_of_keyword(keyword) == key, key
 
 
 @pytest.mark.parametrize(
