@@ -51,13 +51,13 @@ MISSING = [
         "Rejected: torchao quantizes linear layers, and GPT-2's are of another class",
         ("gpt2",),
         ("int4",),
-        refused="models.qat_conv1d_layers",
+        refused="quantization_aware.conv1d_layers",
     ),
     Missing(
         "Rejected: torchao quantizes linear layers, and most weights are in experts",
         ("mixtral",),
         ("int4",),
-        refused="models.qat_few_linear_layers",
+        refused="quantization_aware.few_linear_layers",
     ),
     Missing("The model has no vision encoder", tuple(FAMILIES), ("seeing",)),
     Missing(
@@ -70,7 +70,7 @@ MISSING = [
         "Rejected: quantization-aware training is for text models only",
         tuple(SEEING),
         ("int4",),
-        refused="models.qat_text_files_only",
+        refused="quantization_aware.text_models_only",
     ),
     Missing(
         "Rejected: in Temper, Unsloth loads text models only",

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 import temper
-from infrastructure.training.methods.method_table import METHODS
+from infrastructure.config.registries import METHODS
 from tests.conftest import save_tiny_llama
 from tests.training.methods.method_runs import (
     configuration,
@@ -96,7 +96,8 @@ def kills(num_kills: int) -> dict[str, object]:
         model = save_tiny_llama(Path(folder) / "llama")
         teacher = save_tiny_llama(Path(folder) / "teacher")
         return {
-            name: _killed(name, Path(folder) / name, model, teacher, num_kills) for name in METHODS
+            name: _killed(name, Path(folder) / name, model, teacher, num_kills)
+            for name in METHODS.built_in
         }
 
 

@@ -27,10 +27,10 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import EmbeddedModelConfig, ModelConfig
-from infrastructure.config.sections.multimodal_config import MultimodalConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.features.vision_tower.config import MultimodalConfig
 from infrastructure.models.lora import count_parameters
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.model_adapters.multimodal_adapter import MultimodalModelAdapter
@@ -177,7 +177,7 @@ def measure(folder: Path, seed: int, *, rows: int, epochs: int) -> Accuracy:
             epochs,
             folder,
             enabled_extensions=["multimodal"],
-            multimodal=MultimodalConfig(vision_tower=str(folder / "tower"), projector_epochs=2),
+            multimodal=MultimodalConfig(vision_tower=str(folder / "tower")),
             extension_learning_rate=1e-2,
         )
         arms[kind].train()

@@ -32,7 +32,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import EmbeddedModelConfig, ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.models.quantization_aware import prepare
+from infrastructure.features.quantization_aware.rounding import RoundedLayers
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
 SHAPE = EmbeddedModelConfig(
@@ -86,8 +86,8 @@ def losses(kind: str, is_aware: bool, seed: int, steps: int, start: Path) -> tup
     model = ModelConfig(name=str(start), quantization_aware=kind if is_aware else None)
     trainer = trained(model, seed, steps, 1e-3, start.parent)
     loss = trainer.evaluate()["eval_loss"]
-    if not is_aware:
-        prepare(trainer.initialize_model(), kind)  # computes as the rounded model does
+    if not is_aware:  # computes as the rounded model does
+        RoundedLayers(kind).apply(trainer.initialize_model(), None, None, may_grow=False)
     return loss, trainer.evaluate()["eval_loss"]
 
 

@@ -27,7 +27,6 @@ _CHECKPOINTS = ("checkpoint_", "keep_", "deadline")
 _EXTENSIONS = (
     "enabled_extensions",
     "extension_",
-    "train_extensions_only",
     "optimization_frequency",
 )
 _LOOKS = ("validation_", "log_frequency", "early_stopping", "metrics_sinks")

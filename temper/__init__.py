@@ -56,6 +56,7 @@ _PLACES = {
     "Extension": f"{_TRAINING}.extensions.extension_hooks",
     "FolderPlace": "infrastructure.backup.backends.folder",
     "LossOutput": f"{_TRAINING}.model_adapters.base_adapter",
+    "Method": "infrastructure.config.methods",
     "ModelAdapter": f"{_TRAINING}.model_adapters.base_adapter",
     "Observer": f"{_TRAINING}.extensions.extension_hooks",
     "Phase": f"{_TRAINING}.core.state",

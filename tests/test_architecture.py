@@ -66,6 +66,7 @@ BACKUP_LAYERS: list[set[str]] = [
 ]
 CONFIG_LAYERS: list[set[str]] = [
     {"aliases", "measures", "registries", "types"},
+    {"methods"},
     {"elsewhere", "field_help"},
     {"base"},
     {"schema", "sections", "serialize"},

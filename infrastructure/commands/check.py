@@ -9,7 +9,7 @@ from infrastructure.commands.arguments import add_data, add_json
 from infrastructure.commands.parser import CommandParser
 from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.sections.training_config import SFT
+from infrastructure.config.methods import SFT
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
 from infrastructure.core.console import has_colour, show, waiting_beside
 from infrastructure.core.errors import InputError

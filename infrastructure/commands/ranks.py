@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.sections.training_config import SFT
+from infrastructure.config.methods import SFT
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.console import show
 from infrastructure.core.launcher import is_launched

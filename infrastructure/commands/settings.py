@@ -8,6 +8,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.process_wide import take_effect
 from infrastructure.config.sources.flags import flags_given, key_of_flag
 from infrastructure.config.sources.load import load_config
+from infrastructure.core.features import models_of_features
 from infrastructure.monitoring.records.run_list import names_version, run_or_model
 
 
@@ -43,8 +44,8 @@ def resolve_model(name: str, output_dir: Path) -> str:
 
 
 def use_versions(config: DeploymentConfig) -> None:
-    """Replace checkpoints given as model or teacher model by exported models, which needs torch."""
-    if names_version(config.model.name) or names_version(config.training.teacher or ""):
+    """Replace checkpoints that are given as models by exported models, which needs torch."""
+    if any(names_version(config.value(key) or "") for key in ("model.name", *models_of_features())):
         from infrastructure.deployment import version_model
 
         version_model.use_versions(config)

@@ -6,6 +6,7 @@ resolved later, by the code that uses them.
 
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -44,6 +45,7 @@ from infrastructure.config.merging.precedence import (
 )
 from infrastructure.config.merging.presets import OWN_LOOP_ONLY
 from infrastructure.config.merging.sharding import sharding_refusals
+from infrastructure.config.methods import SFT
 from infrastructure.config.schema import schema_of, value_at
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.config.sections.data_config import DataConfig
@@ -55,7 +57,7 @@ from infrastructure.config.sections.resource_config import (
     MonitorConfig,
     ResourcesConfig,
 )
-from infrastructure.config.sections.training_config import SFT, TrainingConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.config.serialize import (
     PATHS,
     absolute_place,
@@ -313,6 +315,11 @@ class DeploymentConfig(FieldsOfFeatures):
     def value(self, key: str) -> Any:
         """Return the value of a canonical key; False for an optional section that is off."""
         return value_at(self, key)
+
+    def assign(self, key: str, value: object) -> None:
+        """Set the value of a canonical key."""
+        section, _, name = key.rpartition(".")
+        setattr(attrgetter(section)(self), name, value)
 
     def source(self, key: str) -> Source:
         """Return the source of the value of a canonical key."""

@@ -1,6 +1,7 @@
 """Names of settings in other tools, with Temper's name for the same setting, or advice."""
 
 from infrastructure.config.aliases import canonical
+from infrastructure.core.features import merged
 from infrastructure.core.messages import Setting, phrase
 
 # name -> Temper's settings, `key` or `key=value`; a name is written with "_", as in a file.
@@ -156,7 +157,6 @@ SAME: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("use_dora", "dora"), ("model.lora_config.use_dora=true",)),
     **dict.fromkeys(("use_rslora", "rslora"), ("model.lora_config.use_rslora=true",)),
-    "qat": ("model.quantization_aware",),
     **dict.fromkeys(("fsdp", "fsdp2", "fully_shard"), ("training.shard=yes",)),
     **dict.fromkeys(("deepspeed", "zero", "zero3"), ("training.shard=yes",)),
     **dict.fromkeys(("gpu", "gpu_id", "gpu_ids", "gpus"), ("cuda_visible_devices",)),
@@ -175,9 +175,9 @@ SAME: dict[str, tuple[str, ...]] = {
     **{name: (f"training.method={name}",) for name in ("dpo", "orpo", "kto", "grpo", "rloo")},
     **dict.fromkeys(("stage", "trainer", "rl"), ("training.method",)),
     **dict.fromkeys(("reward_funcs", "reward_functions"), ("training.rewards",)),
-    **dict.fromkeys(("teacher_model", "teacher_model_name_or_path"), ("training.teacher",)),
     **dict.fromkeys(("dpo_beta", "pref_beta", "kl_coef"), ("training.beta",)),
     **dict.fromkeys(("hourly_rate", "cost_per_hour", "price", "gpu_price"), ("price_per_hour",)),
+    **merged("elsewhere"),
 }
 
 # Other tools' names for values of Temper.

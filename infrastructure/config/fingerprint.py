@@ -13,14 +13,14 @@ from infrastructure.config.field_help import metadata_of
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.schema import schema_of
 from infrastructure.config.types import SameResult
-from infrastructure.core.features import fields_of_features, plugins_of
+from infrastructure.core.features import fields_of_features, models_of_features, plugins_of
 
 SECTIONS_THAT_COUNT = ("model.", "data.", "training.")
 BACKEND = "model.backend"
 # Locations. The same content at another location is the same training.
 PLACES = (
     *("model.name", "data.path", "data.eval_path", "data.chat_template"),
-    *("training.teacher", "training.multimodal.vision_tower"),
+    *models_of_features(),
 )
 
 

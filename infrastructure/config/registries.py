@@ -30,6 +30,13 @@ SCHEDULERS: Registry[Any] = Registry(
 )
 # those of features; models.registry adds the names that `register_model` is given
 REGISTERED_MODELS: set[str] = {*plugins_of("temper.models")}
+# config.methods; `sft` is Temper's own loop
+METHODS: Registry[Any] = Registry(
+    "training method",
+    "temper.methods",
+    ("dpo", "kto", "orpo", "grpo", "rloo", "reward"),
+    decides=True,
+)
 # training.model_adapters
 ADAPTERS: Registry[Any] = Registry(
     "model adapter", "temper.adapters", ("standard", "dialogue", "multimodal"), decides=True
@@ -38,9 +45,7 @@ ADAPTERS: Registry[Any] = Registry(
 LOSSES: Registry[Any] = Registry("loss", "temper.losses", ("cross_entropy",), decides=True)
 METRICS: Registry[Any] = Registry("metric", "temper.metrics")
 # training.extensions.extension_manager
-EXTENSIONS: Registry[Any] = Registry(
-    "extension", "temper.extensions", ("multimodal",), decides=True
-)
+EXTENSIONS: Registry[Any] = Registry("extension", "temper.extensions", decides=True)
 # deployment.export_formats
 EXPORT_FORMATS: Registry[Any] = Registry("export format", "temper.export_formats", ("safetensors",))
 # data.readers.sources

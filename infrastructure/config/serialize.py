@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.config.base import ConfigurationError
-from infrastructure.core.features import features
+from infrastructure.core.features import features, models_of_features
 from infrastructure.core.redact import MASK, redact_mapping, redact_urls
 
 _OF_FEATURES = tuple(key for feature in features() for key in feature.folders)
@@ -20,10 +20,9 @@ PATHS = (
     "data.eval_path",
     "data.chat_template",
     "cache.directory",
-    "training.teacher",
-    "training.multimodal.vision_tower",
     "output_dir",
     "backup.place",
+    *models_of_features(),
     *_OF_FEATURES,
 )
 # A run resumes without it; the user can give it again.

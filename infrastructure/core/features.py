@@ -65,8 +65,14 @@ class Feature:
             `config.merging.contradictions`.
         added_weights: address of a table of facts that contradict weights which an extension adds
             to the model.
+        sharded: address of a table of facts that contradict a model sharded over processes.
         facts: name of a fact in these tables → address of a function that gets the configuration.
         checks: address of a function that yields a message for each setting that cannot be applied.
+        check_files: address of a function that gets a configuration and raises if a file, folder or
+            package that its settings need cannot be used. It does not import torch.
+        model_change: address of a function that gets an object with the sections `model` and
+            `training`, and returns a `models.model_change.ModelChange`, or None.
+        elsewhere: name of a setting in other tools → the settings here, as in `config.elsewhere`.
         advice: address of a function that yields a note for each setting that costs more than it
             seems to. It gets a configuration, and a function that returns whether the user has set
             a key.
@@ -77,6 +83,8 @@ class Feature:
             a `Watcher` of the monitor, an `Observer` of the training, or None.
         report: addresses of functions that return a section of the report for a `RunView`.
         live: addresses of those functions whose sections are also on the live page.
+        models: keys of settings that name another model: a run, a folder or a Hub name. Its weights
+            are compared themselves when a run resumes.
         folders: keys of settings whose values are folders on this machine.
         own_code: address of a function that yields the entry point group and the address of each
             user-defined part in the feature's own settings.
@@ -106,14 +114,19 @@ class Feature:
     additions: Mapping[str, str] = field(default_factory=dict)
     contradictions: str | None = None
     added_weights: str | None = None
+    sharded: str | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     checks: str | None = None
+    check_files: str | None = None
+    model_change: str | None = None
+    elsewhere: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     advice: str | None = None
     objective: str | None = None
     default_plugins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     watchers: tuple[str, ...] = ()
     report: tuple[str, ...] = ()
     live: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     own_code: str | None = None
     run_files: tuple[str, ...] = ()
@@ -204,6 +217,16 @@ def extensions_with(attribute: str, *, value: bool = True) -> set[str]:
     `value`.
     """
     return {name for f in features() if getattr(f, attribute) is value for name in f.extensions}
+
+
+def models_of_features(*, in_base: bool = False) -> tuple[str, ...]:
+    """Return the keys of features' settings that name another model.
+
+    Args:
+        in_base: only those whose weights become weights of the trained model.
+    """
+    from_features = (f for f in features() if f.model_change is not None or not in_base)
+    return tuple(key for feature in from_features for key in feature.models)
 
 
 def run_files_of_features() -> list[str]:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
+from infrastructure.config.methods import method_named
 from infrastructure.config.registries import REGISTERED_MODELS
-from infrastructure.config.sections.training_config import GENERATING
+from infrastructure.core.features import models_of_features
 from infrastructure.core.hub import (
     NotOnHubError,
     cached_file,
@@ -57,8 +58,9 @@ def _find_models_of_runs(config: DeploymentConfig) -> None:
     config.model.name = model_of_run(name, output_dir)
     if Path(name).name not in Path(config.model.name).parts:
         config.note(phrase("data.model_is_run", name=name, path=config.model.name))
-    if config.training.teacher is not None:
-        config.training.teacher = model_of_run(config.training.teacher, output_dir)
+    for key in models_of_features():
+        if (given := config.value(key)) is not None:
+            config.assign(key, model_of_run(given, output_dir))
 
 
 def fit_lengths(config: DeploymentConfig, *, may_fetch: bool) -> None:
@@ -76,9 +78,9 @@ def fit_lengths(config: DeploymentConfig, *, may_fetch: bool) -> None:
 
 
 def _fit_answers(config: DeploymentConfig) -> None:
-    if config.training.method not in GENERATING or not _is_nobodys(
-        config, "training.max_completion_length"
-    ):
+    method = method_named(config.training.method)
+    is_given = not _is_nobodys(config, "training.max_completion_length")
+    if method is None or not method.generates or is_given:
         return
     longest = config.data.max_length
     if longest > config.training.max_completion_length:

@@ -19,7 +19,7 @@ from infrastructure.backup.run_backup import place_options
 from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig as DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
-from infrastructure.config.sections.training_config import SFT
+from infrastructure.config.methods import SFT
 from infrastructure.core.agent import agent_folder
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import read_record, write_record

@@ -12,9 +12,8 @@ import torch
 
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.methods import SFT
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.config.sections.multimodal_config import MULTIMODAL
-from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import write_sums
 from infrastructure.core.console import ShowLine
@@ -60,15 +59,14 @@ from infrastructure.evaluation.plain_reading import (
 from infrastructure.models.added_modules import added_modules, attach_described
 from infrastructure.models.fitting import DTYPES
 from infrastructure.models.lora import merge_lora
+from infrastructure.models.model_change import ModelChange, changes_of
 from infrastructure.models.model_manager import LoadedModel, ModelManager
 from infrastructure.models.progress_bars import without_progress_bars
 from infrastructure.models.quantization import layers_not_in_blocks, quantization_config
-from infrastructure.models.quantization_aware import write_rounded
 from infrastructure.models.saved_model import read_json
 from infrastructure.models.saving import save_model, save_tokenizer, write_model
 from infrastructure.models.saving_check import prepare_saving
 from infrastructure.models.trainable_state import load_trainable_state
-from infrastructure.models.vision_language import template_for_parts
 from infrastructure.run.checkpoint_paths import by_step, step_of, verify
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary
@@ -338,8 +336,8 @@ class Work:
         model: the model on the CPU, merged if the request says so.
         ends: the tokens that end answers.
         notes: notes for the user.
-        rounding: the kind of rounding used in training, or None if the weights are exported
-            unrounded.
+        rounding: the change to the model that rounded its weights in training, or None if the
+            weights are exported as stored.
     """
 
     model: Any
@@ -350,7 +348,7 @@ class Work:
     notes: list[str]
     registered_name: str | None = None
     processor: Any = None
-    rounding: str | None = None
+    rounding: ModelChange | None = None
 
     def write(self, folder: Path) -> None:
         """Write the files of the requested format, and compare them with the trained model.
@@ -369,7 +367,7 @@ class Work:
         """Write the model as a transformers or PEFT folder, rounded if this was requested."""
         if self.rounding is not None:  # the weights with which training computed
             with self.whole_model(folder) as whole:
-                write_rounded(whole, folder, self.rounding, self.tokenizer)
+                self.rounding.write_rounded(whole, folder, self.tokenizer)
         elif self.request.is_small:
             yield self._write_small(folder)
             return
@@ -536,15 +534,15 @@ def export_model(
     """
     refuse_what_is_there(folder)
     check_possible(run, folder, request)
-    rounding = rounding_of(run, request)
+    is_rounded = bool(rounding_of(run, request))
     report(phrase("deployment.export_loading_model"))
     is_merged = request.is_merged and bool(recorded_model(run).get("lora"))
-    trained = _load(run, checkpoint, is_rounded=rounding is not None, is_merged=is_merged)
+    trained = _load(run, checkpoint, is_rounded=is_rounded, is_merged=is_merged)
     model = trained.loaded.model
     seeing = None if trained.processor is None else PictureTokens(trained.processor, run.run_id)
     reference = Reference.of(model, trained.loaded.tokenizer, seeing, trained.end_ids)
     # Weights rounded as in training give the trained model up to the last bits.
-    compare = Comparer(reference, request.least_bits if rounding is None else None, folder)
+    compare = Comparer(reference, None if is_rounded else request.least_bits, folder)
     if hasattr(model, "peft_config") and request.is_merged:
         model = merge_lora(model)
     if request.bits == 16 and not request.format.converts_folder:
@@ -558,7 +556,7 @@ def export_model(
         [*trained.notes],
         trained.registered_name,
         trained.processor,
-        rounding,
+        trained.rounding if is_rounded else None,
     )
     del model
     trained.loaded.model = torch.nn.Module()  # `work` decides when its memory is freed
@@ -614,6 +612,7 @@ class _Trained:
     processor: Any = None
     notes: tuple[str, ...] = ()
     end_ids: Sequence[int] = ()
+    rounding: ModelChange | None = None
 
 
 def export_checkpoint(run: RunDirectory, checkpoint: Path | None, folder: Path) -> JsonObject:
@@ -690,9 +689,9 @@ def _load(
         end_ids = answer_end_ids(loaded.tokenizer)
     prepare_saving(loaded.model, end_ids)
     if manager.processor is not None and loaded.tokenizer is not None:
-        if manager.vision is not None:  # the vision encoder was added to a text model
-            loaded.tokenizer.chat_template = template_for_parts(
-                loaded.tokenizer.chat_template, manager.processor.image_token
+        for change in manager.changes:
+            loaded.tokenizer.chat_template = change.template(
+                loaded.tokenizer.chat_template, manager.processor
             )
         manager.processor.chat_template = loaded.tokenizer.chat_template
     registered = loaded.description.get("registered_name")
@@ -711,9 +710,13 @@ def _load(
         if is_lora and not base_is_recorded(run)
         else []
     )
-    if (rounding := config.model.quantization_aware) is not None and not is_rounded:
-        notes.append(phrase("deployment.exported_without_rounding", kind=rounding))
-    return _Trained(loaded, step, checkpoint, name, manager.processor, tuple(notes), end_ids)
+    changes = changes_of(config.model, config.training)
+    rounding = next((change for change in changes if change.rounding is not None), None)
+    if rounding is not None and rounding.rounding is not None and not is_rounded:
+        notes.append(phrase("deployment.exported_without_rounding", **rounding.rounding._asdict()))
+    return _Trained(
+        loaded, step, checkpoint, name, manager.processor, tuple(notes), end_ids, rounding
+    )
 
 
 def final_step(run: RunDirectory) -> int | None:
@@ -777,13 +780,11 @@ def _manager_of(
 ) -> ModelManager:
     """Return a manager that loads the run's initial model on the CPU."""
     revision = commit_of_base(run, config) or config.model.revision
-    rounding = config.model.quantization_aware
     plain = config.model.copy_with(
         attention="auto",
         backend="auto",
         quantization=config.model.quantization if is_merged else None,
         dtype=_short_dtype(run) if is_merged and config.model.quantization else config.model.dtype,
-        quantization_aware=rounding if is_rounded else None,
         revision=revision,
     )
     manager = ModelManager(
@@ -791,12 +792,14 @@ def _manager_of(
         device=torch.device("cpu"),
         seed=config.training.seed,
         tokenizer_directory=run.tokenizer if run.tokenizer.is_dir() else None,
-        needs_mask_token=config.training.hides_tokens,
     )
+    manager.changes = [
+        change
+        for change in changes_of(config.model, config.training)
+        if is_rounded or change.rounding is None
+    ]
     manager.dequantizes = is_merged
     manager.sees = bool(recorded_model(run).get("sees"))
-    if config.training.enables(MULTIMODAL):
-        manager.vision = config.training.multimodal
     return manager
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.registries import EXPORT_FORMATS
 from infrastructure.core.errors import InputError, StorageError
+from infrastructure.core.json_text import JsonObject, as_object
 from infrastructure.core.lookup import look_up
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import refuse_missing
@@ -132,7 +133,6 @@ class Part(StrEnum):
 
 
 EXPORT_FILE = "export.json"  # the facts of an export, in its folder
-BITS_OF_ROUNDING = 4  # of int4 and int8_int4
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,8 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> N
     if model.get("sees") and is_other:
         raise InputError("deployment.export_vision_model", run_id=run.run_id)
     if request.is_small:
-        package = "bitsandbytes" if rounding_of(run, request) is None else "torchao"
+        rounding = rounding_of(run, request)
+        package = str(rounding["package"]) if rounding else "bitsandbytes"
         refuse_missing(package, phrase("deployment.model_of_bits", bits=request.bits))
     request.format.check(model, request.bits)
     needed = needed_bytes(model, request)
@@ -256,14 +257,13 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> N
         )
 
 
-def rounding_of(run: RunDirectory, request: ExportRequest) -> str | None:
-    """Return the kind of rounding used in training, if the exported weights are rounded in this
-    way.
+def rounding_of(run: RunDirectory, request: ExportRequest) -> JsonObject:
+    """Return the rounding used in training, if the exported weights are rounded in this way.
 
-    Return None if the weights are exported without rounding, or rounded by another library.
+    Return {} if the weights are exported without rounding, or rounded by another library.
     """
-    is_rounded = request.is_small and request.bits == BITS_OF_ROUNDING
-    return run.read_configuration().model.quantization_aware if is_rounded else None
+    rounding = as_object(recorded_model(run).get("rounding") or {})
+    return rounding if request.is_small and request.bits == rounding.get("bits") else {}
 
 
 def refuse_scores(run: RunDirectory, config: DeploymentConfig) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from infrastructure.backup.run_backup import place_options
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.sections.training_config import SFT
+from infrastructure.config.methods import SFT
 from infrastructure.core.checksums import write_record
 from infrastructure.core.console import Report, details
 from infrastructure.core.error_place import caller_place
@@ -46,7 +46,6 @@ from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.loop.loop import TrainingLoop
-from infrastructure.training.methods.method_table import RowKind
 from infrastructure.training.methods.step_probe import (
     ProbedCosts,
     StepProbe,
@@ -614,7 +613,7 @@ def measured(training: TrlTraining, trainer: Any, folder: Path) -> Forecast:
     """
     config, done, total = training.config, trainer.state.global_step, trainer.state.max_steps
     left = total - done
-    writes = training.installed.method.rows is RowKind.PROMPTS
+    writes = training.installed.method.generates
     limit_bytes = MemoryBudget.of(config).limit_bytes(training.device)
     others = OtherPrograms()
     costs = StepProbe(trainer, writes, limit_bytes).costs(left)

@@ -17,23 +17,20 @@ from infrastructure.backup.run_backup import (
 from infrastructure.config.auto import attention_for, is_lora_folder
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
+from infrastructure.config.methods import SFT
 from infrastructure.config.process_wide import no_such_gpu, wants_gpus_by_number
 from infrastructure.config.registries import ADAPTERS, REGISTERED_MODELS
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.config.sections.multimodal_config import MULTIMODAL
-from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.errors import InputError
+from infrastructure.core.features import all_of
 from infrastructure.core.files import recover_directory
 from infrastructure.core.gpu_presence import has_no_gpu
 from infrastructure.core.messages import Setting, phrase
-from infrastructure.core.optional import refuse_missing as refuse_missing_package
 from infrastructure.data.defaults import num_positions
 from infrastructure.data.preparation.plan import (
-    first_rows,
     look_at_pictures,
     look_at_rows,
-    no_pictures,
     pictures_in,
     read_chat_template,
 )
@@ -52,10 +49,8 @@ from infrastructure.models.model_path import (
     refuse_missing_on_hub,
 )
 from infrastructure.models.refusals import (
-    GROUP_SIZE,
     refuse_flash_attention,
     refuse_longer_examples,
-    refuse_odd_width_of_embedded,
     refuse_quantized_base,
     refuse_quantized_weights_that_train,
     refuse_without_effect,
@@ -66,10 +61,8 @@ from infrastructure.models.saved_model import (
     is_quantized,
     is_there,
     look_into,
-    refuse_odd_rows,
     refuse_unknown_layers,
 )
-from infrastructure.models.tower_folder import check_tower
 from infrastructure.monitoring.records.run_list import (
     FINAL,
     RUN_FILE,
@@ -209,15 +202,10 @@ def check_paths(config: DeploymentConfig) -> None:
     sources = _files_here(config.data)
     check_method(config)
     check_device(config)
-    if config.training.enables(MULTIMODAL):
-        # Otherwise another check reports it.
-        if config.training.multimodal.vision_tower is not None:
-            check_tower(config.training.multimodal.vision_tower)
-        if sources and not pictures_in(config.data):
-            first_rows(config.data)  # problems of the rows themselves come first
-            raise InputError(no_pictures(str(config.data.path)))
     if config.model.adapter in PLAIN_ADAPTERS:
         _check_settings(config, path)
+    for check in all_of("check_files"):
+        check(config)
     if config.training.method == SFT:  # other methods have checked their own rows
         _check_rows(sources, config)
 
@@ -277,8 +265,6 @@ def _check_settings(config: DeploymentConfig, path: Path) -> None:
         check_folder(path)
         if model.lora_config is not None and model.lora_config.target_modules != "all-linear":
             refuse_unknown_layers(path, model.lora_config.target_modules)
-    if model.quantization_aware is not None:
-        _check_rounding(model, path)
     if model.name == EMBEDDED and model.quantization is not None:
         refuse_without_effect("quantization", model.name, phrase("models.no_trained_weights"))
     if model.name not in REGISTERED_MODELS:
@@ -290,16 +276,6 @@ def _check_settings(config: DeploymentConfig, path: Path) -> None:
     positions = num_positions(config, may_fetch=True)
     if positions is not None:
         refuse_longer_examples(config.data.max_length, positions, model.name)
-
-
-def _check_rounding(model: ModelConfig, path: Path) -> None:
-    """Raise an error for quantization-aware training of a model that torchao cannot round."""
-    refuse_missing_package("torchao", "model.quantization_aware")
-    if model.name == EMBEDDED:
-        refuse_odd_width_of_embedded(model.embedded)
-    elif path.is_dir():
-        is_run = not (path / "config.json").is_file()
-        refuse_odd_rows(path / FINAL if is_run else path, GROUP_SIZE)
 
 
 def _files_here(data: DataConfig, what: str = "training data") -> list[list[DataFile]]:

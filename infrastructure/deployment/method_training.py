@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.sections.training_config import BY_REWARD
+from infrastructure.config.registries import METHODS
 from infrastructure.core.console import Report
 from infrastructure.core.errors import CopyNotConfirmedError
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
@@ -254,7 +254,7 @@ class _Measured(Observer):
         if state is None or not self.is_finished:
             return {}
         # With rewards, the loss does not show what is learned.
-        has_loss = training.method not in BY_REWARD
+        has_loss = not METHODS.get(training.method).has_rewards
         both = (self.before, self.after) if has_loss else ({}, {})
         advice = advice_at_end(
             self.run,

@@ -6,7 +6,7 @@ This module does not load torch.
 from pathlib import Path
 from typing import Any
 
-from infrastructure.config.sections.training_config import SFT
+from infrastructure.config.methods import SFT
 from infrastructure.models.saved_model import (
     ModelSource,
     SourceKind,

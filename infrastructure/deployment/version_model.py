@@ -6,6 +6,7 @@ from pathlib import Path
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import damaged_files
 from infrastructure.core.errors import DamagedFileError
+from infrastructure.core.features import models_of_features
 from infrastructure.deployment.export import export_checkpoint, final_step
 from infrastructure.monitoring.records.run_list import (
     NoSuchRunError,
@@ -43,12 +44,10 @@ def named_model(name: str, output_dir: Path) -> str:
 
 
 def use_versions(config: DeploymentConfig) -> None:
-    """Replace checkpoints that are given as model or teacher model by their exported models."""
-    output_dir, training = Path(config.output_dir), config.training
-    if names_version(config.model.name):
-        config.model.name = named_model(config.model.name, output_dir)
-    if training.teacher is not None and names_version(training.teacher):
-        training.teacher = named_model(training.teacher, output_dir)
+    """Replace checkpoints that are given as models by their exported models."""
+    for key in ("model.name", *models_of_features()):
+        if names_version(config.value(key) or ""):
+            config.assign(key, named_model(config.value(key), Path(config.output_dir)))
 
 
 def _written(run: RunDirectory, checkpoint: Path) -> Path:

@@ -20,7 +20,7 @@ UNUSED = {
 }
 # Settings below `training.` that only affect how a model learns, is saved or is monitored.
 OF_LEARNING = (
-    *("method", "rewards", "teacher", "beta", "num_generations", "max_completion_length"),
+    *("method", "rewards", "beta", "num_generations", "max_completion_length"),
     *("temperature", "method_settings", "num_epochs", "max_steps", "gradient_accumulation"),
     *("learning_rate", "weight_decay", "warmup_steps", "scheduler_type", "max_grad_norm"),
     *("optimizer", "gradient_checkpointing"),
@@ -28,7 +28,7 @@ OF_LEARNING = (
     *("keep_checkpoints", "checkpoint_seconds", "keep_best", "best_metric", "best_metric_mode"),
     *("deadline", "validation_interval"),
     *("validation_frequency", "log_frequency", "early_stopping_patience"),
-    *("layerwise_lr_decay", "extension_learning_rate", "train_extensions_only"),
+    *("layerwise_lr_decay", "extension_learning_rate"),
     *(
         name
         for kind in fields_for("training")

@@ -60,16 +60,11 @@ class AddedModule(torch.nn.Module, ABC):
 
 
 class AddedModules(torch.nn.ModuleDict):
-    """All modules that extensions have added to a model, by kind.
-
-    Attributes:
-        train_alone: True if the model's own weights are frozen.
-    """
+    """All modules that extensions have added to a model, by kind."""
 
     def __init__(self) -> None:
         super().__init__()
         self.handles: dict[str, Sequence[RemovableHandle]] = {}
-        self.train_alone = False
 
 
 KINDS: dict[str, type[AddedModule]] = {}
@@ -130,27 +125,6 @@ def is_added(name: str) -> bool:
     return f".{ATTRIBUTE}." in f".{name}"
 
 
-def train_added_alone(model: torch.nn.Module) -> None:
-    """Freeze the model's own weights, so that only added modules train.
-
-    Raises:
-        ValueError: the model has no added modules.
-    """
-    modules: AddedModules | None = getattr(inner_model(model), ATTRIBUTE, None)
-    if modules is None:
-        raise InputError("models.no_extension_weights")
-    for name, parameter in model.named_parameters():
-        if not is_added(name):
-            parameter.requires_grad_(False)
-    modules.train_alone = True
-
-
-def added_train_alone(model: torch.nn.Module) -> bool:
-    """Return whether only added modules are trained, but not the model's own weights."""
-    modules = getattr(inner_model(model), ATTRIBUTE, None)
-    return modules is not None and modules.train_alone
-
-
 def facts_of_added(model: torch.nn.Module) -> JsonObject:
     """Return the descriptions of all added modules by kind, as JSON values."""
     return {kind: module.facts for kind, module in added_modules(model).items()}
@@ -190,8 +164,6 @@ def attach_described(model: torch.nn.Module, described: JsonObject) -> None:
     for kind, facts in extensions.items():
         if kind not in added_modules(model):
             attach(model, _kind_of(kind, "the run").build(model, cast(JsonObject, facts)))
-    if described.get("extensions_train_alone"):
-        train_added_alone(model)
 
 
 def load_added(model: torch.nn.Module, folder: Path) -> None:

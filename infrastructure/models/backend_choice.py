@@ -11,12 +11,14 @@ import importlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import torch
 
 from infrastructure.config.auto import attention_for, trains_from_scratch
-from infrastructure.config.sections.model_config import ModelConfig, variants_of
+from infrastructure.config.merging.contradictions import contradicting
+from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.error_place import named
 from infrastructure.core.errors import MissingPackageError
@@ -102,10 +104,9 @@ def _not_supported(
         return phrase("models.unsloth_own_checkpointing")
     if attention_for(model_config, training) not in ("auto", "sdpa"):
         return phrase("models.unsloth_own_attention")
-    if model_config.lora_config is not None and any(variants_of(model_config.lora_config).values()):
-        return phrase("models.unsloth_lora_variant")
-    if model_config.quantization_aware is not None:
-        return phrase("models.unsloth_no_qat")
+    sections = SimpleNamespace(model=model_config, training=training)
+    if setting := next(contradicting("model.backend=unsloth", sections), None):
+        return phrase("models.unsloth_no_setting", setting=setting)
     source = find_source(model_config.name)
     if source.kind not in (SourceKind.HUB, SourceKind.FOLDER, SourceKind.LORA_FOLDER):
         return phrase("models.registered_model", name=model_config.name)

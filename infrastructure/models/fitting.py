@@ -11,7 +11,6 @@ from infrastructure.core.json_text import JsonObject, JsonValue
 from infrastructure.core.messages import phrase
 from infrastructure.models.added_modules import (
     added_modules,
-    added_train_alone,
     facts_of_added,
 )
 from infrastructure.models.lora import (
@@ -129,7 +128,6 @@ def describe_added(model: torch.nn.Module) -> JsonObject:
     counts = count_parameters(model)
     return {
         "extensions": facts_of_added(model),
-        "extensions_train_alone": added_train_alone(model),
         "num_parameters": counts.total,
         "num_trainable": counts.trainable,
     }

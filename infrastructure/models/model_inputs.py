@@ -177,7 +177,7 @@ def bidirectional_mask(model: torch.nn.Module, is_real: torch.Tensor) -> torch.T
     """Return a mask with which every token of a padded row attends to all tokens of its row.
 
     transformers uses a four-dimensional mask as it is, instead of its own causal one.
-    `bidirectional.py` checks whether a model really follows this mask.
+    An objective checks whether a model really follows this mask (`Objective.check_model`).
 
     Args:
         is_real: 1 for tokens and 0 for padding, (B, L). Each row has a token.

@@ -4,7 +4,7 @@ It decides where the model comes from, which library loads it, in which dtype, a
 train. The other modules of this package do the work. Loading does not change torch's random state.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.config.sections.multimodal_config import MultimodalConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import JsonObject
-from infrastructure.core.messages import Setting, phrase
-from infrastructure.models import quantization_aware
+from infrastructure.core.messages import phrase
 from infrastructure.models.added_modules import added_modules, load_added
 from infrastructure.models.embedded import build_embedded_model
 from infrastructure.models.fitting import (
@@ -31,19 +29,14 @@ from infrastructure.models.fitting import (
     describe,
 )
 from infrastructure.models.lora import apply_lora, expert_parameters, peft_arguments
-from infrastructure.models.mask_token import (
-    ensure_mask_row,
-    ensure_mask_token,
-    mask_token_note,
-)
+from infrastructure.models.model_change import ModelChange
 from infrastructure.models.model_inputs import (
-    PROJECTOR,
     inner_model,
     language_model,
     language_part,
     vision_tower,
 )
-from infrastructure.models.processor import has_processor, load_processor
+from infrastructure.models.processor import load_processor
 from infrastructure.models.quantization import note_on_experts
 from infrastructure.models.refusals import (
     refuse_pictures_by_unsloth,
@@ -58,6 +51,7 @@ from infrastructure.models.saved_model import (
     ModelSource,
     SourceKind,
     check_sums,
+    has_processor,
     weight_files,
     weights_sha256,
 )
@@ -73,7 +67,6 @@ from infrastructure.models.transformers_backend import (
     base_of_lora,
     choose_attention,
     ensure_special_tokens,
-    load_any_config,
     load_causal_lm,
     load_config,
     load_lora,
@@ -85,15 +78,6 @@ from infrastructure.models.unsloth_backend import (
     check_unsloth_lora,
     load_unsloth,
     prepare_backend,
-)
-from infrastructure.models.vision_language import (
-    VisionTower,
-    check_text_only,
-    find_tower,
-    make_processor,
-    put_together,
-    tower_facts,
-    tower_source,
 )
 from infrastructure.models.weights_on_disk import few_blocks, layers_on_disk, weight_bytes
 from infrastructure.optimization.checkpointing import checkpoint_gradients
@@ -161,14 +145,13 @@ class ModelManager:
         tokenizer_texts: returns texts for training the embedded model's tokenizer.
         tokenizer_directory: the saved tokenizer of a resumed run, which the embedded model uses
             instead of training one.
-        needs_mask_token: the run hides tokens, so a mask token is added if there is none.
 
     Attributes:
         sees: the model is a vision-language model. Set before loading.
         dequantizes: see `LoadOptions`. Set before loading.
         on_disk: the weights stay on disk, see `weights_on_disk`. Set before loading.
         known_tokenizer: file of a tokenizer already trained on `tokenizer_texts`, or None.
-        vision: the vision encoder to add to a text model, or None.
+        changes: what features change about the model. Set before loading.
         processor: the processor of a vision-language model, loaded with its tokenizer.
     """
 
@@ -184,7 +167,6 @@ class ModelManager:
         memory_efficient_attention: bool | None = None,
         tokenizer_texts: TokenizerTexts | None = None,
         tokenizer_directory: Path | None = None,
-        needs_mask_token: bool = False,
     ) -> None:
         self.config = model_config
         self.device = torch.device(device)
@@ -197,13 +179,11 @@ class ModelManager:
         )
         self.tokenizer_texts = tokenizer_texts
         self.tokenizer_directory = tokenizer_directory
-        self.needs_mask_token = needs_mask_token
         self.sees = False
         self.dequantizes = False
         self.on_disk = False
         self.known_tokenizer: Path | None = None
-        self.vision: MultimodalConfig | None = None
-        self._tower: VisionTower | None = None
+        self.changes: Sequence[ModelChange] = ()
         self.processor: Any = None
         self._notes: list[str] = []
 
@@ -229,8 +209,6 @@ class ModelManager:
         if tokenizer is not None:
             embeddings = language_model(model).get_input_embeddings()
             check_vocabulary(embeddings.weight.shape[0], tokenizer, self.config.name)
-        if self.config.quantization_aware is not None:
-            quantization_aware.prepare(model, self.config.quantization_aware)
         self._attach_saved(source, model)
         write_without_router_logits(model)
         self._notes += make_writable(inner_model(model))
@@ -270,7 +248,7 @@ class ModelManager:
         source, lora = find_source(self.config.name), self.config.lora_config
         needs_weights = lora is not None and lora.use_dora
         is_read = source.kind in (SourceKind.FOLDER, SourceKind.HUB, SourceKind.LORA_FOLDER)
-        if not is_read or needs_weights or self.needs_mask_token or self.sees:
+        if not is_read or needs_weights or self.changes or self.sees:
             return None
         if extensions_folder(source) is not None:
             return None
@@ -309,8 +287,8 @@ class ModelManager:
         is_trained = source.kind not in (*WITHOUT_TEXT, SourceKind.EMBEDDED)
         is_text = source.kind not in WITHOUT_TEXT
         is_seeing = self.sees and is_trained
-        if self.vision is not None:
-            self._check_vision(source)
+        for change in self.changes:
+            change.check_source(source, config.name)
         refusals = {
             "adapter": (self.sees, is_trained, phrase("models.reads_no_images")),
             "train_vision": (
@@ -338,80 +316,39 @@ class ModelManager:
                 source.kind is SourceKind.HUB,
                 phrase("models.not_a_hub_model"),
             ),
-            "quantization_aware": (
-                config.quantization_aware,
-                is_text,
-                phrase("models.not_a_language_model"),
-            ),
             "lora_config": (config.lora_config, is_text, phrase("models.not_a_language_model")),
             "dtype": (config.dtype != "auto", is_text, phrase("models.not_a_language_model")),
             "attention": (self.attention, is_text, phrase("models.not_a_language_model")),
         }
         if self.sees and config.backend == "unsloth":
             refuse_pictures_by_unsloth()
-        if self.needs_mask_token and not is_text:
-            raise InputError("models.masked_diffusion_needs_text", name=config.name)
         for key, (is_set, has_effect, reason) in refusals.items():
             if is_set and not has_effect:
                 refuse_without_effect(key, config.name, reason)
-        if extensions_folder(source) is not None:
-            self._refuse_extensions()
-        self._check_lora(source)
-
-    def _check_vision(self, source: ModelSource) -> None:
-        """Raise if the model cannot get a vision encoder, without reading weights."""
-        assert self.vision is not None
-        if source.kind not in (SourceKind.FOLDER, SourceKind.HUB):
-            is_lora = source.kind is SourceKind.LORA_FOLDER
-            reason = phrase("models.is_unmerged_lora") if is_lora else "is not one"
+        if config.backend == "unsloth" and extensions_folder(source) is not None:
             raise InputError(
-                "models.vision_needs_text_model",
-                name=self.config.name,
-                reason=reason,
+                "models.unsloth_with_extension_weights",
+                config=config.name,
+                extensions_manifest=EXTENSIONS_MANIFEST,
             )
-        tower_source(self.vision)
+        self._check_lora(source)
 
     def _check_lora(self, source: ModelSource) -> None:
         config = self.config
         trains_lora = config.lora_config is not None or source.kind is SourceKind.LORA_FOLDER
         refuse_quantized_weights_that_train(config, trains_lora=trains_lora)
 
-    def _refuse_extensions(self) -> None:
-        """Raise if a setting does not work with a saved model that has added modules.
-
-        Such a model must be loaded by transformers, as it was saved.
-        """
-        config = self.config
-        for key, is_set, why in (
-            (
-                Setting("model.backend", "unsloth"),
-                config.backend == "unsloth",
-                phrase("models.patches_extended_layers"),
-            ),
-            (
-                Setting("model.quantization_aware"),
-                config.quantization_aware,
-                phrase("models.saves_second_quantized_model"),
-            ),
-        ):
-            if is_set:
-                raise InputError(
-                    "models.setting_with_extension_weights",
-                    key=key,
-                    why=why,
-                    config=config.name,
-                    extensions_manifest=EXTENSIONS_MANIFEST,
-                )
-
     def _build_embedded(self, source: ModelSource) -> ModelAndTokenizer:
         tokenizer = self._embedded_tokenizer()
-        if self.needs_mask_token:
-            ensure_mask_token(tokenizer)  # the model is built with it
+        for change in self.changes:
+            change.before_building(tokenizer)
         model = build_embedded_model(self.config.embedded, tokenizer, self.seed)
         check_length(language_model(model).config, self.max_length, self.config.name)
         if self.attention is not None:
             language_model(model).set_attn_implementation(self.attention)
-        model = model.to(device=self.device, dtype=self._options(trains_all=self._is_full).dtype)
+        options = self._options(trains_all=self._is_full)
+        model = model.to(device=self.device, dtype=options.dtype)
+        model = self._changed(model, tokenizer, options, may_grow=True)
         return self._with_lora(model), tokenizer
 
     def _embedded_tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -443,27 +380,25 @@ class ModelManager:
     def _load_from(
         self, source: ModelSource, base: ModelSource, options: LoadOptions
     ) -> ModelAndTokenizer:
-        if self.vision is not None:
-            check_text_only(load_any_config(base, options), self.config.name)
+        for change in self.changes:
+            change.check_base(base, options, self.config.name)
         values = load_config(base, options)
         check_length(values, self.max_length, self.config.name)
-        if self.vision is None:
+        if not self._makes_processor:
             self._check_layers(values, options, trains_on=source != base)
         if self.config.backend == "unsloth":
             return self._load_by_unsloth(source, options)
         tokenizer = self._tokenizer_of(source, base, options)
         size = getattr(values.get_text_config(), "vocab_size", None)
-        if self.vision is None and isinstance(size, int):
+        if not self._makes_processor and isinstance(size, int):
             check_vocabulary(size, tokenizer, self.config.name)
         load = partial(layers_on_disk, config=values) if self.on_disk else load_causal_lm
         model = load(base, options=options)
         if options.quantization is not None and (names := expert_parameters(model)):
             experts = [model.get_parameter(name) for name in names]
             self._notes.append(note_on_experts(experts, options.quantization))
-        self._ensure_mask(model, tokenizer, may_grow=self._is_full and source == base)
-        if self._tower is not None:
-            torch.manual_seed(self.seed)
-            model = put_together(model, self._tower, self.processor, options)
+        may_grow = self._is_full and source == base
+        model = self._changed(model, tokenizer, options, may_grow=may_grow)
         if source.kind is not SourceKind.LORA_FOLDER:
             return self._with_lora(model), tokenizer
         if self.gradient_checkpointing:
@@ -483,11 +418,11 @@ class ModelManager:
             trains_on: the model is an existing LoRA that is trained further.
         """
         lora = None if trains_on else self.config.lora_config
-        if lora is None and self.config.quantization_aware is None:
+        if lora is None and not self.changes:
             return
         layers = without_weights(values, options)
-        if self.config.quantization_aware is not None:
-            quantization_aware.check(layers)
+        for change in self.changes:
+            change.check_layers(layers)
         if lora is not None and self.config.backend == "unsloth":
             check_unsloth_lora(layers, lora)
         elif lora is not None:
@@ -511,10 +446,10 @@ class ModelManager:
     def _tokenizer_of(
         self, source: ModelSource, base: ModelSource, options: LoadOptions
     ) -> "PreTrainedTokenizerBase":
-        if self.vision is not None:
-            check_text_only(load_any_config(base, options), self.config.name)
-            self._tower = find_tower(self.vision, options)
-            self.processor = make_processor(load_tokenizer(base, options), self._tower)
+        if self._makes_processor:
+            (change,) = (change for change in self.changes if change.makes_processor)
+            change.check_base(base, options, self.config.name)
+            self.processor = change.processor(base, options)
             tokenizer: PreTrainedTokenizerBase = self.processor.tokenizer
         elif self.sees:
             own = source.kind is not SourceKind.HUB and has_processor(source.folder)
@@ -535,7 +470,8 @@ class ModelManager:
             gradient_checkpointing=self.gradient_checkpointing,
         )
         ensure_special_tokens(tokenizer, self.config.name)
-        self._ensure_mask(model, tokenizer, may_grow=self._is_full and not is_lora)
+        may_grow = self._is_full and not is_lora
+        model = self._changed(model, tokenizer, options, may_grow=may_grow)
         if is_lora:
             check_same_lora(model, self.config.lora_config, source.location)
         elif self.config.lora_config is not None:
@@ -547,15 +483,25 @@ class ModelManager:
             )
         return model, tokenizer
 
-    def _ensure_mask(
-        self, model: torch.nn.Module, tokenizer: "PreTrainedTokenizerBase", *, may_grow: bool
-    ) -> None:
-        if not self.needs_mask_token:
-            return
-        was_added = ensure_mask_token(tokenizer)
-        grew = ensure_mask_row(model, tokenizer, self.config.name, may_grow=may_grow)
-        if was_added:
-            self._notes.append(mask_token_note(tokenizer, grew))
+    def _changed(
+        self,
+        model: torch.nn.Module,
+        tokenizer: "PreTrainedTokenizerBase",
+        options: LoadOptions,
+        *,
+        may_grow: bool,
+    ) -> torch.nn.Module:
+        """Return the model with the changes of features.
+
+        Args:
+            may_grow: whether the vocabulary may grow. False if its weights do not train and are not
+                saved.
+        """
+        for change in self.changes:
+            torch.manual_seed(self.seed)
+            model = change.apply(model, tokenizer, options, may_grow=may_grow)
+            self._notes += change.notes
+        return model
 
     def _with_lora(self, model: torch.nn.Module) -> torch.nn.Module:
         if self.gradient_checkpointing:
@@ -565,8 +511,12 @@ class ModelManager:
                 self._freeze_vision(model)
             return model
         torch.manual_seed(self.seed)
-        in_full = [PROJECTOR] if self._tower is not None else []
+        in_full = [name for change in self.changes for name in change.trains_in_full]
         return apply_lora(model, self.config.lora_config, self._lora_within(model), in_full)
+
+    @property
+    def _makes_processor(self) -> bool:
+        return any(change.makes_processor for change in self.changes)
 
     @property
     def _is_full(self) -> bool:
@@ -580,7 +530,7 @@ class ModelManager:
             quantization=self.config.quantization,
             trust_remote_code=self.config.trust_remote_code,
             revision=self.config.revision,
-            sees=self.sees and self.vision is None,
+            sees=self.sees and not self._makes_processor,
             dequantizes=self.dequantizes,
         )
 
@@ -591,8 +541,8 @@ class ModelManager:
         identity = weights_begun_with(source, model, hashed)
         if source.kind in WITHOUT_TEXT:
             identity["registered_name"] = registered_name(self.config.name)
-        if self._tower is not None:
-            identity["vision_tower"] = tower_facts(self._tower)
+        for change in self.changes:
+            identity |= change.facts()
         return identity
 
 
@@ -645,9 +595,7 @@ def load_saved(
     Raises:
         ValueError: the directory does not contain a complete model.
     """
-    config = (model_config or ModelConfig()).copy_with(
-        name=str(directory), lora_config=None, quantization_aware=None
-    )
+    config = (model_config or ModelConfig()).copy_with(name=str(directory), lora_config=None)
     loaded = ModelManager(config, device=device, seed=0).load()
     loaded.model.requires_grad_(False).eval()
     return loaded

@@ -8,9 +8,8 @@ from typing import Any
 
 from infrastructure.core.errors import InputError, MissingPackageError
 from infrastructure.core.optional import is_installed, require
-from infrastructure.models.saved_model import check_tokenizer, read_json
+from infrastructure.models.saved_model import check_tokenizer, has_processor, read_json
 from infrastructure.models.source import ModelSource, SourceKind
-from infrastructure.models.tower_folder import has_processor
 from infrastructure.models.transformers_backend import (
     LoadOptions,
     base_of_lora,

@@ -3,12 +3,10 @@
 The code that loads the model repeats the checks.
 """
 
-from infrastructure.config.sections.model_config import EmbeddedModelConfig, ModelConfig
+from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import Setting
 from infrastructure.core.optional import is_installed
-
-GROUP_SIZE = 32  # weights of a row that share a scale when training rounds them (torchao)
 
 
 def refuse_quantized_weights_that_train(config: ModelConfig, *, trains_lora: bool) -> None:
@@ -49,18 +47,3 @@ def refuse_longer_examples(max_length: int, num_positions: int, name: str) -> No
             num_positions=num_positions,
             name=name,
         )
-
-
-def refuse_odd_width_of_embedded(config: EmbeddedModelConfig) -> None:
-    """Raise ValueError if the embedded model's sizes do not fit quantization-aware training."""
-    for name in ("hidden_size", "intermediate_size"):
-        width = getattr(config, name)
-        if width % GROUP_SIZE:
-            wider = (width // GROUP_SIZE + 1) * GROUP_SIZE
-            raise InputError(
-                "models.qat_embedded_width",
-                group_size=GROUP_SIZE,
-                setting=Setting(f"model.embedded.{name}"),
-                width=width,
-                wider=wider,
-            )

@@ -4,7 +4,6 @@ This reads only names and headers of weights, and does not import torch.
 """
 
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,9 +15,9 @@ from infrastructure.core.checksums import SUMS, damaged_files
 from infrastructure.core.errors import DamagedFileError, InputError
 from infrastructure.core.files import file_sha256, recover_directory
 from infrastructure.core.json_text import JsonObject, parse_json
-from infrastructure.core.messages import Setting, phrase
+from infrastructure.core.messages import phrase
 from infrastructure.models.model_path import GGUF_SUFFIX, refuse_file
-from infrastructure.monitoring.records.run_list import FINAL, ROUNDED
+from infrastructure.monitoring.records.run_list import FINAL
 
 REGISTERED_MANIFEST = "temper_model.json"
 EXTENSIONS_MANIFEST = "extensions.json"  # weights attached by extensions; see added_modules
@@ -32,8 +31,8 @@ TOKENIZER_FILES = (
 )
 HEADS = ("lm_head", "embed_out", "output_layer", "output")  # may be tied to the embedding
 NO_LAYERS = ("wte", "wpe")  # names of GPT-2's embeddings
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 NOT_ROUNDED = (*HEADS, *NO_LAYERS)
-CONV1D_MODELS = ("gpt2", "openai-gpt")  # their layers are not torch.nn.Linear
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -193,7 +192,7 @@ def refuse_unknown_layers(folder: Path, names: Sequence[str]) -> None:
     """
     if not (folder / "config.json").is_file():
         return
-    shapes = _shapes(folder)
+    shapes = shapes_of(folder)
     parts = {part for name in shapes for part in name.split(".")}
     if any("expert" in part for part in parts):
         return
@@ -219,38 +218,7 @@ def is_quantized(folder: Path) -> bool:
     return isinstance(how, dict) and bool(how.get("load_in_4bit") or how.get("load_in_8bit"))
 
 
-def refuse_odd_rows(folder: Path, group: int) -> None:
-    """Raise if a saved model's layers certainly do not support quantization-aware training.
-
-    Args:
-        folder: the output of `save_pretrained`. Any other folder is accepted.
-        group: number of weights in a row that share a scale.
-
-    Raises:
-        ValueError: a layer does not support it; the message names the layer or the kind of model.
-    """
-    if not (folder / "config.json").is_file():
-        return
-    key, config = Setting("model.quantization_aware"), read_json(folder / "config.json")
-    if "vision_config" in config:
-        raise InputError("models.qat_text_files_only", key=key)
-    if config.get("model_type") in CONV1D_MODELS:
-        raise InputError("models.qat_conv1d_layers", key=key, model_type=config["model_type"])
-    for name, shape in _shapes(folder).items():
-        layer, _, last = name.rpartition(".")
-        own_name = layer.rpartition(".")[2]
-        is_layer = last == "weight" and len(shape) == 2 and own_name not in NOT_ROUNDED
-        if is_layer and not re.search("emb|bias", own_name) and shape[1] % group:
-            raise InputError(
-                "models.qat_stored_row_size",
-                key=key,
-                layer=layer,
-                width=shape[1],
-                group_size=group,
-            )
-
-
-def _shapes(folder: Path) -> dict[str, list[int]]:
+def shapes_of(folder: Path) -> dict[str, list[int]]:
     """Return the shape of each weight of a saved model, by name, without reading the weights."""
     shapes: dict[str, list[int]] = {}
     for file in weight_files(folder):
@@ -269,8 +237,8 @@ def rounded_beside(model: Path) -> Path | None:
         The folder, or None if there is no rounded model.
     """
     plain = model if model.name == FINAL else model / FINAL
-    rounded = map(plain.with_name, ROUNDED)
-    return next((folder for folder in rounded if (folder / "config.json").is_file()), None)
+    files = sorted(plain.parent.glob(f"{FINAL}-*/config.json"))
+    return files[0].parent if files else None
 
 
 def notes_of_rounded(model: str) -> list[str]:
@@ -291,6 +259,11 @@ def check_sums(folder: Path) -> None:
         raise DamagedFileError(
             "models.checksum_mismatch", folder=folder, files=", ".join(damaged), sums=SUMS
         )
+
+
+def has_processor(folder: Path) -> bool:
+    """Return whether a folder contains a transformers processor."""
+    return any((folder / name).is_file() for name in PROCESSOR_FILES)
 
 
 def check_tokenizer(folder: Path) -> None:

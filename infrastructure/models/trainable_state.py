@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from infrastructure.core.errors import CheckpointError
-from infrastructure.models.added_modules import added_train_alone, is_added
+from infrastructure.models.added_modules import is_added
 
 _COMPILED = "_orig_mod."
 _TUNED = ("lora_", "modules_to_save")
@@ -55,7 +55,7 @@ def load_trainable_state(model: torch.nn.Module, tensors: Mapping[str, torch.Ten
 
 
 def _state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    base_is_frozen = hasattr(model, "peft_config") or added_train_alone(model)
+    base_is_frozen = hasattr(model, "peft_config")
     for name, parameter in _named(model.named_parameters()):
         tuned = any(part in name for part in _TUNED) or is_added(name) or parameter.requires_grad
         if tuned or not base_is_frozen:

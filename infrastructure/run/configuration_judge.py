@@ -15,6 +15,7 @@ from infrastructure.config.fingerprint import (
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import key_of_keyword
 from infrastructure.core.errors import CheckpointError, InputError
+from infrastructure.core.features import models_of_features
 from infrastructure.core.lookup import nearest
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.optimization.size_grid import SizeGrid
@@ -53,7 +54,7 @@ NEEDS_A_NEW_RUN = (
 CODE = "code"  # of user-defined parts
 PARTS = "parts"
 # These name weights, which are compared themselves.
-OF_THE_BASE = ("model.name", "model.revision", "training.multimodal.vision_tower")
+OF_THE_BASE = ("model.name", "model.revision", *models_of_features(in_base=True))
 COMPARED_FACTS = ("data", "base_model", "precision")
 # These affect the order of sums and the random numbers.
 MACHINE_FACTS = ("device", "driver", "deterministic", "world_size", "attention", "num_threads")

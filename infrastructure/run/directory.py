@@ -15,7 +15,7 @@ from infrastructure.backup.format.manifest import VersionName
 from infrastructure.backup.format.store import Store
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.sections.training_config import SFT
+from infrastructure.config.methods import SFT
 from infrastructure.core.checksums import read_record
 from infrastructure.core.errors import DamagedFileError, InputError
 from infrastructure.core.json_text import as_list, as_object, as_text, parse_json

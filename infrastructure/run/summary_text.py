@@ -14,7 +14,6 @@ from infrastructure.core.messages import counted, phrase
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.monitoring.drawing.formatting import blank, format_duration, printable
 from infrastructure.monitoring.drawing.tables import before_after_table
-from infrastructure.monitoring.records.run_list import ROUNDED
 from infrastructure.monitoring.records.run_view import WHAT_LIES_WHERE
 from infrastructure.monitoring.records.status_text import question_command, writes_text
 from infrastructure.run.directory import RunStatus
@@ -54,11 +53,9 @@ class Paths(dict[str, str]):
 
 def paths_of(run_path: Path) -> Paths:
     """Return the paths of a run's existing outputs, by name."""
-    rounded = [run_path / name for name in ROUNDED]
     paths = {
         "run": run_path,
         "model": run_path / "final",
-        "rounded": next(filter(Path.exists, rounded), rounded[0]),
         **{name: run_path / name for name in merged("outputs")},
         "checkpoints": run_path / "checkpoints",
         "metrics": run_path / "metrics.jsonl",

@@ -14,6 +14,7 @@ from infrastructure.core.errors import CheckpointError
 from infrastructure.core.messages import phrase
 from infrastructure.models.model_inputs import call_model, logits_of, relative_difference
 from infrastructure.models.model_manager import load_saved
+from infrastructure.models.saved_model import rounded_beside
 from infrastructure.models.trainable_state import trainable_state
 from infrastructure.optimization.device_errors import free_memory
 from infrastructure.testing.parameter_checks import VISIBLE_LEARNING_RATE, take_steps
@@ -141,8 +142,7 @@ def check_saved_model(subject: Subject) -> CheckResult:
         except NotImplementedError as error:
             return CheckResult(SAVED, "skipped", str(error), group="integration")
         config = subject.trainer.model_config
-        kind = config.quantization_aware  # computes like the rounded copy
-        saved = Path(folder) / ("final" if kind is None else f"final-{kind}")
+        saved = rounded_beside(Path(folder)) or Path(folder) / "final"
         loaded = load_saved(saved, device=subject.device, model_config=config)
         difference = _difference(subject, loaded.model)
     numbers = {"relative_difference": difference}

@@ -33,7 +33,6 @@ from infrastructure.config.merging.plugin_names import CodeOfParts
 from infrastructure.config.merging.sharding import sharding_refusals, why_not_spread
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.agent import time_left
@@ -41,7 +40,7 @@ from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import InputError
 from infrastructure.core.hardware import gib, processor
 from infrastructure.core.integers import ceil_div
-from infrastructure.core.json_text import JsonObject, JsonValue
+from infrastructure.core.json_text import JsonObject, JsonValue, as_object
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.shared_cores import THREADS_VARIABLE
 from infrastructure.data.encoding.tokenization import LABELS_VERSION
@@ -85,12 +84,10 @@ from infrastructure.training.distributed.ranks import Ranks
 from infrastructure.training.distributed.shard import Sharding, mesh_of, shard_model
 from infrastructure.training.extensions.extension_hooks import Extension, Hook
 from infrastructure.training.extensions.extension_manager import (
-    ExtensionFactory,
     ExtensionManager,
     create_extensions,
     own_extensions,
 )
-from infrastructure.training.extensions.multimodal import MultimodalExtension
 from infrastructure.training.forward.evaluation_loss import (
     EvaluationLoss,
     holds_out,
@@ -210,10 +207,7 @@ class EnhancedTrainer:
         self.precision: Precision = choose_precision(training_config.mixed_precision, self.device)
         if self.precision.name == "fp32" and training_config.holds_half_weights:
             self.precision = choose_precision("bf16", self.device)  # otherwise dtypes mismatch
-        own: dict[str, ExtensionFactory] = {
-            MULTIMODAL: MultimodalExtension,
-        }
-        self._declare_settings(model_adapter, training_strategy, own)
+        self._declare_settings(model_adapter, training_strategy)
         self.adapter = model_adapter or get_model_adapter(
             adapter_name(model_config, data_config), model_config, training_config, self.device
         )
@@ -226,11 +220,10 @@ class EnhancedTrainer:
             training_config.strategy_for(model_config), training_config
         )
         extensions = [
-            *create_extensions(training_config.extensions, self, own),
+            *create_extensions(training_config.extensions, self),
             *self.strategy.extensions(self),
         ]
         self._refuse_added_weights(extensions)
-        self.multimodal = next((e for e in extensions if isinstance(e, MultimodalExtension)), None)
         self.configured_extensions = list(extensions)  # which every rank can build
         self.hooks = ExtensionManager(
             [*extensions, *hooks, *early_stopping(training_config), Standstill()]
@@ -252,6 +245,7 @@ class EnhancedTrainer:
         self.loop: TrainingLoop | None = None
         self.state: TrainingState | None = None
         self.planned_steps = 0
+        self._num_first = 0  # steps of the phases that extensions train first
         self.answering: MeasureAnswers | None = None
         self.memory_budget = memory_budget or MemoryBudget()
         self.planner = BatchPlanner(
@@ -268,7 +262,6 @@ class EnhancedTrainer:
         self,
         adapter: ModelAdapter | None,
         strategy: TrainingStrategy | None,
-        own: Mapping[str, ExtensionFactory],
     ) -> None:
         """Declare the settings of adapter, strategy and extensions before these are created."""
         config, model_config = self.training_config, self.model_config
@@ -277,7 +270,7 @@ class EnhancedTrainer:
             if adapter
             else ADAPTERS.get(adapter_name(model_config, self.data_config)),
             type(strategy) if strategy else STRATEGIES.get(config.strategy_for(model_config)),
-            *own_extensions(config.extensions, own),
+            *own_extensions(config.extensions),
         ]
         declare_settings(config, parts)
 
@@ -707,24 +700,39 @@ class EnhancedTrainer:
         can_keep = config.names_examples and not self.data_config.streaming
         if can_keep and self.group.is_first:  # the others compute what their share needs
             self.strategy.source = self._example_source(data)
-        first = self.multimodal.first_phases(model) if self.multimodal is not None else []
+        extensions = self.hooks.extensions
+        first = [phase for extension in extensions for phase in extension.first_phases(model)]
         phases = [*first, *self.strategy.phases(model, num_epochs)]
         all_epochs = sum(phase.num_epochs for phase in phases)
         total_steps = min(config.max_steps or sys.maxsize, all_epochs * steps_per_epoch)
-        if self.multimodal is not None:
-            self.multimodal.num_steps = sum(phase.num_epochs for phase in first) * steps_per_epoch
-            self.multimodal.check_length(total_steps)
+        self._num_first = sum(phase.num_epochs for phase in first) * steps_per_epoch
+        if first and total_steps <= self._num_first:
+            raise InputError(
+                "training.run_ends_in_first_phase",
+                total_steps=total_steps,
+                num_steps=self._num_first,
+                phase=first[-1].name,
+            )
         self.strategy.check_length(total_steps)
         return phases, total_steps
 
     def _create_scheduler(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LambdaLR:
-        num_first = 0 if self.multimodal is None else self.multimodal.num_steps
-        scheduler = self.strategy.create_scheduler(optimizer, total_steps - num_first)
-        if self.multimodal is None or not num_first:
-            return scheduler
+        num_first = self._num_first
+        later = self.strategy.create_scheduler(optimizer, total_steps - num_first)
+        if not num_first:
+            return later
         first = self.strategy.rate_factor(num_first)
         peak = added_learning_rate_for(self.training_config, self._learning_rate())
-        return self.multimodal.scheduler(optimizer, peak, first, scheduler)
+
+        def of_group(rate: float, factor: Callable[[int], float]) -> Callable[[int], float]:
+            def at(step: int) -> float:
+                return first(step) * peak / rate if step < num_first else factor(step - num_first)
+
+            return at
+
+        rates = [float(group["initial_lr"]) for group in optimizer.param_groups]
+        pairs = zip(rates, later.lr_lambdas, strict=True)
+        return LambdaLR(optimizer, [of_group(rate, factor) for rate, factor in pairs])
 
     def _example_source(self, data: DataSource) -> ExampleSource:
         """Return the source of examples for strategies that store a value for each example."""
@@ -878,9 +886,8 @@ class EnhancedTrainer:
             **processing_facts(getattr(self.adapter, "processor", None) or self.adapter.tokenizer),
             "objects": code_of_objects([self.strategy, self.adapter, *self.hooks.extensions], code),
         }
-        tower = self.adapter.describe().get("vision_tower")
-        if isinstance(tower, dict):
-            parts["processor"] = tower.get("image_processor")
+        if second := as_object(self.adapter.describe().get("second_base") or {}):
+            parts["processor"] = second.get("processor")
         return {name: part for name, part in parts.items() if part is not None}
 
     def _keyed(self, rows: str) -> str:

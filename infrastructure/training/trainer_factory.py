@@ -14,10 +14,11 @@ from infrastructure.config.deployment_config import DeploymentConfig, check_sect
 from infrastructure.config.merging.added_weights import on_several_processes
 from infrastructure.config.merging.plugin_names import require_shareable
 from infrastructure.config.merging.precedence import Layer
+from infrastructure.config.methods import SFT
 from infrastructure.config.process_wide import no_such_gpu, wants_gpus_by_number
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.config.sections.training_config import SFT, TrainingConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.launcher import LaunchedProcess, launched_process
 from infrastructure.data.defaults import make_ready
 from infrastructure.models.backend_choice import Backend, choose_backend

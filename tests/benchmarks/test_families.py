@@ -15,9 +15,9 @@ from benchmarks.family_models import (
     save_seeing_model,
 )
 from benchmarks.family_table import MISSING, PAGE, Missing, with_tables
+from infrastructure.config.registries import METHODS as METHODS_OF_TRL
 from infrastructure.core.optional import is_installed
 from infrastructure.models import model_manager
-from infrastructure.training.methods.method_table import METHODS as METHODS_OF_TRL
 from tests.slow import slow
 from tests.training.methods.method_runs import methods_here
 from tests.training.usable_torchvision import has_torchvision
@@ -39,7 +39,7 @@ def test_a_cell_learns(name: str, workshop: Workshop) -> None:
     cell = CELLS[name]
     if cell.family in WITH_TORCHVISION and not has_torchvision():
         pytest.skip("torchvision is not installed")
-    if cell.method in METHODS_OF_TRL and cell.method not in methods_here():
+    if cell.method in METHODS_OF_TRL.built_in and cell.method not in methods_here():
         pytest.skip("the installed TRL has no such method")
     if cell.backend == "unsloth":
         if not is_installed("unsloth"):

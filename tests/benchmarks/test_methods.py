@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from benchmarks import methods
-from infrastructure.training.methods.method_table import METHODS
+from infrastructure.config.registries import METHODS
 from tests.slow import slow
 
 
 @slow
 def test_three_kills_of_each_method_change_no_bit() -> None:
     outcome = methods.kills(3)
-    assert set(outcome) == set(METHODS)
+    assert set(outcome) == set(METHODS.built_in)
     for name, one in outcome.items():
         assert isinstance(one, dict)
         assert (name, one["temper"]) == (name, True)

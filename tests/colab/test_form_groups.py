@@ -15,7 +15,6 @@ def test_settings_of_extensions_stand_together() -> None:
     assert groups()["training: extensions"] == [
         "training.enabled_extensions",
         "training.extension_learning_rate",
-        "training.train_extensions_only",
         "training.optimization_frequency",
     ]
 

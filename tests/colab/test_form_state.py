@@ -96,7 +96,7 @@ def test_values_that_do_not_go_together_are_reported_beside_the_one_that_was_set
 def test_what_cannot_be_carried_out_is_reported_as_when_a_run_starts() -> None:
     state = typed(data__max_length="900", training__enabled_extensions="multimodal")
     assert state.messages().keys() == {"data.max_length", "training.enabled_extensions"}
-    with pytest.raises(ConfigurationError, match=r"config\.vision_encoder_not_set"):
+    with pytest.raises(ConfigurationError, match=r"vision_tower\.not_set"):
         state.checked()
     assert state.problems() == state.config.problems()
 

@@ -394,19 +394,19 @@ CONFIGURATION = [
     Wrong(
         "rounded weights beside a LoRA",
         "train d.jsonl --quantization-aware int4 --lora",
-        ["config.qat_with_lora", "quantization_aware=int4"],
+        ["quantization_aware.with_lora", "quantization_aware=int4"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "rounded weights by unsloth",
         "train d.jsonl --model org/m --quantization-aware int4 --backend unsloth",
-        ["config.qat_with_unsloth", "quantization_aware=int4"],
+        ["quantization_aware.with_unsloth", "quantization_aware=int4"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
         "rounded weights stack by stack",
         "train d.jsonl --quantization-aware int4 --strategy progressive",
-        ["stackwise.qat_with_stacks", "quantization_aware=int4"],
+        ["quantization_aware.with_strategy", "quantization_aware=int4"],
         {"d.jsonl": GOOD_DATA},
     ),
     Wrong(
@@ -414,7 +414,7 @@ CONFIGURATION = [
         "train d.jsonl --quantization-aware int4 --embedded-hidden-size 48"
         " --embedded-num-heads 2 --max-length 64",
         [
-            "models.qat_embedded_width",
+            "quantization_aware.embedded_width",
             "group_size=32",
             "setting=model.embedded.hidden_size",
             "width=48",
@@ -745,7 +745,7 @@ MODEL = [
     Wrong(
         "a memory of a rounded model",
         "train data.jsonl --enabled-extensions memory --quantization-aware int4",
-        ["config.added_weights_with_qat", "key=training.enabled_extensions=memory"],
+        ["quantization_aware.with_added_weights", "key=training.enabled_extensions=memory"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
@@ -1585,7 +1585,7 @@ METHODS = [
         "dpo --batch-size auto",
         ["methods.batch_size_auto", "method=dpo"],
     ),
-    method("KTO of one", "kto --batch-size 1", ["methods.kto_batch_of_one"]),
+    method("KTO of one", "kto --batch-size 1", ["methods.batch_too_small"]),
     method(
         "answers in parts",
         "grpo --num-generations 5 --batch-size 8",
@@ -1601,7 +1601,7 @@ METHODS = [
     method(
         "a beta beyond reverse KL",
         "distillation --beta 2",
-        ["methods.distillation_beta_above_one", "beta=2.0"],
+        ["distillation.beta_above_one", "beta=2.0"],
         GOOD_DATA,
     ),
     method(
@@ -1687,23 +1687,23 @@ METHODS = [
         ["methods.model_reads_no_text", "key=model.name", "name=m"],
         files={"m/temper_model.json": '{"model": "tactical_mappo"}'},
     ),
-    method("no teacher", "distillation", ["methods.teacher_missing"], GOOD_DATA),
+    method("no teacher", "distillation", ["distillation.teacher_missing"], GOOD_DATA),
     method(
         "a teacher that is not there",
         "distillation --teacher ./nowhere",
-        ["methods.teacher_folder_missing", "teacher=./nowhere"],
+        ["distillation.teacher_folder_missing", "teacher=./nowhere"],
         GOOD_DATA,
     ),
     method(
         "a teacher of itself",
         "distillation --teacher m",
-        ["methods.teacher_is_model", "teacher=m"],
+        ["distillation.teacher_is_model", "teacher=m"],
         GOOD_DATA,
     ),
     method(
         "a teacher of other tokens",
         "distillation --teacher t",
-        ["methods.teacher_vocabulary_differs", "teacher_size=200", "model_size=300"],
+        ["distillation.vocabulary_differs", "teacher_size=200", "model_size=300"],
         GOOD_DATA,
         {**TEACHER, "t/config.json": json.dumps(LLAMA | {"vocab_size": 200})},
     ),
@@ -2050,37 +2050,35 @@ PICTURES = [
     seeing(
         "a tower without a name",
         "--enabled-extensions multimodal",
-        ["config.vision_encoder_not_set"],
+        ["vision_tower.not_set"],
     ),
     seeing(
         "a tower that is nowhere",
         "--enabled-extensions multimodal --multimodal-vision-tower nobody/no-tower",
         [
-            "models.vision_encoder_unusable",
+            "vision_tower.unusable",
             "models.model_not_found",
             "models.hub_unreachable",
-            "key=training.multimodal.vision_tower",
             "name=nobody/no-tower",
         ],
     ),
     seeing(
         "a LoRA as a tower",
         "--enabled-extensions multimodal --multimodal-vision-tower l",
-        ["models.not_a_vision_model", "key=training.multimodal.vision_tower", "name=l"],
+        ["vision_tower.not_a_vision_model", "name=l"],
         {"l/adapter_config.json": "{}"},
     ),
     seeing(
         "a tower without its image processor",
         "--enabled-extensions multimodal --multimodal-vision-tower e",
-        ["models.image_processor_missing", "key=training.multimodal.vision_tower"],
+        ["vision_tower.image_processor_missing"],
         {"e/config.json": "{}", "e/model.safetensors": NO_TENSORS},
     ),
     seeing(
         "a text model as a tower",
         "--enabled-extensions multimodal --multimodal-vision-tower m",
         [
-            "models.vision_encoder_without_patches",
-            "key=training.multimodal.vision_tower",
+            "vision_tower.without_patches",
             "model_type=llama",
         ],
         {"m/preprocessor_config.json": "{}"},
@@ -2088,49 +2086,44 @@ PICTURES = [
     seeing(
         "a tower for rows of text",
         GIVEN_A_TOWER,
-        ["data.multimodal_without_images", "path=d.jsonl"],
+        ["vision_tower.rows_without_images", "path=d.jsonl"],
         data=GOOD_DATA,
     ),
     seeing(
         "a tower on a new model",
         f"--model embedded {GIVEN_A_TOWER}",
-        ["config.vision_encoder_on_new_model"],
+        ["vision_tower.on_new_model"],
     ),
     seeing(
         "a tower on weights of 4 bits",
         f"{GIVEN_A_TOWER} --lora --quantization 4bit",
-        ["config.vision_encoder_with_quantized_model"],
+        ["vision_tower.with_quantized_model"],
     ),
     seeing(
         "a tower by Unsloth",
         f"{GIVEN_A_TOWER} --backend unsloth",
-        ["config.vision_encoder_with_unsloth"],
+        ["vision_tower.with_unsloth"],
     ),
     seeing(
         "a tower by TRL",
         f"{GIVEN_A_TOWER} --method dpo",
-        ["config.vision_encoder_with_trl_method", "method=dpo"],
+        ["methods.extension_needs_own_loop"],
     ),
     seeing(
         "a tower on an adapter of text",
         f"{GIVEN_A_TOWER} --model-adapter dialogue",
-        ["config.adapter_without_images", "adapter=dialogue"],
+        ["vision_tower.adapter_without_images", "adapter=dialogue"],
     ),
     seeing(
         "a tower in stages",
         f"{GIVEN_A_TOWER} --strategy curriculum",
-        ["config.strategy_with_projector_phase", "strategy=curriculum"],
-    ),
-    seeing(
-        "a tower alone",
-        f"{GIVEN_A_TOWER} --train-extensions-only",
-        ["config.extensions_only_with_projector"],
+        ["vision_tower.strategy_has_phases", "strategy=curriculum"],
     ),
     seeing(
         "a second tower",
         GIVEN_A_TOWER,
         [
-            "models.model_already_reads_images",
+            "vision_tower.model_reads_images",
             "name=m",
             "model_class=LlavaForConditionalGeneration",
         ],
@@ -2270,13 +2263,13 @@ FITTING = [
     fitting(
         "rounded weights of a GPT-2",
         "--quantization-aware int4",
-        ["models.qat_conv1d_layers", "key=model.quantization_aware", "model_type=gpt2"],
+        ["quantization_aware.conv1d_layers", "model_type=gpt2"],
         SMALL_GPT2,
     ),
     fitting(
         "rounded weights of a model of pictures",
         "--quantization-aware int4",
-        ["models.qat_text_files_only", "key=model.quantization_aware"],
+        ["quantization_aware.text_models_only"],
         SMALL_LLAVA,
         RED_ROWS,
     ),
@@ -2362,7 +2355,7 @@ FITTING = [
     Wrong(
         "hidden tokens of a model without any",
         "train --model tactical_mappo --time-step-masking",
-        ["models.masked_diffusion_needs_text", "name=tactical_mappo"],
+        ["stackwise.masking_needs_text", "name=tactical_mappo"],
     ),
 ]
 

@@ -45,8 +45,8 @@ validation_frequency validation_prompts early_stopping_patience
 layerwise_lr_decay
  curriculum_stages curriculum_by
 enabled_extensions memory.layer memory.slots memory.heads memory.width memory.store
-multimodal.vision_tower multimodal.projector_epochs
-extension_learning_rate train_extensions_only optimization_frequency mode block_size
+multimodal.vision_tower
+extension_learning_rate optimization_frequency mode block_size
 best_metric best_metric_mode
 local_loss reconstruct_weight cache_activations cache_dtype end_to_end_scope
 progressive.target_stacks progressive.trunk_strategy progressive.new_stack_precision

@@ -22,7 +22,7 @@ import sys
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.given_paths import check_given
 from infrastructure.data.defaults import make_ready, problems_of
-from infrastructure.models.tower_folder import check_tower
+from infrastructure.features.vision_tower.checks import check_tower
 for name in sys.argv[1:]:
     if name.startswith("tower "):
         try:
@@ -112,10 +112,10 @@ def test_length_and_wrong_name_of_a_hub_model_are_known_without_torch(
     assert len([line for line in requests if "/short/" in line]) == 2  # its head, and the file
     assert tower == "None"
     assert no_tower.startswith(
-        "models.vision_encoder_unusable(key=training.multimodal.vision_tower, error="
+        "vision_tower.unusable(error="
         "models.model_not_found(name=someone/no, reason=models.not_on_hub(), "
     )
-    assert "files=models.vision_encoder_files()" in no_tower
+    assert "files=vision_tower.files_of_encoder()" in no_tower
     requests.clear()
     (tmp_path / "shrot").mkdir()
     again, tower, gone = look(

@@ -184,13 +184,13 @@ def test_rows_that_cannot_be_rounded_are_found_by_their_widths(
     check("embedded", embedded={"hidden_size": 64, "intermediate_size": 128})
     with pytest.raises(
         ValueError,
-        match=r"models\.qat_embedded_width.*setting=model\.embedded\.intermediate_size.*width=336.*wider=352",
+        match=r"quantization_aware\.embedded_width.*setting=model\.embedded\.intermediate_size.*width=336.*wider=352",
     ):
         check("embedded")
     for values, sentence in (
-        ({"model_type": "llama"}, "models.qat_stored_row_size"),
-        ({"model_type": "gpt2"}, "models.qat_conv1d_layers"),
-        ({"model_type": "llava", "vision_config": {}}, "models.qat_text_files_only"),
+        ({"model_type": "llama"}, "quantization_aware.row_size"),
+        ({"model_type": "gpt2"}, "quantization_aware.conv1d_layers"),
+        ({"model_type": "llava", "vision_config": {}}, "quantization_aware.text_models_only"),
     ):
         (tmp_path / "m").mkdir(exist_ok=True)
         (tmp_path / "m" / "config.json").write_text(json.dumps(values))

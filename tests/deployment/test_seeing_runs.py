@@ -53,7 +53,7 @@ def test_a_run_that_gets_a_tower_is_used_like_any_other(
     (run,) = (here / "runs").glob("*one*")
     record = json.loads((run / "run.json").read_text())
     assert record["model"]["sees"] is True
-    assert record["model"]["vision_tower"]["sha256"]
+    assert record["model"]["second_base"]["sha256"]
     summary = json.loads((run / "summary.json").read_text())
     assert "deployment.forecast_summary" in out
     assert summary["after"]["exact_match"]["all"] > summary["before"]["exact_match"]["all"]

@@ -73,7 +73,7 @@ def test_a_batch_that_a_training_would_measure_is_an_ordinary_one_here() -> None
 def test_settings_that_do_not_fit_are_refused_before_anything_is_loaded() -> None:
     config = DeploymentConfig(model_name="nowhere", data_path="nowhere.jsonl")
     config.training.enabled_extensions = ["multimodal"]
-    with pytest.raises(ValueError, match=r"config\.vision_encoder_not_set"):
+    with pytest.raises(ValueError, match=r"vision_tower\.not_set"):
         measure_model(config)
 
 

@@ -94,7 +94,6 @@ NEEDS: dict[str, dict[str, Any]] = {
     "training.save_": ONE_UNIT,
     "training.memory.": {"training.enabled_extensions": ["memory"]},
     "training.extension_learning_rate": {"training.enabled_extensions": ["memory"]},
-    "training.train_extensions_only": {"training.enabled_extensions": ["memory"]},
     "backup.": {"backup.place": "{folder}/place"},
     "quantum.": QUANTUM,
 }

@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerFast
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.effect import noted_without_effect
 from infrastructure.config.merging.presets import PRESETS
+from infrastructure.config.registries import METHODS
 from infrastructure.data.data_pipeline import DataPipeline, first_examples
 from infrastructure.data.encoding.row_schema import with_context
 from infrastructure.data.encoding.token_survival import (
@@ -39,7 +40,7 @@ from infrastructure.data.readers.rows import Conversation, Turn
 from infrastructure.evaluation import prompting
 from infrastructure.training.methods.check import problems_of
 from infrastructure.training.methods.method_data import MethodData, TrlRow, read_data
-from infrastructure.training.methods.method_table import METHODS, installed_method
+from infrastructure.training.methods.method_table import installed_method
 from infrastructure.training.methods.rewards import given_values
 from infrastructure.training.methods.trl_training import TrlTraining, carried_columns
 from tests.data.builders import (
@@ -53,7 +54,7 @@ from tests.data.builders import (
 )
 from tests.training.methods.method_runs import methods_here
 
-PAIRS, ALL = ("dpo", "orpo", "reward"), (*METHODS,)
+PAIRS, ALL = ("dpo", "orpo", "reward"), METHODS.built_in
 THINKING = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
 WITH_TOOLS = (
     "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
@@ -136,7 +137,7 @@ def test_r10_every_method_has_the_prompt_of_the_own_loop(
     assert example.example.supervised[len(prompted)]
     text = tokenizer.decode(prompted)
     assert [text.count(part) for part in PROMPT_TEXTS] == [1] * len(PROMPT_TEXTS)
-    if method in METHODS and METHODS[method].rows.name == "PROMPTS":
+    if method in METHODS.built_in and METHODS.get(method).generates:
         assert row["answer"] == "B. Rome"
         (alone,) = read(tmp_path, tokenizer, method, [QUESTION]).train
         assert prompt_ids(tokenizer, alone) == prompted

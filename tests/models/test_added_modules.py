@@ -18,7 +18,6 @@ from infrastructure.models.added_modules import (
     is_added,
     load_added,
     register_added_module,
-    train_added_alone,
 )
 from infrastructure.models.added_modules import (
     added_modules as added_to,
@@ -103,15 +102,6 @@ def test_under_lora_too(saved_llama: Path, tmp_path: Path, quantization: Any) ->
     assert not any(p.requires_grad for p in added_to(trained.load().model)["memory"].parameters())
 
 
-def test_what_trains_alone_is_all_that_a_checkpoint_holds(saved_llama: Path) -> None:
-    model = ModelManager(ModelConfig(name=str(saved_llama)), device=CPU, seed=0).load().model
-    with pytest.raises(ValueError, match=r"models\.no_extension_weights"):
-        train_added_alone(model)
-    with_memory(model)
-    train_added_alone(model)
-    assert all(map(is_added, trainable_state(model)))
-
-
 def test_a_checkpoint_of_lora_holds_them_whether_or_not_they_train(saved: Path) -> None:
     """Whoever reads it loads a model whose memory is frozen, until its extension says otherwise."""
     config = ModelConfig(name=str(saved), lora_config=LoraConfig(r=2))
@@ -167,13 +157,12 @@ def test_damaged_files_are_named(saved: Path) -> None:
         load_saved(saved, device=CPU)
 
 
-@pytest.mark.parametrize("setting", [{"backend": "unsloth"}, {"quantization_aware": "int4"}])
-def test_what_cannot_hold_it_is_refused_before_it_is_loaded(
-    saved: Path, setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_unsloth_is_refused_before_it_is_loaded(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(added_modules, "load_added", None)
-    with pytest.raises(ValueError, match=r"models\.setting_with_extension_weights"):
-        ModelManager(ModelConfig(name=str(saved), **setting), device=CPU, seed=0).load()
+    with pytest.raises(ValueError, match=r"models\.unsloth_with_extension_weights"):
+        ModelManager(ModelConfig(name=str(saved), backend="unsloth"), device=CPU, seed=0).load()
 
 
 def test_a_model_that_sees_gets_it_back(tmp_path: Path) -> None:

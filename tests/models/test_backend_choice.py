@@ -90,8 +90,14 @@ def test_without_a_choice_nothing_is_reported_or_imported(
         ({"memory_efficient_attention": False}, "models.unsloth_own_attention()"),
         ({"model": {"trust_remote_code": True}}, "models.model_has_own_code()"),
         ({"model": {"adapter": "dialogue"}}, "models.adapter_loads_model(adapter=dialogue)"),
-        ({"model": {"lora_config": {"use_dora": True}}}, "models.unsloth_lora_variant()"),
-        ({"model": {"quantization_aware": "int4"}}, "models.unsloth_no_qat()"),
+        (
+            {"model": {"lora_config": {"use_dora": True}}},
+            "models.unsloth_no_setting(setting=model.lora_config.use_dora)",
+        ),
+        (
+            {"model": {"quantization_aware": "int4"}},
+            "models.unsloth_no_setting(setting=model.quantization_aware)",
+        ),
         (
             {"gradient_checkpointing": True, "gradient_checkpointing_mode": "selective"},
             "models.unsloth_own_checkpointing()",

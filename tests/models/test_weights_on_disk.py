@@ -11,6 +11,7 @@ from transformers import Gemma2Config
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.models import weights_on_disk
+from infrastructure.models.model_change import ModelChange
 from infrastructure.models.model_manager import ModelManager
 from infrastructure.models.transformers_backend import LoadOptions
 from infrastructure.models.weights_on_disk import (
@@ -102,9 +103,9 @@ def test_what_weights_are_computed_with_first_stays_in_memory(
     assert manager_of(saved_llama, lora_config=LoraConfig(r=4)).weight_bytes() is not None
     dora = LoraConfig(r=4, use_dora=True)
     assert manager_of(saved_llama, lora_config=dora).weight_bytes() is None
-    for need in ("needs_mask_token", "sees"):
+    for need, value in (("changes", [ModelChange()]), ("sees", True)):
         manager = manager_of(saved_llama)
-        setattr(manager, need, True)
+        setattr(manager, need, value)
         assert manager.weight_bytes() is None
     extended = shutil.copytree(saved_llama, tmp_path / "extended")
     (extended / "extensions.json").write_text("{}")

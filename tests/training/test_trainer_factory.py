@@ -56,7 +56,7 @@ def test_a_run_takes_what_is_chosen_for_it_and_stays_with_that(
     [
         (
             {"training": {"enabled_extensions": ["multimodal"]}},
-            r"config\.vision_encoder_not_set",
+            r"vision_tower\.not_set",
         ),
         (
             {"data": {"path": "rows.jsonl", "buffer_size": 5}},

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from infrastructure.config.merging.contradictions import (
     ADDED_WEIGHTS,
     ADDING_EXTENSION,
-    added_weights_contradictions,
     contradictions_in,
+    with_rows_of_features,
 )
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
@@ -25,9 +25,8 @@ def added_weights_refusals(
     if names:
         key = Setting("training.enabled_extensions", ",".join(names))
         sections = SimpleNamespace(model=model, training=training)
-        yield from contradictions_in(
-            added_weights_contradictions(ADDING_EXTENSION), sections, key=key
-        )
+        table = with_rows_of_features(ADDING_EXTENSION, "added_weights")
+        yield from contradictions_in(table, sections, key=key)
 
 
 def saved_weights_refusals(
@@ -43,7 +42,8 @@ def saved_weights_refusals(
     if names:
         key = f"{', '.join(names)} in model {model.name}"
         sections = SimpleNamespace(model=model, training=training)
-        yield from contradictions_in(added_weights_contradictions(ADDED_WEIGHTS), sections, key=key)
+        table = with_rows_of_features(ADDED_WEIGHTS, "added_weights")
+        yield from contradictions_in(table, sections, key=key)
 
 
 def on_several_processes(names: Collection[str], num_processes: object) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 from infrastructure.config.field_help import as_typed
 from infrastructure.config.sections.model_config import variants_of
-from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.core.features import all_of, loaded, merged
 from infrastructure.core.messages import Setting, phrase
 
@@ -34,7 +33,6 @@ _OWN_FACTS: Mapping[str, Callable[[Any], object]] = MappingProxyType(
     {
         "strategy": _strategy,
         "lora_variant": _lora_variant,
-        "vision_encoder": lambda c: c.training.enables(MULTIMODAL),
     }
 )
 
@@ -52,30 +50,11 @@ CONTRADICTIONS: Table = (
     ),
     # Variants of LoRA.
     ("config.lora_variant_with_unsloth", "lora_variant", "model.backend=unsloth"),
-    # Quantization-aware training.
-    ("config.qat_with_lora", "model.quantization_aware", "model.lora_config"),
-    ("config.qat_with_quantized_model", "model.quantization_aware", "model.quantization"),
-    ("config.qat_with_unsloth", "model.quantization_aware", "model.backend=unsloth"),
-    # A vision encoder on a text model.
-    ("config.vision_encoder_not_set", "vision_encoder", "not training.multimodal.vision_tower"),
-    ("config.vision_encoder_on_new_model", "vision_encoder", "model.name=embedded"),
-    ("config.vision_encoder_with_quantized_model", "vision_encoder", "model.quantization"),
-    ("config.vision_encoder_with_qat", "vision_encoder", "model.quantization_aware"),
-    ("config.vision_encoder_with_unsloth", "vision_encoder", "model.backend=unsloth"),
-    ("config.vision_encoder_with_trl_method", "vision_encoder", "not training.method=sft"),
-    ("config.adapter_without_images", "vision_encoder", "not model.adapter=auto|multimodal"),
-    (
-        "config.extensions_only_with_projector",
-        "vision_encoder",
-        "training.train_extensions_only",
-    ),
-    ("config.strategy_with_projector_phase", "vision_encoder", "not strategy=standard|finetune"),
 )
 
 # Weights that an extension adds to the model. The caller gives `key`: where they come from.
 ADDED_WEIGHTS: Table = (
     ("config.added_weights_with_unsloth", "model.backend=unsloth"),
-    ("config.added_weights_with_qat", "model.quantization_aware"),
     ("config.added_weights_with_fp8", "training.mixed_precision=fp8"),
 )
 ADDING_EXTENSION: Table = (
@@ -87,7 +66,6 @@ ADDING_EXTENSION: Table = (
 # A model that is sharded over processes (`training.shard`).
 SHARDED: Table = (
     ("config.shard_with_quantization", "model.quantization"),
-    ("config.shard_with_qat", "model.quantization_aware"),
     ("config.shard_with_unsloth", "model.backend=unsloth"),
     ("config.shard_with_compile", "training.compile_mode"),
     ("config.shard_with_fp8", "training.mixed_precision=fp8"),
@@ -117,6 +95,16 @@ def contradictions_in(table: Table, config: Any, **about: object) -> Iterator[st
             yield phrase(code, **about, **dict(_about(facts, config)))
 
 
+def contradicting(fact: str, config: Any) -> Iterator[Setting]:
+    """Yield, for each row of the whole table that contradicts `fact`, the setting that does."""
+    for _, *facts in all_contradictions():
+        others = [other for other in facts if other != fact]
+        if fact in facts and all(_holds(other, config) for other in others):
+            key = key_of(others[0])
+            value = _value(key, config)
+            yield value if isinstance(value, Setting) else Setting(key)
+
+
 @cache
 def named_facts() -> Mapping[str, Callable[[Any], object]]:
     """Return name → function, for facts with names of their own, including those of features."""
@@ -126,12 +114,12 @@ def named_facts() -> Mapping[str, Callable[[Any], object]]:
 @cache
 def all_contradictions() -> Table:
     """Return the whole table: the core's rows and those of all features."""
-    return (*CONTRADICTIONS, *(row for table in all_of("contradictions") for row in table))
+    return with_rows_of_features(CONTRADICTIONS, "contradictions")
 
 
-def added_weights_contradictions(table: Table) -> Table:
-    """Return a table on added weights, extended by the rows of all features."""
-    return (*table, *(row for rows in all_of("added_weights") for row in rows))
+def with_rows_of_features(table: Table, attribute: str) -> Table:
+    """Return a table, extended by the rows of all features in their attribute of that name."""
+    return (*table, *(row for rows in all_of(attribute) for row in rows))
 
 
 def key_of(fact: str) -> str:

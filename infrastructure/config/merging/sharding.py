@@ -3,7 +3,11 @@
 from collections.abc import Iterator
 from types import SimpleNamespace
 
-from infrastructure.config.merging.contradictions import SHARDED, contradictions_in
+from infrastructure.config.merging.contradictions import (
+    SHARDED,
+    contradictions_in,
+    with_rows_of_features,
+)
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.messages import Setting, phrase
@@ -32,4 +36,5 @@ def sharding_refusals(
 
 def why_not_spread(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
     """Yield each reason, with a remedy, why this run cannot shard the model over its processes."""
-    return contradictions_in(SHARDED, SimpleNamespace(model=model, training=training))
+    table = with_rows_of_features(SHARDED, "sharded")
+    return contradictions_in(table, SimpleNamespace(model=model, training=training))

@@ -1,10 +1,10 @@
 """The settings of the model: which one is trained and how it is loaded. No model is loaded."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from infrastructure.config.base import ConfigSection, ConfigurationError
+from infrastructure.config.base import ConfigSection, ConfigurationError, with_fields_of_features
 from infrastructure.config.registries import ADAPTERS
 from infrastructure.config.types import (
     Allowed,
@@ -106,7 +106,13 @@ class EmbeddedModelConfig(ConfigSection):
             )
 
 
-class ModelConfig(ConfigSection):
+if TYPE_CHECKING:  # the core reads no field of a feature
+    FieldsOfFeatures = ConfigSection
+else:
+    FieldsOfFeatures = with_fields_of_features("model")
+
+
+class ModelConfig(FieldsOfFeatures):
     """The settings of the model and of how it is loaded, as used by `ModelManager`."""
 
     prefix: ClassVar[str] = "model"
@@ -141,11 +147,6 @@ class ModelConfig(ConfigSection):
     )
     quantization: Literal["4bit", "8bit"] | None = Field(
         default=None, description="Load the base weights in 4 or 8 bits (bitsandbytes)."
-    )
-    quantization_aware: Literal["int4", "int8_int4"] | None = Field(
-        default=None,
-        description="Train for quantization; int4: 4-bit weights; int8_int4: also 8-bit"
-        " activations.",
     )
     lora_config: LoraConfig | None = Field(
         default=None,

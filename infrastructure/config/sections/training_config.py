@@ -13,9 +13,11 @@ from infrastructure.config.measures import (
     Of,
     is_greater_better,
 )
+from infrastructure.config.methods import SFT, method_named
 from infrastructure.config.registries import (
     EXTENSIONS,
     LOSSES,
+    METHODS,
     METRICS,
     OPTIMIZERS,
     SCHEDULERS,
@@ -23,7 +25,6 @@ from infrastructure.config.registries import (
     STRATEGIES,
 )
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.config.sections.multimodal_config import MultimodalConfig
 from infrastructure.config.sections.recovery_config import RecoveryConfig
 from infrastructure.config.sections.training_fields import TrainingFields
 from infrastructure.config.types import (
@@ -38,7 +39,6 @@ from infrastructure.config.types import (
     FromJson,
     Names,
     NotNegative,
-    PathText,
     Positive,
     RegisteredName,
     Share,
@@ -49,10 +49,6 @@ from infrastructure.config.types import (
 from infrastructure.core.features import default_plugins, extensions_with, merged
 from infrastructure.core.messages import Setting, phrase
 
-SFT = "sft"  # the method of Temper's own loop; every other one is a trainer of TRL
-BY_REWARD = ("grpo", "rloo")
-GENERATING = (*BY_REWARD, "distillation")  # methods that learn from text that the model generates
-WITH_BETA = ("dpo", "kto", "orpo", *GENERATING)
 # The same setting in two units: giving one of a pair switches the other off.
 EPOCHS_OR_STEPS = {
     "checkpoint_interval": "checkpoint_frequency",
@@ -85,15 +81,16 @@ _OWN_METRIC = UsedWhen(
 )
 
 
-def _method_is(names: tuple[str, ...], otherwise: str) -> UsedWhen:
-    """Return a mark for settings that have an effect only with these training methods."""
-    return UsedWhen(lambda config: config.training.method in names, otherwise)
+def _method_has(attribute: str, otherwise: str) -> UsedWhen:
+    """Return a mark for settings that have an effect only with methods of this kind."""
+    return UsedWhen(
+        lambda config: getattr(method_named(config.training.method), attribute, False), otherwise
+    )
 
 
-_BY_REWARD = _method_is(BY_REWARD, "config.unused_method_has_no_rewards")
-_GENERATES = _method_is(GENERATING, "config.unused_method_generates_nothing")
-_HAS_BETA = _method_is(WITH_BETA, "config.unused_method_has_no_beta")
-_HAS_TEACHER = _method_is(("distillation",), "config.unused_method_has_no_teacher")
+_BY_REWARD = _method_has("has_rewards", "config.unused_method_has_no_rewards")
+_GENERATES = _method_has("generates", "config.unused_method_generates_nothing")
+_HAS_BETA = _method_has("has_beta", "config.unused_method_has_no_beta")
 _BY_TRL = UsedWhen(lambda config: config.training.method != SFT, "config.unused_method_is_sft")
 _FINETUNES = UsedWhen(
     lambda config: config.training.strategy != "standard",
@@ -123,8 +120,8 @@ class TrainingConfig(FieldsOfFeatures):
         " or {=training.layerwise_lr_decay} is below 1, and standard if not."
     )
 
-    method: Literal["sft", "dpo", "kto", "orpo", "grpo", "rloo", "reward", "distillation"] = Field(
-        default="sft",
+    method: Annotated[str, RegisteredName(METHODS, (SFT,))] = Field(
+        default=SFT,
         description="Training method: sft uses Temper's loop, all others use TRL's trainers.",
     )
     rewards: Annotated[
@@ -139,13 +136,9 @@ class TrainingConfig(FieldsOfFeatures):
         default=[],
         description="Rewards of grpo and rloo.",
     )
-    teacher: Annotated[PathText | None, _HAS_TEACHER] = Field(
-        default=None, description="Teacher model for distillation: a folder or a Hub name."
-    )
     beta: Annotated[NotNegative | Auto, _HAS_BETA] = Field(
         default="auto",
-        description="TRL's beta: KL weight; in distillation, 0: forward KL, 1: reverse"
-        " KL; auto: TRL's default.",
+        description="TRL's beta, in most methods the weight of the KL term; auto: TRL's default.",
     )
     num_generations: Annotated[
         Annotated[int, Ge(2), Le(1024)] | Auto,
@@ -324,20 +317,12 @@ class TrainingConfig(FieldsOfFeatures):
         description="Extensions to enable, in this order, such as memory,quantum; also your"
         " own observers.",
     )
-    multimodal: MultimodalConfig = Field(
-        default=MultimodalConfig(),
-        description="The vision encoder that the multimodal extension adds to a model.",
-    )
     extension_learning_rate: Annotated[Annotated[float, Gt(0), Le(10)] | Auto, _ADDS_WEIGHTS] = (
         Field(
             default="auto",
             description="Peak learning rate of weights that extensions add; auto: 1e-3, or the"
             " model's if higher.",
         )
-    )
-    train_extensions_only: Annotated[bool, _ADDS_WEIGHTS] = Field(
-        default=False,
-        description="Train only what extensions add; the model's own weights are frozen.",
     )
     recovery: RecoveryConfig = Field(
         default=RecoveryConfig(), description="What is done about an error before giving up."

@@ -147,11 +147,6 @@ def look_at_pictures(files: list[DataFile], config: DataConfig) -> None:
         raise InputError("data.images_unusable", path=config.path, rows=rows, fault=faults[0])
 
 
-def no_pictures(path: str) -> str:
-    """Return the error for training a vision encoder on data without images."""
-    return phrase("data.multimodal_without_images", path=path)
-
-
 def _check(config: DataConfig) -> None:
     if config.path is None:
         raise InputError("data.no_training_data")

@@ -5,9 +5,9 @@ from pathlib import Path
 from infrastructure.config.auto import trains_from_scratch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
+from infrastructure.config.methods import SFT
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import EmbeddedModelConfig
-from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.features import all_of
 
 SAMPLE_TRAIN = Path(__file__).parent / "train.jsonl"

@@ -13,9 +13,8 @@ from pathlib import Path
 from infrastructure.config.auto import learning_rate_for
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
-from infrastructure.config.registries import EXPORT_FORMATS
-from infrastructure.config.sections.multimodal_config import MULTIMODAL
-from infrastructure.config.sections.training_config import SFT
+from infrastructure.config.methods import SFT
+from infrastructure.config.registries import EXPORT_FORMATS, METHODS
 from infrastructure.core.checksums import read_record
 from infrastructure.core.errors import DamagedFileError, InputError
 from infrastructure.core.files import write_text
@@ -37,7 +36,6 @@ from infrastructure.run.history import (
 )
 from infrastructure.run.record_types import RunRecord
 from infrastructure.training.methods.check import setting_names
-from infrastructure.training.methods.method_table import METHODS
 from infrastructure.training.strategies import has_forms
 
 CARD = "README.md"
@@ -148,11 +146,11 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
     settings = _settings(record, config, total) if is_sft else _settings_of_method(record)
     settings |= _by_stretch(settings, history, step, {} if is_sft else setting_names())
     quantized = words_of_quantization(_quantization(run))
-    method = [] if is_sft else [("method", f"{METHODS[config.training.method].title} of TRL")]
+    method = [] if is_sft else [("method", f"{METHODS.get(config.training.method).title} of TRL")]
     rows = [
         ("base model", _base_words(model)),
         *([("base", quantized)] if quantized else []),
-        ("trained", _trained_words(model, config)),
+        ("trained", _trained_words(model)),
         *method,
         ("steps", f"{step:,}" if step == total or total is None else f"{step:,} of {total:,}"),
         ("rows", _rows_words(data)),
@@ -171,13 +169,13 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
     lines += ["## Measured", ""]
     before, after = as_object(summary.get("before") or {}), as_object(summary.get("after") or {})
     measured = before_after_rows(before, after, summary.get("loss_function"))
-    rounding = config.model.quantization_aware
+    rounding = as_object(model.get("rounding") or {})
     if step != total or not after:
         lines.append(phrase("publish.card_checkpoint_not_measured"))
     elif measured:
         lines += _markdown(("on held-out rows", "before", "after", "change"), measured)
-        if rounding is not None and not _is_rounded(folder):
-            lines += ["", phrase("publish.card_measured_rounded", kind=rounding)]
+        if rounding and not _is_rounded(folder):
+            lines += ["", phrase("publish.card_measured_rounded", **rounding)]
     else:
         lines.append(phrase("publish.card_nothing_measured"))
     where = phrase("publish.card_in_this_folder") if name == HERE else ""
@@ -223,8 +221,9 @@ def _settings(record: RunRecord, config: DeploymentConfig, total: object) -> Jso
     from_scratch = record.get("model", {}).get("kind") in FROM_SCRATCH
     batch_size = record.get("decided", {}).get("training.batch_size")
     strategy = training.strategy_for(config.model)
-    # each phase with its own schedule shortens the warmup for itself
-    has_phases = has_forms(strategy) or training.enables(MULTIMODAL)
+    # Each phase with its own schedule shortens the warmup for itself. A model that was assembled
+    # from two has a first phase for what connects them.
+    has_phases = has_forms(strategy) or bool(record.get("model", {}).get("second_base"))
     warmup = training.warmup_steps
     if isinstance(total, int) and not has_phases:
         warmup = training.warmup_within(total)
@@ -255,7 +254,7 @@ def _shown(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _trained_words(model: JsonObject, config: DeploymentConfig) -> str:
+def _trained_words(model: JsonObject) -> str:
     """Return a phrase that names the trained weights, such as a LoRA of rank 16."""
     lora = as_object(model.get("lora") or {})
     added = ", ".join(as_object(model.get("extensions") or {}))
@@ -264,12 +263,10 @@ def _trained_words(model: JsonObject, config: DeploymentConfig) -> str:
         if lora
         else phrase("deployment.trains_all")
     )
-    if (kind := config.model.quantization_aware) is not None:
-        trained += phrase("publish.card_rounded", kind=kind)
+    if rounding := as_object(model.get("rounding") or {}):
+        trained += phrase("publish.card_rounded", kind=rounding["kind"])
     if not added:
         return trained
-    if config.training.train_extensions_only:
-        return phrase("publish.card_trained_extension_only", added=added)
     return phrase("publish.card_trained_with_extension", trained=trained, added=added)
 
 
@@ -339,7 +336,7 @@ def _model_class(run: RunDirectory) -> str:
     """Return the transformers class that loads the trained model."""
     method = run.read_configuration().training.method
     if method != SFT:
-        return METHODS[method].head
+        return METHODS.get(method).head
     return SEES if recorded_model(run).get("sees") else WRITES
 
 

@@ -26,6 +26,7 @@ from infrastructure.features.specification.tactical_mappo import (
     create_episodes,
     play,
 )
+from infrastructure.models.model_change import changes_of
 from infrastructure.models.model_manager import ModelManager
 from infrastructure.models.saving import save_model
 from infrastructure.training.model_adapters.base_adapter import (
@@ -57,14 +58,15 @@ class TacticalMappoAdapter(ModelAdapter):
         self.description: JsonObject = {}
 
     def initialize_model(self) -> torch.nn.Module:
-        loaded = ModelManager(
+        manager = ModelManager(
             self.model_config,
             device=self.device,
             seed=self.training_config.seed,
             gradient_checkpointing=self.training_config.gradient_checkpointing,
             checkpointing_mode=self.training_config.gradient_checkpointing_mode,
-            needs_mask_token=self.training_config.hides_tokens,
-        ).load()
+        )
+        manager.changes = changes_of(self.model_config, self.training_config)
+        loaded = manager.load()
         self.model, self.description = loaded.model, loaded.description
         return loaded.model
 

@@ -10,7 +10,6 @@ _STACKWISE = f"strategy={'|'.join(STRATEGIES)}"
 
 # Rows as in `config.merging.contradictions`.
 CONTRADICTIONS = (
-    ("stackwise.qat_with_stacks", "model.quantization_aware", "by_stacks"),
     ("stackwise.mode_with_strategy", "training.mode", "not strategy=progressive"),
     (
         "stackwise.cache_with_all_layers",

@@ -42,6 +42,7 @@ FEATURE = Feature(
             "end_to_end": f"{_HERE}.training.strategy:StackwiseStrategy",
         }
     },
+    model_change=f"{_HERE}.training.mask_token:change",
     contradictions=f"{_HERE}.checks:CONTRADICTIONS",
     added_weights=f"{_HERE}.checks:ADDED_WEIGHTS",
     facts={"by_stacks": f"{_HERE}.checks:by_stacks"},

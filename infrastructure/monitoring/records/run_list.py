@@ -19,7 +19,6 @@ MODEL_NOT_FOUND = "models.model_not_found"  # in this error a run may be meant
 MAX_NAMED = 3  # runs to list for a wrong name
 OF_A_MODEL = ("config.json", "adapter_config.json", "temper_model.json")  # a model has one of them
 FINAL = "final"  # in a finished run: the trained model
-ROUNDED = ("final-int4", "final-int8_int4")  # the quantized model, with model.quantization_aware
 VERSIONS, VERSION_SUFFIX = "versions", ".json"  # a checkpoint's manifest: checkpoints/versions/NAME
 TRAINER_KEY: Final = "trainer"  # in run.json of a transformers Trainer's run
 _KEPT_NAME = re.compile(

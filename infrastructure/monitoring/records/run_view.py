@@ -31,7 +31,7 @@ from infrastructure.monitoring.drawing.quantity_names import in_order, name_of, 
 from infrastructure.monitoring.drawing.tables import EXACT_MATCH, before_after_rows, held_out_loss
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.machine_history import Meter
-from infrastructure.monitoring.records.run_list import ROUNDED, how_to_run_again, is_of_a_script
+from infrastructure.monitoring.records.run_list import how_to_run_again, is_of_a_script
 from infrastructure.monitoring.records.run_reader import (
     CHECKS_FILE,
     FINISHED,
@@ -60,7 +60,6 @@ HELD_OUT, METHOD, SFT = "data.eval_path", "training.method", "sft"
 SEES = "processor_config.json"  # in the folder of a vision-language model
 WHAT_LIES_WHERE = {
     "final": "monitoring.path_final",
-    **dict.fromkeys(ROUNDED, "monitoring.path_rounded"),
     **merged("outputs"),
     "checkpoints": "monitoring.path_checkpoints",
     "metrics.jsonl": "monitoring.path_metrics",

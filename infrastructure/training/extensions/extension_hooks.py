@@ -16,7 +16,7 @@ from infrastructure.core.error_place import named
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.data.serving.example_order import Indices
-from infrastructure.training.core.state import TrainingState
+from infrastructure.training.core.state import Phase, TrainingState
 
 
 class Event(StrEnum):
@@ -147,6 +147,13 @@ class Extension(Hook):
         Raises:
             ValueError: this extension cannot work with them.
         """
+
+    def first_phases(self, model: torch.nn.Module) -> list[Phase]:
+        """Return phases to train before those of the strategy.
+
+        They have a learning-rate schedule of their own, with the peak of added weights.
+        """
+        return []
 
     def recorders(self, run_directory: Path, report: Callable[[str], None]) -> "list[Observer]":
         """Return observers that write this extension's own files into the run directory.

@@ -6,6 +6,7 @@ There are three ways to add one: `register_extension(name, factory)`, an entry p
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from infrastructure.config import registries
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.registry import Registry
-from infrastructure.models.added_modules import train_added_alone
 from infrastructure.models.model_manager import own_random_state
 from infrastructure.training.extensions.extension_hooks import Extension, Hook, HookRunner
 
@@ -38,7 +38,9 @@ def register_extension(name: str, factory: ExtensionFactory) -> None:
 
 
 def create_extensions(
-    names: Iterable[str], trainer: object, own: Mapping[str, ExtensionFactory]
+    names: Iterable[str],
+    trainer: object,
+    own: Mapping[str, ExtensionFactory] = MappingProxyType({}),
 ) -> list[Hook]:
     """Create an extension for each name, in the given order, but after those that it requires.
 
@@ -99,7 +101,7 @@ def ordered(before: Mapping[str, Collection[str]]) -> list[str]:
     return order
 
 
-def own_extensions(names: Iterable[str], own: Collection[str]) -> list[ExtensionFactory]:
+def own_extensions(names: Iterable[str], own: Collection[str] = ()) -> list[ExtensionFactory]:
     """Return the factories for those `names` that the trainer's own extensions do not include.
 
     Raises:
@@ -136,8 +138,6 @@ class ExtensionManager(HookRunner):
         for extension in self.extensions:
             with own_random_state(config.seed, next(model.parameters()).device):
                 extension.attach(model)
-        if config.train_extensions_only:
-            train_added_alone(model)
 
     def detach(self, model: torch.nn.Module) -> None:
         """Remove the weights that the extensions have added to `model`, in reverse order."""

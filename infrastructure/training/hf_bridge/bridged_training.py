@@ -13,7 +13,6 @@ from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.backup.state.optimizer_state import split_optimizer
 from infrastructure.config.fingerprint import result_settings
 from infrastructure.config.merging.declared_settings import declare_settings
-from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.core.errors import (
     CheckpointError,
     CopyNotConfirmedError,
@@ -534,7 +533,6 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
     names: list[str] = config.training.enabled_extensions
     brought: dict[str, ExtensionFactory] = {
         **{n: partial(_refuse_added_weights, n) for n in extensions_with("adds_weights")},
-        MULTIMODAL: partial(_refuse_added_weights, MULTIMODAL),
         **{n: partial(_refuse_own_loop, n) for n in extensions_with("needs_own_loop")},
     }
     declare_settings(config.training, own_extensions(names, brought))

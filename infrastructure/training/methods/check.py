@@ -13,8 +13,8 @@ from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import as_typed, format_value
 from infrastructure.config.merging.precedence import Source, where
+from infrastructure.config.methods import SFT, Method, RowKind, method_named
 from infrastructure.config.schema import schema_of
-from infrastructure.config.sections.training_config import BY_REWARD, SFT
 from infrastructure.core.errors import InputError
 from infrastructure.core.features import extensions_with, fields_of_features
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
@@ -27,8 +27,6 @@ from infrastructure.models.saved_model import EXTENSIONS_MANIFEST
 from infrastructure.run.configuration_judge import names as accepted_names
 from infrastructure.training.methods.method_data import MethodShape, understand
 from infrastructure.training.methods.method_table import (
-    METHODS,
-    RowKind,
     TrlMethod,
     installed_method,
 )
@@ -120,7 +118,6 @@ SETTINGS: dict[str, Treatment] = {
         _MODEL,
     ),
     "model.backend": _refused("methods.loaded_by_transformers", "transformers"),
-    "model.quantization_aware": _refused(_OWN_LOOP),
     "model.adapter": _refused("methods.adapter_not_used"),
     "model.train_vision": _refused("methods.text_only"),
     "model.embedded.": _nothing("methods.starts_from_trained_model"),
@@ -153,7 +150,6 @@ SETTINGS: dict[str, Treatment] = {
     "training.": _refused(_OWN_LOOP),
     "training.method": _RUN,
     "training.rewards": _DATA,
-    "training.teacher": _MODEL,
     "training.beta": _argument("beta"),
     "training.num_generations": _argument("num_generations"),
     "training.max_completion_length": _argument("max_completion_length"),
@@ -223,7 +219,10 @@ def treatment_of(key: str) -> Treatment | None:
     """Return the treatment of a setting, or None if the table does not contain it."""
     parts = key.split(".")
     names = [key, *[".".join(parts[:n]) + "." for n in range(len(parts) - 1, 0, -1)]]
-    of_feature = _refused(_OWN_LOOP) if parts[0] in fields_of_features("") else None
+    is_of_feature = parts[0] in fields_of_features("") or (
+        parts[0] == "model" and parts[1] in fields_of_features("model")
+    )
+    of_feature = _refused(_OWN_LOOP) if is_of_feature else None
     return next((SETTINGS[name] for name in names if name in SETTINGS), of_feature)
 
 
@@ -241,8 +240,10 @@ def refused_settings(
     config: DeploymentConfig, source_of: Callable[[str], Source] | None = None
 ) -> Iterator[str]:
     """Yield a message, with a remedy, for each setting that TRL's trainers cannot apply."""
-    fields = schema_of(DeploymentConfig).fields
+    fields, method = schema_of(DeploymentConfig).fields, method_named(config.training.method)
     for key in config.present_keys():
+        if method is not None and key in method.settings:
+            continue
         treatment, spec = treatment_of(key), fields[key]
         value = config.value(key)
         if treatment is None or treatment.values is None or _is_one_of(value, treatment.values):
@@ -264,7 +265,6 @@ def _is_one_of(value: Any, values: tuple[object, ...]) -> bool:
 
 
 REGISTERED_MANIFEST = "temper_model.json"
-WITHOUT_BETA_NOTHING = ("dpo", "kto")
 # TRL arguments that would change what Temper guarantees.
 NOT_HERE = {
     "sync_ref_model": "methods.ref_model_not_saved",
@@ -272,8 +272,6 @@ NOT_HERE = {
     "ref_model_mixup_alpha": "methods.needs_sync_ref_model",
     "use_vllm": "methods.vllm_state_not_saved",
     "model_init_kwargs": "methods.set_model_settings",
-    "teacher_model_init_kwargs": "methods.teacher_loaded_as_model",
-    "teacher_model_name_or_path": "methods.set_teacher",
     "chat_template_path": "methods.set_chat_template",
     "log_completions_hub_repo": "methods.only_backups_are_uploaded",
 }
@@ -320,11 +318,11 @@ def check_method(config: DeploymentConfig) -> None:
     if problems := problems_of(config, installed):
         raise ConfigurationError("\n".join(problems))
     _refuse_launcher(method)
-    _check_model(config.model.name, "model.name", takes_lora=method != "reward")
-    if method in BY_REWARD:
+    is_text = installed.method.head == Method.head
+    check_model(config.model.name, "model.name", takes_lora=is_text)
+    if installed.method.has_rewards:
         reward_functions(config.training.rewards)
-    if method == "distillation":
-        _check_teacher(config)
+    installed.method.check(config)
     if config.data.path is not None and _is_here(config):
         check_shape(config, understand(files_of(config.data)[0], config.data, method))
 
@@ -340,8 +338,8 @@ def problems_of(config: DeploymentConfig, installed: TrlMethod) -> list[str]:
     """
     return [
         *refused_settings(config),
-        *_contradictions(config),
-        *_method_settings(config, installed.own_arguments()),
+        *_contradictions(config, installed.method),
+        *_method_settings(config, installed),
     ]
 
 
@@ -361,7 +359,7 @@ def _is_here(config: DeploymentConfig) -> bool:
     return config.data.format != HUGGINGFACE and not may_be_on_the_hub(path)
 
 
-def _contradictions(config: DeploymentConfig) -> Iterator[str]:
+def _contradictions(config: DeploymentConfig, kind: Method) -> Iterator[str]:
     """Yield a message for each setting with which TRL would fail or learn nothing."""
     training, method = config.training, config.training.method
     yield from _without_effect(method, training.method_settings)
@@ -369,10 +367,11 @@ def _contradictions(config: DeploymentConfig) -> Iterator[str]:
     if size == "auto":
         yield (phrase("methods.batch_size_auto", method=method))
         return
-    if method in WITHOUT_BETA_NOTHING and training.beta == 0:
-        yield (phrase("methods.beta_zero", method=METHODS[method].title))
-    if method == "kto" and size == 1:
-        yield (phrase("methods.kto_batch_of_one"))
+    if kind.needs_beta and training.beta == 0:
+        yield (phrase("methods.beta_zero", method=kind.title))
+    if int(size) < kind.least_batch:
+        least = kind.least_batch
+        yield phrase("methods.batch_too_small", method=kind.title, size=size, least=least)
     per_step = int(size) * training.gradient_accumulation
     if training.num_generations != "auto" and per_step % training.num_generations:
         yield (
@@ -382,7 +381,7 @@ def _contradictions(config: DeploymentConfig) -> Iterator[str]:
                 per_step=per_step,
             )
         )
-    if METHODS[method].rows is RowKind.PROMPTS:
+    if kind.generates:
         longest = training.max_completion_length
         if longest >= config.data.max_length:
             yield (
@@ -393,8 +392,6 @@ def _contradictions(config: DeploymentConfig) -> Iterator[str]:
                     suggested=max(1, config.data.max_length // 2),
                 )
             )
-    if method == "distillation" and training.beta != "auto" and training.beta > 1:
-        yield (phrase("methods.distillation_beta_above_one", beta=format_value(training.beta)))
     if config.device.startswith("cuda:") and config.device != "cuda:0":
         yield (
             phrase(
@@ -409,21 +406,22 @@ def _contradictions(config: DeploymentConfig) -> Iterator[str]:
         yield phrase("methods.extension_needs_own_loop", name=name, method=method)
 
 
-def _method_settings(config: DeploymentConfig, known: frozenset[str]) -> Iterator[str]:
+def _method_settings(config: DeploymentConfig, installed: TrlMethod) -> Iterator[str]:
     """Yield a message for each TRL argument that is unknown or has an equivalent setting in
     Temper.
     """
+    refused, known = {**NOT_HERE, **installed.method.refused}, installed.own_arguments()
     ours = {t.words: key for key, t in SETTINGS.items() if t.use is Use.ARGUMENT}
     ours |= {"max_length": "data.max_length"}
     for name in config.training.method_settings:
-        if name in NOT_HERE:
-            yield phrase("methods.argument_not_supported", name=name, reason=phrase(NOT_HERE[name]))
+        if name in refused:
+            yield phrase("methods.argument_not_supported", name=name, reason=phrase(refused[name]))
         elif name in ours:
             yield phrase("methods.argument_has_setting", name=name, setting=Setting(ours[name]))
         elif name.startswith("vllm_") or name not in known:
             meant = nearest(name, known)
             hint = meant_hint(meant)
-            title = METHODS[config.training.method].class_name
+            title = installed.method.class_name
             yield (phrase("methods.unknown_argument", title=title, name=name, hint=hint))
 
 
@@ -451,7 +449,7 @@ def _without_effect(method: str, given: Mapping[str, object]) -> Iterator[str]:
         yield phrase("methods.loss_weights_of_one_loss")
 
 
-def _check_model(name: str, key: str, *, takes_lora: bool = False) -> None:
+def check_model(name: str, key: str, *, takes_lora: bool = False) -> None:
     """Raise if a local model is not a text language model. Hub models are checked later."""
     key = Setting(key)
     if name == "embedded":
@@ -474,37 +472,16 @@ def _check_model(name: str, key: str, *, takes_lora: bool = False) -> None:
         return
     if not (folder / "config.json").is_file():
         return
-    values = _read_config(folder)
+    values = read_config(folder)
     if values.get("is_encoder_decoder"):
         raise InputError("methods.encoder_decoder_model", key=key, name=name)
     if "vision_config" in values:
         raise InputError("methods.model_reads_images", key=key, name=name)
 
 
-def _read_config(folder: Path) -> JsonObject:
+def read_config(folder: Path) -> JsonObject:
+    """Return the configuration file of a saved model; {} if it cannot be read."""
     try:
         return as_object(parse_json((folder / "config.json").read_text()))
     except (OSError, ValueError):
         return {}  # loading it reports what is wrong with it
-
-
-def _check_teacher(config: DeploymentConfig) -> None:
-    teacher = config.training.teacher
-    if teacher is None:
-        raise InputError("methods.teacher_missing")
-    folders = [Path(name).expanduser() for name in (teacher, config.model.name)]
-    if teacher.startswith((".", "/", "~")) and not folders[0].exists():
-        raise InputError("methods.teacher_folder_missing", teacher=teacher)
-    if teacher == config.model.name or folders[0].resolve() == folders[1].resolve():
-        raise InputError("methods.teacher_is_model", teacher=teacher)
-    _check_model(teacher, "training.teacher")
-    sizes = [_vocabulary_size(folder) for folder in folders]
-    if None not in sizes and sizes[0] != sizes[1]:
-        raise InputError(
-            "methods.teacher_vocabulary_differs", teacher_size=sizes[0], model_size=sizes[1]
-        )
-
-
-def _vocabulary_size(folder: Path) -> object:
-    inside = folder if (folder / "config.json").is_file() else folder / "final"
-    return _read_config(inside).get("vocab_size")

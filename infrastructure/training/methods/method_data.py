@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.methods import OPTIONS, TOOLS, RowKind
+from infrastructure.config.registries import METHODS
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
@@ -73,7 +75,6 @@ from infrastructure.data.readers.rows import (
 )
 from infrastructure.data.readers.sources import DataFile, about_splits, files_of
 from infrastructure.data.store.fingerprints import content_number
-from infrastructure.training.methods.method_table import METHODS, OPTIONS, TOOLS, RowKind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -184,7 +185,7 @@ def recognise(rows: Sequence[Row], config: DataConfig, method: str) -> MethodSha
                 setting=Setting(f"data.{key}"),
                 reason=unknown_name("column", name, columns),
             )
-    wanted = METHODS[method].rows
+    wanted = METHODS.get(method).rows
     pair = _pair_in(columns)
     if wanted is RowKind.PAIRS:
         return _pairs(rows, columns, config, method, pair)
@@ -719,7 +720,7 @@ class RowWriter:
         self.keeps_start = config.data.over_length == "keep_start"
         self.method = config.training.method
         self.options = config.training.method_settings.get(OPTIONS)
-        is_generated = METHODS[self.method].rows is RowKind.PROMPTS
+        is_generated = METHODS.get(self.method).rows is RowKind.PROMPTS
         self.reserved = config.training.max_completion_length if is_generated else 0
         self.num_cut = 0
         self.system_prompts = SharedSystemPrompt()
@@ -800,7 +801,7 @@ class RowWriter:
                 template.
         """
         given: JsonObject = json.loads(row.inputs) if row.inputs else {}
-        method = METHODS[self.method]
+        method = METHODS.get(self.method)
         for name in given:
             if name in method.reads or (name == OPTIONS and given[name] == self.options):
                 continue
@@ -901,7 +902,7 @@ class RowWriter:
         for name, turns in row.answers.items():
             columns[name] = [template.message(turn) for turn in turns]
         given: JsonObject = json.loads(row.inputs) if row.inputs else {}
-        reads = METHODS[self.method].reads & given.keys()
+        reads = METHODS.get(self.method).reads & given.keys()
         for name in reads:
             listed = name == TOOLS
             columns[name] = json.dumps(template.tools(given[name])) if listed else given[name]

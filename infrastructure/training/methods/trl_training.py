@@ -16,7 +16,9 @@ import torch
 
 from infrastructure.config.auto import attention_for, trains_lora
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.sections.training_config import BY_REWARD, TrainingConfig
+from infrastructure.config.methods import OPTIONS, TOOLS, RowKind
+from infrastructure.config.registries import METHODS
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.cache_folder import cache_directory
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.console_log import quiet_libraries
@@ -68,13 +70,7 @@ from infrastructure.training.core.precision import Precision, choose_precision, 
 from infrastructure.training.core.product_choice import ProductChoice, measured_choice
 from infrastructure.training.methods.check import OPTIMIZERS, SCHEDULES
 from infrastructure.training.methods.method_data import MethodData, TrlRow, read_data
-from infrastructure.training.methods.method_table import (
-    OPTIONS,
-    TOOLS,
-    RowKind,
-    TrlMethod,
-    installed_method,
-)
+from infrastructure.training.methods.method_table import TrlMethod, installed_method
 from infrastructure.training.methods.rewards import given_values, reward_functions, try_rewards
 from infrastructure.training.strategies.base_strategy import BETAS
 
@@ -113,12 +109,13 @@ class TrlTraining:
         quiet_libraries()
         self.trainer_class, self.config_class = self.installed.classes()
         self.defaults: Defaults = defaults_of(self.config_class)
-        self.source = self._find(self.config.model.name)
+        self.source = self.find(self.config.model.name)
         self.options = self._options()
-        self.tokenizer = self._load_tokenizer(self.source)
+        self.tokenizer = self.load_tokenizer(self.source)
         self._check_model()
         self.data = self._read()
-        self.rewards = reward_functions(training.rewards) if training.method in BY_REWARD else []
+        has_rewards = self.installed.method.has_rewards
+        self.rewards = reward_functions(training.rewards) if has_rewards else []
         if self.rewards:
             try_rewards(training.rewards, self.rewards, self.data.train[:NUM_TRIED])
         self.carried = carried_columns([*self.data.train, *self.data.held_out])
@@ -132,7 +129,7 @@ class TrlTraining:
             lines.append(phrase("methods.steps_share_generations", argument=reused[0]))
         return lines
 
-    def _find(self, name: str) -> ModelSource:
+    def find(self, name: str) -> ModelSource:
         source = find_source(name)
         if source.kind not in (SourceKind.FOLDER, SourceKind.HUB, SourceKind.LORA_FOLDER):
             raise InputError("methods.not_a_language_model", name=name, kind=source.kind.value)
@@ -160,7 +157,7 @@ class TrlTraining:
             model.revision,
         )
 
-    def _load_tokenizer(self, source: ModelSource) -> "PreTrainedTokenizerBase":
+    def load_tokenizer(self, source: ModelSource) -> "PreTrainedTokenizerBase":
         with offline_where_unreachable():
             has_own = any((Path(source.location) / name).is_file() for name in TOKENIZER_FILES)
             is_lora = source.kind is SourceKind.LORA_FOLDER
@@ -171,10 +168,10 @@ class TrlTraining:
         return tokenizer
 
     def _check_model(self) -> None:
-        """Check the model's maximum length, vocabulary and LoRA, and the teacher's tokenizer.
+        """Check the model's maximum length, vocabulary and LoRA, and what else the method needs.
 
         Raises:
-            ValueError: the settings do not fit the model, or the teacher model does not.
+            ValueError: the settings do not fit the model, or another model does not.
         """
         with offline_where_unreachable():
             values = load_config(self._base, self.options)
@@ -186,15 +183,7 @@ class TrlTraining:
         if lora is not None and not self._goes_on_with_lora:
             layers = without_weights(values, self.options)
             self.lora_arguments = peft_arguments(layers, lora)
-        if self.config.training.teacher is None:
-            return
-        teacher = self._find(self.config.training.teacher)
-        if self._load_tokenizer(teacher).get_vocab() != self.tokenizer.get_vocab():
-            raise InputError(
-                "methods.teacher_tokenizer_differs",
-                teacher=self.config.training.teacher,
-                model=self.config.model.name,
-            )
+        self.more = self.installed.method.parts(self)
 
     def _read(self) -> MethodData:
         place = cache_directory(self.config.cache.directory)
@@ -213,7 +202,7 @@ class TrlTraining:
         """Return the minimum number of rows for one step; TRL drops an incomplete step."""
         training = self.config.training
         answers = num_generations(self.config, self.defaults)
-        if self.installed.method.rows is not RowKind.PROMPTS:
+        if not self.installed.method.generates:
             return 1
         return max(1, int(training.batch_size) * training.gradient_accumulation // (answers or 1))
 
@@ -254,24 +243,23 @@ class TrlTraining:
         torch.manual_seed(self.config.training.seed)
         transformers.set_seed(self.config.training.seed)  # seeds LoRA's matrices or a new head
         self._hashed = hash_while_loading(self.source) if is_new else None
-        by_name = None if self._goes_on_with_lora else self._loading()
+        by_name = None if self._goes_on_with_lora else self.loading()
         parts: dict[str, Any] = {
             "model": self._with_lora() if self._goes_on_with_lora else self.source.location,
             "args": self.config_class(
                 **self.arguments,
                 eval_on_start=is_new and bool(self.data.held_out),
                 model_init_kwargs=by_name,
-                **self._of_teacher(),
+                **self.more[0],
             ),
             "train_dataset": self._dataset(datasets, self.data.train),
             "eval_dataset": self._dataset(datasets, self.data.held_out),
             "processing_class": self.tokenizer,
             "peft_config": self._lora(),
+            **self.more[1],
         }
         if self.rewards:
             parts["reward_funcs"] = [given_values(one, self.carried) for one in self.rewards]
-        if self.config.training.teacher is not None:
-            parts["teacher_model"] = self._find(self.config.training.teacher).location
         with _quiet(), offline_where_unreachable(), without_progress_bars():
             trainer = _cut_by_own_length(self.trainer_class)(**parts)
         _draw_nothing(trainer)
@@ -384,7 +372,7 @@ class TrlTraining:
             return table
         raise InputError("methods.datasets_too_old", version=version("datasets"))
 
-    def _loading(self) -> dict[str, object]:
+    def loading(self) -> dict[str, object]:
         """Return the arguments with which transformers loads the model and the reference model."""
         options = self.options
         loading: dict[str, object] = {
@@ -403,16 +391,6 @@ class TrlTraining:
         if options.trust_remote_code:
             loading["trust_remote_code"] = True
         return loading
-
-    def _of_teacher(self) -> dict[str, object]:
-        if self.config.training.teacher is None:
-            return {}
-        loading = self._loading()
-        return {
-            "teacher_model_init_kwargs": {
-                k: loading[k] for k in ("dtype", "use_safetensors", "device_map")
-            }
-        }
 
     def _with_lora(self) -> torch.nn.Module:
         """Load the base model with the existing LoRA that is trained further."""
@@ -617,8 +595,6 @@ def _is_due(count: int, every: int | None) -> bool:
 # and that table agree.
 
 LORA_FACTOR = 10  # times TRL's default learning rate, as TRL's documentation advises for adapters
-# Methods that take `max_length`. Both TRL versions in the table of `method_table` have them.
-WITH_LENGTH = ("dpo", "kto", "orpo", "reward")
 
 
 @dataclass(frozen=True)
@@ -659,7 +635,7 @@ def arguments_of(
     Raises:
         ValueError: the device does not support the configured precision.
     """
-    training, name = config.training, config.training.method
+    training, method = config.training, METHODS.get(config.training.method)
     precision = choose_precision(training.mixed_precision, device).name
     batch_size = int(training.batch_size)
     generations = num_generations(config, defaults)
@@ -696,11 +672,11 @@ def arguments_of(
     }
     if training.beta != "auto":
         arguments["beta"] = training.beta
-    if name in WITH_LENGTH:
-        arguments["max_length"] = config.data.max_length
-    else:
+    if method.generates:
         arguments["max_completion_length"] = training.max_completion_length
         arguments["temperature"] = training.temperature
+    else:
+        arguments["max_length"] = config.data.max_length
     if generations is not None:
         arguments["num_generations"] = generations
     return arguments | training.method_settings

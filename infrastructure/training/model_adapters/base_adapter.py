@@ -68,6 +68,9 @@ class Objective(Protocol):
     time_step: int | None
     draw: int
 
+    def check_model(self, model: torch.nn.Module) -> None:
+        """Raise ValueError if the model cannot attend in both directions."""
+
     def mask(self, example: TokenizedExample, *, held_out: bool = False) -> HiddenTokens:
         """Hide tokens of an example; in a held-out example, always the same tokens."""
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from infrastructure.config.base import ConfigurationError
-from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.optional import require
@@ -35,7 +34,6 @@ from infrastructure.models.packed_attention import PICTURES, model_arguments
 from infrastructure.models.packing_check import Measure
 from infrastructure.models.saving import save_model
 from infrastructure.models.token_loss import backbone
-from infrastructure.models.vision_language import template_for_parts
 from infrastructure.training.model_adapters.base_adapter import Batch
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
 
@@ -58,8 +56,6 @@ class MultimodalModelAdapter(StandardModelAdapter):
             raise ConfigurationError("models.masked_diffusion_with_images")
         manager = super()._manager()
         manager.sees = True
-        if self.training_config.enables(MULTIMODAL):
-            manager.vision = self.training_config.multimodal
         return manager
 
     def initialize_tokenizer(self) -> "PreTrainedTokenizerBase | None":
@@ -82,7 +78,7 @@ class MultimodalModelAdapter(StandardModelAdapter):
         self._pictures = PictureTokens(
             processor,
             self.model_config.name,
-            has_text_template=self.training_config.enables(MULTIMODAL),
+            has_text_template=any(change.makes_processor for change in self.changes),
             background=self.data_config.image_background,
         )
 
@@ -132,8 +128,8 @@ class MultimodalModelAdapter(StandardModelAdapter):
     def save(self, directory: Path) -> None:
         assert self.model is not None
         template = self.tokenizer.chat_template
-        if self.training_config.enables(MULTIMODAL):
-            template = template_for_parts(template, self.pictures.mark)
+        for change in self.changes:
+            template = change.template(template, self.processor)
         before, self.tokenizer.chat_template = self.tokenizer.chat_template, template
         self.processor.chat_template = template
         try:

@@ -14,7 +14,9 @@ import torch
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.checksums import write_sums
 from infrastructure.core.features import all_of
+from infrastructure.core.files import whole_directory
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
 from infrastructure.data.data_pipeline import DataPipeline, training_texts
@@ -22,8 +24,8 @@ from infrastructure.data.encoding.picture_tokens import PictureTokens
 from infrastructure.data.samples import known_tokenizer
 from infrastructure.data.serving.collate import pack, pad, padded_length
 from infrastructure.data.store.examples import EXAMPLES, TokenizedExample
-from infrastructure.models.bidirectional import check_bidirectional
 from infrastructure.models.fitting import describe_added
+from infrastructure.models.model_change import ModelChange, changes_of
 from infrastructure.models.model_inputs import attention_implementation, inner_model
 from infrastructure.models.model_manager import LoadedModel, ModelManager
 from infrastructure.models.packed_attention import use_packed_attention
@@ -33,7 +35,6 @@ from infrastructure.models.packing_check import (
     prepare_packing,
     token_embeddings,
 )
-from infrastructure.models.quantization_aware import save_rounded
 from infrastructure.models.saving import save_model
 from infrastructure.models.token_functions import metrics_by_key, own_loss
 from infrastructure.models.token_loss import TokenLoss, backbone, supervised_targets
@@ -87,12 +88,17 @@ class StandardModelAdapter(ModelAdapter):
             max_length=self.data_config.max_length,
             tokenizer_texts=lambda: training_texts(self.data_config),
             tokenizer_directory=self.saved_tokenizer,
-            needs_mask_token=self.training_config.hides_tokens,
         )
+        manager.changes = self.changes
         manager.on_disk = self.on_disk
         vocab_size = self.model_config.embedded.vocab_size
         manager.known_tokenizer = known_tokenizer(self.data_config, vocab_size)
         return manager
+
+    @property
+    def changes(self) -> list[ModelChange]:
+        """What features change about the model."""
+        return changes_of(self.model_config, self.training_config)
 
     def weight_bytes(self) -> int | None:
         return self._manager().weight_bytes()
@@ -177,7 +183,7 @@ class StandardModelAdapter(ModelAdapter):
             ValueError: the model cannot attend in both directions.
         """
         assert self.model is not None
-        check_bidirectional(self.model)
+        objective.check_model(self.model)
         self.objective, self.packs = objective, False
         config: object = getattr(inner_model(self.model), "config", None)
         window = getattr(config, "sliding_window", None) or chunk_size(self.model)
@@ -299,6 +305,9 @@ class StandardModelAdapter(ModelAdapter):
     def save(self, directory: Path) -> None:
         assert self.model is not None
         save_model(self.model, self.tokenizer, directory)
-        if (kind := self.model_config.quantization_aware) is not None:
-            rounded = directory.with_name(f"{directory.name}-{kind}")
-            save_rounded(directory, rounded, kind, self.tokenizer)
+        for change in self.changes:
+            if change.rounding is not None:
+                rounded = directory.with_name(f"{directory.name}-{change.rounding.kind}")
+                with whole_directory(rounded.resolve()) as part:
+                    change.write_rounded(directory, part, self.tokenizer)
+                    write_sums(part)

@@ -17,7 +17,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.checksums import text_hash
 from infrastructure.core.hardware import gpus, processor
-from infrastructure.core.json_text import JsonObject, JsonValue
+from infrastructure.core.json_text import JsonObject, JsonValue, as_object
 from infrastructure.core.named_object import address_of
 from infrastructure.data.store.fingerprints import tokenizer_content
 from infrastructure.models.registry import MODELS
@@ -194,11 +194,9 @@ def code_of_objects(objects: Iterable[object], named: CodeOfParts) -> JsonValue:
 def base_facts(described: JsonObject) -> dict[str, object]:
     """Return a hash of the weights from which training started, and whether they are frozen."""
     base = described.get("base_sha256") or described.get("revision")
-    tower = described.get("vision_tower")
-    if isinstance(tower, dict):  # of a model that was assembled from two
-        base = f"{base} with {tower.get('sha256') or tower.get('revision')}"
+    if second := as_object(described.get("second_base") or {}):  # assembled from two models
+        base = f"{base} with {second.get('sha256') or second.get('revision')}"
     return {
         "base_model": base,
-        "base_is_frozen": bool(described.get("lora") or described.get("extensions_train_alone"))
-        or isinstance(tower, dict),
+        "base_is_frozen": bool(described.get("lora") or second),
     }

@@ -19,7 +19,7 @@ MEMORY = {"training.enabled_extensions": ["memory"]}
         ({"training.mode": "blockwise"}, "stackwise.added_weights_with_stacks"),
         ({"training.compile_mode": "default"}, "config.added_weights_with_compile"),
         ({"training.time_step_masking": True}, "stackwise.added_weights_with_masking"),
-        ({"model.quantization_aware": "int4"}, "config.added_weights_with_qat"),
+        ({"model.quantization_aware": "int4"}, "quantization_aware.with_added_weights"),
         ({"training.mixed_precision": "fp8"}, "config.added_weights_with_fp8"),
     ],
 )

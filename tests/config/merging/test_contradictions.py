@@ -62,28 +62,26 @@ TOWER = {
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"training.multimodal.vision_tower": None}, "config.vision_encoder_not_set"),
-        ({"model.name": "embedded"}, "config.vision_encoder_on_new_model"),
+        ({"training.multimodal.vision_tower": None}, "vision_tower.not_set"),
+        ({"model.name": "embedded"}, "vision_tower.on_new_model"),
         (
             {"model.quantization": "4bit"},
-            r"vision_encoder_with_quantized_model\(quantization=4bit",
+            r"vision_tower\.with_quantized_model.*quantization=4bit",
         ),
         (
             {"model.quantization_aware": "int4"},
-            r"vision_encoder_with_qat\(quantization_aware=int4",
+            r"quantization_aware\.with_added_weights\(key=training\.enabled_extensions=multimodal",
         ),
-        ({"model.backend": "unsloth"}, "config.vision_encoder_with_unsloth"),
-        ({"training.method": "dpo"}, r"config\.vision_encoder_with_trl_method.*method=dpo"),
-        ({"model.adapter": "dialogue"}, r"config\.adapter_without_images\(adapter=dialogue"),
+        ({"model.backend": "unsloth"}, "vision_tower.with_unsloth"),
+        ({"model.adapter": "dialogue"}, r"vision_tower\.adapter_without_images.*adapter=dialogue"),
         (
             {"training.strategy": "curriculum"},
-            r"config\.strategy_with_projector_phase\(strategy=curriculum",
+            r"vision_tower\.strategy_has_phases.*strategy=curriculum",
         ),
         (
             {"training.mode": "blockwise"},
-            r"config\.strategy_with_projector_phase\(strategy=progressive",
+            r"vision_tower\.strategy_has_phases.*strategy=progressive",
         ),
-        ({"training.train_extensions_only": True}, "config.extensions_only_with_projector"),
     ],
 )
 def test_what_a_vision_encoder_cannot_be_with_is_refused(

@@ -72,7 +72,7 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
                 ({"model.backend": "unsloth"}, "config.shard_with_unsloth"),
                 (
                     {"model.quantization_aware": "int8_int4"},
-                    "config.shard_with_qat",
+                    "quantization_aware.with_sharding",
                 ),
                 (
                     {"training.compile_mode": "default"},
@@ -166,13 +166,11 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("training.gradient_checkpointing_mode", "selective", {}),
     ("training.memory.layer", 1, {}),
     ("training.multimodal.vision_tower", "some/tower", {}),
-    ("training.multimodal.projector_epochs", 3, {"training.enabled_extensions": ["memory"]}),
     ("training.memory.slots", 8, {}),
     ("training.memory.heads", 4, {}),
     ("training.memory.width", 32, {}),
     ("training.memory.store", 99, {"training.enabled_extensions": ["quantum"]}),
     ("training.extension_learning_rate", 0.1, {"training.enabled_extensions": ["quantum"]}),
-    ("training.train_extensions_only", True, {}),
     (
         "training.gradient_checkpointing_mode",
         "offload",
@@ -311,14 +309,14 @@ def test_three_sections_are_checked_as_a_whole_configuration_is(
     sections: dict[str, dict[str, Any]],
 ) -> None:
     config = DeploymentConfig(**sections)
-    with pytest.raises(ValueError, match=r"config\.vision_encoder_not_set"):
+    with pytest.raises(ValueError, match=r"vision_tower\.not_set"):
         check_sections(config.model, config.training, config.data)
 
 
 def test_sections_that_were_changed_by_hand_are_checked() -> None:
     training = TrainingConfig()
     training.enabled_extensions = ["multimodal"]
-    with pytest.raises(ValueError, match=r"config\.vision_encoder_not_set"):
+    with pytest.raises(ValueError, match=r"vision_tower\.not_set"):
         check_sections(ModelConfig(), training, DataConfig())
     lora = ModelConfig(name="some/model", lora_config=LoraConfig(r=4))
     check_sections(lora, TrainingConfig(checkpoint_frequency=5), DataConfig())

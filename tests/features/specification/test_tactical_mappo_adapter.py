@@ -155,9 +155,7 @@ def test_new_weights_are_those_of_the_seed() -> None:
     assert torch.equal(first(1), first(1))
     assert not torch.equal(first(1), first(2))
     masked = TrainingConfig(time_step_masking=True)
-    with pytest.raises(
-        ValueError, match=r"models\.masked_diffusion_needs_text\(name=tactical_mappo\)"
-    ):
+    with pytest.raises(ValueError, match=r"stackwise\.masking_needs_text\(name=tactical_mappo\)"):
         TacticalMappoAdapter(ModelConfig(name="tactical_mappo"), masked, CPU).initialize_model()
 
 

@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.registries import METHODS
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
-from infrastructure.training.methods.method_table import METHODS, installed_method
+from infrastructure.training.methods.method_table import installed_method
 from infrastructure.training.methods.trl_training import TrlTraining
 from tests.faults.kill_storm import in_child
 
@@ -151,7 +152,7 @@ def train_plainly(config: DeploymentConfig, folder: Path, kill_at: int | None = 
 
 def methods_here() -> list[str]:
     """Those that the installed TRL has; Colab's lacks distillation."""
-    return [name for name in METHODS if _is_here(name)]
+    return [name for name in METHODS.built_in if _is_here(name)]
 
 
 def _is_here(name: str) -> bool:

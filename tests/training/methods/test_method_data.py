@@ -9,6 +9,7 @@ import pytest
 from tokenizers.normalizers import Lowercase
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.methods import OPTIONS, RowKind
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.data.data_pipeline import DataPipeline
@@ -23,7 +24,6 @@ from infrastructure.training.methods.method_data import (
     read_data,
     recognise,
 )
-from infrastructure.training.methods.method_table import OPTIONS, RowKind
 from tests.conftest import train_tiny_tokenizer
 from tests.data.builders import metaspace_tokenizer
 from tests.field.test_methods import without_bytes

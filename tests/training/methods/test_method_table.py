@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.config.methods import Method, RowKind
+from infrastructure.config.registries import METHODS
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.training.methods import method_table
-from infrastructure.training.methods.method_table import METHODS, installed_method
+from infrastructure.training.methods.method_table import installed_method
 
 # Which files of trainers a version has; as in the table of docs/methods.md.
 FILES_0_29_1 = (
@@ -29,7 +31,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str) -> None
     monkeypatch.setattr(method_table, "version", lambda name: version)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", METHODS.built_in)
 def test_the_installed_version_has_every_method(name: str) -> None:
     trl = pytest.importorskip("trl")
     if trl.__version__ != "1.14.2":
@@ -37,7 +39,7 @@ def test_the_installed_version_has_every_method(name: str) -> None:
     installed = installed_method(name)
     assert installed.module == ("trl.experimental.orpo" if name == "orpo" else "trl")
     trainer, config = installed.classes()
-    assert trainer.__name__ == f"{METHODS[name].class_name}Trainer"
+    assert trainer.__name__ == f"{METHODS.get(name).class_name}Trainer"
     assert installed.own_arguments() <= set(config.__dataclass_fields__)
     assert installed.own_arguments()
 
@@ -46,7 +48,7 @@ def test_an_older_version_has_some_elsewhere_and_lacks_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, tmp_path, "0.29.1")
-    modules = {n: installed_method(n).module for n in METHODS if n != "distillation"}
+    modules = {n: installed_method(n).module for n in METHODS.built_in if n != "distillation"}
     assert modules == {
         **dict.fromkeys(("dpo", "grpo", "rloo", "reward"), "trl"),
         "kto": "trl.experimental.kto",
@@ -61,3 +63,13 @@ def test_without_trl_the_refusal_names_how_to_install_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match=r"core\.package_not_installed.*package=trl"):
         installed_method("dpo")
+
+
+def test_a_method_of_ones_own_names_its_classes() -> None:
+    trl = pytest.importorskip("trl")
+    method = Method("mine", "Mine", RowKind.PAIRS, trainer="trl:DPOTrainer", config="trl:DPOConfig")
+    with METHODS.registered("mine", method):
+        installed = installed_method("mine")
+    assert installed.classes() == (trl.DPOTrainer, trl.DPOConfig)
+    assert installed.own_arguments() >= {"beta", "max_length", "label_smoothing"}
+    assert "weight_decay" not in installed.own_arguments()

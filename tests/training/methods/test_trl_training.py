@@ -432,15 +432,6 @@ def test_a_step_takes_whole_groups_of_answers_to_prompts_that_are_there(
         TrlTraining(config, tmp_path)
 
 
-def test_a_teacher_has_the_same_tokens(tmp_path: Path, saved_llama: Path, teacher: Path) -> None:
-    if "distillation" not in methods_here():
-        pytest.skip("the installed TRL has no distillation")
-    TrlTraining(configuration("distillation", tmp_path, saved_llama, teacher), tmp_path)
-    base, _ = base_with_chatml(saved_llama, tmp_path / "other")
-    with pytest.raises(ValueError, match=r"methods\.teacher_tokenizer_differs\(teacher="):
-        TrlTraining(configuration("distillation", tmp_path, saved_llama, base), tmp_path)
-
-
 def test_what_only_rewards_read_is_the_same_in_trained_and_held_out_rows(
     tmp_path: Path, saved_llama: Path
 ) -> None:
@@ -531,21 +522,6 @@ def test_a_column_that_is_of_several_kinds_in_held_out_rows_alone_is_carried_as_
     assert training.carried == {"level"}
     write_rows(held_out, rows(1, 2, 3, 4))
     assert TrlTraining(config, tmp_path).carried == frozenset()
-
-
-@pytest.mark.skipif("distillation" not in methods_here(), reason="TRL has no distillation")
-def test_a_teacher_must_have_the_same_tokens_and_not_only_as_many(
-    tmp_path: Path, saved_llama: Path, teacher: Path
-) -> None:
-    other = shutil.copytree(teacher, tmp_path / "other")
-    file = other / "tokenizer.json"
-    content = json.loads(file.read_text())
-    vocab = content["model"]["vocab"]
-    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
-    file.write_text(json.dumps(content))
-    TrlTraining(configuration("distillation", tmp_path, saved_llama, teacher), tmp_path)
-    with pytest.raises(ValueError, match=r"methods\.teacher_tokenizer_differs\(teacher=.*other"):
-        TrlTraining(configuration("distillation", tmp_path, saved_llama, other), tmp_path)
 
 
 class Trainer:

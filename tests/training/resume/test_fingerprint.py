@@ -79,7 +79,7 @@ def test_the_tower_of_a_model_put_together_is_known_by_its_hash_or_by_its_commit
     """A folder has no commit; of a hub model whose weights were hashed, the weights decide."""
 
     def base(**tower: str | None) -> Any:
-        return base_facts({"base_sha256": "ab", "revision": "c0", "vision_tower": tower})
+        return base_facts({"base_sha256": "ab", "revision": "c0", "second_base": tower})
 
     assert base(sha256="x", revision=None) == base(sha256="x", revision=None)
     assert base(sha256="x", revision=None) != base(sha256="y", revision=None)

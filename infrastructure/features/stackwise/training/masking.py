@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import InputError
@@ -29,6 +30,7 @@ from infrastructure.data.encoding.tokenization import ConversationEncoder, Encod
 from infrastructure.data.readers.rows import Conversation
 from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.features.stackwise import registries
+from infrastructure.features.stackwise.training.bidirectional import check_bidirectional
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -216,6 +218,9 @@ class MaskedObjective:
         self.vocabulary = MaskVocabulary(mask_token_id, ordinary)
         self.time_step: int | None = None
         self.draw = 0
+
+    def check_model(self, model: torch.nn.Module) -> None:
+        check_bidirectional(model)
 
     def mask(self, example: TokenizedExample, *, held_out: bool = False) -> MaskedExample:
         """Mask an example. A held-out example always gets the same masks (draw 0).

@@ -62,5 +62,7 @@ def test_a_model_that_would_hardly_be_rounded_is_refused_before_it_is_loaded(
     """torchao passes over what is no linear layer without a word."""
     model = save_language_model(family, tmp_path / "model")
     monkeypatch.setattr(model_manager, "load_causal_lm", None)
-    with pytest.raises(ValueError, match=rf"models\.qat_few_linear_layers\(.*layer_type={kept}\)"):
+    with pytest.raises(
+        ValueError, match=rf"quantization_aware\.few_linear_layers\(.*layer_type={kept}\)"
+    ):
         trainer_of(model, tmp_path, "int4").initialize_model()

@@ -1,5 +1,6 @@
 """A mask token is the tokenizer's own, or one more, and the model has a row for it."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,19 +8,26 @@ import pytest
 import torch
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
-from infrastructure.models.mask_token import MASK_TOKEN
+from infrastructure.features.stackwise.training.mask_token import MASK_TOKEN, AddedMaskToken
 from infrastructure.models.model_manager import LoadedModel, ModelManager, load_saved
 from infrastructure.models.saving import save_model
 
 
+@pytest.fixture
+def llama_folder(saved_llama: Path, tmp_path: Path) -> Path:
+    """This test's own copy of the saved Llama."""
+    return Path(shutil.copytree(saved_llama, tmp_path / "llama"))
+
+
 def load(name: object, needs_mask_token: bool = True, **settings: Any) -> LoadedModel:
-    return ModelManager(
+    manager = ModelManager(
         ModelConfig(name=str(name), **settings),
         device=torch.device("cpu"),
         seed=0,
-        needs_mask_token=needs_mask_token,
         tokenizer_texts=lambda: ["What is 12 + 5? 17"],
-    ).load()
+    )
+    manager.changes = [AddedMaskToken()] if needs_mask_token else []
+    return manager.load()
 
 
 def with_rows(folder: Path, num_rows: int) -> Path:
@@ -49,8 +57,8 @@ def test_a_spare_row_is_taken(llama_folder: Path) -> None:
     assert loaded.model.get_input_embeddings().num_embeddings == 304  # type: ignore[operator]
     assert loaded.tokenizer.mask_token_id == 300
     assert loaded.notes == (
-        "models.mask_token_added(mask_token=<|mask|>, token_id=300,"
-        " where=models.spare_embedding_row())",
+        "stackwise.mask_token_added(mask_token=<|mask|>, token_id=300,"
+        " where=stackwise.spare_embedding_row())",
     )
 
 
@@ -60,7 +68,7 @@ def test_else_the_vocabulary_grows_by_one(llama_folder: Path, tmp_path: Path) ->
     assert plain.tokenizer.mask_token is None
     assert plain.notes == ()
     assert loaded.tokenizer.mask_token == MASK_TOKEN
-    assert "models.vocabulary_extended" in loaded.notes[0]
+    assert "stackwise.vocabulary_extended" in loaded.notes[0]
     for grown, old in zip(
         (model.get_input_embeddings(), model.get_output_embeddings()),
         (plain.model.get_input_embeddings(), plain.model.get_output_embeddings()),  # type: ignore[operator]
@@ -83,18 +91,16 @@ def test_the_embedded_model_is_made_for_it() -> None:
 
 
 def test_lora_may_use_a_spare_row_and_not_add_one(llama_folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"models\.mask_token_with_lora"):
+    with pytest.raises(ValueError, match=r"stackwise\.mask_token_with_lora"):
         load(llama_folder, lora_config=LoraConfig())
     plain = load(llama_folder, needs_mask_token=False, lora_config=LoraConfig())
     save_model(plain.model, plain.tokenizer, llama_folder.parent / "lora")
-    with pytest.raises(ValueError, match=r"models\.mask_token_with_lora"):
+    with pytest.raises(ValueError, match=r"stackwise\.mask_token_with_lora"):
         load(llama_folder.parent / "lora")
     loaded = load(with_rows(llama_folder, 301), lora_config=LoraConfig())
     assert loaded.tokenizer.mask_token_id == 300
 
 
 def test_a_model_without_text_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"models\.masked_diffusion_needs_text.*name=tactical_mappo"
-    ):
+    with pytest.raises(ValueError, match=r"stackwise\.masking_needs_text.*name=tactical_mappo"):
         load("tactical_mappo")

@@ -37,32 +37,32 @@ def check_bidirectional(model: torch.nn.Module) -> None:
     """
     inner = inner_model(model)
     attention = attention_implementation(model)
-    who = phrase("models.masked_diffusion_model", name=type(inner).__name__, attention=attention)
+    who = phrase("stackwise.masked_diffusion_model", name=type(inner).__name__, attention=attention)
     limit = leak_tolerance(compute_dtype(model))
     try:
         late, padding = late_influence(model)
     except PROBE_ERRORS as error:
         reason = " ".join(str(error).split())
         raise InputError(
-            "models.not_bidirectional",
+            "stackwise.not_bidirectional",
             who=who,
             error_type=type(error).__name__,
             reason=reason,
             remedy=_remedy(model),
         ) from error
     if padding > limit:
-        raise InputError("models.attends_to_padding", who=who, remedy=_remedy(model))
+        raise InputError("stackwise.attends_to_padding", who=who, remedy=_remedy(model))
     if not late > limit:
-        raise InputError("models.attention_stays_causal", who=who, remedy=_remedy(model))
+        raise InputError("stackwise.attention_stays_causal", who=who, remedy=_remedy(model))
 
 
 def _remedy(model: torch.nn.Module) -> str:
     config: object = getattr(inner_model(model), "config", None)
     if getattr(config, "output_router_logits", False):
-        return phrase("models.balancing_loss_reads_mask")
+        return phrase("stackwise.balancing_loss_reads_mask")
     if attention_implementation(model) not in ("sdpa", "eager", "temper_packed", None):
-        return phrase("models.set_sdpa")
-    return phrase("models.choose_bidirectional_model")
+        return phrase("stackwise.set_sdpa")
+    return phrase("stackwise.choose_bidirectional_model")
 
 
 @torch.no_grad()

@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from infrastructure.models.bidirectional import check_bidirectional, late_influence
+from infrastructure.features.stackwise.training.bidirectional import (
+    check_bidirectional,
+    late_influence,
+)
 from infrastructure.models.model_inputs import bidirectional_mask
 from infrastructure.models.packed_attention import model_arguments, use_packed_attention
 from tests.models.architectures import HEAD_DIM, SIZES, VOCAB_SIZE, WINDOW, tiny_model
@@ -59,7 +62,7 @@ def test_without_the_mask_a_decoder_is_found_out(
         return plain_forward(input_ids, **kwargs)
 
     monkeypatch.setattr(model, "forward", forward_that_passes_the_mask_by)
-    with pytest.raises(ValueError, match=r"models\.attention_stays_causal"):
+    with pytest.raises(ValueError, match=r"stackwise\.attention_stays_causal"):
         check_bidirectional(model)
 
 
@@ -72,7 +75,7 @@ def test_padding_that_is_seen_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return plain_forward(input_ids, attention_mask=attention_mask == 0, **kwargs)
 
     monkeypatch.setattr(model, "forward", forward)
-    with pytest.raises(ValueError, match=r"models\.attends_to_padding"):
+    with pytest.raises(ValueError, match=r"stackwise\.attends_to_padding"):
         check_bidirectional(model)
 
 
@@ -81,7 +84,7 @@ def test_padding_that_is_seen_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     [("bloom", "not_bidirectional"), ("qwen3_moe_balanced", "balancing_loss_reads_mask")],
 )
 def test_a_model_that_takes_no_such_mask_is_refused(architecture: str, refusal: str) -> None:
-    with pytest.raises(ValueError, match=rf"models\.{refusal}"):
+    with pytest.raises(ValueError, match=rf"stackwise\.{refusal}"):
         check_bidirectional(tiny_model(architecture))
 
 

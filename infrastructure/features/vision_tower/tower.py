@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from infrastructure.config.sections.multimodal_config import MultimodalConfig
 from infrastructure.core.checksums import text_hash
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
-from infrastructure.models.mask_token import add_row
+from infrastructure.features.vision_tower.checks import SUCH_AS, check_tower
+from infrastructure.features.vision_tower.config import MULTIMODAL
+from infrastructure.models.model_change import ModelChange
 from infrastructure.models.model_inputs import (
     PROBE_ERRORS,
+    PROJECTOR,
     language_model,
     logits_of,
     probing,
@@ -35,16 +37,17 @@ from infrastructure.models.saved_model import (
     weights_sha256,
 )
 from infrastructure.models.source import find_source
-from infrastructure.models.tower_folder import SUCH_AS, TOWER, check_tower
 from infrastructure.models.transformers_backend import (
     SEEING,
     LoadOptions,
     class_names,
     hub_arguments,
     load_any_config,
+    load_tokenizer,
     load_weights,
     shortened,
 )
+from infrastructure.models.vocabulary import add_row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -98,19 +101,67 @@ class VisionTower:
         return "default" if self.num_features > self.num_patches else "full"
 
 
-def find_tower(vision: MultimodalConfig, options: LoadOptions) -> VisionTower:
-    """Find the configured vision encoder, and test it on the meta device, without weights.
+class AddedTower(ModelChange):
+    """The change that adds the vision encoder `name` to a text model, with a new projector."""
+
+    makes_processor = True
+    trains_in_full = (PROJECTOR,)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tower: VisionTower | None = None
+        self.made: Any = None  # the processor
+
+    def check_source(self, source: ModelSource, name: str) -> None:
+        if source.kind not in (SourceKind.FOLDER, SourceKind.HUB):
+            is_lora = source.kind is SourceKind.LORA_FOLDER
+            reason = phrase("vision_tower.is_unmerged_lora") if is_lora else "is not one"
+            raise InputError("vision_tower.needs_text_model", name=name, reason=reason)
+
+    def check_base(self, base: ModelSource, options: LoadOptions, name: str) -> None:
+        check_text_only(load_any_config(base, options), name)
+
+    def processor(self, base: ModelSource, options: LoadOptions) -> Any:
+        self.tower = find_tower(self.name, options)
+        self.made = make_processor(load_tokenizer(base, options), self.tower)
+        return self.made
+
+    def apply(
+        self, model: torch.nn.Module, tokenizer: object, options: LoadOptions, *, may_grow: bool
+    ) -> torch.nn.Module:
+        assert self.tower is not None  # `processor` has been called
+        return put_together(model, self.tower, self.made, options)
+
+    def facts(self) -> JsonObject:
+        assert self.tower is not None  # `processor` has been called
+        return {"second_base": tower_facts(self.tower)}
+
+    def template(self, template: str | None, processor: Any) -> str | None:
+        return template_for_parts(template, processor.image_token)
+
+
+def change(config: Any) -> AddedTower | None:
+    """Return the change to the model that the extension `multimodal` makes."""
+    if not config.training.enables(MULTIMODAL):
+        return None
+    name = config.training.multimodal.vision_tower
+    if name is None:
+        raise InputError("vision_tower.not_set")
+    return AddedTower(name)
+
+
+def find_tower(name: str, options: LoadOptions) -> VisionTower:
+    """Find a vision encoder, and test it on the meta device, without weights.
 
     Raises:
         ValueError: it is missing, is not a vision model, or has no image processor.
     """
-    source = tower_source(vision)
+    source = tower_source(name)
     config = load_any_config(source, options)
     config = getattr(config, "vision_config", config)
     if not hasattr(config, "patch_size") or not hasattr(config, "image_size"):
         raise InputError(
-            "models.vision_encoder_without_patches",
-            key=TOWER,
+            "vision_tower.without_patches",
             location=source.location,
             model_type=config.model_type,
         )
@@ -123,8 +174,7 @@ def find_tower(vision: MultimodalConfig, options: LoadOptions) -> VisionTower:
     features = states[layer]
     if features.ndim != 3 or features.shape[1] < num_patches or num_patches == 0:
         raise InputError(
-            "models.vision_features_shape",
-            key=TOWER,
+            "vision_tower.shape_of_features",
             location=source.location,
             shape=list(features.shape),
             num_patches=num_patches,
@@ -133,15 +183,12 @@ def find_tower(vision: MultimodalConfig, options: LoadOptions) -> VisionTower:
     return VisionTower(source, config, image_processor, features.shape[1], num_patches, size, layer)
 
 
-def tower_source(vision: MultimodalConfig) -> ModelSource:
-    """Return where the configured vision encoder is loaded from, without reading its weights.
+def tower_source(name: str) -> ModelSource:
+    """Return where a vision encoder is loaded from, without reading its weights.
 
     Raises:
         ValueError: it is not found, or is not a folder of a transformers model.
     """
-    name = vision.vision_tower
-    if name is None:
-        raise InputError("config.vision_encoder_not_set")
     check_tower(name)
     # model.revision is that of the text model, which is another repository
     return replace(find_source(name), revision="main")
@@ -155,7 +202,9 @@ def load_image_processor(source: ModelSource, options: LoadOptions) -> Any:
     """
     require("PIL", "data.decode_images")
     # not by the name that the package exports, which needs torchvision
-    auto = require("transformers.models.auto.image_processing_auto", "models.load_image_processor")
+    auto = require(
+        "transformers.models.auto.image_processing_auto", "vision_tower.load_image_processor"
+    )
     # of the two kinds the one without torchvision, so that all machines see the same pixels
     try:
         return auto.AutoImageProcessor.from_pretrained(
@@ -164,8 +213,7 @@ def load_image_processor(source: ModelSource, options: LoadOptions) -> Any:
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         reason = shortened(" ".join(str(error).split()))
         raise InputError(
-            "models.image_processor_not_loaded",
-            key=TOWER,
+            "vision_tower.image_processor_not_loaded",
             location=source.location,
             reason=reason,
         ) from error
@@ -183,7 +231,7 @@ def _pixels(source: ModelSource, image_processor: Any) -> torch.Tensor:
         for size in PROBED_SIZES
     ]
     if len({tuple(pixels.shape) for pixels in made}) > 1 or made[0].ndim != 4:
-        raise InputError("models.image_size_varies", key=TOWER, location=source.location)
+        raise InputError("vision_tower.image_size_varies", location=source.location)
     return made[0]
 
 
@@ -200,8 +248,7 @@ def _hidden_states(
     except (*PROBE_ERRORS, ImportError) as error:
         reason = shortened(" ".join(str(error).split()))
         raise InputError(
-            "models.vision_encoder_probe_failed",
-            key=TOWER,
+            "vision_tower.probe_failed",
             location=source.location,
             reason=reason,
             remedy=phrase(SUCH_AS),
@@ -217,7 +264,7 @@ def check_text_only(config: "PreTrainedConfig", name: str) -> None:
     saved_as = (getattr(config, "architectures", None) or [""])[0]
     if hasattr(config, "vision_config") or saved_as in class_names(SEEING):
         raise InputError(
-            "models.model_already_reads_images",
+            "vision_tower.model_reads_images",
             name=name,
             model_class=saved_as or config.model_type,
         )
@@ -236,7 +283,7 @@ def make_processor(tokenizer: "PreTrainedTokenizerBase", tower: VisionTower) -> 
         tokenizer.add_tokens([added], special_tokens=True)
     ids = tokenizer(f"a{mark}b", add_special_tokens=False)["input_ids"]
     if ids.count(tokenizer.convert_tokens_to_ids(mark)) != 1:
-        raise InputError("models.image_token_is_split", token=mark)
+        raise InputError("vision_tower.image_token_is_split", token=mark)
     return transformers.LlavaProcessor(
         image_processor=tower.image_processor,
         tokenizer=tokenizer,
@@ -287,7 +334,7 @@ def put_together(
     is_plain = isinstance(head, torch.nn.Linear) and head.bias is None
     if type(base) is not kind or not is_plain:
         raise InputError(
-            "models.text_model_not_llava_like", name=name, model_class=type(text).__name__
+            "vision_tower.text_model_not_llava_like", name=name, model_class=type(text).__name__
         )
     with torch.device(options.device):
         projector = modeling.LlavaMultiModalProjector(config)
@@ -326,8 +373,7 @@ def _load_tower(tower: VisionTower, options: LoadOptions) -> torch.nn.Module:
     }
     if missing:
         raise InputError(
-            "models.vision_weights_lack_tensors",
-            key=TOWER,
+            "vision_tower.weights_lack_tensors",
             location=tower.source.location,
             count=len(missing),
             name=min(missing),
@@ -343,7 +389,7 @@ def _check_same_text(text: torch.nn.Module, model: torch.nn.Module, name: str) -
     difference = relative_difference(after, before)
     if difference > tolerance(before.dtype):
         raise InputError(
-            "models.text_logits_differ_in_llava",
+            "vision_tower.text_logits_differ",
             name=name,
             difference=difference,
             model_class=type(text).__name__,
@@ -352,7 +398,7 @@ def _check_same_text(text: torch.nn.Module, model: torch.nn.Module, name: str) -
 
 def tower_facts(tower: VisionTower) -> JsonObject:
     """Return hashes of the vision encoder's weights and of its image processor."""
-    facts: JsonObject = {"image_processor": text_hash(tower.image_processor.to_dict())}
+    facts: JsonObject = {"processor": text_hash(tower.image_processor.to_dict())}
     if tower.source.kind is SourceKind.FOLDER:
         return {**facts, "sha256": weights_sha256(weight_files(tower.source.folder))}
     return {**facts, "revision": getattr(tower.config, "_commit_hash", None)}

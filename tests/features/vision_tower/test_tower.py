@@ -14,16 +14,16 @@ from transformers import (
 )
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
-from infrastructure.config.sections.multimodal_config import MultimodalConfig
-from infrastructure.models.model_inputs import vision_tower
-from infrastructure.models.model_manager import LoadedModel, ModelManager
-from infrastructure.models.saving import save_model
-from infrastructure.models.transformers_backend import LoadOptions
-from infrastructure.models.vision_language import (
+from infrastructure.features.vision_tower.tower import (
+    AddedTower,
     find_tower,
     template_for_parts,
     tower_facts,
 )
+from infrastructure.models.model_inputs import vision_tower
+from infrastructure.models.model_manager import LoadedModel, ModelManager
+from infrastructure.models.saving import save_model
+from infrastructure.models.transformers_backend import LoadOptions
 from tests.training.seeing_models import (
     TEXT,
     picture,
@@ -47,10 +47,10 @@ def tower(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tower(tmp_path_factory.mktemp("models") / "tower")
 
 
-def manager_of(text: Path, tower: Path | None, **settings: Any) -> ModelManager:
+def manager_of(text: Path, tower: Path, **settings: Any) -> ModelManager:
     manager = ModelManager(ModelConfig(name=str(text), **settings), device=CPU, seed=0)
     manager.sees = True
-    manager.vision = MultimodalConfig(vision_tower=None if tower is None else str(tower))
+    manager.changes = [AddedTower(str(tower))]
     return manager
 
 
@@ -70,7 +70,7 @@ def saved_and_loaded(manager: ModelManager, made: LoadedModel, folder: Path) -> 
 )
 def test_what_towers_give_for_a_picture(kind: str, extra: int, text: Path, tmp_path: Path) -> None:
     folder = save_tower(tmp_path / "tower", kind)
-    tower = find_tower(MultimodalConfig(vision_tower=str(folder)), OPTIONS)
+    tower = find_tower(str(folder), OPTIONS)
     assert (tower.num_patches, tower.num_features) == (4, 4 + extra)
     assert tower.strategy == ("default" if extra else "full")
     assert type(tower.image_processor).__name__.endswith("Pil")
@@ -83,10 +83,10 @@ def test_what_towers_give_for_a_picture(kind: str, extra: int, text: Path, tmp_p
     folder.joinpath("preprocessor_config.json").write_text(
         folder.joinpath("preprocessor_config.json").read_text().replace("0.", "0.9", 1)
     )
-    other = tower_facts(find_tower(MultimodalConfig(vision_tower=str(folder)), OPTIONS))
-    assert facts.keys() == other.keys() == {"image_processor", "sha256"}
+    other = tower_facts(find_tower(str(folder), OPTIONS))
+    assert facts.keys() == other.keys() == {"processor", "sha256"}
     assert facts["sha256"] == other["sha256"]
-    assert facts["image_processor"] != other["image_processor"]
+    assert facts["processor"] != other["processor"]
 
 
 def test_the_text_model_stays_what_it_was_and_its_vocabulary_grows_by_the_mark(
@@ -100,7 +100,7 @@ def test_the_text_model_stays_what_it_was_and_its_vocabulary_grows_by_the_mark(
     ids = torch.arange(9)[None]
     with torch.no_grad():
         torch.testing.assert_close(made.model.eval()(ids).logits, before.eval()(ids).logits)
-    assert made.description["vision_tower"]["sha256"]  # type: ignore[index,call-overload]
+    assert made.description["second_base"]["sha256"]  # type: ignore[index,call-overload]
     again = manager_of(text, tower).load().model
     same = zip(made.model.parameters(), again.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in same)
@@ -164,15 +164,14 @@ def test_what_cannot_be_put_together_is_refused_by_name(
     as_tower = save_text_model(tmp_path / "as_tower")
     CLIPImageProcessorPil().save_pretrained(as_tower)
     for model, seeing, sentence in (
-        (text, None, "config.vision_encoder_not_set"),
-        (text, tmp_path / "nowhere", "models.vision_encoder_unusable"),
-        (text, as_tower, "models.vision_encoder_without_patches"),
-        (text, torn, "models.image_processor_missing"),
-        (text, free, "models.image_size_varies"),
-        (text, large, "models.vision_encoder_probe_failed"),
-        (phi, tower, "models.text_model_not_llava_like"),
-        (llava, tower, "models.model_already_reads_images"),
-        (Path("embedded"), tower, "models.vision_needs_text_model"),
+        (text, tmp_path / "nowhere", "vision_tower.unusable"),
+        (text, as_tower, "vision_tower.without_patches"),
+        (text, torn, "vision_tower.image_processor_missing"),
+        (text, free, "vision_tower.image_size_varies"),
+        (text, large, "vision_tower.probe_failed"),
+        (phi, tower, "vision_tower.text_model_not_llava_like"),
+        (llava, tower, "vision_tower.model_reads_images"),
+        (Path("embedded"), tower, "vision_tower.needs_text_model"),
     ):
         with pytest.raises(ValueError, match=sentence):
             manager_of(model, seeing).load()

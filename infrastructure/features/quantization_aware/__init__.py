@@ -1,0 +1,1 @@
+"""Quantization-aware training: a model that learns with rounded weights."""

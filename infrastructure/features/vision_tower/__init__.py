@@ -1,0 +1,1 @@
+"""A vision encoder that is added to a text model, and its training."""
