@@ -454,7 +454,10 @@ ACTIONS: dict[str, tuple[str, Action]] = {
     ),
     "verify": ("verify every byte of a run, here and at its backup destination", verify),
     RESTORE: ("restore a run from its backup destination into the folder of runs", restore),
-    PRUNE: ("remove the checkpoints that the retention settings do not keep", prune),
+    PRUNE: (
+        "remove old checkpoints, here and at the backup destination, beyond those to keep",
+        prune,
+    ),
     "status": (
         "show what is backed up, and what you would lose if this machine disappeared now",
         status,

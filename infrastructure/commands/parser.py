@@ -78,7 +78,7 @@ class CommandParser(argparse.ArgumentParser):
         lines = [f"usage: {self.prog} COMMAND [flags]", "", str(self.description)]
         for heading, commands in groups.items():
             lines += ["", f"{heading}:"]
-            lines += [f"  {name:<12}{text}" for name, text in commands.items()]
+            lines += [f"  {name:<13}{text}" for name, text in commands.items()]
         flags = [", ".join(a.option_strings) for a in self._actions if a.option_strings]
         return "\n".join([*lines, "", f"Flags: {', '.join(flags)}", str(self.epilog), ""])
 

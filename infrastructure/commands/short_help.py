@@ -33,7 +33,7 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
     },
     "data": {
         "data.eval_path": ("FILE", "held-out data (default: a part of DATA)"),
-        "data.max_length": ("N", f"longest example, in tokens ({DEFAULT})"),
+        "data.max_length": ("N", f"maximum length of an example, in tokens ({DEFAULT})"),
         "data.train_on": ("answers|last_answer|all", f"tokens that are trained on ({DEFAULT})"),
     },
     "training": {
@@ -63,7 +63,7 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
         "training.checkpoint_frequency": ("N", "save a checkpoint every N optimizer steps"),
         "training.metrics_sinks": (
             "NAMES",
-            f"where metrics are written; jsonl: always ({DEFAULT})",
+            f"where metrics are written, besides jsonl ({DEFAULT})",
         ),
         "new_run": ("", "start a new run even if one could be resumed"),
     },
@@ -75,7 +75,9 @@ INHERITED = {
     "temper eval": (("data.max_length", "data.train_on"), IN_MODELS_RUN),
     "temper resume": (SETTINGS - {"output_dir"}, IN_RUN),
 }
-_AS_IN_TRAIN = "Takes the settings of `temper train`, including those that matter only there."
+_AS_IN_TRAIN = (
+    "Accepts the settings of `temper train`; those that matter only to a run have no effect."
+)
 NOTES = {
     **dict.fromkeys(("temper check", "temper tune", "temper config"), _AS_IN_TRAIN),
     "temper resume": "Each flag changes that setting of the run; all other settings keep their"
@@ -158,13 +160,13 @@ def _width() -> int:
 
 
 def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _width())
+    return textwrap.wrap(text, _width(), break_on_hyphens=False)
 
 
 def _entry(name: str, text: str) -> list[str]:
     """Format an option and its description, on several lines if the terminal is narrow."""
     width = _width()
-    lines = textwrap.wrap(text, width - FLAG_WIDTH - 2) or [""]
+    lines = textwrap.wrap(text, width - FLAG_WIDTH - 2, break_on_hyphens=False) or [""]
     first, *rest = lines
     if len(name) >= FLAG_WIDTH:
         return [f"  {name}", *(" " * (FLAG_WIDTH + 2) + line for line in lines)]

@@ -175,7 +175,8 @@ class DeploymentConfig(FieldsOfFeatures):
     )
     cuda_visible_devices: Annotated[str | None, BeforeValidator(_device_list)] = Field(
         default=None,
-        description='GPUs that this run may use, such as "0"; empty text: no GPU; none: no limit.',
+        description='GPUs that this run may use, such as "0"; an empty string: no GPU;'
+        " none: no limit.",
     )
     num_processes: Count | Auto = Field(
         default=1,
@@ -203,7 +204,7 @@ class DeploymentConfig(FieldsOfFeatures):
     )
     enable_backups: bool = Field(
         default=True,
-        description="Back up checkpoints to a destination that survives the loss of this machine.",
+        description="Back up checkpoints to {=backup.place}, if it is set; false: never.",
     )
     enable_testing: bool = Field(
         default=True,

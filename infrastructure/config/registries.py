@@ -18,7 +18,7 @@ STRATEGIES: Registry[Any] = Registry(
     ("standard", "finetune"),
     decides=True,
 )
-# training.strategies.optimizers
+# training.strategies.base_strategy, as are the schedulers
 OPTIMIZERS: Registry[Any] = Registry(
     "optimizer",
     "temper.optimizers",
@@ -46,7 +46,7 @@ LOSSES: Registry[Any] = Registry("loss", "temper.losses", ("cross_entropy",), de
 METRICS: Registry[Any] = Registry("metric", "temper.metrics")
 # training.extensions.extension_manager
 EXTENSIONS: Registry[Any] = Registry("extension", "temper.extensions", decides=True)
-# deployment.export_formats
+# deployment.export_request
 EXPORT_FORMATS: Registry[Any] = Registry("export format", "temper.export_formats", ("safetensors",))
 # data.readers.sources
 FORMATS: Registry[Any] = Registry(

@@ -201,7 +201,7 @@ def _answer(
 
 @dataclass(frozen=True)
 class MeasuredRows:
-    """One measured number with its interval, and the number of rows it covers."""
+    """A measured number with its confidence interval, and the number of rows it was measured on."""
 
     interval: Interval
     num_rows: int

@@ -31,8 +31,8 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a sharded tensor, which shares its memory. Return other tensors
-    unchanged.
+    """Return this rank's shard of a sharded tensor, as a view of the same memory. Return other
+    tensors unchanged.
     """
     part: Callable[[], torch.Tensor] | None = getattr(tensor, "to_local", None)
     return tensor if part is None else part()

@@ -40,7 +40,8 @@ class BackupConfig(ConfigSection):
     )
     finish_seconds: NotNegative = Field(
         default=900.0,
-        description="Longest wait until the last backup is confirmed, in seconds.",
+        description="Longest wait at the end of a run until its last backup is"
+        " confirmed, in seconds.",
     )
     allow_missing_place: bool = Field(
         default=False,

@@ -59,13 +59,20 @@ class DataConfig(ConfigSection):
         default="auto",
         description="Format of a row: auto, prompt, alpaca, sharegpt, messages, text, qa.",
     )
-    prompt_column: str | None = Field(default=None, description="Column with the prompt.")
-    answer_column: str | None = Field(default=None, description="Column with the answer.")
+    prompt_column: str | None = Field(
+        default=None, description="Column with the prompt; none: detected."
+    )
+    answer_column: str | None = Field(
+        default=None, description="Column with the answer; none: detected."
+    )
     context_column: str | None = Field(
         default=None,
-        description="Column with the context of a question; it is placed below the question.",
+        description="Column with the context of a question, which is placed below it;"
+        " none: detected.",
     )
-    text_column: str | None = Field(default=None, description="Column with plain text.")
+    text_column: str | None = Field(
+        default=None, description="Column with plain text; none: detected."
+    )
     image_column: str = Field(
         default="auto",
         description="Column with images; auto: detected by name and content; none: not used.",
@@ -77,12 +84,14 @@ class DataConfig(ConfigSection):
         default=None, description="Column with the kind of task; results are shown by task."
     )
     max_length: Annotated[int, Ge(2), Le(1 << 20)] = Field(
-        default=512, description="Longest example, in tokens."
+        default=512,
+        description="Maximum length of an example, in tokens; longer ones: see"
+        " {=data.over_length}.",
     )
     over_length: Literal["keep_start", "truncate", "quarantine"] = Field(
         default="keep_start",
-        description="Too long rows; keep_start: cut the end; truncate: cut the prompt start;"
-        " quarantine: skip.",
+        description="Overlong rows; keep_start: cut the end; truncate: cut the prompt"
+        " start; quarantine: skip.",
     )
     packing: bool = Field(
         default=True,
@@ -124,13 +133,12 @@ class DataConfig(ConfigSection):
     )
     max_bad_rows_percent: Annotated[Percent, SAME_RESULT] = Field(
         default=5.0,
-        description="Stop above this percentage of unusable rows; not set: or above 1 %"
-        " with lost answer text.",
+        description="Stop above this percentage of unusable rows; not set: also if"
+        " over 1 % lose answer text.",
     )
     accept_small_data: Annotated[bool, SAME_RESULT] = Field(
         default=False,
-        description="Do not ask before training on a single row, or on a folder with only a"
-        " readme.",
+        description="Allow training on a single row, or on a folder that contains only a README.",
     )
     chat_template: Annotated[str | None, PathLike] = Field(
         default=None,

@@ -119,14 +119,15 @@ class ModelConfig(FieldsOfFeatures):
     help_note: ClassVar[str] = (
         "{=model.adapter} says what the rows are. standard: text. dialogue: conversations, with"
         " separate metrics for later answers. multimodal: texts with images. tactical_mappo: only"
-        " for the model of that name, a small example game that needs no data. auto: multimodal if"
+        " for the example model of that name, which learns a small game without data."
+        " auto: multimodal if"
         " the rows have images, and standard if not."
     )
 
     name: PathText = Field(
         default="embedded",
-        description="Model to train: a folder, a Hub name or a name that you registered;"
-        " embedded: a small one.",
+        description="Model to train: a folder, a Hub name or a registered name;"
+        " embedded: a new small model.",
     )
     backend: Literal["auto", "transformers", "unsloth"] = Field(
         default="auto",
@@ -138,8 +139,8 @@ class ModelConfig(FieldsOfFeatures):
         RegisteredName(ADAPTERS, ("auto",), is_late=True),
     ] = Field(
         default="auto",
-        description="Input kind (not LoRA); standard: text; dialogue: chats; multimodal:"
-        " images; auto: by data.",
+        description="Kind of input; standard: text; dialogue: chats; multimodal:"
+        " images; auto: as in the data.",
     )
     train_vision: bool = Field(
         default=False,

@@ -135,7 +135,10 @@ class MonitorConfig(MonitorFields):
         SplitCommas,
         EachOnce,
         RegisteredName(ALERT_SINKS),
-        Allowed(f"a list of {', '.join(ALERT_SINKS.built_in)}, or a name of your own, each once"),
+        Allowed(
+            f"a list of {', '.join(ALERT_SINKS.built_in)}, or a name of your own,"
+            " without duplicates"
+        ),
     ] = Field(
         default=["console", "log"],
         description="Where alerts are sent.",
@@ -156,7 +159,8 @@ class GpuResources(ConfigSection):
     )
     compute_capability: Positive | None = Field(
         default=None,
-        description="Minimum CUDA compute capability of the GPU, such as 8.0; none: any.",
+        description="Refuse a GPU below this CUDA compute capability, such as 8.0;"
+        " none: accept any.",
     )
 
 

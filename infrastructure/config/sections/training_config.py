@@ -129,7 +129,8 @@ class TrainingConfig(FieldsOfFeatures):
         SplitCommas,
         EachOnce,
         Allowed(
-            "a list of exact_answer, format=REGEX, json_schema=FILE or module:function, each once"
+            "a list of exact_answer, format=REGEX, json_schema=FILE or"
+            " module:function, without duplicates"
         ),
         _BY_REWARD,
     ] = Field(
@@ -166,8 +167,8 @@ class TrainingConfig(FieldsOfFeatures):
     )
     strategy: Annotated[str, RegisteredName(STRATEGIES, ("auto",))] = Field(
         default="auto",
-        description="How layers train; standard: all alike; finetune: can differ by layer; auto: as"
-        " needed.",
+        description="How layers train; standard: all alike; finetune: with rates by"
+        " layer; auto: as needed.",
     )
     num_epochs: Count | Auto = Field(
         default="auto",
@@ -188,8 +189,8 @@ class TrainingConfig(FieldsOfFeatures):
     )
     learning_rate: Annotated[float, Gt(0), Le(10)] | Auto = Field(
         default="auto",
-        description="Peak learning rate; auto: 2e-5, with LoRA 2e-4, for the embedded model"
-        " by its width.",
+        description="Peak learning rate; auto: 2e-5; LoRA: 2e-4; embedded model:"
+        " depends on its width.",
     )
     weight_decay: Share = Field(
         default=0.01, description="Decoupled weight decay of matrices; biases and norms have none."
@@ -222,8 +223,8 @@ class TrainingConfig(FieldsOfFeatures):
         Literal["all", "selective", "offload"], SAME_RESULT, _CHECKPOINTED, _TRANSFORMERS
     ] = Field(
         default="all",
-        description="Blocks to recompute; selective: every second; offload: all, inputs kept in"
-        " main memory.",
+        description="Blocks to recompute; selective: every other; offload: all, inputs"
+        " kept in main memory.",
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "auto"] | None = Field(
         default=None,
@@ -231,8 +232,8 @@ class TrainingConfig(FieldsOfFeatures):
     )
     shard: Annotated[Literal["auto", "no", "yes", "offload"], SAME_RESULT] = Field(
         default="auto",
-        description="Shard the model over processes; auto: if it needs that; offload: shards in"
-        " main memory.",
+        description="Shard the model across processes; auto: only if it must; offload:"
+        " shards in main memory.",
     )
     memory_efficient_attention: bool | None = Field(
         default=None,
@@ -280,7 +281,7 @@ class TrainingConfig(FieldsOfFeatures):
     )
     deadline: Annotated[TimeLimit | None, SAME_RESULT] = Field(
         default=None,
-        description="Save and stop before this much time has passed since the start; none: never.",
+        description="Save and stop before this command has run for this long; none: never.",
     )
     validation_interval: Count | None = Field(
         default=1, description="Evaluate on held-out data every N epochs; none: only at the end."
@@ -297,8 +298,8 @@ class TrainingConfig(FieldsOfFeatures):
     )
     log_frequency: Annotated[Count, SAME_RESULT] = Field(
         default=1,
-        description="Log metrics every N optimizer steps; on a GPU, each logging waits for"
-        " the device.",
+        description="Log metrics every N optimizer steps; on a GPU, training waits for"
+        " the device each time.",
     )
     early_stopping_patience: Annotated[Count | None, _HOLDS_OUT] = Field(
         default=None,
@@ -314,8 +315,8 @@ class TrainingConfig(FieldsOfFeatures):
         RegisteredName(EXTENSIONS, is_late=True),
     ] = Field(
         default=[],
-        description="Extensions to enable, in this order, such as memory,quantum; also your"
-        " own observers.",
+        description="Extensions to enable, in this order, such as memory,quantum; your"
+        " own and observers too.",
     )
     extension_learning_rate: Annotated[Annotated[float, Gt(0), Le(10)] | Auto, _ADDS_WEIGHTS] = (
         Field(
@@ -332,7 +333,9 @@ class TrainingConfig(FieldsOfFeatures):
         SplitCommas,
         EachOnce,
         RegisteredName(SINKS),
-        Allowed(f"a list of {', '.join(SINKS.built_in)}, or a name of your own, each once"),
+        Allowed(
+            f"a list of {', '.join(SINKS.built_in)}, or a name of your own, without duplicates"
+        ),
         SAME_RESULT,
     ] = Field(
         default=["console", "jsonl", "csv", *default_plugins(SINKS.group)],
@@ -347,7 +350,10 @@ class TrainingConfig(FieldsOfFeatures):
         SplitCommas,
         EachOnce,
         RegisteredName(METRICS),
-        Allowed("a list of your own functions, as registered names or module:function, each once"),
+        Allowed(
+            "a list of your own functions, as registered names or module:function, without"
+            " duplicates"
+        ),
         SAME_RESULT,
     ] = Field(default=[], description="Additional metrics, averaged over held-out tokens.")
     settings: Annotated[

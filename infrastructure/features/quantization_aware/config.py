@@ -14,6 +14,6 @@ class QuantizationAwareModel(ConfigSection):
 
     quantization_aware: Literal["int4", "int8_int4"] | None = Field(
         default=None,
-        description="Train for quantization; int4: 4-bit weights; int8_int4: also 8-bit"
-        " activations.",
+        description="Quantization-aware training; int4: 4-bit weights; int8_int4: also"
+        " 8-bit activations.",
     )

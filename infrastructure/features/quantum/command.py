@@ -1,4 +1,4 @@
-"""`temper quantum solve`: find the lowest energy of a problem in a file."""
+"""`temper quantum solve`: find the lowest energy of a QUBO that is read from a file."""
 
 import argparse
 from pathlib import Path

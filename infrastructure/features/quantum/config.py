@@ -39,8 +39,9 @@ class QuantumConfig(ConfigSection):
 
     prefix: ClassVar[str] = "quantum"
     help_note: ClassVar[str] = (
-        "The quantum step selects training data by solving a QUBO (a binary optimization problem)"
-        " on this machine. {=training.optimization_frequency:N} runs it every N steps;"
+        "The quantum step selects training examples, or the blocks to train, by solving a QUBO (a"
+        " binary optimization problem) on this machine. {=training.optimization_frequency:N}"
+        " runs it every N steps;"
         " {=training.enabled_extensions:quantum} alone runs it once, at the start."
     )
     used_when: ClassVar[tuple[UsedWhen, ...]] = (
@@ -81,7 +82,8 @@ class QuantumConfig(ConfigSection):
     )
     solver: str = Field(
         default="auto",
-        description="QUBO solver, a dimod sampler; auto: chosen by size and density.",
+        description="QUBO solver: a dimod sampler, such as exact; auto: by the"
+        " problem's size and density.",
     )
     max_qubits: Count = Field(
         default=5000, description="Largest problem that the quantum step solves, in variables."
@@ -93,7 +95,7 @@ class QuantumConfig(ConfigSection):
         list[str],
         SplitCommas,
         EachOnce,
-        Allowed('a list of names, each once, such as "dense_annealer,exact"'),
+        Allowed('a list of different names, such as "dense_annealer,exact"'),
     ] = Field(default=[], description="Solvers to try if the first one fails, in this order.")
 
     def samplers(self) -> list[tuple[str, str]]:

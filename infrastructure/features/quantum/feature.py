@@ -20,7 +20,11 @@ FEATURE = Feature(
             "quantum": f"{_HERE}.training.quantum_extension:QuantumExtension",
         }
     },
-    commands={"quantum": Command(f"{_HERE}.command", "solve a binary problem in a file", "More")},
+    commands={
+        "quantum": Command(
+            f"{_HERE}.command", "solve a binary optimization problem (QUBO) from a file", "More"
+        )
+    },
     contradictions=f"{_HERE}.checks:CONTRADICTIONS",
     facts={"quantum_step": f"{_HERE}.checks:problem_of"},
     checks=f"{_HERE}.checks:problems",

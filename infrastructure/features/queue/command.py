@@ -39,7 +39,7 @@ def add_arguments(parser: CommandParser) -> None:
 def _add_training(parser: CommandParser) -> None:
     parser.examples = (
         "temper queue add chats.jsonl --epochs 3 --deadline 2h",
-        "temper queue add more.jsonl --model ./llama --lora  then: temper queue run",
+        "temper queue add more.jsonl --model ./llama --lora  # then: temper queue run",
     )
     add_data(parser)
     add_accept(parser)

@@ -164,8 +164,8 @@ class StackwiseFields(TrainingFields):
     block_size: Annotated[Count, _IN_BLOCKS] = Field(default=4, description="Layers in a block.")
     local_loss: Annotated[Literal["head", "reconstruct"], _STACKWISE] = Field(
         default="head",
-        description="Loss of a unit below the top: the model's own (head), or feature"
-        " reconstruction.",
+        description="Loss of a unit below the top; head: the model's own; reconstruct:"
+        " plus reconstruction.",
     )
     reconstruct_weight: Annotated[Positive, _RECONSTRUCTS] = Field(
         default=10.0,
@@ -240,7 +240,7 @@ class StackwiseFields(TrainingFields):
     )
     quantization_type: Annotated[str, RegisteredName(QUANTIZATIONS), _QUANTIZED] = Field(
         default="nf_fp8",
-        description="Number format of finished stacks; nf_fp8: fp8 with a scale for"
+        description="Number format of finished stacks; nf_fp8: fp8 with one scale per"
         " each 64 weights.",
     )
     backbone_quantized: bool | None = Field(
@@ -274,8 +274,8 @@ class StackwiseFields(TrainingFields):
     )
     qlora_strategy: Annotated[Literal["simplified", "progressive", "variable"], _QLORA] = Field(
         default="simplified",
-        description="QLoRA; simplified: one set by stack; progressive: more per new stack;"
-        " variable: own ranks.",
+        description="QLoRA; simplified: a set per stack; progressive: also in the"
+        " trunk; variable: other ranks.",
     )
     qlora_ranks: Annotated[
         dict[Annotated[int, Ge(0)], Count] | None,
@@ -304,7 +304,7 @@ class StackwiseFields(TrainingFields):
     )
     save_rack: Annotated[bool, SAME_RESULT, _STACKWISE] = Field(
         default=False,
-        description="Also save the whole model (the rack), in addition to its stacks.",
+        description="Save the whole model (the rack) in addition to its stacks.",
     )
 
     @property
