@@ -33,7 +33,7 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
     },
     "data": {
         "data.eval_path": ("FILE", "held-out data (default: a part of DATA)"),
-        "data.max_length": ("N", f"maximum length of an example, in tokens ({DEFAULT})"),
+        "data.max_length": ("N", f"maximum tokens of an example ({DEFAULT})"),
         "data.train_on": ("answers|last_answer|all", f"tokens that are trained on ({DEFAULT})"),
     },
     "training": {
@@ -75,9 +75,7 @@ INHERITED = {
     "temper eval": (("data.max_length", "data.train_on"), IN_MODELS_RUN),
     "temper resume": (SETTINGS - {"output_dir"}, IN_RUN),
 }
-_AS_IN_TRAIN = (
-    "Accepts the settings of `temper train`; those that matter only to a run have no effect."
-)
+_AS_IN_TRAIN = "Accepts the settings of `temper train`; some have no effect here."
 NOTES = {
     **dict.fromkeys(("temper check", "temper tune", "temper config"), _AS_IN_TRAIN),
     "temper resume": "Each flag changes that setting of the run; all other settings keep their"

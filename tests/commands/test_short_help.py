@@ -72,7 +72,7 @@ def test_what_an_evaluation_takes_from_the_run_is_named_so() -> None:
 
 def test_the_help_of_a_measurement_names_its_own_defaults() -> None:
     shown = " ".join(parser_of("eval").format_help().split())
-    assert "maximum length of an example, in tokens (default: as in the model's run)" in shown
+    assert "maximum tokens of an example (default: as in the model's run)" in shown
     assert "examples per forward pass (default: 32)" in shown
 
 

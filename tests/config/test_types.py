@@ -130,7 +130,7 @@ def test_a_home_folder_in_a_path_object_is_expanded() -> None:
 
 
 def test_a_sink_stands_once() -> None:
-    with pytest.raises(ValueError, match=r'metrics_sinks, .*, each once, value="csv,csv"'):
+    with pytest.raises(ValueError, match=r'metrics_sinks, .*, without duplicates, value="csv,csv"'):
         DeploymentConfig(training={"metrics_sinks": "csv,csv"})
 
 

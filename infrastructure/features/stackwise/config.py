@@ -240,8 +240,7 @@ class StackwiseFields(TrainingFields):
     )
     quantization_type: Annotated[str, RegisteredName(QUANTIZATIONS), _QUANTIZED] = Field(
         default="nf_fp8",
-        description="Number format of finished stacks; nf_fp8: fp8 with one scale per"
-        " each 64 weights.",
+        description="Number format of finished stacks; nf_fp8: fp8 with one scale per 64 weights.",
     )
     backbone_quantized: bool | None = Field(
         default=None, description="Another name for {=training.quantization_enabled}."
