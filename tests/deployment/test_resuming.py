@@ -13,7 +13,7 @@ from infrastructure.backup.format.store import Store
 from infrastructure.commands.resume import resume
 from infrastructure.commands.train import train
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.merging.precedence import Layer, Setting, Source
+from infrastructure.config.merging.precedence import GivenValue, Layer, Source
 from infrastructure.core.checksums import write_record
 from infrastructure.core.errors import CheckpointError
 from infrastructure.data.readers.sources import data_files_hash
@@ -382,7 +382,7 @@ def test_a_finished_run_goes_on_with_other_settings_only_where_they_are_accepted
     store = Store(run.checkpoints)
     store.prepare()
     name = store.commit({}, {}, step=3)
-    change = Setting("training.learning_rate", 0.2, Source(Layer.FLAG, "--learning-rate"))
+    change = GivenValue("training.learning_rate", 0.2, Source(Layer.FLAG, "--learning-rate"))
 
     def find() -> RunToResume:
         given = run.run_id + version
