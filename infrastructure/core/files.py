@@ -246,7 +246,7 @@ def _lock(directory: Path) -> tuple[int, bool]:
 
 
 def _give_name(part: Path, directory: Path) -> None:
-    """Rename `part` to `directory`. An existing directory of that name is renamed to `part`."""
+    """Rename `part` to `directory`. If `directory` exists, the two swap their names."""
     if not os.path.lexists(directory):
         part.rename(directory)
         return

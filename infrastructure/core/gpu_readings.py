@@ -1,6 +1,6 @@
 """Readings of the utilization, memory and temperature of the GPUs, taken at little cost.
 
-The driver's library is opened once: NVML through `nvidia-ml-py`, or GPUtil, which starts
+NVML is opened once, through `nvidia-ml-py`. Without that package, GPUtil is used, which starts
 `nvidia-smi` at each read. Without a GPU, a driver or a package, the list is empty and no error is
 raised. All GPUs of the machine are read, regardless of CUDA_VISIBLE_DEVICES.
 """

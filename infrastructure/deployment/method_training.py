@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.registries import METHODS
+from infrastructure.config.methods import method_named
 from infrastructure.core.console import Report
 from infrastructure.core.errors import CopyNotConfirmedError
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
@@ -254,7 +254,8 @@ class _Measured(Observer):
         if state is None or not self.is_finished:
             return {}
         # With rewards, the loss does not show what is learned.
-        has_loss = not METHODS.get(training.method).has_rewards
+        method = method_named(training.method)
+        has_loss = method is None or not method.has_rewards
         both = (self.before, self.after) if has_loss else ({}, {})
         advice = advice_at_end(
             self.run,

@@ -47,7 +47,7 @@ class Tried:
 
     Attributes:
         best: the best measurement so far, with which this one is compared.
-        num_tokens: the tokens of the whole training.
+        num_tokens: the number of tokens in the whole run.
     """
 
     key: str
@@ -66,7 +66,7 @@ class PipelineOptimizer:
     Attributes:
         measure: measures a run with some changed settings; raises ValueError if that is impossible.
         budget_bytes: the memory that may be used.
-        num_tokens: the tokens of the whole training.
+        num_tokens: the number of tokens in the whole run.
         report: receives each result when it is available.
     """
 

@@ -95,8 +95,9 @@ class Place(FileOperations, abc.ABC):
         is_slow: whether transferring bytes takes longer than compressing them.
         hashes: the hashes of a file that `confirm` compares. Each one costs a pass over all bytes.
         identity: the id that `identify` found, or None before it is called.
-        run: the run that is copied there, for commands in messages.
-        is_new: whether `identify` created the marker, so nothing was ever copied there.
+        run: the run that is copied there; messages name it in the commands that they suggest.
+        is_new: True if `identify` created the marker file of the destination, where nothing had
+            been copied before.
     """
 
     url: str

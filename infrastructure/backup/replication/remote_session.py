@@ -62,7 +62,12 @@ class UploadedFile:
 
 
 class Seen(NamedTuple):
-    """The combined state of several files: the oldest times, and the weakest evidence."""
+    """What is known of several copied files together.
+
+    Attributes:
+        present_at, compared_at: the oldest times at which one of them was seen there, and compared.
+        evidence: the weakest evidence that one of them is intact.
+    """
 
     present_at: float
     compared_at: float

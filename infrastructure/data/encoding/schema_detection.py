@@ -276,8 +276,8 @@ def _refuse_labels(
 
 
 def _preference_pair(columns: list[str], request: ShapeRequest) -> tuple[str, str] | None:
-    """Return the columns of the better and the worse answer, unless a setting chooses one
-    of them.
+    """Return the columns of the better and the worse answer; None if there are none, or if a
+    setting chooses the columns.
     """
     if request.answer_column or request.text_column or request.shape != "auto":
         return None

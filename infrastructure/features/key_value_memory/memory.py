@@ -132,7 +132,8 @@ class KeyValueMemory(AddedModule):
         """Record the row to which each token of this forward pass belongs. `forward` reads the
         record.
 
-        Rows with the same tokens but different images count as one row, so neither reads the other.
+        A row never reads what it has stored itself. Rows with the same tokens but different images
+        count as one row, so neither reads what the other has stored.
         """
         ids = named.get("input_ids", given[0] if given else None)
         if ids is None and named.get("inputs_embeds") is not None:

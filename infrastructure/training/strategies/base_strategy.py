@@ -260,7 +260,8 @@ class TrainingStrategy(ABC):
         """Create the configured optimizer over `parameter_groups`.
 
         `optimization.optimizer_memory` calls this with samples of the parameters to predict the
-        optimizer's memory, so implementations may read nothing but the named parameters.
+        optimizer's memory, so implementations must read nothing of the model except
+        `model.named_parameters()`.
 
         Raises:
             ValueError: nothing in the model can be trained.

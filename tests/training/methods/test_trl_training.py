@@ -320,7 +320,7 @@ def loading(source: ModelSource, **options: Any) -> dict[str, Any]:
     """How a model is loaded for TRL."""
     chosen = LoadOptions(torch.device("cpu"), options.pop("dtype", torch.float32), **options)
     training: Any = SimpleNamespace(options=chosen, device=chosen.device, source=source)
-    return TrlTraining._loading(training)
+    return TrlTraining.loading(training)
 
 
 def test_the_model_is_loaded_by_its_settings(saved_llama: Path) -> None:
