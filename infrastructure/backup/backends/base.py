@@ -96,8 +96,8 @@ class Place(FileOperations, abc.ABC):
         hashes: the hashes of a file that `confirm` compares. Each one costs a pass over all bytes.
         identity: the id that `identify` found, or None before it is called.
         run: the run that is copied there; messages name it in the commands that they suggest.
-        is_new: True if `identify` created the marker file of the destination, where nothing had
-            been copied before.
+        is_new: True if `identify` created the marker file, so that nothing was copied to this
+            destination before.
     """
 
     url: str
