@@ -113,8 +113,8 @@ def test_a_method_s_run_of_before_is_exported_and_goes_on(
         lora is not None
     )
     card = (out / "README.md").read_text()
-    trained = "card_trained_lora(rank=4)" if lora else "trains_all()"
-    assert f"| trained | deployment.{trained} |" in card
+    trained = "publish.card_trained_lora(rank=4)" if lora else "deployment.trains_all()"
+    assert f"| trained | {trained} |" in card
     assert main(["export", str(run.path), str(tmp_path / "lora"), "--as", "lora"]) == 2 * (not lora)
     summary = train(config)
     assert (summary["status"], summary["steps"]) == ("finished", 4)

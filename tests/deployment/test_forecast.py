@@ -140,7 +140,7 @@ def test_the_decided_batch_stands_in_run_json_and_the_same_command_goes_on(
     stopped = TrainingDeployment(config, lambda line: None).run()
     assert stopped["status"] == "stopped"
     decided = json.loads((only_run(config) / "run.json").read_text())["decided"]
-    assert decided["training.batch_size"]["origin"].startswith("measured on this machine")
+    assert decided["training.batch_size"]["origin"].startswith("training.batch_size_measured_now(")
     (tmp_path / "cache/tuning.json").unlink()  # whoever measured anew might choose another
     finished = TrainingDeployment(small_config(tmp_path, **settings), lambda line: None).run()
     assert finished["status"] == "finished"

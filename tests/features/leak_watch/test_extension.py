@@ -33,7 +33,7 @@ def test_a_run_whose_memory_grows_names_the_line_that_holds_it() -> None:
     training = Training(hooks=[Leaking(), extension], num_examples=120).run()
     [leak] = [one for one in training.state.recoveries if one["kind"] == KIND]
     assert "leak_watch.rate" in leak["message"]
-    line = leak["message"].split("was made at ")[1].split(" ")[0]
+    line = leak["message"].split("lines=")[1].split(" ")[0]
     assert line.startswith(f"{__file__}:")
     source = Path(__file__).read_text().splitlines()[int(line.rsplit(":", 1)[1]) - 1]
     assert "the line that leaks" in source
