@@ -900,7 +900,7 @@ def of_method(method: str) -> list[Change]:
             Change(method, "two weights exchanged", edit_weights("base", swap), R, "ref_model")
         )
     settings: dict[str, dict[str, Any]] = {
-        "dpo": {"loss_type": "ipo", "label_smoothing": 0.1, "disable_dropout": False},
+        "dpo": {"loss_type": "ipo", "disable_dropout": False},
         "kto": {"desirable_weight": 2.0, "undesirable_weight": 0.5},
         "orpo": {"disable_dropout": False},
         "grpo": {"epsilon": 0.1, "scale_rewards": False, "loss_type": "grpo", "top_p": 0.5},
