@@ -163,7 +163,7 @@ class _Server:
             self._socket = socket.socket(socket.AF_UNIX)
             try:
                 self._socket.connect(_server_address)
-            except ConnectionRefusedError:  # nobody listens there yet
+            except ConnectionRefusedError:  # no server listens there yet
                 self._socket.close()
                 _start_server(_server_address)
             else:
@@ -232,7 +232,7 @@ def serve(number: int) -> None:
 
 
 def _remember_what_takes_long() -> None:
-    """What each training looks up first: the patterns by which Transformers converts names of
+    """Look up what each training needs first: the patterns by which Transformers converts names of
     weights, the words of messages, and how a configuration is read."""
     from infrastructure.config.deployment_config import DeploymentConfig
     from infrastructure.core.messages import catalogue_files, words_of

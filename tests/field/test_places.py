@@ -360,7 +360,7 @@ def test_p3_what_was_not_delivered_stands_in_the_report_and_the_summary(tmp_path
 
 
 def test_p3_more_alerts_than_fit_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    sink = alerts_to("http://127.0.0.1:9/", wait_seconds=30.0)  # nobody listens there
+    sink = alerts_to("http://127.0.0.1:9/", wait_seconds=30.0)  # no server listens there
     for number in range(300):
         sink.send(alert(number))
     num_lost, _ = sink.lost

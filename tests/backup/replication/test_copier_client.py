@@ -1,4 +1,4 @@
-"""A copier that ends is started again, later each time, and is told everything again."""
+"""A copier that ends is restarted after growing delays, and gets all requests again."""
 
 import io
 import json

@@ -122,7 +122,7 @@ def test_every_choice_field_is_covered_by_another_choice() -> None:
 
 
 def plain_names(key: str) -> set[str]:
-    """Variables by which somebody may mean a setting, and that set nothing."""
+    """Return variables that look like a setting but set nothing."""
     flags = [flag.removeprefix("--").replace("-", "_") for flag in flag_names(key)]
     names = {key.rpartition(".")[2], key.replace(".", "_"), key.replace(".", "__"), *flags}
     known = {*VARIABLES, *DISABLING, *SET_BY_SYSTEMS, *OTHER_VARIABLES}

@@ -1,4 +1,4 @@
-"""What is no table of one value per row and column is refused before it is read."""
+"""Refuse a file that is no table of one value per row and column, before it is read."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run whose memory grows is told so, with the line that holds the memory."""
+"""A run whose memory grows records this, with the line that holds the memory."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What apprise is given, by a stand-in for it with the same signatures."""
+"""The alerts that apprise gets, recorded by a stand-in with the same signatures."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ SECRET = "ntfy://token-of-mine@host"
 
 
 class StandInApprise:
-    """What apprise does with addresses that begin with ntfy:, and no others."""
+    """A stand-in for apprise that accepts addresses that begin with ntfy:, and no others."""
 
     fate: bool | Exception = True
 

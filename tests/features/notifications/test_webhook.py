@@ -44,7 +44,7 @@ def test_an_alert_arrives_with_all_its_values() -> None:
 
 def test_sending_never_waits_for_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
-    sink = alerts_to("http://127.0.0.1:9/")  # nobody listens there
+    sink = alerts_to("http://127.0.0.1:9/")  # no server listens there
     monkeypatch.setattr(sink, "_post", lambda _: answers.wait(60))
     for number in range(1000):
         sink.send(alert(number))

@@ -29,7 +29,7 @@ RESULT["cost"]["amount"] = 2.9
 
 
 def views_of(view: RunView) -> dict[str, str]:
-    """What each of the three shows."""
+    """Return what each of the three shows."""
     console = Console(file=io.StringIO(), width=120, record=True)
     console.print(frame(view, 120))
     return {

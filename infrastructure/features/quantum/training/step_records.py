@@ -6,15 +6,13 @@ The report, the metrics and the log are made from them.
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TypedDict, cast
+from typing import TypedDict
 
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
-from infrastructure.features.quantum.records import QUANTUM_FILE, baseline_is_as_good
+from infrastructure.features.quantum.records import baseline_is_as_good
 from infrastructure.features.quantum.solving.quantum_step import Solution
 from infrastructure.monitoring.drawing.formatting import format_duration
-from infrastructure.monitoring.records.run_reader import objects_in, read_files
 
 ANSWERED, SKIPPED, FAILED = "answered", "skipped", "failed"
 # All records are in every checkpoint. Long values are kept only in the newest ones.
@@ -97,12 +95,6 @@ class History:
 
     def load_state_dict(self, saved: Sequence[str]) -> None:
         self._texts = list(saved)
-
-
-def read_records(run_directory: Path) -> list[QuantumRecord]:
-    """Return the records in `quantum.json` of a run; none if the file is missing or damaged."""
-    content = read_files(run_directory, [QUANTUM_FILE]).object_in(QUANTUM_FILE)
-    return cast(list[QuantumRecord], objects_in(content.get("records")))
 
 
 def _parsed(text: str) -> QuantumRecord:
