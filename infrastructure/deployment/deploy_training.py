@@ -720,7 +720,6 @@ class TrainingDeployment:
         before = saves.history
         saves.history = extend_history(run, {HISTORY: before}, agreed, step, describe)
         is_other = brought_other_data(saves.history[len(before) :])
-        # No version contains them; they are computed again.
         if is_other or trained_rows(run) is None:
             record_rows(run, trainer, self.config)
 

@@ -91,7 +91,7 @@ def test_a_run_whose_disk_is_gone_comes_back_from_its_place_and_goes_on(
         temper.resume("nobody", backup_place=place)
     temper.resume(run.name, backup_place=place, max_steps=5, accept=["max_steps"])
     assert [step for step, _ in losses(run)] == [1, 2, 3, 4, 5]
-    rows = trained_rows(RunDirectory(run))  # no version holds them
+    rows = trained_rows(RunDirectory(run))
     assert rows is not None
     shutil.rmtree(run.parent)
     temper.resume(run.name, backup_place=place)

@@ -23,7 +23,7 @@ LARGEST_BYTES = 64 * 1024**2  # of one file; only checkpoints are larger
 # The files that a run writes and needs again. Other files in its directory are not copied, and a
 # version from elsewhere cannot write any other file.
 _PATHS = (
-    r"(?:run|before|checks|forecast)\.json",
+    r"(?:run|before|checks|forecast|trained_rows)\.json",
     r"(?:metrics|quarantine)\.jsonl",
     r"metrics\.csv",
     r"tokenizer/\w[\w.+-]*\.(?:json|jinja|txt|model|tiktoken)",
