@@ -96,7 +96,8 @@ def test_the_limit_of_the_system_is_lifted_whatever_happens() -> None:
     training = Training(hooks=[memory, Failing()])
     with pytest.raises(MemoryError) as raised:
         training.run()
-    assert "training.memory_limit_allows_no_more" in " ".join(raised.value.__notes__)
+    limit = f"{memory.settings.limit_bytes / MIB:.0f} MiB"
+    assert f"training.memory_limit_allows_no_more(limit={limit})" in raised.value.__notes__
     if can_limit_hard():
         assert seen[0] not in (before[0], resource.RLIM_INFINITY)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
