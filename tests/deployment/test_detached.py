@@ -166,7 +166,7 @@ def test_what_is_trained_elsewhere_is_not_stopped_from_here(tmp_path: Path) -> N
         detached.stop(run)
 
 
-def test_what_is_left_by_a_process_that_was_stopped_is_said(
+def test_what_a_process_that_was_stopped_has_left_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, lines = write_run(tmp_path), list[str]()

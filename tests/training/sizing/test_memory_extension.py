@@ -127,13 +127,13 @@ def test_data_that_nobody_uses_leaves_memory_after_its_time() -> None:
     assert calls == [3600.0, 3600.0]
 
 
-def test_of_what_memory_is_short_is_said_once_with_the_first_few_remedies(
+def test_a_lack_of_memory_is_reported_once_with_the_first_few_remedies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[TrainingState] = []
+    calls: list[TrainingState] = []
 
     def recommend(state: TrainingState) -> list[Recommendation]:
-        asked.append(state)
+        calls.append(state)
         return [Recommendation(f"change {n}", "why", MIB) for n in range(5)]
 
     memory = MemoryExtension(MemoryLimits(), CPU, recommend=recommend)
@@ -146,7 +146,7 @@ def test_of_what_memory_is_short_is_said_once_with_the_first_few_remedies(
         "training.unused_memory_released()",
         "training.micro_batch_reduced(size=1)",
     ]
-    assert asked == [state]
+    assert calls == [state]
     advice = [f"change {n}" in state.recoveries[0]["message"] for n in range(5)]
     assert advice == [True] * 3 + [False] * 2
     assert len(memory.facts()["recommendations"]) == 3
