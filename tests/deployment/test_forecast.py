@@ -405,7 +405,7 @@ def test_the_space_of_a_run_is_that_of_its_versions_its_model_and_its_files(tmp_
 
     def space(num_saves: int = 10, **more: int) -> Any:
         given = {"num_steps": 10, "num_saves": num_saves, **sizes, **more}
-        space = space_of(config, tmp_path, **given)
+        space: Any = space_of(config, tmp_path, **given)
         assert space.pop("disk_free_bytes") > 0  # others write to the same disk
         return space
 
