@@ -266,15 +266,15 @@ def test_the_positions_of_a_model_are_those_of_its_file(
 
 
 @pytest.mark.parametrize("may_fetch", [True, False])
-def test_the_hub_is_asked_for_the_revision_where_that_is_allowed(
+def test_the_hub_gives_the_revision_if_that_is_allowed(
     may_fetch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 77}')
-    asked: list[tuple[object, ...]] = []
+    calls: list[tuple[object, ...]] = []
 
     def found(which: str) -> Any:
         def find(*about: object) -> Path:
-            asked.append((which, *about))
+            calls.append((which, *about))
             return tmp_path / "config.json"
 
         return find
@@ -283,10 +283,10 @@ def test_the_hub_is_asked_for_the_revision_where_that_is_allowed(
     monkeypatch.setattr(module, "cached_file", found("cache"))
     config = DeploymentConfig(model={"name": "someone/model", "revision": "v2"})
     assert num_positions(config, may_fetch=may_fetch) == 77
-    assert asked == [("hub" if may_fetch else "cache", "someone/model", "config.json", "v2")]
+    assert calls == [("hub" if may_fetch else "cache", "someone/model", "config.json", "v2")]
     lora = tmp_path / "lora"
     lora.mkdir()
     (lora / "adapter_config.json").write_text('{"base_model_name_or_path": "their/base"}')
     adapted = DeploymentConfig(model={"name": str(lora), "revision": "v2"})
     assert num_positions(adapted, may_fetch=may_fetch) == 77
-    assert asked[1][1:] == ("their/base", "config.json", None)
+    assert calls[1][1:] == ("their/base", "config.json", None)

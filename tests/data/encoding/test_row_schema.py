@@ -588,10 +588,10 @@ def test_the_first_of_several_right_answers_is_learnt(column: str, value: Any, a
 
 def test_earlier_rounds_are_pairs_of_texts() -> None:
     shape = RowSchema("qa", {"prompt": "q", "answer": "a", "history": "h"}, "")
-    told = [("user", "R"), ("assistant", "B"), ("user", "S"), ("assistant", "C")]
+    earlier = [("user", "R"), ("assistant", "B"), ("user", "S"), ("assistant", "C")]
     rounds = [["R", "B"], ["S", "C"]]
     for given in (rounds, json.dumps(rounds), repr(rounds)):
-        assert turns(shape, q="Q", a="A", h=given) == told + TURNS
+        assert turns(shape, q="Q", a="A", h=given) == earlier + TURNS
     for nothing in (None, [], "", "[]"):
         assert turns(shape, q="Q", a="A", h=nothing) == TURNS
     for wrong, reason in (
@@ -638,7 +638,7 @@ def seen(columns: dict[str, str], **values: Any) -> tuple[list[Any], list[Any]] 
     return [turn.parts or turn.text for turn in found.turns], [*found.pictures]
 
 
-ASKED = {"prompt": "q", "answer": "a"}
+PAIRED = {"prompt": "q", "answer": "a"}
 TWO = ["a.png", "b.png"]
 
 
@@ -662,7 +662,7 @@ def test_pictures_of_a_column_stand_at_their_marks_or_before_the_question(
     question: str, images: Any, parts: Any
 ) -> None:
     named = [] if not images else ["a.png"] if images == "a.png" else TWO
-    assert seen(ASKED, q=question, a="A", image=images) == ([parts, "A"], named)
+    assert seen(PAIRED, q=question, a="A", image=images) == ([parts, "A"], named)
 
 
 @pytest.mark.parametrize(
@@ -673,7 +673,7 @@ def test_as_many_marks_as_pictures_are_needed(
     question: str, images: list[str], num_marks: int, count: int
 ) -> None:
     has = f"has=data.column_image_count(column=image, count={count})"
-    detail = seen(ASKED, q=question, a="A", image=images)
+    detail = seen(PAIRED, q=question, a="A", image=images)
     assert detail == f"data.image_marks_mismatch(num_marks={num_marks}, {has})"
 
 
@@ -683,9 +683,9 @@ def test_pictures_of_a_column_go_to_the_parts_without_their_own() -> None:
     first, later = {"role": "user", "content": "Q"}, {"role": "user", "content": "R"}
     answer = {"role": "assistant", "content": "A"}
     system = {"role": "system", "content": "S"}
-    asked = [{**first, "content": [own, {"type": "image_url"}, text("Q"), IMAGE]}, answer]
+    questioned = [{**first, "content": [own, {"type": "image_url"}, text("Q"), IMAGE]}, answer]
     shown = [[IMAGE, IMAGE, text("Q"), IMAGE], "A"]
-    assert seen(columns, messages=asked, image=TWO) == (shown, ["own.png", *TWO])
+    assert seen(columns, messages=questioned, image=TWO) == (shown, ["own.png", *TWO])
     two_rounds = [system, first, answer, later, answer]
     shown = ["S", [IMAGE, IMAGE, text("Q")], "A", "R", "A"]
     assert seen(columns, messages=two_rounds, image=TWO) == (shown, TWO)
@@ -700,9 +700,9 @@ def test_pictures_of_a_column_go_to_the_parts_without_their_own() -> None:
     ):
         detail = seen(columns, messages=two_rounds, image=wrong)
         assert f"place={place}" in detail
-    told = [{**first, "content": [{"type": "image", "image": 5}, text("Q")]}, answer]
-    assert "place=data.image_of_message(number=1, column=messages)" in seen(columns, messages=told)
-    both = ASKED | {"answer": "m"}
+    odd = [{**first, "content": [{"type": "image", "image": 5}, text("Q")]}, answer]
+    assert "place=data.image_of_message(number=1, column=messages)" in seen(columns, messages=odd)
+    both = PAIRED | {"answer": "m"}
     pair = {"q": [{**first, "content": [IMAGE, text("Q")]}], "m": [answer]}
     assert seen(both, **pair, image="a.png") == ([[IMAGE, text("Q")], "A"], ["a.png"])
 
@@ -733,9 +733,9 @@ def test_a_broken_tool_is_named_with_its_number() -> None:
 
 
 def test_an_answer_needs_text_or_a_call_in_one_of_its_messages() -> None:
-    said, silent = {"role": "assistant", "content": "A"}, {"role": "assistant", "content": " "}
+    worded, silent = {"role": "assistant", "content": "A"}, {"role": "assistant", "content": " "}
     called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-    for messages in ([USER, said, USER, silent], [USER, silent, USER, called]):
+    for messages in ([USER, worded, USER, silent], [USER, silent, USER, called]):
         assert isinstance(CHAT.convert(row(messages=messages)), Conversation)
     bad = CHAT.convert(row(messages=[USER, silent, USER, silent, USER]))
     assert isinstance(bad, BadRow)

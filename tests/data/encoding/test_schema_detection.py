@@ -371,7 +371,7 @@ def test_one_of_the_columns_of_such_files_is_none() -> None:
         assert recognise_shape(names(*columns_), ShapeRequest()).name == "text"
 
 
-def test_labels_are_refused_unless_the_request_says_what_they_are() -> None:
+def test_labels_are_refused_unless_the_request_names_the_shape() -> None:
     for label in ("label", "labels", "class", "sentiment", "Target"):
         sample = rows({"text": "good", label: "x"})
         refusal = rf"data\.text_with_label\(text=text, label={label}, "
@@ -545,8 +545,8 @@ def test_texts_that_hold_a_formatted_chat_are_noted(texts: list[Any], marks: str
     schema = recognise_shape(sample, ShapeRequest())
     note = f"data.text_holds_formatted_chat(column=text, marks={marks})"
     assert advice(sample, schema) == ([note] if marks else [])
-    asked = [{"question": one, "answer": "A"} for one in texts]
-    assert advice(rows(*asked), recognise_shape(rows(*asked), ShapeRequest())) == []
+    pairs_ = [{"question": one, "answer": "A"} for one in texts]
+    assert advice(rows(*pairs_), recognise_shape(rows(*pairs_), ShapeRequest())) == []
 
 
 @pytest.mark.parametrize(
@@ -601,8 +601,8 @@ def test_chats_are_known_by_most_rows_and_texts_by_turns_by_all() -> None:
     both = rows({"messages": MESSAGES, "turns": ["Q", "A"], "system_prompt": "S"})
     found = recognise_shape(both, ShapeRequest())
     assert found.columns == {"chat": "messages", "system": "system_prompt"}
-    told = recognise_shape(rows({"turns": ["Q", "A"], "System": "S"}), ShapeRequest())
-    assert told.columns["system"] == "System"
+    by_turns = recognise_shape(rows({"turns": ["Q", "A"], "System": "S"}), ShapeRequest())
+    assert by_turns.columns["system"] == "System"
 
 
 def test_pictures_are_known_by_name_and_value() -> None:

@@ -539,7 +539,7 @@ def test_a_task_stays_with_its_row() -> None:
 
 
 @pytest.mark.parametrize("build", TOKENIZERS)
-def test_only_the_last_answer_is_learnt_where_that_is_asked_for(build: Any) -> None:
+def test_only_the_last_answer_is_learnt_if_that_is_set(build: Any) -> None:
     for template in (None, CHATML, MARKED):
         tokenizer = build(template)
         [text] = learnt_texts(tokenizer, encode(tokenizer, TWO, train_on="last_answer"))

@@ -73,7 +73,7 @@ def test_other_data_is_let_pass(tmp_path: Path) -> None:
     check_meant(DataConfig(path=str(notes)))
 
 
-def test_what_is_said_of_a_file_decides_how_many_rows_it_has(tmp_path: Path) -> None:
+def test_the_format_of_a_file_decides_how_many_rows_it_has(tmp_path: Path) -> None:
     lines = (
         json.dumps({"question": "größer?", "answer": str(n)}, ensure_ascii=False) for n in "12"
     )

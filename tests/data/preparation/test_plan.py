@@ -318,8 +318,8 @@ def test_where_rows_hold_pictures_is_described(tmp_path: Path) -> None:
     assert pictures_in(shown(tmp_path, ["no picture"])) == ""
     assert pictures_in(DataConfig()) == ""
     assert pictures_in(DataConfig(path=str(tmp_path / "gone.jsonl"))) == ""
-    said = [{"type": "text", "text": "?"}, {"type": "image", "image": "a.png"}]
-    turns = [{"role": "user", "content": c} for c in ("?", said)]
+    content = [{"type": "text", "text": "?"}, {"type": "image", "image": "a.png"}]
+    turns = [{"role": "user", "content": c} for c in ("?", content)]
     chats = [{"messages": [one, {"role": "assistant", "content": "red"}]} for one in turns]
     data = write_jsonl(tmp_path / "chats.jsonl", chats)
     place = "data.images_in_messages(place=chats.jsonl:2)"

@@ -512,9 +512,7 @@ def test_what_only_the_prompt_leaves_out_is_noted_with_its_first_row(tmp_path: P
     assert "data.prompts_differ_in_training(num_differing=18, num_checked=20)" in notes
 
 
-def test_that_nothing_is_held_out_is_noted_where_it_was_asked_for(
-    tmp_path: Path, cache: Path
-) -> None:
+def test_that_nothing_is_held_out_is_noted_if_a_split_is_set(tmp_path: Path, cache: Path) -> None:
     note = "data.nothing_held_out()"
     same_rows = write_jsonl(tmp_path / "same.jsonl", pairs(1) * 9)
     other = write_jsonl(tmp_path / "other.jsonl", pairs(9))
