@@ -105,6 +105,7 @@ def short_help(parser: Any) -> str:
         and not (parser.is_long() and flags_of_settings & {*action.option_strings})
     ]
     usage = " ".join(_USAGES.get(str(word.nargs), "{}").format(word.metavar) for word in words)
+    usage = re.sub(r"\[(\w+)\] (\[\w+\])$", r"[\1 \2]", usage)  # the second needs the first
     lines = [
         f"usage: {parser.typed} {usage} [flags]".replace("  ", " "),
         "",

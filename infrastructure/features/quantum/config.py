@@ -58,7 +58,7 @@ class QuantumConfig(ConfigSection):
     )
     data_budget: Annotated[ShareAboveZero | Auto, _DATA] = Field(
         default="auto",
-        description="Share of examples to train on; auto: all but a tenth of the candidates.",
+        description="Share of all examples to train on; auto: leave out a tenth of the candidates.",
     )
     target: Annotated[Literal["pool", "validation"], _DATA] = Field(
         default="pool",

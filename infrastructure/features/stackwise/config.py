@@ -158,8 +158,8 @@ class StackwiseFields(TrainingFields):
     )
     mode: Literal["layerwise", "blockwise", "fused"] | None = Field(
         default=None,
-        description="Train layer by layer (layerwise) or block by block; fused: each"
-        " block with all below it.",
+        description="Train each layer or block in turn; fused: a block with all below it; none: all"
+        " at once.",
     )
     block_size: Annotated[Count, _IN_BLOCKS] = Field(default=4, description="Layers in a block.")
     local_loss: Annotated[Literal["head", "reconstruct"], _STACKWISE] = Field(
