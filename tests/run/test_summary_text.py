@@ -49,11 +49,13 @@ def test_the_last_table_counts_the_held_out_rows_that_were_not_answered(tmp_path
         assert f"run.exact_match_over(prompts={prompts})" in closing_lines(tmp_path, few)
 
 
-def test_a_model_that_gives_scores_gets_no_question(tmp_path: Path) -> None:
+def test_a_model_without_tokenizer_or_that_gives_scores_gets_no_question(tmp_path: Path) -> None:
     model = tmp_path / "final"
     model.mkdir()
     summary = a_summary(tmp_path)
     summary["paths"]["model"] = str(model)
+    assert "temper ask" not in "\n".join(closing_lines(tmp_path, summary))
+    (model / "tokenizer_config.json").write_text("{}")
     assert "temper ask" in "\n".join(closing_lines(tmp_path, summary))
     (model / "config.json").write_text('{"architectures": ["LlamaForSequenceClassification"]}')
     assert "temper ask" not in "\n".join(closing_lines(tmp_path, summary))
@@ -77,6 +79,7 @@ def test_in_a_notebook_one_is_shown_what_to_do_in_a_cell(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "r" / "final").mkdir(parents=True)
+    (tmp_path / "r/final/tokenizer_config.json").write_text("{}")
     monkeypatch.setattr("infrastructure.run.summary_text.in_notebook_kernel", lambda: True)
     text = "\n".join(closing_lines(tmp_path / "r", a_summary(tmp_path / "r"), True))
     assert "run.show_report_in_a_cell(run=r)" in text
@@ -89,6 +92,7 @@ def test_questions_come_with_the_system_prompt_of_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "final").mkdir()
+    (tmp_path / "final/tokenizer_config.json").write_text("{}")
     summary = a_summary(tmp_path, system_prompt="It's a calculator.")
     [line] = [each for each in closing_lines(tmp_path, summary) if "run.ask_line" in each]
     words = shlex.split(line.removeprefix("run.ask_line(command=").removesuffix(")"))

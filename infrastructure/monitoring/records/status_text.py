@@ -38,8 +38,12 @@ def question_command(model: str, system: object = None, *, has_context: bool = F
     return f"{command} --system {shlex.quote(system)}"
 
 
-def writes_text(model: Path) -> bool:
-    """Return whether the model in a folder generates text, unlike a reward model."""
+def can_be_asked(model: Path) -> bool:
+    """Return whether the model in a folder has a tokenizer and generates text, unlike a reward
+    model.
+    """
+    if not (model / "tokenizer_config.json").is_file():
+        return False
     config, lora = json_of(model / "config.json"), json_of(model / "adapter_config.json")
     is_score = "SequenceClassification" in str(config.get("architectures"))
     return not is_score and lora.get("task_type") != "SEQ_CLS"

@@ -119,6 +119,7 @@ SUMMARY = {
 
 def test_the_report_of_a_finished_run_is_complete(tmp_path: Path) -> None:
     (tmp_path / "final").mkdir()
+    (tmp_path / "final/tokenizer_config.json").write_text("{}")
     write_run(tmp_path, run=RUN, summary=SUMMARY, data_report={"num_used": 3997})
     evaluation = {"step": 40, "kind": "evaluation", "eval_loss": 0.5, "eval_exact_match": 0.9}
     write_records(tmp_path, [*[step_record(s, 8 / s) for s in range(1, 41)], evaluation])
@@ -224,6 +225,7 @@ def test_the_command_that_measures_takes_rows_that_it_can_measure(
     method: str, held_out: str | None, architecture: str, command: str | None, tmp_path: Path
 ) -> None:
     (tmp_path / "final").mkdir()
+    (tmp_path / "final/tokenizer_config.json").write_text("{}")
     (tmp_path / "final/config.json").write_text(json.dumps({"architectures": [architecture]}))
     values = {"training.method": method, "data.eval_path": held_out, "data.path": "rows.jsonl"}
     config = {key: {"value": value, "source": "a flag"} for key, value in values.items()}
@@ -253,6 +255,7 @@ def test_paths_are_shown_as_they_are_typed_there(
     """A Trainer's run knows its whole path, and is shown as a run of the other loop is."""
     run = tmp_path / "runs" / "mine"
     (run / "final").mkdir(parents=True)
+    (run / "final/tokenizer_config.json").write_text("{}")
     paths = {"model": str(run / "final"), "run": str(run), "copy": "/elsewhere/mine"}
     write_run(run, run=RUN, summary={**SUMMARY, "paths": paths})
     monkeypatch.chdir(tmp_path)
