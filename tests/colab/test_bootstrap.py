@@ -331,5 +331,7 @@ def test_an_old_package_of_which_files_are_missing_is_not_the_installer_s(
 
 @first_with("pip", "uv")
 def test_the_installer_s_words_are_kept(ready: Notebook) -> None:
+    ready.has(leaf=None)
+    assert ready.python(INSTALL).code == 0
     log = (ready.folder / ".cache/temper/install.log").read_text()
     assert {"pip": "Successfully installed", "uv": "Installed 1 package"}[ready.installer] in log
