@@ -112,6 +112,8 @@ def test_rows_that_would_not_be_learned_have_a_limit_of_their_own() -> None:
         now = most if limit is None else min(limit, most)
         assert f"data.skip_bad_rows(now={now})" in str(caught.value)
     quarantine.check(40, 7.5)
+    with pytest.raises(ValueError, match=r"data\.skip_bad_rows\(now=7\.4\)"):
+        quarantine.check(21, 7.4, max_unlearnable_percent=9.0)  # both are too many
     quarantine.add([bad(4)] * 3)
     with pytest.raises(ValueError, match=r"data\.too_many_bad_rows") as caught:
         quarantine.check(6, 5.0, max_unlearnable_percent=5.0)
