@@ -229,6 +229,8 @@ UNCLEAR: list[tuple[list[Row], dict[str, str], str]] = [
     (BOTH, {}, r"data\.ambiguous_shape"),
     (names("mesages"), {}, r"data\.meant_column.*name=mesages.*known=messages"),
     (names("foo", "bar"), {}, r"data\.unrecognized_rows"),
+    (names("foo", "bar"), {"shape": "text"}, r"data\.not_in_shape\(shape=text\)"),
+    (names("text", "content"), {}, r"data\.ambiguous_shape\(num_ways=2,"),
     (names("question", "answer"), {"shape": "messages"}, r"data\.unrecognized_rows"),
     (names("prompt", "chosen", "rejected"), {}, r"data\.preference_pairs"),
     *((names("question", "answer"), request, sentence) for request, sentence in WRONG_REQUESTS),

@@ -318,8 +318,9 @@ def test_an_entry_is_built_by_one_of_those_that_need_it(tmp_path: Path) -> None:
         assert began.wait(60)
         found = threads.submit(cache(tmp_path).open, "a", second)
         other = cache(tmp_path).open("b", builder())  # of another key
-        assert not second_began.wait(0.2)
+        has_begun = second_began.wait(0.2)
         go_ahead.set()
+        assert not has_begun
         entries_ = built.result(60), found.result(60), other
     assert [entry.was_there for entry in entries_] == [False, True, False]
     assert not second_began.is_set()
