@@ -73,6 +73,8 @@ def test_other_data_is_let_pass(tmp_path: Path) -> None:
     check_meant(DataConfig(path=str(notes)))
     (notes / "readme.md").write_text("Read me.\n")
     check_meant(DataConfig(path=str(notes)))
+    (notes / "readme.md").write_text("Read me.\n\nAll of it.\n")
+    check_meant(DataConfig(path=str(notes / "readme.md")))  # a file that is named is meant
 
 
 def test_the_format_of_a_file_decides_how_many_rows_it_has(tmp_path: Path) -> None:
