@@ -264,3 +264,11 @@ def test_a_best_version_that_cannot_be_fetched_costs_nothing(
     monkeypatch.setattr(RunBackup, "restore_run", fails_for_the_best)
     assert disk.restore() == 5
     assert "run.best_checkpoint_not_restored" in caplog.text
+
+
+def test_files_of_the_run_stay_where_the_newest_version_is_here_already(disk: Disk) -> None:
+    disk.there(5, "there")
+    assert disk.restore() == 5
+    write_record(disk.run.run_file, {"run_id": RUN, "of": "here"})
+    assert disk.restore() == 5
+    assert disk.record() == {"run_id": RUN, "of": "here"}
