@@ -241,7 +241,7 @@ def test_a_place_whose_room_is_unknown_is_a_note(
     assert len(lines) == 1
 
 
-def test_without_a_place_nothing_is_waited_for_and_one_line_says_so(
+def test_without_a_place_nothing_is_waited_for_and_the_status_is_one_line(
     tmp_path: Path, lines: list[str]
 ) -> None:
     copies = RunReplication(RunDirectory(tmp_path), DeploymentConfig(), lines.append)

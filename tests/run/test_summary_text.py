@@ -201,7 +201,7 @@ def test_what_else_is_known_at_the_end_has_its_line(tmp_path: Path) -> None:
     assert [line for line in plain if line in expected] == ["run.held_out_example()"]
 
 
-def test_a_vision_language_model_is_asked_with_an_image(
+def test_the_command_for_a_vision_language_model_has_an_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "final").mkdir()
