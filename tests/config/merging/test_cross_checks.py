@@ -141,6 +141,11 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
             'config.web_address_given(key=data.eval_path, value="https:/***@x.org/r")',
         ),
         ({"model.name": "https://huggingface.co/a/b"}, "config.web_address_given(key=model.name,"),
+        ({"training.shard": "offload"}, "shard_on_one_process(name=training.shard=offload)"),
+        (
+            {"training.shard": "offload", "num_processes": 2, "training.mixed_precision": "fp8"},
+            "=training.shard=offload, reason=config.shard_with_fp8",
+        ),
         (
             {"training.best_metric": "exact_mtch"},
             "unknown_best_metric(reason=core.unknown_name(what=measure, name=exact_mtch, "
