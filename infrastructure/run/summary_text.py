@@ -15,7 +15,7 @@ from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.monitoring.drawing.formatting import blank, format_duration, printable
 from infrastructure.monitoring.drawing.tables import before_after_table
 from infrastructure.monitoring.records.run_view import WHAT_LIES_WHERE
-from infrastructure.monitoring.records.status_text import can_be_asked, question_command
+from infrastructure.monitoring.records.status_text import is_askable, question_command
 from infrastructure.run.directory import RunStatus
 from infrastructure.run.history import history_in, history_lines
 from infrastructure.run.record_types import Summary
@@ -138,7 +138,7 @@ def _place_lines(run_path: Path, summary: Summary) -> list[str]:
     ]
     in_notebook = in_notebook_kernel()
     model = summary["paths"].get("model")
-    if model and can_be_asked(Path(model)):
+    if model and is_askable(Path(model)):
         sees = (Path(model) / SEES).is_file()
         line = _answer_command(_relative(model), in_notebook, sees, summary)
         lines.append(phrase("run.ask_line", command=line))

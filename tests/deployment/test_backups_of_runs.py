@@ -15,7 +15,7 @@ from infrastructure.backup.replication import copier_client
 from infrastructure.backup.replication.apart import ApartSettings
 from infrastructure.backup.replication.status import BackupStatus, short_words
 from infrastructure.commands.train import exit_code_of_training
-from infrastructure.config.field_help import choices
+from infrastructure.config.field_help import words_taken
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import StorageError
 from infrastructure.core.exit_codes import ExitCode
@@ -282,7 +282,7 @@ def test_the_bar_shows_how_old_the_safe_state_is(status: BackupStatus, words: st
 
 @pytest.mark.parametrize(
     "optimizer",
-    slow_but(["adamw_8bit", "sgd"], choices(TrainingConfig.model_fields["optimizer"])),
+    slow_but(["adamw_8bit", "sgd"], words_taken(TrainingConfig.model_fields["optimizer"])),
 )
 def test_what_a_version_takes_is_known_before_there_is_one(
     tmp_path: Path, optimizer: str, monkeypatch: pytest.MonkeyPatch

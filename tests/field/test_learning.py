@@ -46,7 +46,6 @@ def recoveries(folder: Path) -> list[dict[str, Any]]:
 
 QUICK = (
     "own loop: a margin that is reached",
-    "own loop: layers that no phase reaches",
     "dpo: beta 0",
     "dpo: equal after the cut",
     "grpo: None for all answers",
@@ -268,3 +267,15 @@ def test_w1_a_sweep_compares_trials_after_the_same_share(tmp_path: Path) -> None
             assert not state.is_interrupted, (total, epoch)
         open_study(tmp_path, Goal()).tell(number, state.evaluation["eval_loss"])
     assert open_study(tmp_path, Goal()).best_trial.number == 5
+
+
+def test_w2_layers_that_a_training_never_reaches_are_refused(
+    inputs: Inputs, tmp_path: Path
+) -> None:
+    """The setting of the report is gone; layer by layer, too few steps would do the same."""
+    with pytest.raises(ValueError, match=r"config\.unknown_key.*unfreeze_interval"):
+        DeploymentConfig(training={"unfreeze_interval": 1})
+    few = inputs.own(mode="layerwise", max_steps=3)
+    with pytest.raises(ValueError, match=r"stackwise\.last_phase_not_reached\(total_steps=3"):
+        by_command(few, tmp_path)
+    assert not [*tmp_path.glob("runs/*")]

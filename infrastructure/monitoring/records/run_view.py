@@ -45,8 +45,8 @@ from infrastructure.monitoring.records.run_reader import (
 )
 from infrastructure.monitoring.records.status_text import (
     alert_words,
-    can_be_asked,
     error_words,
+    is_askable,
     progress_words,
     question_command,
     safety_words,
@@ -444,7 +444,7 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
             steps.append((phrase("monitoring.next_resume"), command))
     advice = objects_in(facts.summary.get("advice"))
     steps += [_advised(str(each.get("text")), str(each.get("command"))) for each in advice]
-    if can_be_asked(final):  # otherwise it is not evaluated either
+    if is_askable(final):  # otherwise it is not evaluated either
         if not (final / SEES).is_file():
             steps.append((phrase("monitoring.next_ask"), _question_to(str(final), facts.summary)))
         held_out, method = (config.get(key, (None, ""))[0] for key in (HELD_OUT, METHOD))

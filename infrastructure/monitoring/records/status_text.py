@@ -38,7 +38,7 @@ def question_command(model: str, system: object = None, *, has_context: bool = F
     return f"{command} --system {shlex.quote(system)}"
 
 
-def can_be_asked(model: Path) -> bool:
+def is_askable(model: Path) -> bool:
     """Return whether the model in a folder has a tokenizer and generates text, unlike a reward
     model.
     """

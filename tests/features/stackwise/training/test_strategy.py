@@ -181,10 +181,9 @@ def test_one_stack_is_ordinary_training(trained: Trained) -> None:
 
 
 QUICK = ["fused", "lopt", "once", "cached", "qlora", "quantised new stacks", "masked"]
-OTHERS = [name for name in (*SEQUENTIAL, *AT_ONCE, *FURTHER) if name not in QUICK]
 
 
-@pytest.mark.parametrize("name", slow_but(QUICK, OTHERS))
+@pytest.mark.parametrize("name", slow_but(QUICK, [*SEQUENTIAL, *AT_ONCE, *FURTHER]))
 def test_a_run_that_is_broken_off_comes_to_the_same_end(
     name: str, trained: Trained, tmp_path: Path
 ) -> None:
@@ -477,7 +476,7 @@ def test_what_makes_no_sense_is_refused_before_a_run_begins(name: str, tmp_path:
     assert not (tmp_path / "runs").exists() or list((tmp_path / "runs").glob("*/run.json")) == []
 
 
-@pytest.mark.parametrize("name", slow_but(["blockwise"], ["qlora", "masks of the step", "lopt"]))
+@pytest.mark.parametrize("name", slow_but(["lopt"], ["qlora", "masks of the step", "lopt"]))
 def test_two_processes_train_what_one_does(name: str, trained: Trained, tmp_path: Path) -> None:
     """Each unit moves in its phase there, too."""
     settings = {**SEQUENTIAL, **AT_ONCE, **FURTHER}[name] | {"mixed_precision": "fp32"}
