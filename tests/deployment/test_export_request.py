@@ -169,6 +169,22 @@ def test_it_is_read_back_and_its_card_has_its_usage(
         ExportRequest(form=NAME, bits=8)
 
 
+def test_a_format_s_own_bits_are_what_is_needed_unless_others_are_given() -> None:
+    class Halves(PlainTensors):
+        """Written with two bytes a weight, whatever the trained format."""
+
+        bits, default_bits, converts_folder = (16, 4), 16, True
+
+    name = "half-tensors"
+    with EXPORT_FORMATS.registered(name, Halves):
+        usual, small = ExportRequest(form=name), ExportRequest(form=name, bits=4)
+        assert (usual.least_bits, usual.is_merged, usual.is_small) == (16, True, False)
+        assert (small.least_bits, small.is_small) == (4, False)
+        assert needed_bytes(WHOLE, usual) == 4_000_000 + 2_000_000 + BESIDE
+        assert needed_bytes(LORA, usual) == 2_000_000 + 2_000_000 + BESIDE
+        assert needed_bytes(WHOLE, small) == 2_000_000 + 500_000 + BESIDE
+
+
 @pytest.mark.parametrize(
     ("change", "error", "code"),
     [

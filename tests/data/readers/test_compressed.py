@@ -82,7 +82,9 @@ def test_an_archive_without_one_data_file_is_refused(
         ("rows.csv", None),
     ],
 )
-def test_a_document_is_recognized_among_archives(tmp_path: Path, name: str, kind: str | None) -> None:
+def test_a_document_is_recognized_among_archives(
+    tmp_path: Path, name: str, kind: str | None
+) -> None:
     path = archive(tmp_path, name, "a.csv" if kind else "README")
     assert document_kind(path) == (kind and f"data.kind_{kind}")
     if kind:
