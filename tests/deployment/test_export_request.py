@@ -63,7 +63,7 @@ def test_an_export_takes_as_much_as_it_writes_and_what_it_is_made_of(
         ({"bits": 4, "part": Part.MERGED}, False, True, True, 4, "4 bits a weight"),
     ],
 )
-def test_a_request_is_what_it_says(
+def test_a_request_shows_what_it_is(
     given: dict[str, Any],
     is_plain: bool,
     is_merged: bool,
@@ -104,7 +104,7 @@ def test_an_error_of_a_library_is_named_with_its_first_line(error: Exception, re
         raise error
 
 
-def test_a_lora_whose_base_is_a_folder_here_says_so(tmp_path: Path) -> None:
+def test_a_lora_whose_base_is_a_folder_here_has_a_note(tmp_path: Path) -> None:
     assert _base_elsewhere(tmp_path) == []
     (tmp_path / "base").mkdir()
     for base, num_notes in ((str(tmp_path / "base"), 1), ("owner/name", 0), (None, 0)):

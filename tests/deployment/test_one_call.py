@@ -254,7 +254,7 @@ def test_a_finished_run_is_completed_and_any_other_goes_on(
 
     monkeypatch.setattr(one_call, "TrainingDeployment", Deployment)
     monkeypatch.setattr(one_call, "repair_finished", lambda *_: found.append("repair"))
-    for place, masked, is_said in (
+    for place, masked, is_shown in (
         (None, ["backup.place"], True),
         (None, [], False),
         ("a", ["backup.place"], False),  # it is given anew
@@ -268,7 +268,7 @@ def test_a_finished_run_is_completed_and_any_other_goes_on(
         config = DeploymentConfig(**({} if place is None else {"backup.place": place}))
         lines: list[str] = []
         one_call.resume_run(RunToResume(run, checkpoint, config), accept, lines.append)
-        assert ("deployment.backup_password_not_recorded()" in lines) == is_said
+        assert ("deployment.backup_password_not_recorded()" in lines) == is_shown
         finished = "deployment.resumed_run_finished(run_id=one, path=final)"
         assert (finished in lines) == ("complete" in done)
     assert found == done * 3

@@ -205,7 +205,7 @@ def test_an_extension_that_one_process_has_alone_is_refused(
 
 
 @pytest.mark.parametrize("differs", [None, "weights", "data"])
-def test_a_rank_that_has_loaded_something_else_says_what(
+def test_a_rank_that_has_loaded_something_else_names_it(
     tmp_path: Path, saved_llama: Path, monkeypatch: pytest.MonkeyPatch, differs: str | None
 ) -> None:
     """Frozen weights by their values, data by its rows."""

@@ -135,8 +135,8 @@ def test_every_hook_is_called_although_one_fails() -> None:
 def test_only_extensions_hear_of_a_repeated_and_a_finished_step() -> None:
     calls: list[str] = []
 
-    class Told(Extension):
-        """Notes what it is told."""
+    class Listening(Extension):
+        """Notes what is called."""
 
         def gradients_forgotten(self) -> None:
             calls.append("forgotten")
@@ -144,7 +144,7 @@ def test_only_extensions_hear_of_a_repeated_and_a_finished_step() -> None:
         def weights_updated(self) -> None:
             calls.append("updated")
 
-    runner = HookRunner([Counter(), Told()])
+    runner = HookRunner([Counter(), Listening()])
     runner.gradients_forgotten()
     assert calls == ["forgotten"]
     runner.weights_updated()
