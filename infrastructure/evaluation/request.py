@@ -28,7 +28,7 @@ OF_LEARNING = (
     *("keep_checkpoints", "checkpoint_seconds", "keep_best", "best_metric", "best_metric_mode"),
     *("deadline", "validation_interval"),
     *("validation_frequency", "log_frequency", "early_stopping_patience"),
-    *("layerwise_lr_decay", "extension_learning_rate"),
+    *("layerwise_lr_decay", "extension_learning_rate", "metrics_sinks"),
     *(
         name
         for kind in fields_for("training")

@@ -166,6 +166,49 @@ def test_what_is_trained_elsewhere_is_not_stopped_from_here(tmp_path: Path) -> N
         detached.stop(run)
 
 
+def test_what_a_process_that_was_stopped_has_left_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, lines = write_run(tmp_path), list[str]()
+    write_trainer(run, os.getpid())
+    announced: list[tuple[Path, int]] = []
+    monkeypatch.setattr(detached, "announce_stop", lambda path, pid: announced.append((path, pid)))
+    monkeypatch.setattr(detached, "_end", lambda *_: True)
+    assert detached.stop(run, lines.append)
+    assert lines.pop().startswith("deployment.stopped_without_checkpoint(process=process ")
+    assert announced == [(run, os.getpid())], "for whoever asks how it ended"
+    newest = SimpleNamespace(newest=lambda: SimpleNamespace(step=7))
+    monkeypatch.setattr(detached, "SavedSteps", lambda path: newest)
+    assert detached.stop(run, lines.append)
+    assert lines == [f"deployment.stopped_with_checkpoint(run={run.name}, step=7, path={run})"]
+    assert len(announced) == 1
+
+
+def test_a_process_of_another_user_is_not_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(pid: int, number: int) -> None:
+        assert number == signal.SIGTERM
+        raise error
+
+    run = write_run(tmp_path)
+    write_trainer(run, os.getpid())
+    monkeypatch.setattr(detached.os, "kill", kill)
+    error: OSError = PermissionError()
+    with pytest.raises(ValueError, match=r"deployment\.process_of_another_user\(process=process "):
+        detached.stop(run, patience_seconds=0)
+    error = ProcessLookupError()  # it has just ended by itself
+    assert detached.end(DetachedTraining(run), patience_seconds=0)
+
+
+def test_how_to_look_on_names_the_run_and_its_output(tmp_path: Path) -> None:
+    assert detached.how_to_look_on(tmp_path) == [
+        f"deployment.watch_command(path={tmp_path})",
+        f"deployment.stop_command(path={tmp_path})",
+        f"deployment.output_file(path={tmp_path / OUTPUT_FILE})",
+    ]
+
+
 def test_a_training_that_does_not_stop_in_time_is_reported_as_going_on(tmp_path: Path) -> None:
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True);"
     command = [sys.executable, "-c", f"{deaf} time.sleep(60)"]
@@ -175,7 +218,8 @@ def test_a_training_that_does_not_stop_in_time_is_reported_as_going_on(tmp_path:
         run, lines = write_run(tmp_path), list[str]()
         write_trainer(run, process.pid)
         assert not detached.stop(run, lines.append, patience_seconds=0.3)
-        assert "deployment.run_still_saving" in lines[0]
+        trainer = read_trainer(run)
+        assert lines == [f"deployment.run_still_saving(run={run.name}, process={trainer})"]
         process.kill()
 
 

@@ -176,7 +176,9 @@ def test_a_disk_too_small_is_reported_before_anything_is_done(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * GB))
-    with pytest.raises(InstallError, match=r"deployment\.installation_disk_full.*free=2\.0"):
+    with pytest.raises(
+        InstallError, match=r"deployment\.installation_disk_full.*free=2\.0, needed=4\.0"
+    ):
         environment.install(make_plan(root, parse([])))
     assert not (root / ".venv").exists()
 

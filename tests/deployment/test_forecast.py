@@ -12,6 +12,7 @@ import torch
 from infrastructure.backup.format.store import Store
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.hardware import gib
 from infrastructure.core.messages import phrase
 from infrastructure.deployment import forecast as forecast_module
 from infrastructure.deployment.deploy_training import TrainingDeployment, checked_before
@@ -229,8 +230,16 @@ def test_what_does_not_fit_is_reported_with_what_to_do(
 
 def test_several_processes_are_named_with_what_is_not_forecast() -> None:
     line = replace(FITS, num_processes=2).lines()[0]
-    assert "deployment.forecast_summary" in line
+    assert "shared=deployment.forecast_processes(num_processes=2)," in line
     assert "processes" not in FITS.lines()[0]
+
+
+def test_a_forecast_has_the_time_of_all_and_of_a_step_the_memory_and_the_disk() -> None:
+    [line] = replace(FITS, backup_bytes=3 << 20, most_disk_bytes=2 << 20).lines()
+    assert "time=4 min 00 s, cost=, num_steps=100, step_seconds=2.0, " in line
+    assert "memory=1.0 GiB, memory_limit=4.0 GiB, " in line
+    assert "disk=1.0 MiB, most_disk=2.0 MiB, backup=, 3.0 MiB of backup)" in line
+    assert "disk=1.0 MiB, most_disk=1.0 MiB, backup=)" in FITS.lines()[0]  # of an older version
 
 
 def test_processes_of_one_cpu_share_its_memory_and_a_step_of_each_is_smaller(
@@ -279,6 +288,9 @@ def test_auto_spreads_a_model_where_a_process_lacks_the_memory_and_names_it(
     trainer.initialize_data()
     assert trainer.sharding is Sharding.SHARD
     assert "training.state_is_sharded" in trainer.sharding_sentence
+    there = gib(trainer.memory_budget.limit_bytes(trainer.device, 2))
+    assert f", available={there}, " in trainer.sharding_sentence
+    assert "training.sharded_state(size=2, share=1/2)" in trainer.sharding_sentence
     lines: list[str] = []
     assert checked_before(config, trainer, lines.append) == []
     assert lines[0].startswith("deployment.sharded_model_not_checked")
@@ -305,13 +317,14 @@ def test_a_model_that_no_process_can_hold_stays_on_the_disk(
 
 def test_the_time_that_steps_do_not_take_is_explained() -> None:
     short = replace(FITS, num_steps=6, step_seconds=0.28, seconds=16.0)
-    assert "deployment.forecast_summary" in short.lines()[0]
+    assert "rest=deployment.forecast_rest()," in short.lines()[0]
     assert "deployment.forecast_rest" not in replace(short, seconds=2.0).lines()[0]
 
 
 def test_a_busy_machine_is_named() -> None:
     [line] = replace(FITS, others_share=0.48).lines()
-    assert "deployment.forecast_busy_cpu" in line
+    assert line.endswith("deployment.forecast_busy_cpu(share=48.0 %)")
+    assert "forecast_busy_cpu" in replace(FITS, others_share=0.2).lines()[0]
     assert replace(FITS, others_share=0.1).lines() == FITS.lines()
 
 
@@ -324,8 +337,9 @@ def test_a_session_with_an_end_is_named() -> None:
 def test_the_disk_has_to_hold_what_lies_there_at_any_time() -> None:
     more = replace(FITS, most_disk_bytes=(1 << 30) + 1)
     assert any("deployment.forecast_disk_full" in line for line in more.problems())
-    assert "deployment.forecast_summary" in more.lines()[0]
-    assert "deployment.forecast_summary" in FITS.lines()[0]  # of an older version
+    assert not FITS.problems()
+    assert not replace(FITS, disk_free_bytes=FITS.disk_bytes).problems()
+    assert not replace(FITS, disk_free_bytes=None, disk_bytes=1 << 60).problems()
 
 
 def test_the_disk_of_a_run_is_forecast(tmp_path: Path) -> None:
@@ -450,7 +464,7 @@ def test_what_was_forecast_is_compared_with_what_was(tmp_path: Path) -> None:
 
 
 def test_the_price_of_a_forecast_is_that_of_its_time() -> None:
-    assert "deployment.forecast_summary" in replace(FITS, price_per_hour="$3").lines()[0]
+    assert "cost=, so about $0.20,, num_steps=" in replace(FITS, price_per_hour="$3").lines()[0]
 
 
 def test_a_run_that_goes_on_is_forecast_for_the_steps_that_are_left(

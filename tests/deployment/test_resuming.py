@@ -324,6 +324,10 @@ def test_a_hub_model_goes_on_at_the_commit_that_it_began_with(
 
 def test_what_an_accepted_change_means_is_reported() -> None:
     assert explain(["data", "learning_rate"]) == ["data: deployment.epoch_restarts_new_data()"]
+    assert explain(["optimizer", "seed"]) == [
+        "seed: deployment.epoch_order_changes()",
+        "optimizer: deployment.new_optimizer_no_state()",
+    ]
 
 
 def test_a_new_run_beside_an_unfinished_one_names_it(

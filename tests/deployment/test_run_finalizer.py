@@ -14,7 +14,9 @@ import torch
 
 from infrastructure.backup.repair.run_files_repair import SEAL
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.registries import LOSSES
 from infrastructure.config.sections.backup_config import BackupConfig
+from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.core.checksums import read_record
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.shared_cores import THREADS_VARIABLE
@@ -509,9 +511,46 @@ def test_the_status_is_what_happened(
 ) -> None:
     run = plan_run(tmp_path / "runs", "small")
     summary = summarise(run, trainer, 1.5, BEFORE, after, error)
+    assert summary["example"] == {
+        **{"prompt": "Reverse abc", "expected": "cba", "before": ""},
+        **({} if after is None else {"after": "cba\nok"}),
+    }
+    assert summary["before"] == {"eval_loss": 4.0, "exact_match": {"all": 0.0}}
+    assert after is None or summary["after"] == {"eval_loss": 1.0, "exact_match": {"all": 0.75}}
+    assert summary["num_questions"] == (0 if after is None else 8)
+    assert summary["validation_prompts"] == trainer.training_config.validation_prompts
+    assert summary["num_held_out"] == trainer.initialize_data().report.num_evaluation
+    assert not summary.keys() & {"system_prompt", "has_context", "loss_function"}
     assert summary["status"] == status
     assert (summary["after"] is None) == (after is None)
     assert summary["error"] == (None if error is None else "OSError: full")
+
+
+def test_what_is_particular_about_data_loss_and_memory_is_in_the_summary(
+    trainer: EnhancedTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = plan_run(tmp_path / "runs", "small")
+    report: Any = trainer.initialize_data().report
+    monkeypatch.setattr(report, "system_prompt", "Be brief.")
+    monkeypatch.setattr(report, "has_context", True)
+    with LOSSES.registered("focal", lambda logits, targets: logits.sum(-1)):
+        trainer.training_config.loss = "focal"
+    whole = run_finalizer.summary_of
+    monkeypatch.setattr(
+        run_finalizer,
+        "summary_of",
+        lambda *given, **named: {**whole(*given, **named), "peak_memory_bytes": 100.0},
+    )
+    peaks = []
+    for highest in (1, 300, None):
+        facts = {"highest_bytes": highest}
+        monkeypatch.setattr(run_finalizer, "memory_facts", lambda _, facts=facts: facts)
+        summary = summarise(run, trainer, 1.5, BEFORE)
+        assert summary["memory"] == facts
+        peaks.append(summary["peak_memory_bytes"])
+    assert peaks == [100.0, 300.0, 100.0]
+    assert (summary["system_prompt"], summary["has_context"]) == ("Be brief.", True)
+    assert summary["loss_function"] == "focal"
 
 
 def test_a_loss_that_is_no_number_is_named(trainer: EnhancedTrainer, tmp_path: Path) -> None:
@@ -526,7 +565,20 @@ def test_a_loss_that_is_no_number_is_named(trainer: EnhancedTrainer, tmp_path: P
 def test_the_model_in_one_line(trainer: EnhancedTrainer, saved_llama: Path) -> None:
     line = describe_model(trainer)
     assert line.startswith(f"deployment.model_line(model={saved_llama.name}, millions=0.112448, ")
-    assert f" precision={trainer.precision.name}, device=cpu, " in line
+    assert f" precision={trainer.precision.name}, device=cpu, processes=)" in line
+    assert " trained=deployment.trains_all(millions=0.112448)," in line
+    first, *others = trainer.initialize_model().parameters()
+    for parameter in others:
+        parameter.requires_grad_(False)
+    assert f" trained=deployment.trains_part(millions={first.numel() / 1e6})," in describe_model(
+        trainer
+    )
+    trainer.model_config = trainer.model_config.copy_with(lora_config=LoraConfig())
+    assert " trained=deployment.trains_lora(millions=" in describe_model(trainer)
+    trainer.model_config.quantization = "4bit"
+    assert " trained=deployment.trains_qlora(millions=" in describe_model(trainer)
+    trainer.group = SimpleNamespace(size=3)  # type: ignore[assignment]
+    assert "processes=, 3 processes)" in describe_model(trainer)
 
 
 @pytest.mark.parametrize(

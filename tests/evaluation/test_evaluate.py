@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,9 +19,10 @@ from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.console import Count
+from infrastructure.core.features import fields_for
 from infrastructure.data.data_pipeline import DataPipeline
 from infrastructure.data.store.examples import GenerationPrompt
-from infrastructure.evaluation import evaluate, run_settings
+from infrastructure.evaluation import evaluate, evaluation_page, run_settings
 from infrastructure.evaluation.comparison import MeasureDifference
 from infrastructure.evaluation.evaluate import (
     _notes_of,
@@ -30,7 +32,7 @@ from infrastructure.evaluation.evaluate import (
 from infrastructure.evaluation.evaluation_tables import difference_table, short_names
 from infrastructure.evaluation.generation import Answer
 from infrastructure.evaluation.intervals import Interval
-from infrastructure.evaluation.request import Request
+from infrastructure.evaluation.request import OF_LEARNING, Request
 from infrastructure.evaluation.row_losses import RowLoss
 from infrastructure.evaluation.rows import MeasuredRow, ModelRows, Questions
 from infrastructure.run.directory import RunDirectory
@@ -132,6 +134,19 @@ def test_a_saved_model_is_measured_by_task(saved_llama: Path, rows: Path, tmp_pa
         len(str(n)) + 1 for n in range(11, 18, 2)
     )
     assert "Reverse 10" in Path(evaluation.page).read_text()
+    answered = [row for row in written if "written" in row]
+    assert len(answered) == 4
+    for row in answered:
+        assert (
+            row["expected"] == row["prompt"].removeprefix("Reverse ")[::-1]
+            or "#" in row["expected"]
+        )
+        assert row["exact_match"] == (row["written"].strip() == row["expected"])
+        assert row["is_cut"] in (True, False)
+        assert row["model"] == str(saved_llama)
+    assert (numbers["model"], numbers["data"]) == (str(saved_llama), str(rows))
+    assert numbers["example"]["expected"] == "01"
+    assert numbers["example"]["written"] == answered[0]["written"]
 
 
 def test_a_mask_hides_what_a_row_loss_is_made_of(saved_llama: Path, tmp_path: Path) -> None:
@@ -212,6 +227,9 @@ def test_two_models_are_compared_on_the_same_rows(
     loss = differences["loss"]
     assert loss["num_rows"] == 9
     assert loss["verdict"] == "first is better"
+    assert evaluation.against["model"] == str(worse)
+    assert evaluation.against["metrics"]["eval_loss"] == pytest.approx(loss["second"], rel=1e-5)
+    assert evaluation.against["scores"]["all"]["loss"]["value"] == pytest.approx(loss["second"])
     assert evaluation.scores["all"]["loss"]["value"] == pytest.approx(loss["first"])
     assert evaluation.metrics["eval_loss"] == pytest.approx(loss["first"], rel=1e-5)
     assert loss["difference"]["value"] == pytest.approx(loss["second"] - loss["first"])
@@ -276,6 +294,78 @@ def test_it_is_noted_what_of_two_models_cannot_be_compared() -> None:
     assert tokens.startswith("evaluation.trained_tokens_differ")
     [fewer] = _notes_of([first, rows_of("second", 3)])
     assert fewer == "evaluation.compared_on_common_rows(count=1, counts=2 and 1)"
+
+
+def answered_row(
+    number: int, is_right: bool, *, is_cut: bool = False, task: str = ""
+) -> MeasuredRow:
+    question = GenerationPrompt(f"prompt {number}", [1], "yes", 1, task, place=f"rows:{number}")
+    answer = Answer(question, "yes" if is_right else "no", is_cut)
+    scores = {"exact_match": float(is_right)}
+    return MeasuredRow(f"rows:{number}", task, None, answer, scores)
+
+
+def test_the_page_shows_first_where_the_answers_of_two_models_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(evaluation_page, "MAX_SHOWN", 3)
+    first = ModelRows("one", {}, [answered_row(n, True, task="odd" * (n % 2)) for n in range(5)])
+    others = [answered_row(n, n != 3, is_cut=n == 3, task="odd" * (n % 2)) for n in range(5)]
+    second = ModelRows("two", {}, [*others[:4], MeasuredRow("rows:4")])  # which answers no fifth
+    page = evaluation_page.evaluation_page("rows.jsonl", [first, second], {}, ["a note"])
+    cards = re.findall(r"<h3>(rows:\d[^<]*)</h3>", page)
+    assert cards == ["rows:3 · odd", "rows:0", "rows:1 · odd"]
+    assert "evaluation.more_answers_in_file(count=1)" in page
+    verdicts = re.findall(r'<span class="(\w+)">([^<]*)</span>', page)
+    right, wrong = ("good", "exact match 100 %"), ("bad", "exact match 0 % · cut")
+    assert verdicts == [right, wrong, *[right] * 4]
+    assert "<li>a note</li>" in page
+    monkeypatch.undo()
+    whole = evaluation_page.evaluation_page("rows.jsonl", [first], {})
+    assert len(re.findall(r"<h3>rows:", whole)) == 5
+    assert "more_answers_in_file" not in whole
+
+
+@pytest.mark.parametrize(
+    ("num_answers", "num_prompts", "codes"),
+    [
+        (5, 5, []),
+        (3, 3, ["not_all_prompts_answered"]),  # as many as were configured
+        (2, 3, ["not_all_prompts_answered", "answer_tokens_limit"]),
+        (2, None, ["not_all_prompts_answered"]),
+        (3, 99, ["not_all_prompts_answered", "answer_tokens_limit"]),
+    ],
+)
+def test_the_reason_is_given_why_not_all_prompts_are_answered(
+    num_answers: int, num_prompts: int | None, codes: list[str]
+) -> None:
+    rows = [answered_row(n, True) for n in range(num_answers)]
+    notes = _notes_of([ModelRows("one", {}, rows, num_questions=5)], num_prompts)
+    assert re.findall(r"evaluation\.(\w+)", " ".join(notes)) == codes
+
+
+def test_cut_answers_and_measures_that_cannot_be_had_are_noted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [answered_row(n, True, is_cut=n < 2) for n in range(5)]
+    monkeypatch.setattr(evaluate, "is_installed", lambda package: False)
+    cut, missing = _notes_of([ModelRows("one", {}, rows, num_questions=5)])
+    assert cut == "evaluation.answers_cut_off(name=one, num_cut=2, num_answers=5)"
+    assert missing == "evaluation.torchmetrics_missing()"
+    assert _notes_of([ModelRows("one", {}, [], num_questions=0)]) == []
+    differing = [rows_of("first", 3, 4), rows_of("second", 3, 5)]
+    assert "max_lengths_differ(lengths=64 and 32)" in _notes_of(differing, lengths=[64, 32])[0]
+    assert "max_lengths_differ" not in _notes_of(differing, lengths=[64, 64])[0]
+
+
+def test_a_setting_of_training_is_used_or_has_no_effect_on_an_evaluation() -> None:
+    """These load the model as it was trained, or say what of it is measured and how."""
+    used = {"strategy", "batch_size", "mixed_precision", "compile_mode", "seed", "recovery"}
+    used |= {"memory_efficient_attention", "enabled_extensions", "validation_prompts", "loss"}
+    used |= {"metrics", "settings"}
+    of_features = {name for kind in fields_for("training") for name in kind.model_fields}
+    own = TrainingConfig.model_fields.keys() - of_features
+    assert own - {*OF_LEARNING} == used
 
 
 def test_what_cannot_be_measured_is_refused_at_once(saved_llama: Path, rows: Path) -> None:

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.evaluation.run_settings import inherit_from_run, inherit_from_runs
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.evaluation import run_settings
+from infrastructure.evaluation.run_settings import (
+    background_of_run,
+    has_context,
+    inherit_from_run,
+    inherit_from_runs,
+    precision_of_run,
+    quantization_of_run,
+)
 from tests.evaluation.conftest import config_for
 
 
@@ -16,6 +25,70 @@ def test_a_model_is_measured_by_the_rules_of_its_run(run: Path, part: str) -> No
     config = config_for(run / part)
     assert inherit_from_run(config) == {"data.max_length": 77, "data.train_on": "all"}
     assert (config.data.max_length, config.data.train_on) == (77, "all")
+
+
+def test_all_that_makes_tokens_of_rows_is_inherited(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages }}")
+    settings = {
+        "max_length": 77,
+        "train_on": "all",
+        "chat_template": str(template),
+        "over_length": "quarantine",
+        "image_background": "black",
+    }
+    others = {"packing": False, "validation_split": 0.3}  # these make no other tokens
+    saved = DeploymentConfig(data={**settings, **others}).to_dict()
+    (tmp_path / "run.json").write_text(json.dumps({"configuration": saved}))
+    config = config_for(tmp_path)
+    inherited = {f"data.{name}": getattr(DataConfig(**settings), name) for name in settings}
+    assert inherit_from_run(config) == inherited
+    assert {f"data.{name}": getattr(config.data, name) for name in settings} == inherited
+    assert (config.data.packing, config.data.validation_split) != (False, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("column", "row"),
+    [
+        ({"context_column": "the text"}, {"question": "q", "answer": "a", "the text": "t"}),
+        ({"task_column": "the kind"}, {"question": "q", "answer": "a", "the kind": "k"}),
+        ({"text_column": "the text", "shape": "text"}, {"the text": "some words"}),
+    ],
+)
+def test_each_column_of_the_run_is_that_of_the_measured_data(
+    tmp_path: Path, column: dict[str, str], row: dict[str, str]
+) -> None:
+    saved = DeploymentConfig(data=column).to_dict()
+    (tmp_path / "run.json").write_text(json.dumps({"configuration": saved}))
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    config = config_for(tmp_path, path=str(tmp_path / "rows.jsonl"))
+    assert inherit_from_run(config) == {f"data.{name}": value for name, value in column.items()}
+
+
+def test_what_a_run_records_of_its_model_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert precision_of_run(tmp_path) is None
+    assert quantization_of_run(tmp_path) is None
+    assert background_of_run(tmp_path) == DataConfig().image_background
+    assert not has_context(tmp_path)
+    saved = DeploymentConfig(data={"image_background": "black"}).to_dict()
+    record = {"configuration": saved, "precision": "bf16"}
+    record["model"] = {"lora": {"r": 2}, "quantization": "4bit"}
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    monkeypatch.setattr(run_settings, "is_installed", lambda package: package == "bitsandbytes")
+    assert precision_of_run(tmp_path) == "bf16"
+    assert quantization_of_run(tmp_path) == "4bit"
+    assert background_of_run(tmp_path) == DataConfig(image_background="black").image_background
+    assert background_of_run(tmp_path) != DataConfig().image_background
+    monkeypatch.setattr(run_settings, "is_installed", lambda package: False)
+    assert quantization_of_run(tmp_path) is None
+    record["model"] = {"quantization": "4bit"}  # all of it was trained, and is saved as it is
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    monkeypatch.undo()
+    assert quantization_of_run(tmp_path) is None
+    (tmp_path / "summary.json").write_text(json.dumps({"has_context": True}))
+    assert has_context(tmp_path)
 
 
 def test_what_was_requested_comes_first(run: Path) -> None:

@@ -19,6 +19,10 @@ from infrastructure.evaluation.text_scores import (
         ("so 40 + 2\n#### 42", "6 * 7 = 42\n#### 42", True),
         ("#### 42.0", "#### 42", True),
         ("#### $1,000.", "#### 1000", True),
+        ("#### 5 €", "#### 5", True),
+        ("#### £ 5", "#### 5", True),
+        ("#### 50%", "#### 50", True),
+        ("#### New York", "#### new  york.", False),
         ("#### 41\n#### 42\nthat is all", "#### 42", True),
         ("it is 42", "#### 42", False),
         ("#### 4.2", "#### 42", False),
@@ -30,6 +34,12 @@ from infrastructure.evaluation.text_scores import (
 )
 def test_the_final_answer_decides(written: str, expected: str, is_right: bool) -> None:
     assert final_answer(written, expected) == is_right
+
+
+def test_an_exact_answer_is_so_but_for_the_space_around_it() -> None:
+    score = scores_by_name(["exact_match"])["exact_match"]
+    pairs = [(" yes\n", "yes"), ("yes", " yes "), ("Yes", "yes"), ("yes.", "yes")]
+    assert [score(*pair) for pair in pairs] == [1.0, 1.0, 0.0, 0.0]
 
 
 def test_words_are_of_any_script() -> None:

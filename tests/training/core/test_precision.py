@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from infrastructure.optimization.gpu_capability import cpu_has_bf16
+from infrastructure.training.core import precision
 from infrastructure.training.core.precision import (
+    Precision,
     choose_device,
     choose_precision,
     training_device,
@@ -42,7 +44,39 @@ def test_autocast_computes_in_the_format() -> None:
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
 
 
+def test_fp8_computes_everything_else_in_bf16() -> None:
+    assert Precision("fp8", "cuda").dtype is torch.bfloat16
+    assert Precision("fp16", "cuda").dtype is torch.float16
+
+
+def test_kernels_of_half_precision_on_a_cpu_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(precision, "bound_kernel_caches", lambda: calls.append(True))
+    choose_precision("fp32", CPU)
+    choose_precision("bf16", torch.device("cuda"))
+    assert calls == []
+    choose_precision("bf16", CPU)
+    assert calls == [True]
+
+
+def test_a_gpu_is_called_by_a_number_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [choose_device(name).index for name in ("cuda:1", "cuda:0", "cuda")] == [1, 0, None]
+    with pytest.raises(ValueError, match=r"device_out_of_range\(device=cuda:2, num_gpus=2\)"):
+        choose_device("cuda:2")
+
+
+def test_a_training_needs_gradients() -> None:
+    for off in (torch.no_grad(), torch.inference_mode()):
+        with off, pytest.raises(ValueError, match=r"training\.gradients_disabled"):
+            training_device("cpu")
+
+
 def test_only_fp16_scales_gradients() -> None:
+    scaler = Precision("fp16", "cpu").create_scaler()
+    assert scaler is not None
+    assert scaler.is_enabled()
     assert choose_precision("bf16", CPU).create_scaler() is None
     assert choose_precision(False, CPU).create_scaler() is None
 

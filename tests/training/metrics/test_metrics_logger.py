@@ -51,7 +51,7 @@ def test_a_failing_sink_is_warned_about_once_and_the_others_go_on(
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         logger.close()
-    assert "training.metrics_sink_incomplete" in caplog.text
+    assert "training.metrics_sink_incomplete(name=failing, count=2, first_error=" in caplog.text
     assert "No space left on device" in logger.problems[0]
 
 

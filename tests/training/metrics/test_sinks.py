@@ -78,6 +78,9 @@ def test_short_epochs_do_not_flood_the_console() -> None:
     ]
     sink.write({**EVALUATION, "step": 3, "eval_loss": math.nan})
     assert "NaN" in lines[-1]
+    sink.expect(100)  # it goes on with fewer steps, from an earlier one
+    sink.write({**EVALUATION, "step": 50})
+    assert lines[-1].startswith("[ 50%] step 50/100")
 
 
 def test_the_console_writes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:

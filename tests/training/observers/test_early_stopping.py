@@ -110,6 +110,8 @@ def test_what_was_best_on_other_rows_is_forgotten(
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     second.fire(Event.TRAIN_START, again)
     assert (again.stop_reason is not None) == stops
+    earlier = "training.had_stopped_improving(metric=held-out loss, best=1)"
+    assert again.stop_message == (earlier if stops else None)
     if not stops:
         evaluate(again, second, 5.0)  # the best on these rows
         evaluate(again, second, 6.0)

@@ -1,7 +1,9 @@
 """A real run that is watched, and one that is not."""
 
+import math
 import time
 from collections.abc import Generator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.resource_config import AlertThresholds
 from infrastructure.config.sources.load import load_config
 from infrastructure.models.flops import arithmetic_of
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
@@ -21,13 +24,14 @@ from infrastructure.monitoring.training_monitor import (
     TrainingMonitor,
 )
 from infrastructure.training.core.precision import Precision
-from infrastructure.training.core.state import TrainingState
+from infrastructure.training.core.state import StepRewards, TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.loop import loop
 from infrastructure.training.observers import monitoring_setup
 from infrastructure.training.observers.monitoring_setup import (
     MonitorObserver,
     RunLogObserver,
+    monitoring_hooks,
     seldom,
 )
 from tests.deployment.runs import deploy, losses, small_settings
@@ -242,3 +246,128 @@ def test_the_log_has_beginning_evaluations_checkpoints_and_end(tmp_path: Path) -
     assert messages.count("training.log_evaluated()") == 3
     assert "training.log_checkpoint_saved()" in messages
     assert records[-1]["step"] == training.state.total_steps
+    of = {record["message"].removeprefix("training.").rstrip("()"): record for record in records}
+    assert of["log_training_begins"] | {"message": ""} == {
+        **{"message": "", "step": 0, "epoch": 0, "total_steps": training.state.total_steps}
+    }
+    assert of["log_phase_begins"]["phase"] == training.state.phase.name
+    assert of["log_evaluated"]["eval_loss"] == 1.0
+    assert of["log_checkpoint_saved"]["checkpoint"] == str(training.state.checkpoint)
+    assert (of["training_ended"]["loss"], of["training_ended"]["reason"]) == (
+        training.state.loss,
+        None,
+    )
+    assert of["training_ended"]["epoch"] == 3
+
+
+class Stops(Observer):
+    """Ends a training after its second step, by an error or for a reason."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error_of_step = error
+
+    def step_end(self, state: TrainingState) -> None:
+        if state.step == 2 and self.error_of_step is not None:
+            raise self.error_of_step
+        if state.step == 2:
+            state.stop("enough")
+
+
+@pytest.mark.parametrize("error", [None, KeyError("planted")])
+def test_the_log_has_the_reason_of_an_end(error: Exception | None) -> None:
+    records: list[dict[str, Any]] = []
+    training = Training(hooks=[RunLogObserver(records.append), Stops(error)])
+    with pytest.raises(KeyError) if error else nullcontext():
+        training.run()
+    *_, before, last = records
+    assert (last["step"], last["reason"]) == (2, None if error else "enough")
+    if error:
+        assert before["message"] == "training.error_ended_training()"
+        assert before["error"] == "KeyError('planted')"
+
+
+def hooks_of(monitor: dict[str, Any], precision: Precision, folder: Path, **probes: Any) -> Any:
+    config = config_of(folder, monitor)
+    return monitoring_hooks(config, folder, None, precision, lambda line: None, probes)
+
+
+def test_the_log_is_written_to_before_it_is_closed_and_the_monitor_is_as_configured(
+    tmp_path: Path,
+) -> None:
+    hooks = hooks_of({"interval": 7.0}, FP32, tmp_path, mine=lambda: 3.0)
+    kinds = [type(hook) for hook in hooks]
+    assert kinds.index(RunLogObserver) < kinds.index(MonitorObserver)
+    monitor = hooks[kinds.index(MonitorObserver)].monitor
+    assert monitor.interval_seconds == 7.0
+    assert monitor.probes["mine"]() == 3.0
+    assert monitor.probes.keys() >= {"cache_bytes", "checkpoint_age_seconds"}
+
+
+@pytest.mark.parametrize(
+    ("device_type", "given", "percent"),
+    [("cpu", {}, 100.0), ("cpu", {"cpu_percent": 50.0}, 50.0), ("cuda", {}, None)],
+)
+def test_a_busy_processor_is_no_alert_where_it_trains(
+    tmp_path: Path, device_type: str, given: dict[str, float], percent: float | None
+) -> None:
+    usual = AlertThresholds()
+    limits = monitoring_setup._limits(AlertThresholds(**given), device_type)
+    assert limits.cpu_percent == (usual.cpu_percent if percent is None else percent)
+    assert limits.gradient_norm == usual.gradient_norm
+
+
+def observed(**state: Any) -> tuple[MonitorObserver, TrainingMonitor, TrainingState]:
+    monitor, training = quiet_monitor(), Training()
+    return MonitorObserver(monitor, training.adapter, FP32), monitor, training.state
+
+
+def test_a_record_of_the_monitor_has_what_the_loop_has_read() -> None:
+    observer, monitor, state = observed()
+    state.step, state.position.epoch, state.loss, state.batch = 5, 2, 0.25, (1, 2, 3)
+    state.metrics = {"learning_rate": 0.5, "grad_norm": 2.0, "memory_bytes": 7.0}
+    state.rewards = StepRewards(num_tied=4)
+    observer.step_end(state)
+    record = monitor.recent_metrics[-1]
+    assert (record.epoch, record.step, record.loss, record.batch_size) == (2, 5, 0.25, 3)
+    assert (record.learning_rate, record.gradient_norm, record.memory_bytes) == (0.5, 2.0, 7.0)
+    assert record.num_tied_steps == 4
+    assert record.tokens_per_second is None  # none was counted
+    assert record.model_flops_utilization is None
+
+
+def test_the_step_that_an_error_ended_is_reported_once() -> None:
+    observer, monitor, state = observed()
+    state.step, state.metrics = 5, {"learning_rate": 0.5}
+    observer.step_end(state)
+    observer.error(state)
+    assert [record.step for record in monitor.recent_metrics] == [5]
+    state.step, state.loss = 6, math.nan
+    observer.error(state)
+    assert [record.step for record in monitor.recent_metrics] == [5, 6]
+    assert monitor.recent_metrics[-1].seconds_per_step is None  # no step has ended since
+
+
+@pytest.mark.parametrize("compile_mode", [None, "default"])
+def test_a_forward_pass_is_measured_once_a_minute_and_not_where_it_would_compile(
+    monkeypatch: pytest.MonkeyPatch, compile_mode: str | None
+) -> None:
+    observer, _, state = observed()
+    assert observer.adapter is not None
+    observer.adapter.training_config = observer.adapter.training_config.copy_with(
+        compile_mode=compile_mode
+    )
+    now, sizes = [100.0], list[int]()
+    loss = observer.adapter.compute_loss
+    monkeypatch.setattr(monitoring_setup.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(
+        observer.adapter,
+        "compute_loss",
+        lambda model, batch: (sizes.append(batch["num_examples"]), loss(model, batch))[1],
+    )
+    observer.eval_end(state)
+    assert sizes == []  # there is no batch yet
+    state.batch = [1, 2, 3]
+    for seconds in (0.0, 59.0, 1.0):
+        now[0] += seconds
+        observer.eval_end(state)
+    assert sizes == ([] if compile_mode else [1] * 4)  # two passes each, of one example

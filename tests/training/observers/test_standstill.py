@@ -58,6 +58,8 @@ def test_rewards_explain_a_gradient_of_0_but_for_20_steps_without_any() -> None:
     assert stopped_at([0.0] * 40, rewards=tied) is None
     without = [StepRewards(num_without=n) for n in range(1, 41)]
     assert stopped_at([0.3] * 40, rewards=without) == 20  # of a KL term alone
+    some = [StepRewards(num_without=n % 19) for n in range(40)]
+    assert stopped_at([0.0] * 40, rewards=some) is None
     assert stopped_at([0.0] * 40, rewards=[StepRewards()] * 40) == 20  # rewards of weight 0
 
 
@@ -100,7 +102,37 @@ def test_parameters_that_no_gradient_reaches_are_named_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     [message] = named(caplog, ["0.weight", "0.bias", "1.weight"])
-    assert message.startswith("training.parameters_without_gradient")
+    assert message.startswith("training.parameters_without_gradient(parameters=1.bias, count=20")
+    caplog.clear()
+    [message] = named(caplog, ["0.weight"])
+    assert "parameters=0.bias and 2 more, count=20" in message
+
+
+def test_each_phase_names_what_it_trains_and_does_not_reach(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What is frozen, or no optimizer holds, is not trained; a late gradient is one."""
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2, bias=False) for name in "abcd"})
+    model["c"].requires_grad_(False)
+    held = [*model["a"].parameters(), *model["b"].parameters(), *model["c"].parameters()]
+    state, observer = TrainingState(model, torch.optim.SGD(held, lr=1.0)), Standstill()
+
+    def train(reached: dict[str, int]) -> None:
+        """By name, the step from which on a parameter has a gradient."""
+        observer.phase_start(state)
+        for step in range(NUM_STEPS):
+            for name, parameter in model.named_parameters():
+                is_reached = step >= reached.get(name, NUM_STEPS)
+                parameter.grad = torch.zeros_like(parameter) if is_reached else None
+            observer.after_backward(state)
+
+    train({"a.weight": 0, "b.weight": NUM_STEPS - 1})
+    assert caplog.messages == []
+    train({"b.weight": 0})
+    [message] = caplog.messages
+    assert "parameters=a.weight, " in message
+    train({"a.weight": 0, "b.weight": 0})
+    assert len(caplog.messages) == 1
 
 
 def test_no_name_is_given_where_all_are_reached(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 
 from infrastructure.core.errors import DataError
@@ -22,7 +23,7 @@ def state() -> TrainingState:
     return TrainingState(torch.nn.Linear(1, 1), step=7)
 
 
-def test_a_note_hides_secrets_and_is_short() -> None:
+def test_a_note_hides_secrets_and_is_short(caplog: pytest.LogCaptureFixture) -> None:
     noted = state()
     message = f"https://me:{SECRET}@host refused {'x' * 5000}"
     record_recovery(noted, "save_refused", "goes on", message, [f"{SECRET}.jsonl:3"] * 500)
@@ -33,6 +34,11 @@ def test_a_note_hides_secrets_and_is_short() -> None:
     assert len(entry["rows"]) == MAX_ROWS + 1
     assert entry["rows"][-1] == "and 450 more"
     assert entry["step"] == 7
+    assert SECRET not in caplog.text
+    assert "save refused at step 7" in caplog.text
+    assert "and 495 more" in caplog.text  # a line names a few rows alone
+    record_recovery(noted, "save_refused", "goes on", message, step=3)
+    assert noted.recoveries[-1]["step"] == 3
 
 
 def test_of_many_notes_those_of_ways_back_stay() -> None:
@@ -44,6 +50,14 @@ def test_of_many_notes_those_of_ways_back_stay() -> None:
     assert len(noted.recoveries) == MAX_RECORDS
     assert num_rollbacks(noted) == 1
     assert noted.recoveries[-1]["message"] == str(2 * MAX_RECORDS - 1)
+
+
+def test_where_all_notes_are_of_ways_back_the_oldest_goes() -> None:
+    noted = state()
+    for number in range(MAX_RECORDS + 1):
+        record_recovery(noted, RecoveryKind.NOT_FINITE, "back", str(number), is_rollback=True)
+    messages = [entry["message"] for entry in noted.recoveries]
+    assert messages == [str(number) for number in range(1, MAX_RECORDS + 1)]
 
 
 def test_a_rollback_that_does_not_count_is_not_counted() -> None:

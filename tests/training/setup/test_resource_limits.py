@@ -58,16 +58,21 @@ def test_the_switches_switch_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hook(on, MemoryExtension) is not None
     assert hook(on, CompileBenchmark) is None
     assert calls == [torch.device("cpu")]
-    assert hook(trainer_for(**{"training.compile_mode": "auto"}), CompileBenchmark) is not None
+    both = trainer_for(**{"training.compile_mode": "auto"})
+    assert hook(both, CompileBenchmark) is not None
+    assert hook(both, MemoryExtension) is not None
 
 
 def test_a_gpus_limits_on_a_cpu_are_reported_to_have_no_effect(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     trainer_for(**{"memory.gpu_memory_fraction": 0.9, "resources.gpu.memory_limit": "8GB"})
-    assert "training.gpu_setting_without_effect" in caplog.text
-    assert "training.gpu_setting_without_effect" in caplog.text
+    of = "training.gpu_setting_without_effect(key="
+    assert f"{of}memory.gpu_memory_fraction, device=cpu)" in caplog.text
+    assert f"{of}resources.gpu.memory_limit, device=cpu)" in caplog.text
     assert "gpu_cache_size" not in caplog.text
+    trainer_for(**{"memory.gpu_cache_size": "1GB"})
+    assert f"{of}memory.gpu_cache_size, device=cpu)" in caplog.text
 
 
 def test_a_gpu_that_must_be_there_and_is_not_is_refused() -> None:

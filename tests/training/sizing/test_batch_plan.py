@@ -47,7 +47,15 @@ def test_auto_makes_an_optimizer_step_of_the_usual_size(tmp_path: Path) -> None:
     plan = measured(config, 10_000, lambda most: choice(8), measured_before(tmp_path), KEY, PLENTY)
     assert (plan.micro_batch_size, plan.gradient_accumulation) == (8, 4)
     assert plan.decided()["training.batch_size"]["value"] == 8
-    assert "training.batch_size_measured_now" in plan.lines()[0]
+    [line, trial] = plan.lines()
+    assert line.startswith("training.batch_size_chosen(micro_batch=8, global_batch=32, origin=")
+    assert "training.batch_size_measured_now(reason=larger ones are no faster)" in line
+    assert trial == f"  {choice(8).lines()[0]}"
+    unexplained = BatchChoice(8, choice(8).trials, "")
+    plan = measured(
+        config, 10_000, lambda most: unexplained, measured_before(tmp_path), {"a": "b"}, PLENTY
+    )
+    assert "(reason=training.largest_batch_size_tried(largest=256))" in plan.origin
 
 
 def test_an_accumulation_that_was_given_holds(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_where_nothing_can_be_compiled_nothing_is(
     training.run()
     assert compiler.calls == []
     assert trial.state_dict() == {"is_compiled": False}
-    assert "training.compile_not_used" in caplog.text
+    assert "training.compile_not_used(reason=there is no C++ compiler)" in caplog.text
 
 
 def test_a_run_that_compiles_does_not_go_on_where_that_cannot_be(

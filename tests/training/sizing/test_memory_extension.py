@@ -13,9 +13,11 @@ import torch
 
 from infrastructure.core.errors import MemoryLimitError
 from infrastructure.core.process_memory import can_limit_hard, resident_bytes
+from infrastructure.optimization.memory_guard import Action
 from infrastructure.optimization.recommendations import Recommendation
 from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
+from infrastructure.training.sizing import memory_extension
 from infrastructure.training.sizing.memory_extension import (
     MemoryExtension,
     MemoryLimits,
@@ -94,7 +96,8 @@ def test_the_limit_of_the_system_is_lifted_whatever_happens() -> None:
     training = Training(hooks=[memory, Failing()])
     with pytest.raises(MemoryError) as raised:
         training.run()
-    assert "training.memory_limit_allows_no_more" in " ".join(raised.value.__notes__)
+    limit = f"{memory.settings.limit_bytes / MIB:.0f} MiB"
+    assert f"training.memory_limit_allows_no_more(limit={limit})" in raised.value.__notes__
     if can_limit_hard():
         assert seen[0] not in (before[0], resource.RLIM_INFINITY)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
@@ -115,6 +118,64 @@ def test_data_that_nobody_uses_leaves_memory_after_its_time() -> None:
     for now[0] in (0.0, 1.0, 5.0):
         memory.step_end(state)
     assert calls == [5.0, 5.0]
+    calls.clear()
+    rarely = MemoryExtension(
+        MemoryLimits(cache_seconds=3600), CPU, release_data=release, clock=lambda: now[0]
+    )
+    for now[0] in (100.0, 159.0, 160.0):  # each minute: some of it is older than an hour then
+        rarely.step_end(state)
+    assert calls == [3600.0, 3600.0]
+
+
+def test_a_lack_of_memory_is_reported_once_with_the_first_few_remedies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[TrainingState] = []
+
+    def recommend(state: TrainingState) -> list[Recommendation]:
+        calls.append(state)
+        return [Recommendation(f"change {n}", "why", MIB) for n in range(5)]
+
+    memory = MemoryExtension(MemoryLimits(), CPU, recommend=recommend)
+    state = TrainingState(torch.nn.Linear(1, 1), micro_batch_size=2)
+    answers = [Action.RELEASED, Action.RELEASED, Action.SMALLER, Action.SMALLER]
+    for answer in answers:
+        monkeypatch.setattr(memory.guard, "check", lambda answer=answer: answer)
+        memory.step_end(state)
+    assert [one["action"] for one in state.recoveries] == [
+        "training.unused_memory_released()",
+        "training.micro_batch_reduced(size=1)",
+    ]
+    assert calls == [state]
+    advice = [f"change {n}" in state.recoveries[0]["message"] for n in range(5)]
+    assert advice == [True] * 3 + [False] * 2
+    assert len(memory.facts()["recommendations"]) == 3
+
+
+def test_free_blocks_of_a_gpu_are_given_back_beyond_what_may_be_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[tuple[object, int]] = []
+    monkeypatch.setattr(
+        memory_extension, "drop_gpu_cache_above", lambda device, kept: calls.append((device, kept))
+    )
+    state = TrainingState(torch.nn.Linear(1, 1))
+    MemoryExtension(MemoryLimits(), CPU).step_end(state)
+    assert calls == []
+    MemoryExtension(MemoryLimits(gpu_cache_bytes=0), CPU).step_end(state)
+    assert calls == [(CPU, 0)]
+
+
+def test_an_error_of_another_kind_is_not_explained_by_the_limit_of_memory() -> None:
+    memory = MemoryExtension(MemoryLimits(limit_bytes=resident_bytes() + 2**30), CPU)
+    state = TrainingState(torch.nn.Linear(1, 1))
+    memory.train_start(state)
+    try:
+        state.error = OSError("the disk went away")
+        memory.error(state)
+        assert not getattr(state.error, "__notes__", [])
+    finally:
+        memory.train_end(state)
 
 
 RUN = """

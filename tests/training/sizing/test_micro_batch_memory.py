@@ -24,7 +24,7 @@ def test_the_next_training_takes_what_fitted_and_no_more_than_configured(
     assert again.at_most(2) == 2
     assert not caplog.text
     assert again.at_most(8) == 4
-    assert "training.micro_batch_did_not_fit_before" in caplog.text
+    assert "training.micro_batch_did_not_fit_before(fitted=4, requested=8, " in caplog.text
     assert KnownMicroBatchLimit(memory_limits(tmp_path), {**T4, "lora": False}).at_most(8) == 8
 
 
