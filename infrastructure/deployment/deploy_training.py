@@ -5,7 +5,6 @@ The command line and the notebooks call `TrainingDeployment(config).run()`.
 
 import contextlib
 import logging
-import shlex
 import shutil
 import signal
 import time
@@ -105,18 +104,10 @@ from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
 from infrastructure.training.loop.loop import TrainingLoop
-from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import MakeProgress, make_progress
 from infrastructure.training.metrics.sinks import SINKS, sinks_of_run
 from infrastructure.training.observers.monitoring_setup import monitoring_hooks
-from infrastructure.training.observers.run_observers import (
-    CheckpointLines,
-    CopiesObserver,
-    ErrorsObserver,
-    MetricsObserver,
-    ProgressObserver,
-    ReportObserver,
-)
+from infrastructure.training.observers.run_observers import ProgressObserver, run_observers
 from infrastructure.training.setup.compute_choice import choose_by_product, choose_by_trial
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
@@ -677,8 +668,6 @@ class TrainingDeployment:
         trainer.add_hooks(trainer.strategy.run_parts(trainer).observers(run.path))
         compiling = [h for h in trainer.hooks.hooks if isinstance(h, CompileBenchmark)]
         trainer.add_hooks(CompilingObserver(run, benchmark) for benchmark in compiling)
-        if copies.has_place:
-            trainer.add_hooks([CopiesObserver(copies.backup)])
         trainer.add_hooks([forecast.peak])
         if checkpoint is None and trainer.adapter.on_disk:
 
@@ -735,18 +724,10 @@ class TrainingDeployment:
         training = self.config.training
         names = [name for name in training.metrics_sinks if name not in self.shown_elsewhere]
         sinks = sinks_of_run(names, run.path, training.loss)
-        hooks: list[Hook] = [
-            MetricsObserver(MetricsLogger(sinks)),
-            ProgressObserver(lambda total, step: self.make_progress(total, step, copies.short)),
-            CheckpointLines(
-                self.report,
-                copies.confirmed_step if copies.has_place else None,
-                run=shlex.quote(from_here(run.path)),
-            ),
-            ErrorsObserver(run.path),
-            ReportObserver(run.path),
-        ]
-        return [*hooks, *self.observers]
+        progress = ProgressObserver(
+            lambda total, step: self.make_progress(total, step, copies.short)
+        )
+        return [*run_observers(run, copies, self.report, sinks), progress, *self.observers]
 
 
 def _newest_version(run: RunDirectory) -> str:

@@ -19,6 +19,7 @@ import torch
 from infrastructure.backup.run_backup import place_options
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.methods import SFT
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.checksums import write_record
 from infrastructure.core.console import Report, details
 from infrastructure.core.error_place import caller_place
@@ -45,7 +46,6 @@ from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.methods.step_probe import (
     ProbedCosts,
     StepProbe,
@@ -393,7 +393,10 @@ def made_of(
     loop, state = trainer.prepare(), trainer.state
     assert state is not None
     left = loop.total_steps - state.step
-    evaluations = evaluations_left(loop, state.step)
+    per_epoch = max(1, ceil_div(loop.data.num_examples, loop.global_batch_size))
+    evaluations = 0
+    if loop.evaluate is not None:
+        evaluations = evaluations_left(loop.config, state.step, loop.total_steps, per_epoch)
     held_out = getattr(getattr(loop.data, "report", None), "num_evaluation", 0)
     parts = trainer.strategy.run_parts(trainer)
     training_seconds = parts.seconds_left(state.step, left, costs.step_seconds)
@@ -404,7 +407,7 @@ def made_of(
     seconds += sum(extension.seconds_beside_steps() for extension in trainer.hooks.extensions)
     is_alone_on_cpu = trainer.device.type == "cpu" and trainer.num_processes == 1
     version = bytes_of_version(state.model, trainer.create_optimizer)
-    num_saves = saves_left(loop, seconds)
+    num_saves = saves_of(loop.config, loop.total_steps, per_epoch, seconds)
     saved_already = num_saves * state.step // max(1, loop.total_steps)
     seconds += (num_saves - saved_already) * (SAVE_SECONDS + version * SAVE_SECONDS_PER_BYTE)
     final = bytes_of_model(state.model, is_lora=bool(trainer.adapter.describe().get("lora")))
@@ -488,26 +491,29 @@ def costs_of(trainer: EnhancedTrainer) -> StepCosts:
     )
 
 
-def evaluations_left(loop: TrainingLoop, step: int) -> int:
-    """Return how often the held-out loss is measured in the remaining steps."""
-    config, last = loop.config, loop.total_steps
-    per_epoch = max(1, ceil_div(loop.data.num_examples, loop.global_batch_size))
-    interval = config.validation_interval
-    every = config.validation_frequency or (interval * per_epoch if interval else last)
-    done, all_of_them = step // every, last // every + (last % every > 0)
-    return all_of_them - done if loop.evaluate is not None else 0
+def due_steps(every: int | None, epochs: int | None, per_epoch: int, end: int) -> set[int]:
+    """Return the steps at which something is due: every `every` steps, every `epochs` epochs, and
+    at the end.
+    """
+    periods = [every, epochs and epochs * per_epoch]
+    return {end, *(step for period in periods if period for step in range(period, end, period))}
 
 
-def saves_left(loop: TrainingLoop, seconds: float) -> int:
-    """Estimate how many checkpoints will be saved: by steps, by time, and at the end."""
-    config = loop.config
-    per_epoch = max(1, ceil_div(loop.data.num_examples, loop.global_batch_size))
-    interval = config.checkpoint_interval
-    every = config.checkpoint_frequency or (interval * per_epoch if interval else None)
-    # The last step is saved at the end anyway.
-    by_rhythm = (loop.total_steps - 1) // every if every else 0
-    by_clock = int(seconds // USUAL_SAVE_SECONDS) if config.checkpoint_seconds else 0
-    return 1 + by_rhythm + by_clock
+def evaluations_left(training: TrainingConfig, step: int, end: int, per_epoch: int) -> int:
+    """Return how often the held-out rows are evaluated after `step`, and until the step `end`."""
+    every, epochs = training.validation_frequency, training.validation_interval
+    return sum(due > step for due in due_steps(every, epochs, per_epoch, end))
+
+
+def saves_of(training: TrainingConfig, end: int, per_epoch: int, seconds: float) -> int:
+    """Estimate how many checkpoints a run of `end` steps saves: by steps, by time, and at the end.
+
+    Args:
+        seconds: the time that the run takes.
+    """
+    every, epochs = training.checkpoint_frequency, training.checkpoint_interval
+    by_clock = int(seconds // USUAL_SAVE_SECONDS) if training.checkpoint_seconds else 0
+    return len(due_steps(every, epochs, per_epoch, end)) + by_clock
 
 
 def bytes_of_model(model: torch.nn.Module, *, is_lora: bool) -> int:
@@ -619,7 +625,9 @@ def measured(training: TrlTraining, trainer: Any, folder: Path) -> Forecast:
     costs = StepProbe(trainer, writes, limit_bytes).costs(left)
     per_epoch = steps_per_epoch(trainer, trainer.callback_handler.train_dataloader)
     seconds = left * (costs.step_seconds + LOOP_SECONDS)
-    seconds += trainer_evaluations_left(training, trainer, per_epoch) * costs.evaluation_seconds
+    evaluations = evaluations_left(config.training, done, total, per_epoch)
+    evaluations += bool(trainer.args.eval_on_start)
+    seconds += evaluations * costs.evaluation_seconds if training.data.held_out else 0.0
     forecast = _with_disk(training, trainer, costs, seconds, per_epoch, folder)
     is_on_cpu = training.device.type == "cpu" and trainer.accelerator.num_processes == 1
     return replace(forecast, others_share=others.share() if is_on_cpu else None)
@@ -647,7 +655,7 @@ def _with_disk(
             config,
             folder,
             num_steps=total,
-            num_saves=trainer_saves_left(config, total, per_epoch, seconds),
+            num_saves=1 + saves_of(config.training, total, per_epoch, seconds),  # one at the start
             version_bytes=version,
             final_bytes=bytes_of_model(trainer.model, is_lora=is_lora),
             first_bytes=bytes_of_first_version(trainer.model),
@@ -660,41 +668,6 @@ def _with_disk(
         has_smaller_pieces=False,
         has_growing_answers=costs.writes,
     )
-
-
-def trainer_evaluations_left(training: TrlTraining, trainer: Any, per_epoch: int) -> int:
-    """Return how often the held-out rows will be evaluated in the rest of the run.
-
-    Evaluations happen before the first step, at regular steps, and at the end; see
-    `training_rhythm`.
-    """
-    if not training.data.held_out:
-        return 0
-    settings, done, total = (
-        training.config.training,
-        trainer.state.global_step,
-        trainer.state.max_steps,
-    )
-    steps = {total}
-    if (every := settings.validation_frequency) is not None:
-        steps.update(range(every, total, every))
-    if (epochs := settings.validation_interval) is not None:
-        steps.update(range(epochs * per_epoch, total, epochs * per_epoch))
-    return sum(step > done for step in steps) + bool(trainer.args.eval_on_start)
-
-
-def trainer_saves_left(config: DeploymentConfig, total: int, per_epoch: int, seconds: float) -> int:
-    """Estimate how many checkpoints will be saved: at the start, by steps, by time, and at
-    the end.
-    """
-    training = config.training
-    steps = {0, total}
-    if (every := training.checkpoint_frequency) is not None:
-        steps.update(range(every, total, every))
-    if (epochs := training.checkpoint_interval) is not None:
-        steps.update(range(epochs * per_epoch, total, epochs * per_epoch))
-    by_clock = int(seconds // USUAL_SAVE_SECONDS) if training.checkpoint_seconds else 0
-    return len(steps) + by_clock
 
 
 class _MeasuredError(Exception):

@@ -11,6 +11,8 @@ import pytest
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.core.errors import DataError
+from infrastructure.data import data_pipeline as module
 from infrastructure.data.data_pipeline import first_examples, training_texts
 from infrastructure.data.encoding.augmentation import (
     AUGMENTATIONS,
@@ -402,3 +404,145 @@ def test_the_first_examples_are_trained_on_and_differ(
         assert shown == [*dict.fromkeys(in_the_files)][:3]
         lines = [int(place.rpartition(":")[2]) for place in prepared.places_of(range(6))]
         assert lines == sorted(lines)
+
+
+TALKS: list[tuple[str, ...]] = [
+    ("Q", "A"),
+    ("", "Hi", "R", "B"),
+    ("Q", "A", "R", "B"),
+    ("Q", "A", "unanswered"),
+    ("Q", "A", "R", " "),
+]
+
+
+def talked(texts: tuple[str, ...], number: int) -> dict[str, Any]:
+    roles = ("user", "assistant") * 2
+    turns = [
+        {"role": r, "content": t and f"{t}{number}"} for r, t in zip(roles, texts, strict=False)
+    ]
+    return {"messages": [turn for turn in turns if turn["content"]], "task": f"t{number}"}
+
+
+def test_held_out_rows_become_questions_by_their_last_answer(tmp_path: Path, cache: Path) -> None:
+    """Those with a prompt and an answer in words; all are measured."""
+    talks = [talked(texts, number) for number, texts in enumerate(TALKS)]
+    call = {"role": "assistant", "content": "A", "tool_calls": [{"name": "f", "arguments": {}}]}
+    talks.append({"messages": [{"role": "user", "content": "Q"}, call], "task": "t5"})
+    talks[4]["messages"][3]["content"] = " "
+    whole = CHATML.replace("{{ m['content'] }}", "{{ m['content'] }}{{ m.tool_calls }}")
+    held = write_jsonl(tmp_path / "held.jsonl", talks)
+    data = write_jsonl(tmp_path / "a.jsonl", talks[:1])
+    prepared = pipeline(
+        data, cache, byte_level_tokenizer(whole), eval_path=str(held), task_column="task"
+    )
+    assert prepared.evaluation_tasks() == [f"t{n}" for n in range(6)]
+    assert prepared.evaluation_places() == [f"held.jsonl:{line}" for line in range(1, 7)]
+    rows = prepared.evaluation_rows()
+    answers = [("t0", "A0"), ("t1", "B1"), ("t2", "B2"), ("t3", "A3")]
+    assert [(row.task, row.answer) for row in rows] == answers
+    assert [len(row.messages) for row in rows] == [1, 2, 3, 1]
+    questions = prepared.questions()
+    assert [(one.task, one.expected) for one in questions] == answers
+    assert [one.place for one in questions] == [f"held.jsonl:{line}" for line in range(1, 5)]
+    assert questions[2].prompt == "user: Q2\nassistant: A2\nuser: R2"
+    for most, chosen in ((9, range(4)), (4, range(4)), (3, [0, 1, 3]), (2, [0, 3]), (1, [0])):
+        assert prepared.questions(most) == [questions[n] for n in chosen]
+        assert prepared.evaluation_rows(most) == [rows[n] for n in chosen]
+        assert prepared.rows_with_questions(most) == [(rows[n], questions[n]) for n in chosen]
+
+
+def test_a_prompt_that_leaves_no_room_is_no_question(tmp_path: Path, cache: Path) -> None:
+    data = write_jsonl(tmp_path / "a.jsonl", pairs(3))
+    tokenizer = byte_level_tokenizer()
+    length = len(tokenizer(f"{pairs(1)[0]['question']}\n")["input_ids"])
+    held = write_jsonl(tmp_path / "b.jsonl", pairs(1))
+    for over_length in ("keep_start", "truncate"):
+        for max_length in (length + 1, length + 9):
+            prepared = pipeline(
+                data, cache, eval_path=str(held), over_length=over_length, max_length=max_length
+            )
+            assert len(prepared.questions()) == len(prepared.rows_with_questions(5)) == 1
+            encoder = prepared._ready().encoder
+            encoder.max_length = length
+            assert len(prepared.questions()) == (over_length == "truncate")
+
+
+def test_lengths_are_those_of_the_examples_and_of_the_first_epoch(data: Path, cache: Path) -> None:
+    prepared = pipeline(data, cache)
+    ids = range(prepared.num_candidates)
+    lengths = [len(example.input_ids) for example in prepared.examples(ids)]
+    assert prepared.candidate_lengths().tolist() == lengths
+    first, *others = [
+        [len(e.input_ids) for batch in prepared.train_batches(n, 0, 8) for e in batch]
+        for n in range(3)
+    ]
+    assert prepared.lengths().tolist() == first not in others
+    chosen = np.array([1, 4, 9])
+    for number in range(2):
+        filled = prepared.lengths_of_selection(chosen, number)
+        assert len(filled) == prepared.num_examples
+        prepared.select(chosen)
+        batches = prepared.train_batches(number, 0, 8)
+        assert [len(e.input_ids) for batch in batches for e in batch] == filled.tolist()
+        prepared.unselect()
+    prepared.limit_to(3)
+    assert sorted(prepared.lengths_of_selection(chosen, 1)) == sorted(lengths[n] for n in chosen)
+    assert pipeline(data, cache, streaming=True).lengths() is None
+    register_augmentation("same", lambda conversation, generator: conversation)
+    try:
+        assert pipeline(data, cache, augmentation="same").lengths() is None
+    finally:
+        AUGMENTATIONS.unregister("same")
+
+
+def test_what_is_held_out_has_an_identity_of_its_own(tmp_path: Path, cache: Path) -> None:
+    def identity(train: int, held: list[int], **settings: Any) -> str | None:
+        data = write_jsonl(tmp_path / "a.jsonl", pairs(train, 50))
+        rows = [pairs(1, number)[0] for number in held]
+        other = write_jsonl(tmp_path / "b.jsonl", rows)
+        given = {"eval_path": str(other)} if held else {"validation_split": 0}
+        prepared = pipeline(data, cache, **given, **settings)
+        assert prepared.held_out_identity == prepared.held_out_identity
+        return prepared.held_out_identity
+
+    assert identity(3, []) is None
+    first = identity(3, [1, 2])
+    assert first == identity(9, [1, 2]) == identity(3, [1, 2], streaming=True)
+    assert len({first, identity(3, [2, 1]), identity(3, [1, 3]), identity(3, [1])}) == 4
+
+
+def test_a_pipeline_that_prepared_nothing_holds_nothing(data: Path, cache: Path) -> None:
+    unused = pipeline(data, cache)
+    unused.close()
+    assert unused.release_memory() == 0
+    assert not cache.exists()
+    prepared = pipeline(data, cache)
+    assert prepared.prepare() is prepared.prepare() is prepared.report
+    assert prepared.release_memory(60.0) == 0
+    before = epoch(prepared)
+    assert prepared.release_memory() > 0
+    assert epoch(prepared) == before
+    (prepared.store.folder / "train_contents.npy").unlink()
+    assert prepared.contents(held_out=False) is None  # an old entry
+    assert prepared.contents(held_out=True) is not None
+
+
+def test_examples_for_display_are_looked_for_among_the_first(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [*pairs(1)] * 4 + pairs(3, 1)
+    data = write_jsonl(tmp_path / "a.jsonl", rows)
+    prepared = pipeline(data, cache, validation_split=0)
+    for looked_through, count, num_shown in ((100, 9, 4), (100, 2, 2), (5, 9, 2), (4, 9, 1)):
+        monkeypatch.setattr(module, "LOOKED_THROUGH", looked_through)
+        assert len(first_examples(prepared, count)) == num_shown
+
+
+def test_a_row_that_is_refused_later_is_named(data: Path, cache: Path) -> None:
+    """Augmented text falls back on the row, which has to be usable."""
+    prepared = pipeline(data, cache, streaming=True)
+    source = prepared._ready().source
+    source.tokenizer.encoder.max_length = 3  # type: ignore[union-attr]
+    source.tokenizer.encoder.over_length = "quarantine"  # type: ignore[union-attr]
+    with pytest.raises(DataError, match=r"data\.row_no_longer_usable\(row=train\.jsonl:\d+: over"):
+        epoch(prepared)

@@ -14,7 +14,8 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.errors import RunFailedError
-from infrastructure.data.defaults import fit_lengths, make_ready, problems_of
+from infrastructure.data import defaults as module
+from infrastructure.data.defaults import fit_lengths, make_ready, num_positions, problems_of
 from infrastructure.data.samples import SAMPLE_EPOCHS
 from infrastructure.deployment import detached
 from infrastructure.training.trainer_factory import TrainerFactory
@@ -152,16 +153,32 @@ def test_answers_in_training_leave_half_of_the_length_to_the_prompt() -> None:
     config = DeploymentConfig(**few, **grpo)
     fit_lengths(config, may_fetch=False)
     assert (config.data.max_length, config.training.max_completion_length) == (64, 32)
-    assert config.notes()[-1].startswith("data.completion_length_lowered")
+    numbers = "half=32, max_completion_length=256, longest=64"
+    assert config.notes()[-1] == f"data.completion_length_lowered({numbers})"
+    place = config.source("training.max_completion_length").place
+    assert place == "data.half_of_max_length()"
+    fit_lengths(config, may_fetch=False)
+    assert config.training.max_completion_length == 32
     given = DeploymentConfig(**few, **grpo, **{"training.max_completion_length": 200})
     short = DeploymentConfig(**grpo, **{"data.max_length": 200, "data.path": "my.jsonl"})
     roomy = DeploymentConfig(**grpo, **{"data.path": "my.jsonl"})
     dpo = DeploymentConfig(**few, **{"training.method": "dpo"})
+    exact, more = (
+        DeploymentConfig(**grpo, **{"data.max_length": n, "data.path": "my.jsonl"})
+        for n in (256, 257)
+    )
     lengths = []
-    for one in (given, short, roomy, dpo):
+    for one in (given, short, roomy, dpo, exact, more):
         fit_lengths(one, may_fetch=False)
         lengths.append(one.training.max_completion_length)
-    assert lengths == [200, 100, 256, 256]  # the first is refused before the model is loaded
+    assert lengths == [
+        200,
+        100,
+        256,
+        256,
+        128,
+        256,
+    ]  # the first is refused before the model is loaded
 
 
 def test_a_detached_training_takes_what_one_in_the_foreground_takes(tmp_path: Path) -> None:
@@ -220,3 +237,56 @@ def test_a_run_that_is_named_by_its_id_means_its_model(tmp_path: Path) -> None:
     )
     make_ready(by_teacher)
     assert by_teacher.training.teacher == str(tmp_path / named / "final")
+
+
+@pytest.mark.parametrize(
+    ("content", "positions"),
+    [
+        ({"max_position_embeddings": 128}, 128),
+        ({"max_position_embeddings": 2}, 2),
+        ({"max_position_embeddings": 1}, None),
+        ({"max_position_embeddings": "many"}, None),
+        ({"text_config": {"max_position_embeddings": 64}, "max_position_embeddings": 9}, 64),
+        ({"text_config": "none", "max_position_embeddings": 9}, 9),
+        ({}, None),
+    ],
+)
+def test_the_positions_of_a_model_are_those_of_its_file(
+    content: dict[str, Any], positions: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    for name in (str(tmp_path), "gone/model", "./gone"):
+        config = DeploymentConfig(model_name=name, **{"data.path": "my.jsonl"})
+        with_it = positions if name == str(tmp_path) else None
+        assert num_positions(config, may_fetch=False) == with_it
+    for most, length in ((None, 512), (128, 128), (9, 9)):
+        if most == positions:
+            fit_lengths(config := DeploymentConfig(model_name=str(tmp_path)), may_fetch=False)
+            assert config.data.max_length == length
+
+
+@pytest.mark.parametrize("may_fetch", [True, False])
+def test_the_hub_gives_the_revision_if_that_is_allowed(
+    may_fetch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 77}')
+    calls: list[tuple[object, ...]] = []
+
+    def found(which: str) -> Any:
+        def find(*about: object) -> Path:
+            calls.append((which, *about))
+            return tmp_path / "config.json"
+
+        return find
+
+    monkeypatch.setattr(module, "hub_file", found("hub"))
+    monkeypatch.setattr(module, "cached_file", found("cache"))
+    config = DeploymentConfig(model={"name": "someone/model", "revision": "v2"})
+    assert num_positions(config, may_fetch=may_fetch) == 77
+    assert calls == [("hub" if may_fetch else "cache", "someone/model", "config.json", "v2")]
+    lora = tmp_path / "lora"
+    lora.mkdir()
+    (lora / "adapter_config.json").write_text('{"base_model_name_or_path": "their/base"}')
+    adapted = DeploymentConfig(model={"name": str(lora), "revision": "v2"})
+    assert num_positions(adapted, may_fetch=may_fetch) == 77
+    assert calls[1][1:] == ("their/base", "config.json", None)

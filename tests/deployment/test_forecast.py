@@ -12,6 +12,7 @@ import torch
 from infrastructure.backup.format.store import Store
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.hardware import gib
 from infrastructure.core.messages import phrase
 from infrastructure.deployment import forecast as forecast_module
@@ -27,10 +28,8 @@ from infrastructure.deployment.forecast import (
     evaluations_left,
     forecast,
     made_of,
-    saves_left,
+    saves_of,
     space_of,
-    trainer_evaluations_left,
-    trainer_saves_left,
 )
 from infrastructure.features.quantum.training.data_selection_step import DataSelectionStep
 from infrastructure.optimization.batch_size import DoesNotFitError
@@ -357,17 +356,9 @@ def test_the_disk_of_a_run_is_forecast(tmp_path: Path) -> None:
     assert row["was"] < forecast["most_disk_bytes"]
 
 
-def loop_of(**settings: Any) -> Any:
-    """25 steps, of which an epoch has 10, its last one of 3 examples."""
-    values = {"validation_frequency": None, "checkpoint_frequency": None, "checkpoint_interval": 0}
-    values |= {"validation_interval": 0, "checkpoint_seconds": None, **settings}
-    return SimpleNamespace(
-        config=SimpleNamespace(**values),
-        total_steps=25,
-        data=SimpleNamespace(num_examples=39),
-        global_batch_size=4,
-        evaluate=lambda: None,
-    )
+def training_of(**settings: Any) -> TrainingConfig:
+    values = {"validation_interval": None, "checkpoint_interval": None, "checkpoint_seconds": None}
+    return TrainingConfig(**{**values, **settings})
 
 
 @pytest.mark.parametrize(
@@ -375,7 +366,7 @@ def loop_of(**settings: Any) -> Any:
     [
         ({"validation_interval": 1}, {0: 3, 9: 3, 10: 2, 20: 1, 24: 1}),
         ({"validation_interval": 2}, {0: 2, 20: 1}),
-        ({"validation_interval": 1, "validation_frequency": 4}, {0: 7, 8: 5}),
+        ({"validation_frequency": 4}, {0: 7, 8: 5}),
         ({"validation_frequency": 5}, {0: 5, 20: 1}),  # the last one is that at the end
         ({}, {0: 1, 24: 1}),
     ],
@@ -383,10 +374,8 @@ def loop_of(**settings: Any) -> Any:
 def test_the_evaluations_that_are_left_are_counted(
     settings: dict[str, Any], left: dict[int, int]
 ) -> None:
-    loop = loop_of(**settings)
-    assert {step: evaluations_left(loop, step) for step in left} == left
-    loop.evaluate = None  # nothing is held out
-    assert {evaluations_left(loop, step) for step in left} == {0}
+    training = training_of(**settings)
+    assert {step: evaluations_left(training, step, end=25, per_epoch=10) for step in left} == left
 
 
 @pytest.mark.parametrize(
@@ -395,13 +384,13 @@ def test_the_evaluations_that_are_left_are_counted(
         ({}, 1),
         ({"checkpoint_interval": 1}, 3),
         ({"checkpoint_interval": 2}, 2),
-        ({"checkpoint_interval": 1, "checkpoint_frequency": 5}, 5),
+        ({"checkpoint_frequency": 5}, 5),
         ({"checkpoint_seconds": 120.0}, 3),
         ({"checkpoint_frequency": 12, "checkpoint_seconds": 120.0}, 5),
     ],
 )
 def test_the_checkpoints_of_a_training_are_counted(settings: dict[str, Any], saves: int) -> None:
-    assert saves_left(loop_of(**settings), 250.0) == saves
+    assert saves_of(training_of(**settings), end=25, per_epoch=10, seconds=250.0) == saves
 
 
 def test_the_space_of_a_run_is_that_of_its_versions_its_model_and_its_files(tmp_path: Path) -> None:
@@ -416,7 +405,7 @@ def test_the_space_of_a_run_is_that_of_its_versions_its_model_and_its_files(tmp_
 
     def space(num_saves: int = 10, **more: int) -> Any:
         given = {"num_steps": 10, "num_saves": num_saves, **sizes, **more}
-        space = space_of(config, tmp_path, **given)
+        space: Any = space_of(config, tmp_path, **given)
         assert space.pop("disk_free_bytes") > 0  # others write to the same disk
         return space
 
@@ -579,25 +568,3 @@ def test_no_smaller_pieces_are_promised_where_there_are_none() -> None:
         has_smaller_pieces=False,
     )
     assert phrase("deployment.run_will_stop_there") in shown.problems()[0]
-
-
-@pytest.mark.parametrize(
-    ("settings", "done", "evaluations", "saves"),
-    [
-        ({"validation_interval": None, "checkpoint_interval": None}, 0, 2, 2),
-        ({"validation_interval": 1, "checkpoint_interval": 1}, 0, 4, 4),  # at 4, 8 and 10
-        ({"validation_frequency": 5, "validation_interval": None}, 6, 1, 4),
-    ],
-)
-def test_evaluations_and_saves_are_counted(
-    settings: dict[str, Any], done: int, evaluations: int, saves: int
-) -> None:
-    values = {"checkpoint_interval": 1, "checkpoint_seconds": None, **settings}
-    config = DeploymentConfig(training=values)
-    state = SimpleNamespace(global_step=done, max_steps=10)
-    trainer = SimpleNamespace(state=state, args=SimpleNamespace(eval_on_start=done == 0))
-    training: Any = SimpleNamespace(config=config, data=SimpleNamespace(held_out=[1]))
-    assert trainer_evaluations_left(training, trainer, 4) == evaluations
-    assert trainer_saves_left(config, 10, 4, 60.0) == saves
-    training.data.held_out = []
-    assert trainer_evaluations_left(training, trainer, 4) == 0

@@ -67,7 +67,7 @@ context passage support paragraph kontext contexte contexto contesto конте�
 """
 
 
-def _pairs(shape: str, text: str, contexts: tuple[str, ...]) -> list[NamedPair]:
+def _pairs(shape: str, text: str, contexts: tuple[str, ...] = ()) -> list[NamedPair]:
     entries = [entry.split() for line in text.strip().splitlines() for entry in line.split("|")]
     return [
         NamedPair(shape, plain(names[0]), plain(names[1]), tuple(map(plain, names[2:])) or contexts)
@@ -83,9 +83,9 @@ def known_pairs(prompt: str, question: str, instruction: str) -> list[NamedPair]
     """
     contexts = tuple(map(plain, _CONTEXTS.split()))
     return [
-        *_pairs(prompt, _PROMPTS, ()),
+        *_pairs(prompt, _PROMPTS),
         *_pairs(question, _QUESTIONS, contexts),
-        *_pairs(instruction, _INSTRUCTIONS, contexts),
+        *_pairs(instruction, _INSTRUCTIONS),
     ]
 
 

@@ -172,6 +172,8 @@ def inflated_bytes(path: Path, limit: int) -> int:
     total = 0
     with _listed(path) as archive, path.open("rb") as file:
         for info in archive.infolist():
+            if info.header_offset < 0:  # bytes are missing before the directory
+                raise InputError("data.zip_truncated", path=path)
             file.seek(info.header_offset + 26)
             header = file.read(4)
             if len(header) < 4:

@@ -111,10 +111,13 @@ class Column:
 def _most_in_a_row(pages: list[Page], num_rows: int) -> int:
     """Return the largest total size of consecutive pages that `num_rows` rows may touch."""
     most = held_bytes = held_rows = first = 0
-    for page in pages:
+    for index, page in enumerate(pages):
         held_bytes += page.size_bytes
         held_rows += page.num_values
-        while first < len(pages) and held_rows - pages[first].num_values >= num_rows + 1:
+        # the rows may be the last one of a page, all of those between, and the first one of another
+        while (
+            first < index and held_rows - pages[first].num_values - page.num_values > num_rows - 2
+        ):
             held_bytes -= pages[first].size_bytes
             held_rows -= pages[first].num_values
             first += 1

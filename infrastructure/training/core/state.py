@@ -71,7 +71,6 @@ class RecoveryKind(StrEnum):
     NOT_FINITE = "not_finite"
     LOSS_SPIKE = "loss_spike"
     SAVE_REFUSED = "save_refused"
-    QUANTUM_STEP = "quantum_step"
     SHORT_OF_MEMORY = "short_of_memory"
 
 

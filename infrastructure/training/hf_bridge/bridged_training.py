@@ -1,7 +1,6 @@
 """One call of `Trainer.train` as a run of Temper, from its beginning to its end."""
 
 import logging
-import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -25,7 +24,6 @@ from infrastructure.core.messages import phrase
 from infrastructure.data.encoding.tokenization import ends_of_template
 from infrastructure.models.saving_check import prepare_saving
 from infrastructure.models.trainable_state import trainable_state
-from infrastructure.monitoring.records.run_view import from_here
 from infrastructure.monitoring.watching.alert_sinks import check_alert_sinks
 from infrastructure.run.compatibility import Difference, check_compatible, in_words
 from infrastructure.run.finalize import record_running, seal, summary_of, write_summary
@@ -75,18 +73,10 @@ from infrastructure.training.hf_bridge.trainer_state import (
     restore_optimizer,
     trainer_state_of,
 )
-from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import Progress
 from infrastructure.training.metrics.sinks import sinks_of_run
 from infrastructure.training.observers.monitoring_setup import monitoring_hooks
-from infrastructure.training.observers.run_observers import (
-    CheckpointLines,
-    CopiesObserver,
-    ErrorsObserver,
-    MetricsObserver,
-    ProgressObserver,
-    ReportObserver,
-)
+from infrastructure.training.observers.run_observers import ProgressObserver, run_observers
 from infrastructure.training.observers.standstill import Standstill
 from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 
@@ -544,19 +534,10 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
     hooks: list[Hook] = [
         *extensions,
         *others,
-        *monitoring_hooks(config, directory, None, precision, run.report, copies.probes()),
-        MetricsObserver(MetricsLogger(sinks_of_run(sinks, directory))),
-        CheckpointLines(
-            run.report,
-            copies.confirmed_step if copies.has_place else None,
-            run=shlex.quote(from_here(directory)),
-        ),
-        ErrorsObserver(directory),
         Standstill(),
-        ReportObserver(directory),
+        *monitoring_hooks(config, directory, None, precision, run.report, copies.probes()),
+        *run_observers(run.files, copies, run.report, sinks_of_run(sinks, directory)),
     ]
-    if copies.has_place:
-        hooks.append(CopiesObserver(copies.backup))
     if parts.args.disable_tqdm:  # otherwise the Trainer draws its own bar
         hooks.append(ProgressObserver(lambda total, step: Progress(total, step, note=copies.short)))
     return HookRunner(hooks)

@@ -5,6 +5,7 @@ switched off with a message, and never ends the run.
 """
 
 import logging
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +17,15 @@ from infrastructure.core.json_text import JsonObject
 from infrastructure.core.line_file import LineFile
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.metrics_file import encode_record
+from infrastructure.monitoring.records.run_view import from_here
 from infrastructure.monitoring.report.report import write_report
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.replication import RunReplication
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import Progress, ProgressDisplay
-from infrastructure.training.metrics.sinks import EVALUATION
+from infrastructure.training.metrics.sinks import EVALUATION, Sink
 from infrastructure.training.recovery.recovery_log import error_record
 
 logger = logging.getLogger(__name__)
@@ -296,3 +300,20 @@ class CopiesObserver(Observer):
 
     def checkpoint_saved(self, state: TrainingState) -> None:
         self._best_effort.attempt("the backup worker", self.backup.nudge)
+
+
+def run_observers(
+    run: RunDirectory, copies: RunReplication, report: Callable[[str], None], sinks: list[Sink]
+) -> list[Observer]:
+    """Return the observers that every run has, whichever loop trains it."""
+    observers = [
+        MetricsObserver(MetricsLogger(sinks)),
+        CheckpointLines(
+            report,
+            copies.confirmed_step if copies.has_place else None,
+            run=shlex.quote(from_here(run.path)),
+        ),
+        ErrorsObserver(run.path),
+        ReportObserver(run.path),
+    ]
+    return [*observers, CopiesObserver(copies.backup)] if copies.has_place else observers

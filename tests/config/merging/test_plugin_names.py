@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.merging.plugin_names import require_shareable
+from infrastructure.config.merging.plugin_names import code_of, require_shareable
 from infrastructure.config.registries import ADAPTERS, EXTENSIONS
 
 
@@ -95,3 +95,32 @@ def test_what_only_this_process_knows_is_refused_where_another_needs_it() -> Non
         pytest.raises(ValueError, match=r"setting=model\.adapter, .*core\.plugin_not_importable"),
     ):
         require_shareable(config)
+
+
+@pytest.mark.parametrize(
+    ("key", "decides"),
+    [
+        *((f"training.{name}", True) for name in ("strategy", "optimizer", "scheduler_type")),
+        *((f"training.{name}", True) for name in ("method", "loss", "enabled_extensions")),
+        *((f"{name}", True) for name in ("model.adapter", "data.format", "data.augmentation")),
+        *((f"training.{name}", False) for name in ("metrics", "metrics_sinks")),
+        ("monitor.alert_sinks", False),
+        ("backup.place", False),
+    ],
+)
+def test_of_own_parts_the_code_of_those_that_decide_the_result_is_recorded(
+    key: str, decides: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "their_part.py").write_text("import their_helper\n")
+    (tmp_path / "their_helper.py").write_text("x = 1\n")
+    address = "their_part:X"
+    config = DeploymentConfig(**{key: f"{address}://a" if key == "backup.place" else address})
+    [(name, code)] = [*next(iter(code_of(config).values()), {}).items()] or [("", {})]
+    assert name == (address if decides else "")
+    assert [*code.get("imports", {})] == ["their_helper.py"] * decides
+    (tmp_path / "their_helper.py").write_text("x = 2\n")
+    assert (code_of(config) != {}) is decides
+    for group, parts in code_of(config).items():
+        assert parts[name]["sha256"] == code["sha256"], group
+        assert parts[name]["imports"] != code["imports"]

@@ -53,6 +53,8 @@ def test_what_python_prints_is_read() -> None:
         ("{[]: 1}", "not_a_printed_list"),
         ("", "not_a_printed_list"),
         ("[nan]", "not_a_printed_list"),
+        ("[" + "1+" * 50_000 + "1]", "not_a_printed_list"),  # no room for its tree
+        ("[" + "-" * 50_000 + "1]", "not_a_printed_list"),
     ],
 )
 def test_what_json_does_not_have_is_refused(text: str, code: str) -> None:

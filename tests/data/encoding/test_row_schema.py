@@ -437,3 +437,313 @@ def test_lists_that_python_prints_are_read() -> None:
     bad = CHAT.convert(row(messages="[{'role': 'user' 'content'}]"))
     assert isinstance(bad, BadRow)
     assert bad.reason == reasons.BROKEN_JSON
+
+
+@pytest.mark.parametrize("key", ["role", "from", "author"])
+@pytest.mark.parametrize(
+    ("role", "names"),
+    [
+        ("system", ["system", "developer"]),
+        ("user", ["user", "human", "prompter", "User"]),
+        ("assistant", ["assistant", "gpt", "chatgpt", "bot", "chatbot", "ai", "model", "Chatbot"]),
+        ("tool", ["tool", "function", "observation"]),
+    ],
+)
+def test_roles_have_many_names(role: str, names: list[str], key: str) -> None:
+    answer = {"role": "assistant", "content": "A"}
+    for name in names:
+        message = {key: name, "value" if key == "from" else "content": "T"}
+        assert turns(CHAT, messages=[message, answer])[0] == (role, "T")
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"role": "user", "content": "a", "value": "b"}, "a"),
+        ({"role": "user", "value": "b", "parts": [{"text": "c"}], "text": "d"}, "b"),
+        ({"role": "user", "parts": [{"text": "c"}, "d", {"text": "e"}], "text": "f"}, "cde"),
+        ({"role": "user", "text": "d"}, "d"),
+        ({"author": "user", "text": "d"}, "d"),
+        ({"role": "user", "from": "assistant", "content": "a"}, "a"),
+        ({"from": "user", "value": "b", "content": "a"}, "b"),
+        ({"role": "user", "content": 5}, "5"),
+    ],
+)
+def test_the_text_of_a_message_is_under_the_key_that_comes_first(
+    message: dict[str, Any], text: str
+) -> None:
+    found = turns(CHAT, messages=[message, {"role": "assistant", "content": "A"}])
+    assert found == [("user", text), ("assistant", "A")]
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_learnt"),
+    [
+        ({"weight": 1}, True),
+        ({"weight": 0.0}, False),
+        ({"train": True, "weight": 0}, False),
+        ({"train": False, "weight": 1}, False),
+        ({"train": None, "weight": None}, True),
+        ({"loss": False}, False),
+        ({"loss": True}, True),
+        ({"loss": 0}, True),  # a loss that was measured
+        ({"loss": 2.7}, True),
+        ({"loss": None, "weight": 0}, False),
+    ],
+)
+def test_any_of_three_keys_leaves_a_message_out(keys: dict[str, Any], is_learnt: bool) -> None:
+    found = CHAT.convert(row(messages=[USER, {"role": "assistant", "content": "A", **keys}]))
+    assert isinstance(found, Conversation)
+    answer = found.turns[1]
+    assert answer.is_learnt is is_learnt
+    measured = {
+        k: v for k, v in keys.items() if k == "loss" and not isinstance(v, bool) and v is not None
+    }
+    assert (json.loads(answer.fields) if answer.fields else {}) == measured
+
+
+def test_values_that_are_null_are_not_given_to_the_template() -> None:
+    columns = {"prompt": "q", "answer": "a", "tools": "tools", "options": "o"}
+    shape = RowSchema("qa", columns, "")
+    tool = {"name": "f"}
+    for tools, options, inputs in (
+        (None, {"x": None}, {}),
+        ([], {}, {}),
+        ([tool], {"x": None, "y": 0}, {"tools": [tool], "chat_template_kwargs": {"y": 0}}),
+        ("[]", '{"z": false}', {"chat_template_kwargs": {"z": False}}),
+    ):
+        found = shape.convert(row(q="Q", a="A", tools=tools, o=options))
+        assert isinstance(found, Conversation)
+        assert (json.loads(found.inputs) if found.inputs else {}) == inputs
+    for part, wrong, wanted in (("tools", {"a": 1}, "a list"), ("o", [1], "an object")):
+        bad = shape.convert(row(q="Q", a="A", **{part: wrong}))
+        assert isinstance(bad, BadRow)
+        assert bad.reason == reasons.WRONG_TYPE
+        assert bad.detail.startswith(f"data.column_of_wrong_type(column={part}, ")
+        assert bad.detail.endswith(f"wanted={wanted})")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("Be brief.", "Be brief."),
+        ({"parts": [{"text": "Be"}, {"text": "brief."}]}, "Be\n\nbrief."),
+        (["Be", {"text": "brief."}], "Be\n\nbrief."),
+        (7, "7"),
+        (" \n", None),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_a_system_message_may_come_in_parts(value: Any, text: str | None) -> None:
+    shape = RowSchema("messages", {"chat": "messages", "system": "s"}, "")
+    found = turns(shape, messages=MESSAGES, s=value)
+    assert found == ([("system", text)] if text else []) + TURNS
+    own = [{"role": "system", "content": "mine"}, *MESSAGES]
+    assert turns(shape, messages=own, s=value) == [("system", "mine"), *TURNS]
+    bad = shape.convert(row(messages=MESSAGES, s=["a", 1]))
+    assert isinstance(bad, BadRow)
+    assert bad.reason == reasons.WRONG_TYPE
+
+
+def test_columns_inside_objects_are_read_and_missed() -> None:
+    shape = RowSchema("qa", {"prompt": "t.q", "answer": "t.x.a"}, "")
+    assert shape.used == {"t", "t.q", "t.x.a", None}
+    assert turns(shape, t={"q": "Q", "x": {"a": "A"}}) == TURNS
+    assert turns(shape, **{"t.q": "Q", "t.x.a": "A"}) == TURNS  # a name may have a dot
+    for held in ({"q": "Q"}, {"q": "Q", "x": "A"}, {"q": "Q", "x": {}}, {"q": "Q", "x": None}):
+        bad = shape.convert(row(t=held))
+        assert isinstance(bad, BadRow)
+        assert bad.reason == reasons.MISSING_COLUMN
+        assert bad.detail == "data.column_missing(column=t.x.a)"
+    empty = shape.convert(row(t={"q": "Q", "x": {"a": None}}))
+    assert isinstance(empty, BadRow)
+    assert empty.reason == reasons.EMPTY
+
+
+@pytest.mark.parametrize("column", ["answers", "Answers ", "t.answers", "answer"])
+@pytest.mark.parametrize(
+    ("value", "answer"),
+    [
+        ({"text": ["A", "B"]}, "A"),
+        ({"value": "A", "text": "B"}, "A"),
+        ({"value": [{"text": "A"}]}, "A"),
+        (["A", "B"], "A"),
+        ([{"text": "A"}], "A"),
+        ([], reasons.EMPTY),
+        ({"text": []}, reasons.EMPTY),
+        ({"other": "A"}, reasons.WRONG_TYPE),
+    ],
+)
+def test_the_first_of_several_right_answers_is_learnt(column: str, value: Any, answer: str) -> None:
+    """A list of answers is one under this name alone: elsewhere it may be anything."""
+    shape = RowSchema("qa", {"prompt": "q", "answer": column}, "")
+    held = {"t": {"answers": value}} if "." in column else {column: value}
+    found = shape.convert(row(q="Q", **held))
+    if column == "answer" and isinstance(value, list):
+        answer = reasons.WRONG_TYPE
+    got = found.reason if isinstance(found, BadRow) else found.answer.text
+    assert got == answer
+
+
+def test_earlier_rounds_are_pairs_of_texts() -> None:
+    shape = RowSchema("qa", {"prompt": "q", "answer": "a", "history": "h"}, "")
+    earlier = [("user", "R"), ("assistant", "B"), ("user", "S"), ("assistant", "C")]
+    rounds = [["R", "B"], ["S", "C"]]
+    for given in (rounds, json.dumps(rounds), repr(rounds)):
+        assert turns(shape, q="Q", a="A", h=given) == earlier + TURNS
+    for nothing in (None, [], "", "[]"):
+        assert turns(shape, q="Q", a="A", h=nothing) == TURNS
+    for wrong, reason in (
+        ("R", reasons.WRONG_TYPE),
+        ([["R", "B", "S"]], reasons.WRONG_TYPE),
+        ([["R", None]], reasons.EMPTY),
+        ([[" ", "B"]], reasons.EMPTY),
+    ):
+        bad = shape.convert(row(q="Q", a="A", h=wrong))
+        assert isinstance(bad, BadRow)
+        assert bad.reason == reason
+
+
+def test_texts_by_turns_are_those_of_user_and_assistant() -> None:
+    shape = RowSchema("messages", {"chat": "t", "turns": "t", "system": "s"}, "")
+    assert turns(shape, t=["Q", "A", "R"], s="S") == [("system", "S"), *TURNS, ("user", "R")]
+    assert turns(shape, t=json.dumps(["Q", "A"])) == TURNS
+    assert turns(shape, t=MESSAGES) == TURNS  # of a row that is not like the others
+    for wrong, number in ((["Q", ""], 2), ([" ", "A"], 1)):
+        bad = shape.convert(row(t=wrong))
+        assert isinstance(bad, BadRow)
+        assert (
+            bad.detail == f"data.value_empty(where=data.place_message(number={number}, column=t))"
+        )
+    alone = shape.convert(row(t=["Q"]))
+    assert isinstance(alone, BadRow)
+    assert alone.reason == reasons.NOT_SUPERVISED
+
+
+IMAGE = {"type": "image"}
+
+
+def text(words: str) -> dict[str, str]:
+    return {"type": "text", "text": words}
+
+
+def seen(columns: dict[str, str], **values: Any) -> tuple[list[Any], list[Any]] | str:
+    """The parts of each message (its text if it has none) and the pictures; else the detail."""
+    name = "messages" if "chat" in columns else "qa"
+    found = RowSchema(name, {**columns, "pictures": "image"}, "").convert(row(**values))
+    if isinstance(found, BadRow):
+        assert found.reason == reasons.PICTURE
+        return found.detail
+    return [turn.parts or turn.text for turn in found.turns], [*found.pictures]
+
+
+PAIRED = {"prompt": "q", "answer": "a"}
+TWO = ["a.png", "b.png"]
+
+
+@pytest.mark.parametrize(
+    ("question", "images", "parts"),
+    [
+        ("Q", TWO, [IMAGE, IMAGE, text("Q")]),
+        ("Q", "a.png", [IMAGE, text("Q")]),
+        ("Q", json.dumps(TWO), [IMAGE, IMAGE, text("Q")]),
+        ("<image>\nQ<image>", TWO, [IMAGE, text("Q"), IMAGE]),
+        ("a <image> b\n\n<image>\n", TWO, [text("a "), IMAGE, text(" b"), IMAGE]),
+        ("<image><image>Q", TWO, [IMAGE, IMAGE, text("Q")]),
+        ("<image>", None, "<image>"),
+        ("Q", None, "Q"),
+        ("Q", "", "Q"),
+        ("Q", b"", "Q"),
+        ("Q", [], "Q"),
+    ],
+)
+def test_pictures_of_a_column_stand_at_their_marks_or_before_the_question(
+    question: str, images: Any, parts: Any
+) -> None:
+    named = [] if not images else ["a.png"] if images == "a.png" else TWO
+    assert seen(PAIRED, q=question, a="A", image=images) == ([parts, "A"], named)
+
+
+@pytest.mark.parametrize(
+    ("question", "images", "num_marks", "count"),
+    [("<image>Q", TWO, 1, 2), ("<image><image>Q", ["a.png"], 2, 1)],
+)
+def test_as_many_marks_as_pictures_are_needed(
+    question: str, images: list[str], num_marks: int, count: int
+) -> None:
+    has = f"has=data.column_image_count(column=image, count={count})"
+    detail = seen(PAIRED, q=question, a="A", image=images)
+    assert detail == f"data.image_marks_mismatch(num_marks={num_marks}, {has})"
+
+
+def test_pictures_of_a_column_go_to_the_parts_without_their_own() -> None:
+    own = {"type": "input_image", "image_url": "own.png"}
+    columns = {"chat": "messages"}
+    first, later = {"role": "user", "content": "Q"}, {"role": "user", "content": "R"}
+    answer = {"role": "assistant", "content": "A"}
+    system = {"role": "system", "content": "S"}
+    questioned = [{**first, "content": [own, {"type": "image_url"}, text("Q"), IMAGE]}, answer]
+    shown = [[IMAGE, IMAGE, text("Q"), IMAGE], "A"]
+    assert seen(columns, messages=questioned, image=TWO) == (shown, ["own.png", *TWO])
+    two_rounds = [system, first, answer, later, answer]
+    shown = ["S", [IMAGE, IMAGE, text("Q")], "A", "R", "A"]
+    assert seen(columns, messages=two_rounds, image=TWO) == (shown, TWO)
+    marked = [first, answer, {**later, "content": "<image>R<image>"}, answer]
+    shown = ["Q", "A", [IMAGE, text("R"), IMAGE], "A"]
+    assert seen(columns, messages=marked, image=TWO) == (shown, TWO)
+    unasked = seen(columns, messages=[system, answer], image=TWO)
+    assert unasked == "data.image_without_prompt(column=image)"
+    for wrong, place in (
+        ([5], "data.place_column(column=image)"),
+        (["a.png", 5], "data.place_image(number=2, column=image)"),
+    ):
+        detail = seen(columns, messages=two_rounds, image=wrong)
+        assert f"place={place}" in detail
+    odd = [{**first, "content": [{"type": "image", "image": 5}, text("Q")]}, answer]
+    assert "place=data.image_of_message(number=1, column=messages)" in seen(columns, messages=odd)
+    both = PAIRED | {"answer": "m"}
+    pair = {"q": [{**first, "content": [IMAGE, text("Q")]}], "m": [answer]}
+    assert seen(both, **pair, image="a.png") == ([[IMAGE, text("Q")], "A"], ["a.png"])
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        ("{'name' 'f'}", "data.place_key(key=value, where=data.place_message(number=2, column=c))"),
+    ],
+)
+def test_a_broken_call_is_named_with_its_key(value: str, where: str) -> None:
+    shape = RowSchema("sharegpt", {"chat": "c"}, "")
+    bad = shape.convert(row(c=[SHARED[0], {"from": "function_call", "value": value}]))
+    assert isinstance(bad, BadRow)
+    assert bad.reason == reasons.BROKEN_JSON
+    assert bad.detail.startswith(f"data.value_neither_json_nor_python(where={where}, json_error=")
+
+
+def test_a_broken_tool_is_named_with_its_number() -> None:
+    shape = RowSchema("qa", {"prompt": "q", "answer": "a", "tools": "t"}, "")
+    bad = shape.convert(row(q="Q", a="A", t=['{"name": "f"}', "{broken"]))
+    assert isinstance(bad, BadRow)
+    where = "where=data.place_tool(number=2, column=t)"
+    assert bad.detail.startswith(f"data.value_neither_json_nor_python({where}, ")
+    plain = shape.convert(row(q="Q", a="A", t="{broken"))
+    assert isinstance(plain, BadRow)
+    assert "where=data.place_column(column=t)" in plain.detail
+
+
+def test_an_answer_needs_text_or_a_call_in_one_of_its_messages() -> None:
+    worded, silent = {"role": "assistant", "content": "A"}, {"role": "assistant", "content": " "}
+    called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    for messages in ([USER, worded, USER, silent], [USER, silent, USER, called]):
+        assert isinstance(CHAT.convert(row(messages=messages)), Conversation)
+    bad = CHAT.convert(row(messages=[USER, silent, USER, silent, USER]))
+    assert isinstance(bad, BadRow)
+    assert bad.detail == "data.value_empty(where=data.place_message(number=4, column=messages))"
+
+
+def test_a_bad_row_keeps_its_place_and_its_first_characters() -> None:
+    found = PAIR.convert(Row({"question": "é", "answer": ""}, "b.csv", 9, offset=77))
+    assert isinstance(found, BadRow)
+    assert (found.source, found.line, found.offset) == ("b.csv", 9, 77)
+    assert found.excerpt == '{"question": "\\u00e9", "answer": ""}'

@@ -6,8 +6,11 @@ import pytest
 
 from infrastructure.data.encoding.schema_detection import (
     ShapeRequest,
+    advice,
+    common_columns,
     recognise_question,
     recognise_shape,
+    shown,
 )
 from infrastructure.data.readers.rows import Row
 
@@ -342,3 +345,330 @@ def test_a_column_that_a_template_reads_is_no_other_part() -> None:
         {"question": "Q", "answer": "A", "tools": one} for one in (None, "saw", [{"name": "f"}])
     ]
     assert parts(*some)["tools"] == "tools"
+
+
+@pytest.mark.parametrize(
+    ("row", "code"),
+    [
+        ({"parent_id": "1", "role": "user", "text": "T", "lang": "en"}, "one_message_per_row"),
+        ({"mapping": {}}, "message_trees"),
+        ({"prompt": {"replies": [], "text": "Q"}}, "message_trees"),
+        ({"title": "x", "root": {"mapping": {}}}, "message_trees"),
+        ({"input_ids": [1], "labels": [1]}, "rows_of_token_ids"),
+        ({"text": "T", "input_ids": [1]}, "rows_of_token_ids"),
+        ({"annotations": [], "data": {}, "id": 1}, "label_studio_tasks"),
+    ],
+)
+def test_well_known_files_that_are_no_examples_are_named(row: dict[str, Any], code: str) -> None:
+    with pytest.raises(ValueError, match=rf"data\.{code}\(\)"):
+        recognise_shape(rows(row), ShapeRequest())
+    if "text" in row:  # who names a column has looked at it
+        assert recognise_shape(rows(row), ShapeRequest(text_column="text")).name == "text"
+
+
+def test_one_of_the_columns_of_such_files_is_none() -> None:
+    for columns_ in (("parent_id", "text"), ("annotations", "text"), ("role", "text")):
+        assert recognise_shape(names(*columns_), ShapeRequest()).name == "text"
+
+
+def test_labels_are_refused_unless_the_request_names_the_shape() -> None:
+    for label in ("label", "labels", "class", "sentiment", "Target"):
+        sample = rows({"text": "good", label: "x"})
+        refusal = rf"data\.text_with_label\(text=text, label={label}, "
+        with pytest.raises(ValueError, match=refusal):
+            recognise_shape(sample, ShapeRequest())
+        for request in ({"shape": "text"}, {"text_column": "text"}):
+            assert recognise_shape(sample, ShapeRequest(**request)).name == "text"
+    quoted = rows({"text": "good", " Class ": 1})
+    with pytest.raises(ValueError, match=r'label_value=" Class "\)'):
+        recognise_shape(quoted, ShapeRequest())
+    judged = rows(JUDGED, JUDGED | {"label": True})
+    with pytest.raises(ValueError, match=r"labeled_good_or_bad\(label=label, shape=prompt\)"):
+        recognise_shape(judged, ShapeRequest())
+    some = rows(JUDGED, JUDGED | {"label": "x"})
+    for sample, request in (
+        (some, {}),
+        (judged, {"shape": "prompt"}),
+        (judged, {"prompt_column": "prompt", "answer_column": "completion"}),
+        (rows({"question": "Q", "target": "A"}), {"answer_column": "target"}),
+    ):
+        assert recognise_shape(sample, ShapeRequest(**request)).name in ("prompt", "qa")
+
+
+def test_answers_that_are_only_true_or_false_are_refused() -> None:
+    yes, no = {"question": "Q", "answer": True}, {"question": "Q", "answer": False}
+    with pytest.raises(ValueError, match=r"data\.boolean_answers\(column=answer\)"):
+        recognise_shape(rows(yes, no), ShapeRequest())
+    assert recognise_shape(rows(yes, {"question": "Q", "answer": "no"}), ShapeRequest())
+    assert recognise_shape(rows({"messages": MESSAGES, "ok": True}), ShapeRequest())
+
+
+PAIR = {"chosen": "A", "rejected": "B"}
+
+
+@pytest.mark.parametrize(
+    ("row", "columns_", "instead"),
+    [
+        (PAIR, "'chosen' and 'rejected'", "data.set_text_column_2(column=chosen)"),
+        (
+            {"prompt": "Q", **PAIR},
+            "'chosen' and 'rejected'",
+            "data.set_pair_columns(prompt=prompt, answer=chosen)",
+        ),
+        (
+            {"query": "Q", "response_j": "A", "response_k": "B"},
+            "'response_j' and 'response_k'",
+            "data.set_pair_columns(prompt=query, answer=response_j)",
+        ),
+        (
+            {"messages": MESSAGES, "Chosen": MESSAGES, "rejected": MESSAGES},
+            "'Chosen' and 'rejected'",
+            "data.set_shape(shape=messages)",
+        ),
+        (
+            {"chosen": MESSAGES, "rejected": MESSAGES},
+            "'chosen' and 'rejected'",
+            "data.put_into_messages(chosen=chosen)",
+        ),
+        (
+            {"question": "Q", "answer_a": "A", "answer_b": "B"},
+            "'answer_a' and 'answer_b'",
+            "data.set_pair_columns(prompt=question, answer=answer_a)",
+        ),
+        (
+            {"prompt": "Q", "output_1": "A", "output_2": "B"},
+            "'output_1' and 'output_2'",
+            "data.set_pair_columns(prompt=prompt, answer=output_1)",
+        ),
+        (
+            {"prompt": "Q", "response_0": "A", "response_1": "B"},
+            "'response_0' and 'response_1'",
+            "data.set_pair_columns(prompt=prompt, answer=response_0)",
+        ),
+        (
+            {"prompt": "Q", "response_a": "A", "response_b": "B"},
+            "'response_a' and 'response_b'",
+            "data.set_pair_columns(prompt=prompt, answer=response_a)",
+        ),
+        (
+            {"conversation_a": MESSAGES, "conversation_b": MESSAGES},
+            "'conversation_a' and 'conversation_b'",
+            "data.put_into_messages(chosen=conversation_a)",
+        ),
+        (
+            {"input": "Q", "preferred_output": "A", "non_preferred_output": "B"},
+            "'preferred_output' and 'non_preferred_output'",
+            "data.set_pair_columns(prompt=input, answer=preferred_output)",
+        ),
+    ],
+)
+def test_pairs_of_a_better_and_a_worse_answer_are_refused_with_what_can_be_learned(
+    row: dict[str, Any], columns_: str, instead: str
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        recognise_shape(rows(row), ShapeRequest())
+    assert str(caught.value).startswith(f"data.preference_pairs(columns={columns_}, ")
+    assert str(caught.value).endswith(f"instead={instead})")
+    better = next(name for name in row if name not in ("prompt", "query", "input", "question"))
+    if "prompt" in row:
+        assert recognise_shape(rows(row), ShapeRequest(answer_column=better)).name == "prompt"
+    assert recognise_shape(rows(row), ShapeRequest(text_column=better)).name == "text"
+
+
+@pytest.mark.parametrize(
+    ("row", "advice_"),
+    [
+        ({"id": "1", "sentence": "x"}, "data.set_text_column(column=sentence)"),
+        ({"ID": 1, "sentence": "x"}, "data.set_text_column(column=sentence)"),
+        ({"mein text": "x"}, 'data.set_text_column(column="mein text")'),
+        ({"swali": "Q", "jibu": "A"}, "data.set_prompt_and_answer(first=swali, second=jibu)"),
+        (
+            {"t": {"de": "Q", "en": "A", "n": 1}},
+            "data.set_prompt_and_answer(first=t.de, second=t.en)",
+        ),
+        ({"t": {"de": "Q"}, "en": "A"}, "data.set_prompt_and_answer(first=t.de, second=en)"),
+        ({"en": "A", "t": {"de": "Q"}}, "data.set_columns()"),
+        ({"sentence": "x", "tags": ["a"]}, "data.set_columns()"),
+        ({"a": "x", "b": "y", "c": "z"}, "data.set_columns()"),
+        ({"a": "x", "b" * 49: "y"}, "data.set_text_column(column=a)"),
+        ({"a": "x", "b": ""}, "data.set_text_column(column=a)"),
+        ({"n": 1}, "data.set_columns()"),
+    ],
+)
+def test_the_way_on_names_the_columns_of_text(row: dict[str, Any], advice_: str) -> None:
+    with pytest.raises(ValueError, match=r"data\.unrecognized_rows\(") as caught:
+        recognise_shape(rows(row), ShapeRequest())
+    assert str(caught.value).endswith(f"advice={advice_})")
+
+
+def test_a_slip_in_a_usual_name_is_named_unless_the_request_has_a_shape() -> None:
+    sample = names("id", "questoin", "x" * 25 + "answer", "anwser")
+    meant = "hint=data.meant_column(name=questoin, known=question), advice="
+    for request, wanted, hint in (
+        ({}, "data.in_no_known_shape()", meant),
+        ({"shape": "qa"}, "data.not_in_shape(shape=qa)", "hint=, advice="),
+    ):
+        with pytest.raises(ValueError) as caught:
+            recognise_shape(sample, ShapeRequest(**request))
+        assert f"wanted={wanted}, " in str(caught.value)
+        assert hint in str(caught.value)
+
+
+def test_names_of_columns_are_shortened_and_the_rest_is_counted() -> None:
+    assert shown([]) == "none"
+    assert shown(list("abcdef")) == "a, b, c, d, e, f"
+    assert shown(list("abcdefgh")) == "a, b, c, d, e, f and 2 more"
+    assert shown(["x" * 24, "y" * 25]) == f"{'x' * 24}, {'y' * 23}…"
+
+
+def test_half_of_the_rows_make_a_column_a_common_one() -> None:
+    most = [{"question": "Q", "answer": "A"}] * 2
+    few = [{"question": "Q", "answer": "A", "context": "C"}]
+    assert common_columns(rows(*most, *few)) == ["question", "answer"]
+    assert common_columns(rows(*most, *few, *few)) == ["question", "answer", "context"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "marks"),
+    [
+        (["<|im_start|>user\nQ"], "<|im_start|>"),
+        (["plain", "[INST] Q [/INST]"], "[INST]"),
+        (["### Human: Q"], "### Human:"),
+        (["### Instruction:\nQ"], "### Instruction:"),
+        (["<|user|>Q"], "<|user|>"),
+        (["x\n\nHuman: Q"], "Human:"),
+        (["Human: Q", None, "x < |user| >"], None),
+    ],
+)
+def test_texts_that_hold_a_formatted_chat_are_noted(texts: list[Any], marks: str | None) -> None:
+    sample = rows(*({"text": one} for one in texts))
+    schema = recognise_shape(sample, ShapeRequest())
+    note = f"data.text_holds_formatted_chat(column=text, marks={marks})"
+    assert advice(sample, schema) == ([note] if marks else [])
+    pairs_ = [{"question": one, "answer": "A"} for one in texts]
+    assert advice(rows(*pairs_), recognise_shape(rows(*pairs_), ShapeRequest())) == []
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt", "answer", "context"),
+    [
+        ({"Anweisung": "Q", "Ausgabe": "A", "Eingabe": "C"}, "Anweisung", "Ausgabe", "Eingabe"),
+        ({"指令": "Q", "输出": "A", "背景": "C"}, "指令", "输出", None),
+        ({"Frage": "Q", "Antwort": "A", "Kontext": "C"}, "Frage", "Antwort", "Kontext"),
+        ({"Frage": "Q", "Antwort": "A", "passage": "C"}, "Frage", "Antwort", "passage"),
+        ({"question-stem": "Q", "Answer Key": "A"}, "question-stem", "Answer Key", None),
+        ({"src": "Q", "tgt": "A", "passage": "C"}, "src", "tgt", None),
+        ({"re\u0301ponse": "A", "question": "Q"}, "question", "re\u0301ponse", None),
+        ({"q": "Q", "a": "A", "contexts": "C"}, "q", "a", None),
+    ],
+)
+def test_names_of_other_languages_and_known_files(
+    row: dict[str, str], prompt: str, answer: str, context: str | None
+) -> None:
+    if "Answer Key" in row:
+        row = {"question-stem": "Q", "AnswerKey": "A"}
+        answer = "AnswerKey"
+    found = recognise_shape(rows(row), ShapeRequest()).columns
+    assert found == {"prompt": prompt, "answer": answer} | ({"context": context} if context else {})
+    given = ShapeRequest(context_column=answer)
+    assert recognise_shape(rows(row), given).columns["context"] == answer
+    listed = {**row, prompt: ["Q"]}
+    with pytest.raises(ValueError, match=r"data\.unrecognized_rows"):
+        recognise_shape(rows(listed), ShapeRequest())
+
+
+def test_chats_are_known_by_most_rows_and_texts_by_turns_by_all() -> None:
+    shared = [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]
+    authored = [{"author": "user", "content": "Q"}, {"author": "bot", "content": "A"}]
+    for chats, name in (
+        ([MESSAGES, MESSAGES, shared], "messages"),
+        ([MESSAGES, shared, shared], "sharegpt"),
+        ([authored], "messages"),
+        (["[broken", MESSAGES], "messages"),
+    ):
+        found = recognise_shape(rows(*({"dialog": one} for one in chats)), ShapeRequest())
+        assert (found.name, found.columns) == (name, {"chat": "dialog"})
+    named = recognise_shape(rows({"chat": authored}), ShapeRequest()).reason
+    assert "keys='author' and 'content'" in named
+    for column in ("turns", "utterances", "data", "messages"):
+        found = recognise_shape(
+            rows({column: ["Q", "A"]}, {column: ["Q", "A", "R"]}), ShapeRequest()
+        )
+        assert found.columns == {"chat": column, "turns": column}
+        for other in (["Q"], "Q", ["Q", 1], None):
+            with pytest.raises(ValueError, match=r"data\.unrecognized_rows"):
+                recognise_shape(rows({column: ["Q", "A"]}, {column: other}), ShapeRequest())
+    both = rows({"messages": MESSAGES, "turns": ["Q", "A"], "system_prompt": "S"})
+    found = recognise_shape(both, ShapeRequest())
+    assert found.columns == {"chat": "messages", "system": "system_prompt"}
+    by_turns = recognise_shape(rows({"turns": ["Q", "A"], "System": "S"}), ShapeRequest())
+    assert by_turns.columns["system"] == "System"
+
+
+def test_pictures_are_known_by_name_and_value() -> None:
+    def of(**values: Any) -> str | None:
+        return recognise_shape(
+            rows({"question": "Q", "answer": "A", **values}), ShapeRequest()
+        ).columns.get("pictures")
+
+    names_ = ("images", "image", "pictures", "picture", "image_path", "image_paths", "img")
+    assert [of(**{name: "a.png"}) for name in names_] == [*names_]
+    assert of(image="a.png", images=["b.png"]) == "images"
+    assert of(images=None, img={"bytes": b"x"}) == "img"
+    for other in ("a photo", None, "", [], 5):
+        assert of(image=other) is None
+    answered = rows({"question": "Q", "image": "a.png"})
+    named = ShapeRequest(prompt_column="question", answer_column="image")
+    assert "pictures" not in recognise_shape(answered, named).columns
+    some = rows(*[{"question": "Q", "answer": "A", "image": one} for one in ("?", "a.png")])
+    shape = recognise_shape(some, ShapeRequest())
+    assert shape.columns["pictures"] == "image"
+    assert shape.reason.endswith("data.column_holds_images(column=image)")
+
+
+def test_the_more_certain_names_go_first() -> None:
+    for row, expected in (
+        ({"instruction": "Q", "input": "C", "output": "A"}, ("instruction", "output", "input")),
+        ({"instruction": "Q", "prompt": "P", "output": "A"}, None),
+        (
+            {"instruction": "Q", "output": "A", "context": "C", "input": "D"},
+            ("instruction", "output", "input"),
+        ),
+        ({"input": "Q", "target": "A"}, ("input", "target", None)),
+        ({"query": "Q", "solution": "A"}, ("query", "solution", None)),
+    ):
+        if expected is None:
+            with pytest.raises(ValueError, match=r"data\.ambiguous_shape\(num_ways=2, "):
+                recognise_shape(rows(row), ShapeRequest())
+            continue
+        found = recognise_shape(rows(row), ShapeRequest()).columns
+        assert (found["prompt"], found["answer"], found.get("context")) == expected
+    as_prompt = ShapeRequest(shape="prompt")
+    found = recognise_shape(rows({"instruction": "x", "input": "Q", "output": "A"}), as_prompt)
+    assert found.columns["prompt"] == "input"
+    prompted = ShapeRequest(shape="qa", prompt_column="p", answer_column="a")
+    assert recognise_shape(names("p", "a", "context"), prompted).name == "qa"
+
+
+def test_a_column_inside_an_object_can_be_named() -> None:
+    sample = rows({"t": {"q": "Q", "a": "A"}, "x": "y"})
+    request = ShapeRequest(prompt_column="t.q", answer_column="t.a")
+    assert recognise_shape(sample, request).columns == {"prompt": "t.q", "answer": "t.a"}
+    wrong = ShapeRequest(prompt_column="t.p", answer_column="t.a")
+    with pytest.raises(ValueError, match=r"setting=data\.prompt_column, .*known=.*t\.a"):
+        recognise_shape(sample, wrong)
+    with pytest.raises(ValueError, match=r"setting=data\.image_column, "):
+        recognise_shape(sample, ShapeRequest(text_column="x", image_column="gone"))
+
+
+def test_ambiguous_columns_are_shown_with_three_of_their_ways() -> None:
+    sample = names("question", "query", "problem", "answer", "y" * 30)
+    with pytest.raises(ValueError) as caught:
+        recognise_shape(sample, ShapeRequest())
+    ways = "; ".join(f"qa ({name}, answer)" for name in ("question", "query", "problem"))
+    assert "data.ambiguous_shape(num_ways=3, columns=question, " in str(caught.value)
+    assert f"ways={ways})" in str(caught.value)
+    more = names("question", "query", "answer", "response")
+    with pytest.raises(ValueError, match=r"num_ways=4, ") as caught:
+        recognise_shape(more, ShapeRequest())
+    assert str(caught.value).count("; ") == 2

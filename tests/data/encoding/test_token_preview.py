@@ -79,3 +79,34 @@ def test_an_answer_that_was_cut_has_no_stop_and_a_long_one_is_cut_here() -> None
     ids = np.full(MOST_TOKENS + 7, example.input_ids[1], dtype=np.int32)
     long = TokenizedExample(ids, np.arange(len(ids)) > 3)
     assert token_preview(long, tokenizer).endswith("data.more_tokens(count=7)")
+
+
+def test_what_is_counted_adds_up() -> None:
+    kinds = [TokenUse.MASKED] * 4 + [TokenUse.TRAINED] * 2 + [TokenUse.STOP]
+    counts = "total={}, trained={}, num_ends={}, verb={}, masked={})"
+    for one, figures in (
+        (kinds, (7, 3, 1, "ends", 4)),
+        (kinds + kinds[3:], (11, 6, 2, "end", 5)),
+        (kinds[:6], (6, 2, 0, "end", 4)),
+    ):
+        assert counts_line(one) == f"data.token_counts({counts.format(*figures)}"
+
+
+def test_texts_that_are_never_read_stand_below() -> None:
+    tokenizer = byte_level_tokenizer()
+    example = preview_example(tokenizer)
+    shown = token_preview(example, tokenizer, left_out=["one", "two"])
+    assert shown.splitlines()[1:] == ["data.left_out(text=one)", "data.left_out(text=two)"]
+    assert shown.splitlines()[0] == token_preview(example, tokenizer)
+    whole = TokenizedExample(np.full(MOST_TOKENS, example.input_ids[1]), np.ones(MOST_TOKENS) > 0)
+    assert "data.more_tokens" not in token_preview(whole, tokenizer)
+
+
+def test_a_letter_of_four_tokens_is_whole_where_all_of_them_are_of_a_kind() -> None:
+    tokenizer = byte_level_tokenizer()
+    ids = np.array(tokenizer("a🙂b")["input_ids"], dtype=np.int32)
+    assert len(ids) == 6
+    whole = TokenizedExample(ids, np.arange(6) >= 1)
+    assert token_preview(whole, tokenizer) == "a⟦🙂|b⟧"
+    parted = TokenizedExample(ids, np.arange(6) >= 3)
+    assert token_preview(parted, tokenizer).count("\ufffd") == 4

@@ -1,14 +1,22 @@
 """Which tokens carry loss, token by token, with real tokenizers with and without chat templates."""
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken
 
+from infrastructure.data.encoding import tokenization as module
 from infrastructure.data.encoding.tokenization import (
     ConversationEncoder,
     Encoded,
     answer_end_ids,
+    begins_with,
+    ends_of_template,
     truncate,
 )
 from infrastructure.data.readers import rows as reasons
@@ -380,3 +388,164 @@ def test_an_answer_ends_where_the_template_ends_it(
 ) -> None:
     tokenizer = byte_level_tokenizer(template, eos_token=eos)
     assert {*tokenizer.convert_ids_to_tokens(answer_end_ids(tokenizer))} == {*expected}
+
+
+class Texts:
+    """Stands for a tokenizer: the text of each number."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = texts
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self.texts[number] for number in ids)
+
+
+@pytest.mark.parametrize(
+    ("ids", "prompt", "begins"),
+    [
+        ([1, 2, 3], [1, 2], True),
+        ([1, 2], [1, 2], True),
+        ([1, 2], [], True),
+        ([1], [1, 2], False),
+        ([1, 3, 2], [1, 2], False),
+        # one text in other tokens: 4 is "abcd", 5 is "ab"
+        ([0, 4, 9], [0, 1, 2, 3, 8], True),
+        ([0, 4, 9], [9, 1, 2, 3, 8], False),
+        ([4, 9], [0, 4], True),
+        ([6, 9], [1, 2, 3, 8, 7], False),  # five of them
+        ([0, 1, 2, 9], [0, 5], True),
+        ([0, 1, 0, 2], [0, 5], False),  # as many more as one
+        ([0, 5, 9], [0, 1, 3], False),
+    ],
+)
+def test_a_row_begins_with_its_prompt_in_tokens_or_in_the_last_texts(
+    ids: list[int], prompt: list[int], begins: bool
+) -> None:
+    tokenizer: Any = Texts("", "a", "b", "c", "abcd", "ab", "abcde", "e", "d", "!")
+    assert begins_with(tokenizer, ids, prompt) is begins
+
+
+def test_the_advice_names_two_templates_that_keep_the_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those whose tags are tokens; of what they write nothing is uncertain."""
+    whole = CHATML.replace("{{ m['content'] }}", "{{ m.reasoning }}{{ m['content'] }}")
+    strict = "{% if messages[0].content == 'Which?' %}{{ raise_exception('no') }}{% endif %}"
+    sources = {
+        "a-drops": CHATML,
+        "b-tags": whole.replace("<|im_end|>", "<end>"),
+        "c-no-tags": "{% for m in messages %}{{ m.reasoning }}{{ m['content'] }}{% endfor %}",
+        "d-uncertain": whole.replace("m['content'] }}", "m['content'] | upper }}"),
+        "e-refuses": whole + strict,
+        **dict.fromkeys(("f", "g", "h"), whole),
+    }
+    for name, source in sources.items():
+        (tmp_path / name).write_text(source)
+    paths = {name: tmp_path / name for name in sources}
+    monkeypatch.setattr(module, "shipped_templates", lambda: paths)
+    thought = Turn("assistant", "Yes.", json.dumps({"reasoning": "so"}))
+    row = Conversation((Turn("user", "Which?"), thought))
+    bad = refusal(byte_level_tokenizer(CHATML), row)
+    assert bad.reason == reasons.LEFT_OUT
+    assert bad.detail.endswith("writer=data.chat_template())")
+    named = "data.shipped_template_examples(names=f or g)"
+    assert bad.advice == f"data.use_complete_template(examples={named})"
+    monkeypatch.setattr(module, "shipped_templates", dict)
+    assert refusal(byte_level_tokenizer(CHATML), row).advice.endswith("(examples=)")
+    plain = refusal(byte_level_tokenizer(), row)
+    assert plain.detail.endswith("writer=data.plain_format())")
+
+
+@pytest.mark.parametrize("over_length", ["keep_start", "truncate"])
+def test_the_token_that_ends_answers_is_found_where_the_last_one_is_cut(over_length: str) -> None:
+    tokenizer = byte_level_tokenizer(CHATML)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    whole = encode(tokenizer, TWO)
+    assert whole.end_token == end
+    learnt = np.flatnonzero(whole.example.supervised)
+    last = int(learnt[-1])
+    two_left = encode(tokenizer, TWO, max_length=last - 1, over_length="keep_start")
+    assert two_left.end_token == end  # of the answer before
+    first = int(learnt[0])
+    cut = encode(tokenizer, TWO, max_length=first + 1, over_length="keep_start")
+    assert cut.end_token == cut.example.input_ids[-1] != end
+    long = talk(("user", "Q"), ("assistant", "word " * 99))
+    cut = encode(tokenizer, long, max_length=20, over_length=over_length)
+    assert cut.end_token != end
+    assert encode(byte_level_tokenizer(), TWO).end_token == tokenizer.eos_token_id
+
+
+def test_the_tokens_of_a_template_are_those_beside_question_and_answer() -> None:
+    for template, text in (
+        (CHATML, "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n<|im_end|>"),
+        (None, ""),
+        ("{{ raise_exception('no') }}", ""),
+    ):
+        tokenizer = byte_level_tokenizer(template)
+        encoder = ConversationEncoder(tokenizer, max_length=9)
+        num_tokens = len(tokenizer(text)["input_ids"])
+        assert encoder.num_template_tokens() == pytest.approx(num_tokens, abs=2 * bool(text))
+    encoder = ConversationEncoder(metaspace_tokenizer(), max_length=9)
+    assert encoder.num_tokens("a a") == len(metaspace_tokenizer().tokenize("a a"))
+
+
+def test_ends_are_those_of_a_template() -> None:
+    tokenizer = byte_level_tokenizer(CHATML)
+    both = answer_end_ids(tokenizer)
+    assert ends_of_template(tokenizer) == both
+    assert ends_of_template(SimpleNamespace(tokenizer=tokenizer)) == both  # a processor
+    assert ends_of_template(None) == ends_of_template(byte_level_tokenizer()) == []
+    assert ends_of_template(byte_level_tokenizer(CHATML, eos_token=None)) == []
+    ends_in_text = CHATML.replace("<|im_end|>", " end")
+    assert answer_end_ids(byte_level_tokenizer(ends_in_text)) == [tokenizer.eos_token_id]
+
+
+def test_text_models_refuse_pictures_with_the_reason() -> None:
+    shown = json.dumps({"content": [{"type": "image"}, {"type": "text", "text": "Q"}]})
+    row = Conversation((Turn("user", "Q", shown), Turn("assistant", "A")), pictures=(b"x",))
+    bad = refusal(byte_level_tokenizer(CHATML.replace("m['content']", "m.content | string")), row)
+    assert (bad.reason, bad.detail) == (reasons.PICTURE, "data.model_accepts_text_only()")
+
+
+def test_a_token_that_takes_the_space_beside_it_is_tokenised_in_the_whole_text() -> None:
+    tokenizer = byte_level_tokenizer(CHATML)
+    greedy = AddedToken("<|im_end|>", rstrip=True, special=True)
+    tokenizer.add_special_tokens({"additional_special_tokens": [greedy]})
+    whole = tokenizer.apply_chat_template(TWO.messages())["input_ids"]
+    assert encode(tokenizer, TWO).example.input_ids.tolist() == whole
+    prompt = tokenizer.apply_chat_template(TWO.messages()[:4], add_generation_prompt=True)
+    assert (
+        encode(tokenizer, TWO).example.input_ids[: len(prompt["input_ids"])].tolist()
+        == (prompt["input_ids"])
+    )
+
+
+def test_rows_come_back_in_their_order_whatever_becomes_of_them() -> None:
+    encoder = ConversationEncoder(byte_level_tokenizer(CHATML), max_length=40)
+    rows = [ONE, talk(("assistant", "A")), TWO, talk(("text", "T")), ONE]
+    found = encoder.encode(rows)
+    kinds = [one.reason if isinstance(one, BadRow) else "" for one in found]
+    assert kinds == ["", reasons.CHAT_TEMPLATE, reasons.OVER_LONG, "", ""]
+    bad = found[1]
+    assert isinstance(bad, BadRow)
+    assert bad.advice == "data.put_whole_text_in_column()"
+    assert (bad.place, bad.excerpt) == ("a.jsonl:3", "A")
+    assert encoder.encode([]) == []
+
+
+def test_a_task_stays_with_its_row() -> None:
+    row = Conversation(ONE.turns, task="sum")
+    assert encode(byte_level_tokenizer(CHATML), row).example.task == "sum"
+
+
+@pytest.mark.parametrize("build", TOKENIZERS)
+def test_only_the_last_answer_is_learnt_if_that_is_set(build: Any) -> None:
+    for template in (None, CHATML, MARKED):
+        tokenizer = build(template)
+        [text] = learnt_texts(tokenizer, encode(tokenizer, TWO, train_on="last_answer"))
+        assert text.startswith("Ich hei")
+        document = talk(("text", "The capital is Paris."))
+        last, whole = (
+            encode(tokenizer, document, train_on=one).example for one in ("last_answer", "answers")
+        )
+        assert last.supervised.tolist() == whole.supervised.tolist()

@@ -1,11 +1,13 @@
 """A file with one row, or a folder with a readme alone, is trained on where somebody says so."""
 
 import io
+import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 
 from infrastructure.commands import train
@@ -69,6 +71,32 @@ def test_other_data_is_let_pass(tmp_path: Path) -> None:
     check_meant(DataConfig(path=str(notes)))
     (notes / "readme.md").write_text("Read me.\n")
     check_meant(DataConfig(path=str(notes)))
+
+
+def test_the_format_of_a_file_decides_how_many_rows_it_has(tmp_path: Path) -> None:
+    lines = (
+        json.dumps({"question": "größer?", "answer": str(n)}, ensure_ascii=False) for n in "12"
+    )
+    first, second = (f"{line}\n".encode("latin-1") for line in lines)
+    (tmp_path / "one.txt").write_bytes(first)
+    given = {"path": str(tmp_path / "one.txt"), "format": "jsonl", "encoding": "latin-1"}
+    with pytest.raises(UnconfirmedDataError, match=r"data\.file_has_one_row\(file=one\.txt\)"):
+        check_meant(DataConfig(**given))
+    (tmp_path / "one.txt").write_bytes(first + b"{broken\n")
+    with pytest.raises(UnconfirmedDataError):
+        check_meant(DataConfig(**given))
+    (tmp_path / "one.txt").write_bytes(first + b"{broken\n" + second)
+    check_meant(DataConfig(**given))
+
+
+def test_one_row_in_each_of_two_files_is_meant(tmp_path: Path) -> None:
+    for number in range(2):
+        check = write_jsonl(tmp_path / "rows" / f"{number}.jsonl", pairs(1, number))
+    check_meant(DataConfig(path=str(check.parent)))
+    with pytest.raises(UnconfirmedDataError):
+        check_meant(DataConfig(path=str(check)))
+    datasets.Dataset.from_list(pairs(1)).save_to_disk(str(tmp_path / "saved"))
+    check_meant(DataConfig(path=str(tmp_path / "saved")))  # made on purpose
 
 
 class Terminal(io.StringIO):

@@ -1,7 +1,7 @@
 """A plan is what the configuration asks for, and its key names all that decides its result."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,15 +12,28 @@ import pytest
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.data.preparation import plan as module
 from infrastructure.data.preparation.plan import (
+    find_shape,
+    look_at_pictures,
     look_at_rows,
+    memory_bytes,
     num_processes,
+    pictures_in,
     plan_key,
     plan_preparation,
+    total_bytes_of,
     training_texts,
 )
 from infrastructure.data.preparation.preparation import EVALUATION, TRAIN, PreparationPlan
 from infrastructure.data.readers.sources import discover
-from tests.data.builders import CHATML, MARKED, byte_level_tokenizer, pairs, write_jsonl
+from tests.data.builders import (
+    CHATML,
+    MARKED,
+    byte_level_tokenizer,
+    pairs,
+    slow_tokenizer,
+    write_jsonl,
+)
+from tests.training.seeing_models import encoded, picture
 
 
 @pytest.fixture
@@ -185,3 +198,129 @@ def test_bad_rows_of_any_file_are_refused_before_anything_is_loaded(
     write_jsonl(tmp_path / "train" / "2.jsonl", ["{broken"] * 10)
     with pytest.raises(ValueError, match=r"data\.too_many_bad_rows.*num_bad=10.*num_rows=50"):
         look_at_rows(discover(str(tmp_path / "train")), config)
+
+
+def test_settings_that_the_plan_does_not_read_reach_it_too(config: DataConfig) -> None:
+    shared = config.copy_with(validation_split=0.3, num_workers=3)
+    plan = plan_preparation(shared, byte_level_tokenizer(), 7)
+    assert plan.validation_split == 0.0  # others are held out
+    assert (plan.num_processes, plan.worker_bytes, plan.notes) == (3, 7, ())
+    for streaming in (False, True):
+        plan = planned(config, augmentation="any", streaming=streaming)
+        assert plan.keep_conversations is not streaming
+
+
+@pytest.mark.parametrize(
+    ("setting", "column", "parts"),
+    [
+        ({"prompt_column": "c", "answer_column": "d"}, None, {"prompt": "c", "answer": "d"}),
+        ({"context_column": "d"}, None, {"prompt": "question", "context": "d"}),
+        ({"text_column": "d"}, None, {"text": "d"}),
+        ({"shape": "alpaca"}, None, {"prompt": "instruction", "answer": "output"}),
+        ({"shape": "qa", "task_column": "c"}, "c", {"prompt": "question"}),
+        ({"shape": "qa", "image_column": "image"}, None, {"pictures": "image"}),
+    ],
+)
+def test_columns_are_those_of_the_settings(
+    tmp_path: Path, setting: dict[str, str], column: str | None, parts: dict[str, str]
+) -> None:
+    names = ("question", "answer", "c", "d", "image")
+    names += ("instruction", "output") if setting.get("shape") == "alpaca" else ()
+    data = write_jsonl(tmp_path / "a.jsonl", [dict.fromkeys(names, "x")])
+    shape = find_shape(discover(str(data)), DataConfig(path=str(data), **setting))
+    assert shape.task_column == column
+    assert parts.items() <= shape.columns.items()
+
+
+def test_rows_are_looked_at_one_by_one_where_the_files_are_small(
+    config: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_jsonl(tmp_path / "train" / "2.jsonl", ["{broken"] * 10)
+    files = discover(str(tmp_path / "train"))
+    size = sum(file.path.stat().st_size for file in files)
+    monkeypatch.setattr(module, "MOST_BYTES_AT_ONCE", size - 1)
+    assert look_at_rows(files, config).name == "qa"
+    monkeypatch.setattr(module, "MOST_BYTES_AT_ONCE", size)
+    with pytest.raises(ValueError, match=r"data\.too_many_bad_rows"):
+        look_at_rows(files, config)
+    assert look_at_rows(files, config.copy_with(max_bad_rows_percent=20)).name == "qa"
+
+
+@pytest.mark.parametrize(("megabytes", "processes"), [(2, 0), (3, 4), (99, 4)])
+def test_slow_tokenizers_use_processes_sooner(
+    monkeypatch: pytest.MonkeyPatch, megabytes: int, processes: int
+) -> None:
+    monkeypatch.setattr(module, "processor", lambda: SimpleNamespace(num_cores=5))
+    halves: Any = [SimpleNamespace(stamp=lambda: (megabytes * 10**6, 0))] * 2
+    assert num_processes(DataConfig(), halves, slow_tokenizer()) == processes
+
+
+def test_a_share_of_the_memory_is_one_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "memory", lambda: SimpleNamespace(total_bytes=8_000))
+    assert [total_bytes_of(amount) for amount in (None, "25%", "3KB")] == [None, 2_000, 3_000]
+    monkeypatch.setattr(module, "memory", lambda: SimpleNamespace(total_bytes=2))
+    assert memory_bytes(DataConfig(memory_limit="1%")) == 1  # a limit, however small
+
+
+def test_data_without_a_readable_row_is_refused_with_the_first_fault(tmp_path: Path) -> None:
+    config = DataConfig(path=str(tmp_path))
+    (tmp_path / "a.csv").write_text("question,answer\n")
+    write_jsonl(tmp_path / "b.jsonl", ["{broken", "[1]"])
+    fault = r"reason=b\.jsonl:1: broken JSON .*: data\.write_with_json_dumps\(\)\)"
+    with pytest.raises(ValueError, match=rf"data\.no_readable_row\(file=a\.csv, {fault}"):
+        find_shape(discover(str(tmp_path)), config)
+    (tmp_path / "b.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"reason=data\.file_without_rows\(\)\)"):
+        find_shape(discover(str(tmp_path)), config)
+    write_jsonl(tmp_path / "c.jsonl", [{"foo": "x", "bar": 1, "baz": 2}])
+    for files, more in (
+        (discover(str(tmp_path)), " and 1 more"),
+        (discover(str(tmp_path))[1:], ""),
+    ):
+        refusal = rf"data\.unrecognized_file\(file=[ac]\.\w+, more={more}, reason=data\.unrec"
+        with pytest.raises(ValueError, match=refusal):
+            find_shape(files, config)
+
+
+def shown(folder: Path, images: Sequence[object]) -> DataConfig:
+    """Rows that ask about these pictures."""
+    rows = [{"question": "?", "answer": "red", "image": image} for image in images]
+    return DataConfig(path=str(write_jsonl(folder / "rows.jsonl", rows)))
+
+
+@pytest.mark.parametrize(
+    ("images", "refusal"),
+    [
+        (["gone.png"] * 9 + ["red.png"], None),
+        (["gone.png"] * 10 + ["red.png"], r"rows=data\.first_bad_rows\(count=10\)"),
+        (["gone.png"], r"rows=data\.only_row\(\), fault=rows\.jsonl:1: data\.image_not_found"),
+        (["red.png", "gone.png"], None),
+        (["red.png", 5], None),
+        ([{"path": "gone.png"}, 5], r"rows=data\.first_bad_rows\(count=2\), fault=rows\.jsonl:1:"),
+        ([None, None], None),
+    ],
+)
+def test_one_of_the_first_pictures_has_to_be_usable(
+    tmp_path: Path, images: list[object], refusal: str | None
+) -> None:
+    (tmp_path / "red.png").write_bytes(encoded(picture("red")))
+    config = shown(tmp_path, images)
+    files = discover(str(config.path))
+    if refusal is None:
+        look_at_pictures(files, config)
+        return
+    with pytest.raises(ValueError, match=rf"data\.images_unusable\(path=.*rows\.jsonl, {refusal}"):
+        look_at_pictures(files, config)
+
+
+def test_where_rows_hold_pictures_is_described(tmp_path: Path) -> None:
+    assert pictures_in(shown(tmp_path, ["a.png"])) == "data.place_column(column=image)"
+    assert pictures_in(shown(tmp_path, ["no picture"])) == ""
+    assert pictures_in(DataConfig()) == ""
+    assert pictures_in(DataConfig(path=str(tmp_path / "gone.jsonl"))) == ""
+    content = [{"type": "text", "text": "?"}, {"type": "image", "image": "a.png"}]
+    turns = [{"role": "user", "content": c} for c in ("?", content)]
+    chats = [{"messages": [one, {"role": "assistant", "content": "red"}]} for one in turns]
+    data = write_jsonl(tmp_path / "chats.jsonl", chats)
+    place = "data.images_in_messages(place=chats.jsonl:2)"
+    assert pictures_in(DataConfig(path=str(data))) == place

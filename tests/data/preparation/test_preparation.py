@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from infrastructure.data.preparation import preparation as module
 from infrastructure.data.preparation.data_report import DataReport, rows_in_words
 from infrastructure.data.readers import rows as reasons
 from infrastructure.data.store.examples import TokenizedExample
 from tests.data.builders import (
     CHATML,
+    MARKED,
     byte_level_tokenizer,
     epoch,
     held_out,
@@ -421,3 +423,170 @@ def test_special_tokens_in_any_message_are_reported(
     report = pipeline(data, cache, eval_path=str(other)).report
     assert report.special_text_rows == 1
     assert "rows=1 row, contain=data.row_spells_special_token()" in "\n".join(report.lines())
+
+
+UNDETERMINED = CHATML.replace("m['content'] }}", "m['content'] | upper }}")
+
+
+def chats(count: int, *more: dict[str, Any], **of_answer: Any) -> list[dict[str, Any]]:
+    """Conversations of two rounds, which all differ."""
+    return [
+        {
+            "messages": [
+                *more,
+                {"role": "user", "content": f"question {n}"},
+                {"role": "assistant", "content": "first"},
+                {"role": "user", "content": f"and {n}"},
+                {"role": "assistant", "content": "second", **of_answer},
+            ]
+        }
+        for n in range(count)
+    ]
+
+
+def notes_of(folder: Path, rows: list[Any], template: str, **settings: Any) -> list[str]:
+    """The notes of a report, without those on images and files."""
+    data = write_jsonl(folder / "rows.jsonl", rows)
+    settings = {"validation_split": 0, **settings}
+    tokenizer = byte_level_tokenizer(template)
+    return pipeline(data, folder / "cache", tokenizer, **settings).report.notes
+
+
+def test_rows_are_counted_whose_texts_are_undetermined(tmp_path: Path) -> None:
+    """Each once, however many of its texts are."""
+    [note] = notes_of(tmp_path, chats(3), UNDETERMINED, train_on="all")
+    assert note == (
+        "data.template_output_undetermined(rows=3 rows, "
+        "example=data.part_message_text(number=1, role=user) of rows.jsonl:1)"
+    )
+
+
+def test_rows_whose_reasoning_is_written_in_another_form_are_counted(tmp_path: Path) -> None:
+    template = CHATML.replace("{{ m['content'] }}", "{{ m.thinking }}{{ m['content'] }}")
+    rows = [*chats(2, reasoning="hm"), *chats(4)]
+    assert "data.reasoning_rewritten(rows=2 rows)" in notes_of(tmp_path, rows, template)
+    assert notes_of(tmp_path / "none", chats(4), template) == []
+
+
+@pytest.mark.parametrize(
+    ("template", "addition"),
+    [
+        ("{{ strftime_now('%Y') }}" + CHATML, "data.template_adds_date()"),
+        (MARKED, "data.template_adds_answer_end(end=<|im_end|>)"),
+        ("You are a helper." + CHATML, "data.template_adds_preamble(text=You are a helper.)"),
+        (
+            MARKED.replace("{% generation %}", "")
+            .replace("<|im_start|>{{ m['role'] }}\n{% if", "{% if", 1)
+            .replace(
+                "{{ m['content'] }}{% endgeneration %}{% else %}",
+                "<|im_start|>{% generation %}assistant\n{{ m['content'] }}<|im_end|>\n"
+                "{% endgeneration %}{% else %}<|im_start|>user\n",
+            )
+            .replace("{% endif %}<|im_end|>\n{% endfor %}", "<|im_end|>\n{% endif %}{% endfor %}"),
+            "data.template_trains_prompt_part(text=assistant\n)",
+        ),
+    ],
+)
+def test_what_a_template_adds_to_the_rows_is_noted(
+    tmp_path: Path, template: str, addition: str
+) -> None:
+    wanted = [f"data.template_adds(additions={addition})"]
+    assert notes_of(tmp_path, chats(4), template) == wanted
+    whole = notes_of(tmp_path, chats(4), template, train_on="all")
+    assert whole == [note for note in wanted if "trains_prompt_part" not in note]
+    texts = [{"text": f"Text {n}"} for n in range(4)]
+    assert notes_of(tmp_path / "texts", texts, template) == []
+
+
+def test_what_only_the_prompt_leaves_out_is_noted_with_its_first_row(tmp_path: Path) -> None:
+    """Reasoning is left out of prompts on purpose."""
+    writes = "{% if not add_generation_prompt or m.role != 'system' %}"
+    template = CHATML.replace("<|im_start|>{{", writes + "<|im_start|>{{", 1)
+    template = template.replace("<|im_end|>\n", "<|im_end|>\n{% endif %}", 1)
+    system = {"role": "system", "content": "Be brief."}
+    rows = [*chats(2), *chats(25, system)[2:]]
+    notes = notes_of(tmp_path, rows, template, train_on="all")
+    [lost] = [note for note in notes if note.startswith("data.lost_in_generation_prompt(")]
+    assert "(kind=data.lost_system_message(), count=18, noun=rows" in lost  # of 20 that are tried
+    assert "place=rows.jsonl:3," in lost
+    assert "data.prompts_differ_in_training(num_differing=18, num_checked=20)" in notes
+
+
+def test_that_nothing_is_held_out_is_noted_if_a_split_is_set(tmp_path: Path, cache: Path) -> None:
+    note = "data.nothing_held_out()"
+    same_rows = write_jsonl(tmp_path / "same.jsonl", pairs(1) * 9)
+    other = write_jsonl(tmp_path / "other.jsonl", pairs(9))
+    for data, split, is_noted in (
+        (same_rows, 0.2, True),
+        (same_rows, 0, False),
+        (other, 0.2, False),
+    ):
+        assert (note in pipeline(data, cache, validation_split=split).report.notes) is is_noted
+
+
+def test_messages_without_text_and_those_of_weight_0_are_counted_one_by_one(
+    tmp_path: Path,
+) -> None:
+    rows = chats(6)
+    rows[2]["messages"][1]["weight"] = rows[3]["messages"][1]["weight"] = 0
+    rows[3]["messages"][1]["content"] = rows[4]["messages"][1]["content"] = " "
+    called = {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": {}}]}
+    rows[5]["messages"][1] = called  # says something
+    template = CHATML.replace("{{ m['content'] }}", "{{ m['content'] }}{{ m.tool_calls }}")
+    notes = notes_of(tmp_path, rows, template)
+    assert "data.answers_with_zero_weight(count=2)" in notes
+    assert "data.empty_answers(count=2)" in notes
+
+
+def test_columns_that_nothing_uses_are_named_by_how_often_they_occur(
+    tmp_path: Path, cache: Path
+) -> None:
+    rows: list[dict[str, Any]] = pairs(30)
+    for number, row in enumerate(rows):
+        row |= {f"c{n:02}": "x" for n in range(14) if number >= n}
+        row["task"] = None
+    data = write_jsonl(tmp_path / "a.jsonl", rows)
+    named = ", ".join(f"c{n:02}" for n in range(12))
+    assert pipeline(data, cache).report.unused_columns == f"data.more_names(names={named}, count=2)"
+    few = [{k: v for k, v in row.items() if k not in ("c12", "c13")} for row in rows]
+    data = write_jsonl(tmp_path / "b.jsonl", few)
+    assert pipeline(data, cache).report.unused_columns == named
+
+
+def test_fields_that_no_template_reads_are_reported_with_the_reason(tmp_path: Path) -> None:
+    rows = chats(3, mood="good")
+    for template, reader in (
+        (CHATML, "template_ignores_field"),
+        (None, "field_needs_chat_template"),
+    ):
+        data = write_jsonl(tmp_path / "rows.jsonl", rows)
+        report = pipeline(data, tmp_path / "cache", byte_level_tokenizer(template)).report
+        assert report.unread == f"data.unused_fields(fields=mood, reader=data.{reader}())"
+
+
+def test_what_the_first_rows_lose_is_kept_row_by_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "NUM_LOSSES", 2)
+    read = [
+        {**row, "messages": [*row["messages"], {"role": "user", "content": "x"}]}
+        for row in chats(3)
+    ]
+    data = write_jsonl(tmp_path / "read.jsonl", [*chats(1), *read])
+    report = pipeline(data, tmp_path / "cache", validation_split=0).report
+    assert [*report.losses] == ["read.jsonl:2", "read.jsonl:3"]
+    assert report.losses["read.jsonl:3"] == [
+        "data.lost_whole(what=data.part_message_text(number=5, role=user), text=x)"
+    ]
+    assert report.left_out[0]["rows"] == 3
+
+
+def test_a_context_in_either_file_is_known(tmp_path: Path, cache: Path) -> None:
+    plain = write_jsonl(tmp_path / "a.jsonl", pairs(5))
+    with_context = write_jsonl(tmp_path / "b.jsonl", [{**r, "context": "C"} for r in pairs(5, 9)])
+    for data, other, has_context in (
+        (plain, plain, False),
+        (with_context, plain, True),
+        (plain, with_context, True),
+    ):
+        assert pipeline(data, cache, eval_path=str(other)).report.has_context is has_context

@@ -2,7 +2,9 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,3 +134,68 @@ def test_the_advice_of_a_row_is_that_of_all_like_it() -> None:
     quarantine.add([BadRow("a.jsonl", 1, "chat template", "no", advice="give one")])
     with pytest.raises(ValueError, match=r"data\.too_many_bad_rows"):
         quarantine.check(2, 5.0, None)
+
+
+def test_the_most_frequent_reasons_are_shown_by_their_first_rows() -> None:
+    quarantine = Quarantine()
+    reasons = ["a", "b", "c", "d", "b", "c", "c", "d", "d", "d"]
+    quarantine.add(bad(line, reason) for line, reason in enumerate(reasons, 1))
+    assert [(row.reason, row.line) for row in quarantine.examples] == [("d", 4), ("c", 3), ("b", 2)]
+    why = "reasons=data.more_reasons(reasons=4 d (a.jsonl:4, detail 4); 3 c (a.jsonl:3, detail 3)"
+    with pytest.raises(ValueError, match=re.escape(f"{why}, count=2)")):
+        quarantine.check(20, 5.0)
+    none_left = str(quarantine.none_left("rows"))
+    reason = "data.no_rows_because(count=10, reasons=data.more_reasons("
+    assert none_left.startswith(f"data.no_rows_left(path=rows, reason={reason}")
+    assert str(Quarantine().none_left("rows")) == "data.no_rows_left(path=rows, reason=)"
+
+
+@pytest.mark.parametrize(
+    ("reason", "options", "remedy"),
+    [
+        (EMPTY, {}, "data.fix_rows()"),
+        (NOT_IN_TOKENS, {}, "data.take_other_tokenizer()"),
+        (OVER_LONG, {}, "data.raise_max_length()data.truncate_instead()"),
+        (OVER_LONG, {"cuts_prompts": False}, "data.raise_max_length()"),
+        (
+            OVER_LONG,
+            {"about_length": "why"},
+            "why: data.raise_max_length()data.truncate_instead()",
+        ),
+        (EMPTY, {"about_length": "why"}, "data.fix_rows()"),
+    ],
+)
+def test_the_remedy_is_that_of_the_most_frequent_reason(
+    reason: str, options: dict[str, Any], remedy: str
+) -> None:
+    quarantine = Quarantine()
+    quarantine.add([bad(1, WRONG_TYPE), bad(2, reason), bad(3, reason)])
+    with pytest.raises(ValueError) as caught:
+        quarantine.check(9, 5.0, **options)
+    assert f"remedy={remedy}, skip_hint=" in str(caught.value)
+    assert str(caught.value).endswith("listing=)")
+
+
+def test_one_of_the_rows_that_would_not_be_learned_decides_the_remedy() -> None:
+    quarantine = Quarantine()
+    quarantine.add([bad(1)] * 5 + [bad(6, NOT_IN_TOKENS)])
+    for limit, remedy in ((5.0, "data.take_other_tokenizer()"), (50.0, "data.fix_rows()")):
+        with pytest.raises(ValueError) as caught:
+            quarantine.check(10, 20.0, max_unlearnable_percent=limit)
+        assert f"remedy={remedy}, " in str(caught.value)
+
+
+def test_what_is_written_of_a_row_holds_its_own_advice_and_encoding(tmp_path: Path) -> None:
+    quarantine = Quarantine()
+    rows = [
+        BadRow("a", 1, EMPTY, "", "", 7),
+        BadRow("a", 2, EMPTY, "d", "e", 8, encoding="cp1252"),
+        BadRow("a", 3, EMPTY, "d", "e", 9, advice="do it"),
+    ]
+    quarantine.add(rows)
+    quarantine.write(tmp_path / "q.jsonl")
+    plain, encoded, advised = map(json.loads, (tmp_path / "q.jsonl").read_text().splitlines())
+    assert plain == {"source": "a", "line": 1, "reason": EMPTY, "detail": "", "excerpt": ""}
+    assert (encoded["encoding"], advised["advice"]) == ("cp1252", "do it")
+    again = Quarantine.read(tmp_path / "q.jsonl", {EMPTY: 3}).bad_rows
+    assert again == [replace(row, offset=0) for row in rows]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from infrastructure.data.readers import json_format
 from infrastructure.data.readers.json_format import lists_of, read_json
 from infrastructure.data.readers.line_reader import Start
 from infrastructure.data.readers.rows import BadRow, Row
@@ -51,3 +52,69 @@ def test_of_several_lists_the_requested_one_is_read(tmp_path: Path, first: str) 
     for split in ("", "train", "validation", "other"):
         rows = list(read_json(path, "a.json", split=split))
         assert [row.values for row in rows if isinstance(row, Row)] == lists[split or "train"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "document"),
+    [
+        ("nested", {"data": [{"paragraphs": [{"context": "c", "qas": [{"n": 0}, {"n": 1}]}]}]}),
+        ("records", {"x": {"n": 0, "m": 0}, "y": {"n": 1, "m": 0}}),
+        ("objects", None),
+        ("one row", {"n": 0, "messages": [{"role": "user"}]}),
+    ],
+)
+def test_any_start_gives_the_rest_of_other_layouts(
+    tmp_path: Path, layout: str, document: Any
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"n": 0}\n\n{"n": 1},\n' if document is None else json.dumps(document))
+    rows = list(read_json(path, "a.json"))
+    found = [row.values["n"] for row in rows if isinstance(row, Row)]
+    assert found == list(range(1 if layout == "one row" else 2))
+    assert [row.line for row in rows] == ([1, 3] if layout == "objects" else [1, 2][: len(rows)])
+    for number, row in enumerate(rows):
+        again = list(read_json(path, "a.json", Start(row.offset, row.line)))
+        assert facts_of(again) == facts_of(rows[number:])
+
+
+def test_an_element_that_is_no_row_is_set_aside_with_its_kind(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('[\n"text",\n{"a": "\\ud83d", "b": ["x"]},\n[{"a": 1}],\nnull]')
+    found = [row for row in read_json(path, "a.json") if isinstance(row, BadRow)]
+    assert [(row.line, row.reason, row.detail) for row in found] == [
+        (2, "wrong type", "data.json_element_not_object(kind=text)"),
+        (3, "half a character", ""),
+        (4, "wrong type", "data.json_element_not_object(kind=a list)"),
+        (5, "wrong type", "data.json_element_not_object(kind=nothing)"),
+    ]
+    assert [row.excerpt for row in found] == ["text", "a ? b x", "[{'a': 1}]", "None"]
+
+
+@pytest.mark.parametrize("document", ["[ELEMENT]", '{"data": [ELEMENT, {"a": 1}]}'])
+def test_an_element_longer_than_a_row_is_refused(
+    document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_format, "READ_BYTES", 100)
+    monkeypatch.setattr(json_format, "MAX_ELEMENT_CHARACTERS", 1 << 20)
+    path = tmp_path / "a.json"
+    for length, is_read in ((1 << 19, True), (1 << 21, False)):
+        path.write_text(document.replace("ELEMENT", json.dumps({"a": "x" * length})))
+        if is_read:
+            assert len(list(read_json(path, "a.json"))) >= 1
+        else:
+            with pytest.raises(ValueError, match=r"line=1, reason=.*element_too_long\(max_mib=1\)"):
+                list(read_json(path, "a.json"))
+
+
+def test_a_table_larger_than_memory_is_refused_and_records_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_format, "MAX_TABLE_BYTES", 100)
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"a": ["x" * 40] * 2, "b": ["y" * 40] * 2, "c": ["z"] * 2}))
+    with pytest.raises(ValueError, match=r"json_object_too_large\(file=a\.json"):
+        list(read_json(path, "a.json"))
+    path.write_text(json.dumps({f"{n}": {"a": "x" * 40, "b": n} for n in range(9)}))
+    assert [row.values["b"] for row in read_json(path, "a.json") if isinstance(row, Row)] == [
+        *range(9)
+    ]

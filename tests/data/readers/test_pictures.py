@@ -405,3 +405,111 @@ def test_what_was_decided_is_counted(
     lines = decisions_in_words(Counter(counts), "red", what)
     assert len(lines) == bool(expected)
     assert lines == [f"data.image_decisions(decisions={expected})"] * bool(expected)
+
+
+def deep_png(pixels: list[tuple[int, int, int]], transparent: tuple[int, int, int]) -> bytes:
+    """A PNG of 16 bits a color, of which one is transparent; Pillow reads it, and writes none."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(name + content))
+        return struct.pack(">I", len(content)) + name + content + check
+
+    row = b"\0" + b"".join(struct.pack(">3H", *pixel) for pixel in pixels)
+    parts = [(b"IHDR", struct.pack(">IIBBBBB", len(pixels), 1, 16, 2, 0, 0, 0))]
+    parts += [(b"tRNS", struct.pack(">3H", *transparent)), (b"IDAT", zlib.compress(row))]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in [*parts, (b"IEND", b"")])
+
+
+def pixels_of(content: bytes, background: str = "blue") -> tuple[list[Any], tuple[str, ...]]:
+    image, decided = pictures._decoded_picture(content, "it", background)
+    return list(image.get_flattened_data()), decided
+
+
+BLUE = (0, 0, 255)
+
+
+def test_the_transparent_color_of_a_deep_picture_is_laid_on_the_background() -> None:
+    seen = (0x1234, 0x5678, 0x9ABC)
+    pixels, decided = pixels_of(deep_png([seen, (0x4000, 0x4000, 0x4000)], seen))
+    assert pixels == [BLUE, (0x40, 0x40, 0x40)]
+    assert decided == (MANY_BITS, TRANSPARENT)
+    pixels, decided = pixels_of(deep_png([seen, (0x4000, 0x4000, 0x4000)], (1, 2, 3)))
+    assert pixels == [(0x12, 0x56, 0x9A), (0x40, 0x40, 0x40)]
+    assert decided == (MANY_BITS,)
+
+
+def test_the_transparent_grey_of_a_deep_picture_is_one_of_all_its_values() -> None:
+    grey = np.array([[0x1234, 0x1235, 0xFFFF]], np.uint16)
+    file = io.BytesIO()
+    Image.fromarray(grey).save(file, "PNG", transparency=0x1234)
+    pixels, decided = pixels_of(file.getvalue())
+    assert pixels == [BLUE, (0x12,) * 3, (255,) * 3]
+    assert decided == (MANY_BITS, TRANSPARENT)
+
+
+@pytest.mark.parametrize(
+    ("mode", "color", "rgb", "decided"),
+    [
+        ("RGB", (10, 20, 30), (10, 20, 30), ()),
+        ("L", 7, (7, 7, 7), ()),
+        ("1", 255, (255, 255, 255), ()),
+        ("P", 0, None, ()),
+        ("LA", (9, 255), (9, 9, 9), ()),
+        ("LA", (9, 0), BLUE, (TRANSPARENT,)),
+        ("RGBA", (10, 20, 30, 0), BLUE, (TRANSPARENT,)),
+        ("CMYK", (0, 0, 0, 255), (0, 0, 0), ()),
+    ],
+)
+def test_a_picture_of_any_mode_is_read_in_rgb(
+    mode: str, color: Any, rgb: Any, decided: tuple[str, ...]
+) -> None:
+    file = io.BytesIO()
+    Image.new(mode, (2, 1), color).save(file, "TIFF")
+    image, found = pictures._decoded_picture(file.getvalue(), "it", "blue")
+    assert (image.mode, found) == ("RGB", decided)
+    if rgb is not None:
+        assert list(image.get_flattened_data()) == [rgb] * 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "values"),
+    [("I", "data.integers_of_unknown_range()"), ("LAB", "data.lab_colors()")],
+)
+def test_values_without_a_known_range_are_refused_with_their_name(mode: str, values: str) -> None:
+    file = io.BytesIO()
+    Image.new(mode, (2, 2)).save(file, "TIFF")
+    for name, image in (("it", "data.image_named(name=it)"), ("", "data.image_unnamed()")):
+        with pytest.raises(PictureError) as raised:
+            decode(file.getvalue(), name)
+        assert str(raised.value) == f"data.unsupported_image_values(image={image}, values={values})"
+
+
+def test_white_may_be_the_smallest_value() -> None:
+    file = io.BytesIO()
+    Image.fromarray(np.array([[0, 65535]], "uint16")).save(file, "TIFF", tiffinfo={262: 0})
+    assert pixels_of(file.getvalue())[0] == [(255, 255, 255), (0, 0, 0)]
+
+
+def test_of_several_frames_the_first_is_taken() -> None:
+    frames = [Image.new("RGB", (2, 2), color) for color in ("red", "lime")]
+    for kind, number in (("GIF", 2), ("WEBP", 2), ("GIF", 1), ("MPO", 2)):
+        file = io.BytesIO()
+        options = {"lossless": True} if kind == "WEBP" else {}
+        frames[0].save(file, kind, save_all=True, append_images=frames[1:number], **options)
+        pixels, decided = pixels_of(file.getvalue())
+        assert decided == ((SEVERAL_FRAMES,) if number > 1 and kind != "MPO" else ()), kind
+        assert pixels[0][0] > 200 > 60 > pixels[0][1]
+
+
+def test_a_picture_that_may_not_be_read_is_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "red.png").write_bytes(RED)
+
+    def refuse(path: Path, mode: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    refusal = r"data\.image_unreadable\(name=red\.png, reason=.*Permission denied"
+    with pytest.raises(PictureError, match=refusal):
+        read_picture("red.png", tmp_path)

@@ -19,7 +19,7 @@ import zstandard
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.features import plugins_of
-from infrastructure.data.readers import compressed, json_format, row_limits
+from infrastructure.data.readers import compressed, json_format, row_limits, sources
 from infrastructure.data.readers import rows as reasons
 from infrastructure.data.readers.json_format import lists_of
 from infrastructure.data.readers.line_reader import MAX_LINE_BYTES, Start
@@ -32,8 +32,15 @@ from infrastructure.data.readers.sources import (
     FORMATS,
     READERS,
     DataFile,
+    about_splits,
     data_files_hash,
     discover,
+    files_of,
+    held_out_beside,
+    may_be_on_the_hub,
+    refuse_missing_data,
+    refuse_no_data,
+    refuse_unreachable,
     register_format,
 )
 from infrastructure.data.readers.table_formats import load_huggingface
@@ -429,6 +436,28 @@ WRONG_FILES = {
         r"error=Unterminated string starting, line=1",
     ),
     "scalar.json": (b'{\n"a" 1}', r"data\.json_broken\(file=scalar\.json, line=2,"),
+    "twice.json": (
+        b'{"data": [{"a": 1}],\n"data": [{"a": 2}]}',
+        r"json_broken\(file=twice\.json, line=2, reason=data\.json_key_twice\(key=data\)",
+    ),
+    "gap.json": (b'[{"a": 1}\n{"a": 2}]', r"line=2, reason=data\.json_expected\(character=,\)"),
+    "colon.json": (b'{"data", [{}]}', r"reason=data\.json_expected\(character=:\)"),
+    "cut_list.json": (b'{"data": [{"a": 1}, ', r"data\.json_broken\(file=cut_list\.json, line=1,"),
+    "cut_object.json": (b'{"data": [{"a": 1}]', r"reason=data\.json_expected\(character=}\)"),
+    "wide.json": (
+        json.dumps({f"k{n}": n for n in range(1002)}).encode(),
+        r"json_object_too_large\(file=wide\.json, max_mib=32, max_columns=1000\)",
+    ),
+    "deep.json": (b'[{"a": 1},\n{"a": ' + b"[" * 3000, r"json_broken\(file=deep\.json, line=2,"),
+    "latin.csv": (
+        b"q\xfcestion,answer\n1,2\n",
+        r"data\.header_not_utf8\(header=latin\.csv:1:.*"
+        r"remedy=data\.windows_text\(encoding=cp1252\)",
+    ),
+    "rows.parquet.gz": (
+        gzip.compress(b"PAR1" + bytes(20)),
+        r"data\.compressed_binary_file\(path=.*rows\.parquet\.gz, format=parquet\)",
+    ),
     "open.csv": (b'a,b\n1,2\n"x,2\n1,2\n', r"data\.quote_never_closed\(file=open\.csv, line=3\)"),
     "twice.csv": (b"a,b,a\n1,2,3\n", r"data\.table_column_twice\(file=twice\.csv, column=a\)"),
     "nothing.csv": (b",,\n1,2,3\n", r"data\.table_without_header\(file=nothing\.csv\)"),
@@ -596,6 +625,16 @@ def test_held_out_files_that_lie_beside_the_data_are_part_of_its_hash(tmp_path: 
     before = data_files_hash(of_folder), data_files_hash(of_file)
     assert None not in before
     assert (data_files_hash(of_folder), data_files_hash(of_file)) == before
+    (tmp_path / "other").mkdir()
+    held_out = tmp_path / "other/rows.jsonl"
+    with_held_out = of_file.copy_with(eval_path=str(held_out))
+    assert data_files_hash(with_held_out) == before[1]  # it is on another machine
+    held_out.write_text(json.dumps(ROWS[0]))
+    hashes = [before[1], data_files_hash(with_held_out)]
+    held_out.write_text(json.dumps(ROWS[1]))
+    assert len({*hashes, data_files_hash(with_held_out)}) == 3
+    assert data_files_hash(DataConfig(path=str(tmp_path / "none"))) is None
+    assert data_files_hash(DataConfig(eval_path=str(held_out))) is None
     (tmp_path / "validation.jsonl").write_text(json.dumps(ROWS[0]))
     assert data_files_hash(of_folder) != before[0]
     (tmp_path / "train.jsonl").write_text(json.dumps(ROWS[1]))
@@ -620,3 +659,176 @@ def test_a_list_is_held_out_beside_one_of_rows_to_train_on_alone(
     path.write_text(json.dumps(dict.fromkeys(lists, ROWS)))
     found = lists_of(path)
     assert (found.held_out, found.unread) == (held_out, unread)
+
+
+def jsonl(folder: Path, *names: str) -> None:
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / name).write_text(json.dumps(ROWS[0]) + "\n")
+
+
+def test_files_beside_the_data_are_noted_with_their_use(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    jsonl(folder, "train.jsonl", "validation.jsonl", "dev.jsonl", "test.jsonl")
+    train = discover(str(folder))
+    beside = held_out_beside(train)
+    assert [file.name for file in beside] == ["dev.jsonl", "validation.jsonl"]
+    files = "data.files_as(files_are=data.files_are(files=dev.jsonl, validation.jsonl), role=data."
+    tests = "data.test_files_unused(files_are=data.files_is(files=test.jsonl))"
+    assert about_splits(train, []) == [f"{files}file_neither_trained_nor_held_out())", tests]
+    for held_out in (beside, beside[:1]):
+        assert about_splits(train, held_out) == [f"{files}file_held_out_by_name())", tests]
+    measured = discover(str(folder / "test.jsonl"))
+    assert about_splits(train, [*beside, *measured]) == [f"{files}file_held_out_by_name())"]
+    assert about_splits(measured, []) == []
+
+
+def test_lists_beside_the_rows_are_noted_with_their_use(tmp_path: Path) -> None:
+    for name, key in (("a.json", "validation"), ("b.json", "test")):
+        (tmp_path / name).write_text(json.dumps({"train": ROWS, key: ROWS[:1], "more": ROWS[:2]}))
+    train = discover(str(tmp_path))
+    beside = held_out_beside(train)
+    assert [(file.name, file.split) for file in beside] == [
+        ("a.json", "validation"),
+        ("b.json", "test"),
+    ]
+    assert [len(list(file.rows())) for file in beside] == [1, 1]
+    splits = "(file=a.json, split=validation)", "(file=b.json, split=test)"
+    lists = [
+        f"data.rows_of_other_lists_unread(file={name}.json, lists=`more`)" for name in ("a", "b")
+    ]
+    for held_out, role in (([], "unused"), (beside, "held_out")):
+        notes = [f"data.split_of_file_{role}{split}" for split in splits]
+        assert about_splits(train, held_out) == [*notes, *lists]
+
+
+@pytest.mark.parametrize(
+    ("settings", "trained", "held_out"),
+    [
+        ({}, ["train.jsonl"], ["dev.jsonl"]),
+        ({"validation_split": 0}, ["train.jsonl"], []),
+        ({"eval_path": "other"}, ["train.jsonl"], ["dev.jsonl"]),
+        ({"eval_path": "other/train.jsonl"}, ["train.jsonl"], ["train.jsonl"]),
+        ({"eval_path": "tests"}, ["train.jsonl"], ["test.jsonl"]),  # of a folder with no other
+        ({"path": "other/dev.jsonl"}, ["dev.jsonl"], []),
+    ],
+)
+def test_held_out_files_are_those_given_or_those_beside(
+    settings: dict[str, Any],
+    trained: list[str],
+    held_out: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    jsonl(tmp_path / "set", "train.jsonl", "dev.jsonl", "test.jsonl")
+    jsonl(tmp_path / "other", "train.jsonl", "dev.jsonl")
+    jsonl(tmp_path / "tests", "train.jsonl", "test.jsonl")
+    found = files_of(DataConfig(**{"path": "set", **settings}))
+    assert [[file.name for file in files] for files in found] == [trained, held_out]
+    folder = Path(settings.get("eval_path", "set")).parts[0]
+    assert {file.path.parent.name for file in found[1]} == ({folder} if held_out else set())
+
+
+@pytest.mark.parametrize("name", ["none.jsonl", "a/b/c", "./none", "../none/x"])
+def test_data_that_is_nowhere_is_refused_before_it_is_read(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.path_not_found"):
+        refuse_missing_data(name)
+    (tmp_path / "a").touch()
+    for place in (str(tmp_path), f"{tmp_path}@test", str(tmp_path / "a"), "owner/name@train"):
+        refuse_missing_data(place)
+
+
+@pytest.mark.parametrize(
+    ("cached", "is_online", "is_refused"),
+    [(["owner___x"], False, False), (["other___name"], False, True), ([], True, False)],
+)
+def test_a_hub_dataset_needs_the_hub_or_the_cache(
+    cached: list[str],
+    is_online: bool,
+    is_refused: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in cached:
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(sources, "data_sets_folder", lambda: tmp_path)
+    monkeypatch.setattr(sources, "hub_is_reachable", lambda: is_online)
+    if is_refused:
+        with pytest.raises(ValueError, match=r"data\.hub_unreachable\(name=owner/name@test\)"):
+            refuse_unreachable("owner/name@test")
+    else:
+        refuse_unreachable("owner/name@test")
+
+
+@pytest.mark.parametrize(
+    ("place", "is_name"),
+    [
+        ("owner/name", True),
+        ("owner/name:part@train[:10%]", True),
+        ("a.b-c/d_e", True),
+        ("owner/name.jsonl", False),
+        ("here/name", False),  # a folder
+        ("owner", False),
+        ("a/b/c", False),
+        ("./name", False),
+        ("../name", False),
+        ("owner/na me", False),
+    ],
+)
+def test_a_name_of_the_hub_is_no_path(
+    place: str, is_name: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    assert may_be_on_the_hub(place) is is_name
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "refusal"),
+    [
+        ("notes.cfg", b"text", None),
+        ("rows.bin", b"PAR1", None),
+        ("rows.bin", b"\x89HDF\r\n\x1a\n", None),
+        ("rows.bin", sheet([["a"]]), None),
+        ("a.rst", b"%PDF", r"kind=data\.kind_pdf\(\), remedy=data\.unpack_or_export\(\)\)"),
+        ("a.rst", b"<html>", r"kind=data\.kind_web_page\(\), remedy=advice\)"),
+        ("a.rst", b"", r"kind=data\.kind_empty\(\), remedy=advice\)"),
+        ("a.rst", b"version https://git-lfs", r"kind=data\.kind_lfs_pointer\(\), remedy=advice\)"),
+        ("a.own", b"%PDF", None),
+    ],
+)
+def test_a_file_that_is_clearly_no_data_is_refused(
+    name: str, content: bytes, refusal: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with FORMATS.registered("own", lambda path: []):
+        if refusal is None:
+            refuse_no_data(tmp_path / name, "advice")
+        else:
+            with pytest.raises(ValueError, match=rf"path_is_not_data\(path={name}, {refusal}"):
+                refuse_no_data(tmp_path / name, "advice")
+
+
+def test_tables_have_a_header_and_a_changed_file_another_stamp(tmp_path: Path) -> None:
+    has_header = {"a.csv": True, "a.tsv": True, "a.jsonl": False, "a.txt": False, "a.json": False}
+    for name, expected in has_header.items():
+        (tmp_path / name).write_text("[1]" if name == "a.json" else "a")
+        assert one_file(tmp_path / name).has_header is expected
+    assert one_file(written(tmp_path, "data.parquet")).has_header is False
+    file = one_file(tmp_path / "a.txt")
+    before = file.stamp()
+    assert before[0] == 1
+    os.utime(file.path, (1, 1))
+    assert file.stamp() == (1, 10**9)
+    file.path.unlink()
+    assert file.stamp() == (0, 0)
+
+
+def test_an_archive_names_its_data_and_what_is_left_out(tmp_path: Path) -> None:
+    content = {"x/rows.jsonl": as_lines(), "readme.md": b"", "notes.txt": b""}
+    (tmp_path / "a.zip").write_bytes(zipped(content))
+    others = "others=data.other_files_skipped(count=2)"
+    assert one_file(tmp_path / "a.zip").note == (
+        f"data.archive_member_read(archive=a.zip, member=rows.jsonl, {others})"
+    )

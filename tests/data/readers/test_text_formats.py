@@ -194,3 +194,95 @@ def test_a_line_that_is_too_long_is_a_row_by_itself_and_parts_what_is_around_it(
     assert found == [(1, "one\ntwo"), (3, None), (4, "three"), (6, "four\nfive")]
     start = Start(rows[begins_at].offset, rows[begins_at].line)
     assert list(read_text(path, "rows.txt", start)) == rows[begins_at:]
+
+
+@pytest.mark.parametrize(
+    ("content", "position", "line", "encoding"),
+    [
+        (b"one\n\nGr\xfc\xdfe aus Wien\n", 3, 3, "cp1252"),
+        (b"one\n\nfirst line\nGr\xfc\xdfe\n", 14, 3, "cp1252"),
+        (b"\xff\xfe\xfd\xfc\n", 1, 1, ""),
+    ],
+)
+def test_a_passage_that_is_no_utf8_names_the_byte(
+    tmp_path: Path, content: bytes, position: int, line: int, encoding: str
+) -> None:
+    path = tmp_path / "rows.txt"
+    path.write_bytes(content)
+    [bad] = [row for row in read_text(path, "rows.txt") if isinstance(row, BadRow)]
+    assert (bad.line, bad.reason, bad.encoding) == (line, INVALID_UTF8, encoding)
+    assert bad.detail == f"data.byte_of_passage(position={position})"
+    assert bad.offset == content.rindex(b"\n\n") + 2 if b"\n\n" in content else bad.offset == 0
+
+
+def test_a_nul_byte_makes_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "rows.txt"
+    path.write_bytes(b"one\n\nt\0wo\n\nthree\n")
+    rows = list(read_text(path, "rows.txt"))
+    assert [row.line for row in rows] == [1, 3, 5]
+    assert isinstance(rows[1], BadRow)
+    assert (rows[1].detail, rows[1].offset) == ("data.nul_byte()", 5)
+
+
+def test_a_line_of_a_table_that_is_too_long_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        text_formats, "read_lines", lambda file, start=BEGIN: read_lines(file, start, 20)
+    )
+    with pytest.raises(
+        ValueError, match=r"table_line_too_long\(file=rows\.txt, line=3, max_mib=16"
+    ):
+        read(tmp_path, HEADER + "1,2\n" + "x" * 30 + "\n")
+
+
+@pytest.mark.parametrize(
+    ("header", "columns"),
+    [
+        ("q;a", ["q", "a"]),
+        ("q\ta", ["q", "a"]),
+        ("q|a", ["q", "a"]),
+        ("q,a", ["q", "a"]),
+        ("q;x,a", ["q;x", "a"]),  # a comma goes first
+        ("q|x;a", ["q|x", "a"]),
+        ('"q,x";a', ["q,x", "a"]),
+        ("question", ["question"]),
+    ],
+)
+def test_the_header_decides_what_parts_the_fields(
+    tmp_path: Path, header: str, columns: list[str]
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"{header}\n{header.replace('q', 'x').replace('a', 'y')}\n")
+    [row] = read_csv(path, "rows.csv")
+    assert isinstance(row, Row)
+    assert [*row.values] == columns
+
+
+@pytest.mark.parametrize(
+    ("content", "num_rows"),
+    [
+        ("a\nb\n", 2),
+        ("a\n\nb\n", 2),
+        ("a\nb\n\nc\nd\n", 2),
+        ("\n\na\nb\n\n\n", 2),  # a blank line at an edge parts nothing
+        ("a\n \t\nb\nc\n", 2),
+        ("", 0),
+    ],
+)
+def test_blank_lines_between_texts_make_passages(
+    tmp_path: Path, content: str, num_rows: int
+) -> None:
+    path = tmp_path / "rows.txt"
+    path.write_text(content)
+    assert len(list(read_text(path, "rows.txt"))) == num_rows
+
+
+def test_the_beginning_of_a_text_decides_whether_it_has_passages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_formats, "SNIFF_BYTES", 20)
+    path = tmp_path / "rows.txt"
+    for num_lines, num_rows in ((3, 2), (30, 31)):
+        path.write_text("text\n" * num_lines + "\nend\n")
+        assert len(list(read_text(path, "rows.txt"))) == num_rows

@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from infrastructure.core.errors import DataError
-from infrastructure.data.readers.rows import Row
+from infrastructure.data.readers.rows import BadRow, Row
 from infrastructure.data.serving.streaming_dataset import StreamingDataset
 from tests.data.builders import write_jsonl
 
@@ -191,3 +191,40 @@ def test_wrong_limits_are_refused(tmp_path: Path) -> None:
             StreamingDataset(path, buffer_size=limit)
         with pytest.raises(ValueError, match=r"data\.invalid_stream_limits"):
             StreamingDataset(path, memory_limit=limit)
+
+
+def test_rows_that_became_others_are_named(tmp_path: Path) -> None:
+    """By where they stand; a converter may refuse a row, too."""
+    path = write_jsonl(tmp_path / "a.jsonl", ROWS)
+    refused = StreamingDataset(
+        path, convert=lambda row: BadRow(row.source, row.line, "no use") if row.line == 7 else row
+    )
+    with pytest.raises(DataError, match=r"row_no_longer_readable\(row=a\.jsonl:7: no use\)"):
+        list(refused.iterate(0))
+    dataset, stamp = StreamingDataset(path), path.stat()
+    len(dataset)
+    path.write_bytes(path.read_bytes().rstrip()[:-30].rpartition(b"\n")[0] + b"\n")
+    dataset._stamps = [file.stamp() for file in dataset.files]
+    with pytest.raises(DataError, match=r"data\.file_became_shorter\(file=.*a\.jsonl\)"):
+        list(dataset.iterate(0))
+    assert path.stat() != stamp
+
+
+def test_an_index_is_built_once_and_may_be_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ROWS)
+    built = StreamingDataset(path, 9, seed=2)
+    index = built.index
+    monkeypatch.setattr(StreamingDataset, "build_index", lambda self: pytest.fail("read again"))
+    assert built.index is index
+    given = StreamingDataset(path, 9, seed=2, index=index)
+    assert numbers(given.iterate(1)) == numbers(built.iterate(1))
+    built.set_epoch(1)
+    assert numbers(built) == numbers(given.iterate(1)) != numbers(given)
+
+
+def test_without_a_limit_a_thousand_rows_are_buffered(tmp_path: Path) -> None:
+    rows = [{"n": str(n), "text": "x" * 9_999} for n in range(1001)]
+    dataset = StreamingDataset(write_jsonl(tmp_path / "a.jsonl", rows))
+    assert dataset.index.column("num_items").tolist() == [1000, 1]

@@ -8,8 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -294,3 +296,73 @@ def test_an_unwritable_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"data\.cache_not_writable"):
         cache(tmp_path / "file")
+
+
+def test_an_entry_is_built_by_one_of_those_that_need_it(tmp_path: Path) -> None:
+    began, second_began, go_ahead = (threading.Event() for _ in range(3))
+
+    def first(folder: Path) -> None:
+        began.set()
+        assert go_ahead.wait(60)
+        builder()(folder)
+
+    def second(folder: Path) -> None:
+        second_began.set()
+        builder()(folder)
+
+    with ThreadPoolExecutor(2) as threads:
+        built = threads.submit(cache(tmp_path).open, "a", first)
+        assert began.wait(60)
+        found = threads.submit(cache(tmp_path).open, "a", second)
+        other = cache(tmp_path).open("b", builder())  # of another key
+        assert not second_began.wait(0.2)
+        go_ahead.set()
+        entries_ = built.result(60), found.result(60), other
+    assert [entry.was_there for entry in entries_] == [False, True, False]
+    assert not second_began.is_set()
+
+
+def test_an_entry_that_cannot_be_read_once_it_is_built_is_an_error(tmp_path: Path) -> None:
+    def build(folder: Path) -> None:
+        builder()(folder)
+        (folder / "tasks.npy").write_bytes(b"")
+
+    with pytest.raises(OSError, match=r"data\.cache_entry_damaged_at_once\(path=.*tokens/a\)"):
+        cache(tmp_path).open("a", build)
+    assert entries(tmp_path) == []
+    assert len(cache(tmp_path).open("a", builder()).store) == 1  # nothing holds its lock
+
+
+def test_the_remains_of_one_build_do_not_hinder_another(tmp_path: Path) -> None:
+    """A running build keeps its folder; one of another key, whose process died, goes."""
+    opened = cache(tmp_path)
+    opened.sweep_if_due()
+    for name in ("a-1", "b-2"):
+        (opened.root / f".partial-{name}").mkdir()
+
+    def build(folder: Path) -> None:
+        cache(tmp_path).sweep()
+        left = sorted(path.name for path in opened.root.glob(".partial-*"))
+        assert left == sorted([".partial-a-1", folder.name])
+        builder()(folder)
+
+    opened.open("a", build).close()
+    cache(tmp_path).sweep()
+    assert list(opened.root.glob(".partial-*")) == []
+
+
+def test_a_cache_knows_its_size_and_keeps_what_just_fits(tmp_path: Path) -> None:
+    opened = cache(tmp_path)
+    assert opened.size_bytes() == 0
+    for key in ("a", "b"):
+        opened.open(key, builder(100_000)).close()
+    files = [path for key in "ab" for path in (opened.root / key).iterdir()]
+    assert opened.size_bytes() == sum(path.stat().st_size for path in files)
+    with (opened.root / "a" / "input_ids.npy").open("ab") as file:  # to the last byte
+        file.truncate(file.tell() + 10**6 - opened.size_bytes())
+    cache(tmp_path, disk_size=1).sweep()
+    assert entries(tmp_path) == ["a", "b"]
+    with (opened.root / "a" / "input_ids.npy").open("ab") as file:
+        file.write(b"x")
+    cache(tmp_path, disk_size=1).evict()
+    assert len(entries(tmp_path)) == 1

@@ -4,6 +4,7 @@ import zlib
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -245,3 +246,72 @@ def test_a_mapped_file_is_read_once_for_its_checks(
     first = [store.example(n).input_ids.tolist() for n in range(200)]
     monkeypatch.setattr(zlib, "crc32", lambda data: pytest.fail("a chunk is checked twice"))
     assert [store.example(n).input_ids.tolist() for n in range(200)] == first
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "code"),
+    [
+        (META, lambda path: path.write_text("{"), r"metadata_unreadable\(file=meta\.json"),
+        (META, lambda path: path.write_text("[]"), r"metadata_unreadable\(file=meta\.json"),
+        (META, lambda path: path.write_text("{}"), r"metadata_unreadable\(file=meta\.json"),
+        (META, lambda path: path.write_bytes(b"\xff"), r"metadata_unreadable\(file=meta\.json"),
+        (META, lambda path: path.unlink(), r"metadata_unreadable\(file=meta\.json"),
+        ("tasks.npy", lambda path: path.unlink(), r"file_truncated\(file=tasks\.npy"),
+        ("notes.jsonl", lambda path: path.write_text(""), r"file_truncated\(file=notes\.jsonl"),
+    ],
+)
+def test_damage_is_named_with_its_file(tmp_path: Path, name: str, change: Any, code: str) -> None:
+    write(tmp_path / "entry", random_examples(5))
+    change(tmp_path / "entry" / name)
+    with pytest.raises(DamagedEntryError, match=rf"data\.cache_{code}"):
+        TokenStore(tmp_path / "entry", MAPPED)
+
+
+def test_a_file_that_is_no_array_is_named_though_its_checksum_is_right(tmp_path: Path) -> None:
+    write(tmp_path / "entry", random_examples(5))
+    (tmp_path / "entry" / "tasks.npy").write_bytes(b"no array")
+    module.write_meta(tmp_path / "entry", {"tasks": []})
+    with pytest.raises(DamagedEntryError, match=r"data\.cache_file_not_array\(file=tasks\.npy\)"):
+        TokenStore(tmp_path / "entry", MAPPED)
+
+
+def test_a_file_that_is_gone_when_it_is_used_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "entry", random_examples(5))
+    store = TokenStore(tmp_path / "entry", IN_MEMORY)
+    (tmp_path / "entry" / "notes.jsonl").unlink()
+    unreadable = r"reason=data\.file_unreadable\(path=notes\.jsonl, reason=No such file"
+    with pytest.raises(DataError, match=rf"data\.prepared_data_damaged\(.*{unreadable}"):
+        store.lines("notes.jsonl")
+
+
+def test_lengths_and_tasks_are_those_of_the_examples(tmp_path: Path) -> None:
+    examples = random_examples(30)
+    write(tmp_path / "entry", examples)
+    store = TokenStore(tmp_path / "entry", MAPPED)
+    assert store.lengths().tolist() == [len(example.input_ids) for example in examples]
+    assert [store.task(n) for n in range(30)] == [example.task for example in examples]
+
+
+@pytest.mark.parametrize("vocabulary_size", [1 << 16, (1 << 16) + 1])
+def test_ids_are_as_wide_as_the_vocabulary_needs(tmp_path: Path, vocabulary_size: int) -> None:
+    last = np.array([0, vocabulary_size - 1], dtype=np.int32)
+    write(tmp_path / "entry", [TokenizedExample(last, last > 0)], vocabulary_size)
+    store = TokenStore(tmp_path / "entry", IN_MEMORY)
+    assert store.example(0).input_ids.tolist() == last.tolist()
+    ids = np.load(tmp_path / "entry" / "input_ids.npy", allow_pickle=False)
+    assert ids.dtype.itemsize == (2 if vocabulary_size == 1 << 16 else 4)
+
+
+def test_a_picture_that_is_gone_or_another_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "it.png"
+    path.write_bytes(b"--one")
+    held = Picture(sha256(b"one").hexdigest(), 3, str(path), 2)
+    assert held.read() == b"one"
+    path.write_bytes(b"--two")
+    with pytest.raises(DataError, match=r"data\.image_changed\(path=.*it\.png\)"):
+        held.read()
+    path.unlink()
+    with pytest.raises(
+        DataError, match=r"data\.image_no_longer_readable\(path=.*it\.png, reason=No"
+    ):
+        held.read()

@@ -44,7 +44,7 @@ from infrastructure.optimization.device_errors import (
     release_traceback,
 )
 from infrastructure.training.core.precision import Precision
-from infrastructure.training.core.state import RecoveryKind, TrainingState
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.recovery.recovery_log import clipped, record_recovery
@@ -52,6 +52,7 @@ from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 log = logging.getLogger(__name__)
 
+QUANTUM_STEP = "quantum_step"  # the kind of its records of recoveries
 LEAST_SECONDS = 0.01  # least time limit of a solver; none answers in it, so a baseline is used
 
 
@@ -198,7 +199,7 @@ class SolverSession:
             message = "; ".join(solution.failures)
             record_recovery(
                 state,
-                RecoveryKind.QUANTUM_STEP,
+                QUANTUM_STEP,
                 phrase("quantum.answer_of_other_solver_used", name=solution.answered_by),
                 message,
             )
@@ -245,9 +246,7 @@ class SolverSession:
 
     def _has_failed(self, state: TrainingState, error: Exception) -> None:
         why = clipped(named(error))
-        record_recovery(
-            state, RecoveryKind.QUANTUM_STEP, phrase("quantum.step_failed_training_continues"), why
-        )
+        record_recovery(state, QUANTUM_STEP, phrase("quantum.step_failed_training_continues"), why)
         state.must_save = True
         self._report({**self._record(state), "outcome": FAILED, "why": self._complete(why)})
 
