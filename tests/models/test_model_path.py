@@ -64,15 +64,15 @@ def test_a_file_is_no_model(tmp_path: Path, file: str, refusal: str) -> None:
 
 
 @pytest.mark.parametrize("is_reached", [False, True])
-def test_a_name_that_the_hub_does_not_have_is_refused_as_one_that_it_cannot_be_asked_for(
+def test_a_name_is_refused_whether_the_hub_lacks_it_or_cannot_be_reached(
     is_reached: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my-model").mkdir()
-    asked: list[tuple[object, ...]] = []
+    requests: list[tuple[object, ...]] = []
 
     def ask(*given: object) -> None:
-        asked.append(given)
+        requests.append(given)
         raise NotOnHubError("no", hub_reachable=is_reached)
 
     monkeypatch.setattr(model_path, "hub_file", ask)
@@ -84,4 +84,4 @@ def test_a_name_that_the_hub_does_not_have_is_refused_as_one_that_it_cannot_be_a
         shown = rf"name={name}, reason=models\.{why}\(\), hint={hint}, files=a\.b\)"
         with pytest.raises(ValueError, match=rf"models\.model_not_found\({shown}"):
             refuse_missing_on_hub(name, "v2", "a.b")
-    assert asked[0] == ("my-modle", "config.json", "v2")
+    assert requests[0] == ("my-modle", "config.json", "v2")

@@ -359,7 +359,7 @@ INSTALLED = {
         ("bitsandbytes", "0.46.0", "package=bitsandbytes, installed=0.46.0, specifier=!=0.46.0)"),
     ],
 )
-def test_what_unsloth_declares_is_asked_of_what_it_patches(
+def test_what_unsloth_declares_holds_for_what_it_patches(
     monkeypatch: pytest.MonkeyPatch, package: str | None, version: str | None, refusal: str | None
 ) -> None:
     there: dict[str, str | None] = {**INSTALLED, "unsloth_zoo": "1"}

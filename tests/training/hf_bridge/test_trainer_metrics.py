@@ -19,7 +19,7 @@ def test_of_a_log_only_numbers_of_its_step_are_taken() -> None:
     assert math.isnan(numbers_of({"loss": math.nan})["loss"])
 
 
-def test_of_an_evaluation_only_what_says_how_good_it_is_is_taken() -> None:
+def test_of_an_evaluation_only_its_quality_is_taken() -> None:
     speeds = dict.fromkeys(("eval_runtime", "eval_samples_per_second", "eval_a_runtime"), 9.0)
     speeds["eval_steps_per_second"] = 9.0
     quality = {"eval_loss": 1.0, "eval_runtime_share": 0.5, "eval_rewards/margins": 2.0}
