@@ -1,10 +1,14 @@
+from pathlib import Path
+
 import pytest
 
 from infrastructure.config.auto import (
+    added_learning_rate_for,
     attention_for,
     learning_rate_for,
     num_epochs_for,
     trains_from_scratch,
+    trains_lora,
 )
 from infrastructure.config.sections.model_config import EmbeddedModelConfig, LoraConfig, ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
@@ -60,3 +64,25 @@ def test_attention(attention: str, efficient: bool | None, resolved: str) -> Non
     model = ModelConfig.model_validate({"attention": attention})
     training = TrainingConfig(memory_efficient_attention=efficient)
     assert attention_for(model, training) == resolved
+
+
+@pytest.mark.parametrize(
+    ("given", "of_model", "expected"), [("auto", 2e-5, 1e-3), ("auto", 0.5, 0.5), (0.1, 0.5, 0.1)]
+)
+def test_added_weights_learn_no_slower_than_new_ones(
+    given: float | str, of_model: float, expected: float
+) -> None:
+    training = TrainingConfig(extension_learning_rate=given)
+    assert added_learning_rate_for(training, of_model) == expected
+
+
+def test_a_saved_lora_is_trained_as_one(tmp_path: Path) -> None:
+    for folder in (tmp_path / "lora", tmp_path / "run" / "final"):
+        folder.mkdir(parents=True)
+        assert not trains_lora(ModelConfig(name=str(folder)))
+        (folder / "adapter_config.json").touch()
+        assert trains_lora(ModelConfig(name=str(folder)))
+    of_run = ModelConfig(name=str(tmp_path / "run"))
+    assert learning_rate_for(TrainingConfig(), of_run, False) == 2e-4
+    assert trains_lora(LORA)
+    assert not trains_lora(HUB)

@@ -66,12 +66,54 @@ def test_an_unknown_attribute_suggests_the_nearest() -> None:
         ("optimisation", "optimization"),
         ("trainning.seed", "training.seed"),
         ("epohcs", "training.num_epochs"),
+        ("max_seq_lenght", "data.max_length"),  # of another tool
+        ("num_train_epohcs", "training.num_epochs"),
     ],
 )
 def test_an_unknown_keyword_suggests_the_nearest(keyword: str, meant: str) -> None:
     with pytest.raises(ValueError, match=r"^config\.unknown_key_meant") as raised:
         DeploymentConfig(**{keyword: 1})
     assert f"(key={keyword}, meant={meant})" in str(raised.value).replace("'", "")
+
+
+def test_a_keyword_like_no_other_gets_no_suggestion() -> None:
+    with pytest.raises(ValueError, match=r"^config\.unknown_key_list\(key=xyzzy\)$"):
+        DeploymentConfig(xyzzy=1)
+
+
+def test_of_two_presets_at_once_none_is_chosen() -> None:
+    def given(*names: str) -> list[GivenValue]:
+        return [
+            GivenValue("preset", name, Source(Layer.FORM, f"form {n}"))
+            for n, name in enumerate(names)
+        ]
+
+    config = DeploymentConfig()
+    assert config.changed(given("ci", "ci")).training.max_steps == 6
+    refusal = r'two_presets\(first_source=form 0, first="ci", second_source=form 1, second="quick"'
+    with pytest.raises(ValueError, match=refusal):
+        config.changed(given("ci", "quick"))
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "used"),
+    [(50, 100, None), (50, 99, 49), (50, 9, 4), (0, 1, None), (None, 9, None)],
+)
+def test_a_warmup_that_was_given_is_shortened_with_a_note(
+    given: int | None, steps: int, used: int | None
+) -> None:
+    config = DeploymentConfig(**({} if given is None else {"training.warmup_steps": given}))
+    note = f"config.warmup_too_long(wanted={given}, total_steps={steps}, used={used})"
+    assert config.short_warmup(steps) == ([] if used is None else [note])
+
+
+def test_the_number_of_epochs_is_known_when_a_run_has_it() -> None:
+    config = DeploymentConfig()
+    assert config.num_epochs == "auto"
+    config.note_num_epochs(7)
+    assert (config.num_epochs, config.training.num_epochs) == (7, "auto")
+    config.num_epochs = 3
+    assert (config.num_epochs, config.training.num_epochs) == (3, 3)
 
 
 def test_several_wrong_values_give_a_sentence_each() -> None:

@@ -152,3 +152,50 @@ def test_a_deadline_has_a_unit() -> None:
     for wrong in ("11", 11, "-1h", "0"):
         with pytest.raises(ValueError, match=r"deadline, allowed=a duration with its un"):
             TrainingConfig(deadline=wrong)
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ("60", 60.0),
+        (60, 60.0),
+        ("90min", 5400.0),
+        ("2 m", 120.0),
+        ("1.5h", 5400.0),
+        ("2d", 172800.0),
+        (".5s", 0.5),
+        ("59", None),
+        (59, None),
+        ("59.0", None),
+        ("1w", None),
+        ("h", None),
+        (True, None),
+    ],
+)
+def test_a_time_limit_is_in_seconds(given: object, seconds: float | None) -> None:
+    if seconds is not None:
+        assert TrainingConfig(deadline=given).deadline == seconds
+    else:
+        with pytest.raises(ValueError, match=r"setting=training\.deadline"):
+            TrainingConfig(deadline=given)
+
+
+@pytest.mark.parametrize(
+    ("given", "held"),
+    [("White", "white"), ("#8090FF", "#8090ff"), ("red", None), ("#8090f", None), ("8090ff", None)],
+)
+def test_a_background_is_a_name_or_a_number(given: str, held: str | None) -> None:
+    if held is not None:
+        assert DataConfig(image_background=given).image_background == held
+    else:
+        with pytest.raises(ValueError, match=r"setting=data\.image_background"):
+            DataConfig(image_background=given)
+
+
+def test_rows_are_held_out_by_a_share_or_a_file() -> None:
+    assert DataConfig().holds_out
+    assert not DataConfig(validation_split=0).holds_out
+    assert DataConfig(validation_split=0, eval_path="a.jsonl").holds_out
+    assert DataConfig().max_unlearnable_percent == 1.0
+    assert DataConfig(max_bad_rows_percent=5).max_unlearnable_percent == 5.0
+    assert DataConfig(max_bad_rows_percent=0.5).max_unlearnable_percent == 0.5

@@ -290,3 +290,13 @@ def test_the_hub_gives_the_revision_if_that_is_allowed(
     adapted = DeploymentConfig(model={"name": str(lora), "revision": "v2"})
     assert num_positions(adapted, may_fetch=may_fetch) == 77
     assert calls[1][1:] == ("their/base", "config.json", None)
+
+
+def test_a_length_of_a_preset_is_limited_and_one_of_a_person_is_not(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 128}')
+    for given, max_length in (({}, 128), ({"data.max_length": 500}, 500)):
+        config = DeploymentConfig(preset="ci", **{"model.name": str(tmp_path)}, **given)
+        fit_lengths(config, may_fetch=False)
+        assert config.data.max_length == max_length
+        lowered = "data.max_length_lowered(positions=128, max_length=512)"
+        assert (lowered in config.notes()) is not bool(given)

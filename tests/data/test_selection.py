@@ -111,8 +111,8 @@ def test_without_a_limit_few_come_many_times(data: Path, cache: Path) -> None:
     times = Counter(heard(prepared)).values()
     assert len(times) == 2
     assert max(times) - min(times) <= 1
-    for ids in ([], [1, 1], [10**6]):
-        with pytest.raises(ValueError, match=r"data\.invalid_selection"):
+    for ids in ([], [1, 1], [10**6], [prepared.num_candidates], [-1]):
+        with pytest.raises(ValueError, match=r"data\.invalid_selection\(.*wanted="):
             prepared.select(ids)
 
 
@@ -136,7 +136,10 @@ def test_names_of_examples(data: Path, cache: Path) -> None:
 def test_what_is_no_selection_is_refused(data: Path, cache: Path, ids: list[int]) -> None:
     prepared = limited(data, cache, 3)
     before = list(prepared.selected)
-    with pytest.raises(ValueError, match=r"data\.invalid_selection.*wanted=3"):
+    num_ids, num_distinct = len(ids), len({*ids})
+    given = rf"num_ids={num_ids}, num_distinct={num_distinct}, wanted=3, num_candidates="
+    given += str(prepared.num_candidates)
+    with pytest.raises(ValueError, match=rf"data\.invalid_selection\({given}\)"):
         prepared.select(ids)
     assert list(prepared.selected) == before
 
@@ -144,7 +147,8 @@ def test_what_is_no_selection_is_refused(data: Path, cache: Path, ids: list[int]
 def test_a_limit_that_cannot_be(data: Path, cache: Path) -> None:
     for number in (0, 10**6):
         with pytest.raises(
-            ValueError, match=rf"data\.selection_out_of_range\(num_examples={number},"
+            ValueError,
+            match=rf"data\.selection_out_of_range\(num_examples={number}, num_candidates=\d\d\)",
         ):
             limited(data, cache, number)
     with pytest.raises(ValueError, match=r"data\.stream_not_selectable"):

@@ -413,6 +413,42 @@ def test_a_refused_run_leaves_no_empty_output_folder(new_run: bool, tmp_path: Pa
     assert not Path(config.output_dir).exists()
 
 
+def test_a_method_of_trl_goes_on_from_its_newest_checkpoint_alone(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "mine")
+    deployment = TrainingDeployment(DeploymentConfig(training={"method": "dpo"}), str)
+    code = r"deployment\.method_resumes_newest_only\(method=dpo, run_id=mine\)"
+    with pytest.raises(ValueError, match=code):
+        deployment.resume(run, tmp_path / "a-version")
+
+
+def test_runs_that_may_have_been_meant_are_named_with_a_few_of_their_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    deployment = TrainingDeployment(DeploymentConfig(), lines.append)
+    run, words = RunDirectory(tmp_path / "mine"), [f"change {n}" for n in range(6)]
+    monkeypatch.setattr(deploy_training, "changed_under_way", lambda *_: (run, words))
+    monkeypatch.setattr(deploy_training, "unfinished_beside", lambda *_: (run, words))
+    assert deployment._name_changed()
+    deployment._name_unfinished()
+    few = [f"change {n}" for n in range(4)]
+    of = f"path={run.path})"
+    assert lines == [
+        f"deployment.matching_run_was_changed(run_id=mine, changes={'; '.join(few)}, {of}",
+        "deployment.similar_run_unfinished("
+        f"run_id=mine, settings={', '.join(few)}, more= and 2 more, {of}",
+    ]
+    lines.clear()
+    monkeypatch.setattr(deploy_training, "unfinished_beside", lambda *_: (run, words[:4]))
+    deployment._name_unfinished()
+    assert "more=, " in lines.pop()
+    for name in ("changed_under_way", "unfinished_beside"):
+        monkeypatch.setattr(deploy_training, name, lambda *_: None)
+    assert not deployment._name_changed()
+    deployment._name_unfinished()
+    assert lines == []
+
+
 def test_what_is_shorter_than_configured_is_noted() -> None:
     def notes(**training: Any) -> list[str]:
         return deploy_training.shorter_than_given(DeploymentConfig(training=training), 10)

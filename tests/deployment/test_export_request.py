@@ -1,5 +1,6 @@
 """What an export takes on the disk, which is told before it is begun."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from infrastructure.config.registries import EXPORT_FORMATS
 from infrastructure.core.errors import CheckpointError
-from infrastructure.deployment.export import Work, export_model
+from infrastructure.deployment.export import Work, _base_elsewhere, export_model
 from infrastructure.deployment.export_request import (
     ExportFormat,
     ExportRequest,
     Part,
     Reading,
+    in_its_words,
     needed_bytes,
 )
 from infrastructure.run.directory import RunDirectory
@@ -48,6 +50,68 @@ def test_an_export_takes_as_much_as_it_writes_and_what_it_is_made_of(
     expected: int,
 ) -> None:
     assert needed_bytes(model, ExportRequest(**request_of)) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "is_plain", "is_merged", "is_small", "bits", "shown"),
+    [
+        ({}, True, False, False, None, "deployment.export_weights_unchanged()"),
+        ({"part": Part.LORA}, False, False, False, None, "deployment.export_weights_unchanged()"),
+        ({"part": Part.MERGED}, False, True, False, None, "deployment.export_weights_unchanged()"),
+        ({"bits": 16}, False, False, False, 16, "16 bits a weight"),
+        ({"bits": 8}, False, True, True, 8, "8 bits a weight"),
+        ({"bits": 4, "part": Part.MERGED}, False, True, True, 4, "4 bits a weight"),
+    ],
+)
+def test_a_request_shows_what_it_is(
+    given: dict[str, Any],
+    is_plain: bool,
+    is_merged: bool,
+    is_small: bool,
+    bits: int | None,
+    shown: str,
+) -> None:
+    request = ExportRequest(**given)
+    found = (request.is_plain, request.is_merged, request.is_small, request.least_bits)
+    assert found == (is_plain, is_merged, is_small, bits)
+    assert request.words() == f"deployment.export_description(format=safetensors, bits={shown})"
+    part = str(given.get("part", "auto"))
+    assert request.facts() == {"as": part, "bits": given.get("bits"), "format": "safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"part": Part.LORA, "bits": 8}, r"export_lora_with_bits\(bits=8\)"),
+        ({"part": Part.LORA, "bits": 4}, r"export_lora_with_bits\(bits=4\)"),
+        ({"bits": 5}, r"export_bits_unsupported\(format=safetensors, bits=5, possible=16, 8, 4\)"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused(given: dict[str, Any], code: str) -> None:
+    with pytest.raises(ValueError, match=rf"deployment\.{code}"):
+        ExportRequest(**given)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(OSError("a\nb"), "a"), (KeyError(), "KeyError"), (RuntimeError(" \n"), "RuntimeError")],
+)
+def test_an_error_of_a_library_is_named_with_its_first_line(error: Exception, reason: str) -> None:
+    kind = type(error).__name__
+    of = rf"library=the-library, error_type={kind}, reason={reason}\)"
+    refused = pytest.raises(ValueError, match=rf"deployment\.export_library_failed\({of}")
+    with refused, in_its_words("the-library"):
+        raise error
+
+
+def test_a_lora_whose_base_is_a_folder_here_has_a_note(tmp_path: Path) -> None:
+    assert _base_elsewhere(tmp_path) == []
+    (tmp_path / "base").mkdir()
+    for base, num_notes in ((str(tmp_path / "base"), 1), ("owner/name", 0), (None, 0)):
+        settings = {"base_model_name_or_path": base}
+        (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+        note = f"deployment.exported_lora_local_base(base={base})"
+        assert _base_elsewhere(tmp_path) == [note] * num_notes
 
 
 NAME = "plain-tensors"
@@ -103,6 +167,22 @@ def test_it_is_read_back_and_its_card_has_its_usage(
     assert needed_bytes(model, request_of) == 2 * 2_000_000 + 125_000
     with pytest.raises(ValueError, match=r"export_bits_unsupported\(format=plain-tensors, bits=8"):
         ExportRequest(form=NAME, bits=8)
+
+
+def test_a_format_s_own_bits_are_what_is_needed_unless_others_are_given() -> None:
+    class Halves(PlainTensors):
+        """Written with two bytes a weight, whatever the trained format."""
+
+        bits, default_bits, converts_folder = (16, 4), 16, True
+
+    name = "half-tensors"
+    with EXPORT_FORMATS.registered(name, Halves):
+        usual, small = ExportRequest(form=name), ExportRequest(form=name, bits=4)
+        assert (usual.least_bits, usual.is_merged, usual.is_small) == (16, True, False)
+        assert (small.least_bits, small.is_small) == (4, False)
+        assert needed_bytes(WHOLE, usual) == 4_000_000 + 2_000_000 + BESIDE
+        assert needed_bytes(LORA, usual) == 2_000_000 + 2_000_000 + BESIDE
+        assert needed_bytes(WHOLE, small) == 2_000_000 + 500_000 + BESIDE
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.deployment import installers
 from infrastructure.deployment.installers import (
     InstallError,
     Pip,
@@ -162,12 +163,41 @@ def test_what_is_set_for_uv_itself_holds_and_what_leads_elsewhere_does_not(
     machine.set_pip_settings("global.index-url='https://pips'")
     machine.program("uv")
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://uvs")
-    for name in ("UV_SYSTEM_PYTHON", "UV_TARGET", "PIP_TARGET"):
+    others = {f"UV_{name}" for name in ("SYSTEM_PYTHON", "PYTHON", "TARGET", "PREFIX")}
+    others |= {f"PIP_{name}" for name in ("USER", "TARGET", "PREFIX", "ROOT")}
+    for name in others:
         monkeypatch.setenv(name, "1")
     installer_for(machine.python, machine.log).install("leaf", "leaf")
     found = machine.variables()
     assert found["UV_DEFAULT_INDEX"] == "https://uvs"
-    assert not found.keys() & {"UV_SYSTEM_PYTHON", "UV_TARGET", "PIP_TARGET"}
+    assert not found.keys() & others
+    for name in ("PYTHONPATH", "PYTHONHOME"):
+        monkeypatch.setenv(name, "/elsewhere")
+    assert not installers._variables().keys() & {*others, "PYTHONPATH", "PYTHONHOME"}
+
+
+@pytest.mark.parametrize("setting", ["timeout", "default-timeout"])
+def test_uv_waits_as_long_as_pip_and_holds_to_its_constraints(
+    machine: Machine, setting: str
+) -> None:
+    machine.set_pip_settings("global.constraint='held.txt'", f"global.{setting}='77'")
+    machine.program("uv")
+    installer_for(machine.python, machine.log).install("leaf", "leaf")
+    found = machine.variables()
+    assert found["UV_CONSTRAINT"] == str(Path("held.txt").absolute())
+    assert found["UV_HTTP_TIMEOUT"] == "77"
+
+
+def test_settings_of_pip_that_change_nothing_of_what_is_installed_leave_uv_its_work(
+    machine: Machine,
+) -> None:
+    names = ["disable-pip-version-check", "no-input", "no-color", "progress-bar", "quiet"]
+    names += ["verbose", "cache-dir", "no-cache-dir", "root-user-action", "log", "retries"]
+    names += ["no-warn-script-location", "config-file", "no-compile", "user", "target"]
+    names += ["prefix", "root", "require-virtualenv", "no-index"]
+    machine.set_pip_settings(*(f"global.{name}='1'" for name in names))
+    machine.program("uv")
+    assert isinstance(installer_for(machine.python, machine.log), UvElsePip)
 
 
 @pytest.mark.parametrize("setting", ["global.no-binary='torch'", ":env:.proxy='http://p'"])

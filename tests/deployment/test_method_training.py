@@ -2,6 +2,7 @@
 
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import write_summary
 from infrastructure.training.core import precision, product_choice
 from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.methods.trl_training import TrlTraining
 from infrastructure.training.metrics.progress import make_progress
 from tests.training.methods.method_runs import (
@@ -101,6 +103,58 @@ def test_a_notebook_s_panel_shows_the_result_and_nothing_else_does(
     )._summary()
     assert ("held-out loss" not in "".join(lines)) == is_shown
     assert any(line.startswith("run.files_head(") for line in lines)
+
+
+def test_a_session_adds_to_the_cost_of_those_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Callback:
+        """Of a run that keeps what it is given."""
+
+        def __init__(self, *given: object, **named: object) -> None:
+            self.run = SimpleNamespace(copies=SimpleNamespace(short=str))
+
+    class Forecast:
+        """Compares what it foretold."""
+
+        kept = SimpleNamespace(peak=Observer())
+
+        def __init__(self, *given: object) -> None: ...
+
+        def compared(self) -> list[str]:
+            return ["as foretold"]
+
+    monkeypatch.setattr(method_training, "TemperCallback", Callback)
+    monkeypatch.setattr(method_training, "MethodForecast", Forecast)
+    now = iter([100.0, 130.0, 140.0])
+    monkeypatch.setattr(method_training, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    run = RunDirectory(tmp_path)
+    write_summary(run, {"status": "interrupted", "paths": {}, "cost": {"seconds": 600.0}})
+    config = DeploymentConfig(price_per_hour="36 EUR")
+    own = Observer()
+    report = Report(str, is_verbose=False)
+    training = MethodTraining(
+        run, config, report, (), str, make_progress, [own], how_to_begin_anew="so"
+    )
+    data = SimpleNamespace(held_out=[1, 2, 3], system_prompt="Be brief.")
+    trl: Any = SimpleNamespace(data=data, describe_model=dict)
+    callback: Any
+    callback, forecast = training._callback(trl)
+    assert callback.hooks[0] is training.measured
+    assert callback.hooks[1] is forecast
+    assert callback.hooks[-1] is own
+    assert callback.run.how_to_begin_anew == "so"
+    summary = callback.run.more_of_summary()
+    assert (summary["cost"]["seconds"], summary["forecast"]) == (630.0, [])
+    assert summary["system_prompt"] == "Be brief."
+    assert "num_pairs" not in summary
+    measured = training.measured
+    model = torch.nn.Linear(1, 1)
+    measured.state = TrainingState(model, torch.optim.SGD(model.parameters()))
+    measured.after = {"eval_rewards/accuracies": 0.5}
+    summary = callback.run.more_of_summary()
+    assert (summary["cost"]["seconds"], summary["forecast"]) == (640.0, ["as foretold"])
+    assert summary["num_pairs"] == 3
 
 
 class BegunError(Exception):

@@ -14,6 +14,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.messages import WORDS
 from infrastructure.deployment import one_call
+from infrastructure.deployment.resuming import RunToResume
 from infrastructure.evaluation.request import Request
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.trained_rows import trained_rows
@@ -221,6 +222,56 @@ def test_both_models_of_a_measurement_are_checked_and_mended_first(
     done.clear()
     one_call.evaluate_configured(config)
     assert done == [*each[:2], None]
+
+
+@pytest.mark.parametrize(
+    ("is_finished", "checkpoint", "accept", "done"),
+    [
+        (True, None, (), ["repair", "complete"]),
+        (True, Path("a-version"), (), [("resume", Path("a-version"))]),
+        (True, None, ("data",), [("resume", None)]),
+        (False, None, (), [("resume", None)]),
+    ],
+)
+def test_a_finished_run_is_completed_and_any_other_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+    is_finished: bool,
+    checkpoint: Path | None,
+    accept: tuple[str, ...],
+    done: list[Any],
+) -> None:
+    found: list[Any] = []
+
+    class Deployment:
+        def __init__(self, config: object, show_line: object, accepted: object) -> None:
+            assert accepted == accept
+
+        def complete(self, run: object) -> None:
+            found.append("complete")
+
+        def resume(self, run: object, version: Path | None) -> None:
+            found.append(("resume", version))
+
+    monkeypatch.setattr(one_call, "TrainingDeployment", Deployment)
+    monkeypatch.setattr(one_call, "repair_finished", lambda *_: found.append("repair"))
+    for place, masked, is_shown in (
+        (None, ["backup.place"], True),
+        (None, [], False),
+        ("a", ["backup.place"], False),  # it is given anew
+    ):
+        run: Any = SimpleNamespace(
+            run_id="one",
+            final=Path("final"),
+            masked=lambda masked=masked: masked,
+            is_finished=lambda: is_finished,
+        )
+        config = DeploymentConfig(**({} if place is None else {"backup.place": place}))
+        lines: list[str] = []
+        one_call.resume_run(RunToResume(run, checkpoint, config), accept, lines.append)
+        assert ("deployment.backup_password_not_recorded()" in lines) == is_shown
+        finished = "deployment.resumed_run_finished(run_id=one, path=final)"
+        assert (finished in lines) == ("complete" in done)
+    assert found == done * 3
 
 
 def test_what_is_given_to_a_run_that_goes_on_arrives(monkeypatch: pytest.MonkeyPatch) -> None:

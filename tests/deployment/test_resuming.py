@@ -14,6 +14,7 @@ from infrastructure.commands.resume import resume
 from infrastructure.commands.train import train
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import GivenValue, Layer, Source
+from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.checksums import write_record
 from infrastructure.core.errors import CheckpointError
 from infrastructure.data.readers.sources import data_files_hash
@@ -28,6 +29,7 @@ from infrastructure.deployment.resuming import (
     find_to_resume,
     refuse_changed,
 )
+from infrastructure.monitoring.records.run_list import NoSuchRunError
 from infrastructure.run.compatibility import Difference, Verdict
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary
@@ -400,6 +402,30 @@ def test_a_finished_run_goes_on_with_other_settings_only_where_they_are_accepted
     assert found.run.path == run.path
     assert found.checkpoint == (store.manifest_path(name) if version else None)
     assert found.config.training.learning_rate == 0.2
+
+
+def test_a_run_from_its_backup_goes_on_with_the_place_that_is_given_now(
+    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restored: list[tuple[object, ...]] = []
+
+    def restore(name: str, folder: Path, options: BackupConfig, show: object) -> object:
+        restored.append((name, folder, options.place))
+        return RunDirectory(stopped), None
+
+    monkeypatch.setattr(resuming, "_from_place", restore)
+    source = Source(Layer.FLAG, "--place")
+    place = GivenValue("backup.place", str(tmp_path / "place"), source)
+    before = GivenValue("backup.place", str(tmp_path / "other"), source)
+    price = GivenValue("price_per_hour", "2 EUR", source)
+    empty = str(tmp_path / "empty")
+    with pytest.raises(NoSuchRunError):
+        find_to_resume("gone", empty, [price], [], print)
+    found = find_to_resume("gone", empty, [before, price], [], print, place)
+    assert restored == [("gone", Path(empty), str(tmp_path / "place"))]
+    assert (found.run.path, found.checkpoint) == (stopped, None)
+    assert found.config.backup.place == str(tmp_path / "place")
+    assert found.config.price_per_hour == "2 EUR"
 
 
 def test_a_run_keeps_the_defaults_of_the_version_in_which_it_began(tmp_path: Path) -> None:

@@ -70,7 +70,13 @@ def test_afterwards_the_generation_configuration_is_the_models_own(
         generate_answers(model, tokenizer, QUESTIONS[:1], [2])
     assert model.generation_config is own
     assert seen[0].repetition_penalty != 1.3
-    assert seen[0].pad_token_id == own.pad_token_id
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    for number, name in enumerate(names):
+        monkeypatch.setattr(own, name, 20 + number)
+    with generation.greedy(model):
+        plain = model.generation_config
+        assert plain.repetition_penalty != 1.3
+        assert [getattr(plain, name) for name in names] == [20, 21, 22, 23]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from infrastructure.evaluation.held_out import (
     measure,
     trained_model,
 )
+from infrastructure.evaluation.plain_reading import NUM_QUESTIONS, Expected, distance
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
@@ -50,6 +51,8 @@ def test_as_many_prompts_are_answered_as_configured(trainer: EnhancedTrainer) ->
     assert found.metrics["eval_loss"] > 1.0
     assert found.exact_match == {"all": 0.0}
     assert found.example["prompt"].startswith("Reverse")
+    assert found.example["expected"] == found.example["prompt"].removeprefix("Reverse ")[::-1]
+    assert found.example["written"] != found.example["expected"]
     assert found.metrics.keys() == {"eval_loss"}
     assert found.measured_on is not None
     assert found.measured_on == trainer.held_out_identity()
@@ -113,6 +116,26 @@ def test_of_a_model_on_the_disk_it_is_what_the_training_measured_last(
     measured = measure(trainer)
     state.evaluation["eval_loss"] = 9.0
     assert measured.metrics == {"eval_loss": 2.5}
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("fp32", 1e-3), ("bf16", 0.05)])
+def test_the_trained_model_answers_in_the_number_format_of_the_run(
+    trainer: EnhancedTrainer, name: str, tolerance: float
+) -> None:
+    """Its answers are those that the saved one has to give, within the rounding of that format."""
+    trainer.use_precision(name)
+    trained = trained_model(trainer)
+    assert trained is not None
+    assert trained.questions[0].prompt.startswith("Reverse")
+    assert len(trained.questions) == NUM_QUESTIONS
+    trained.model.eval()
+    expected = Expected.of(trained)
+    assert expected.tolerance == tolerance
+    assert expected.trained.model is None
+    with torch.no_grad(), trainer.precision.autocast():
+        own = trained.model(input_ids=torch.tensor([trained.questions[0].prompt_ids])).logits
+    assert distance(expected.logits[0][:1], own[0, -1:].float()) < tolerance
+    assert len(expected.answers) == len(expected.logits) == NUM_QUESTIONS
 
 
 def test_in_the_middle_of_a_training_a_measurement_leaves_no_trace(

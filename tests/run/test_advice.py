@@ -125,3 +125,38 @@ def test_a_number_below_zero_keeps_its_sign(tmp_path: Path) -> None:
     for is_greater, numbers in ((True, "best=-0.5000, last=-2"), (False, "best=0.5000, last=2")):
         text = suggested(tmp_path, 9.0, 4.0, best_metric="my:own", best_is_greater=is_greater)
         assert f"run.advice_earlier_step_better(step=40, metric=own, {numbers})" in text
+
+
+def test_the_numbers_from_which_advice_is_given(tmp_path: Path) -> None:
+    for now, advice in (
+        (4.08, "run.held_out_loss_rose_slightly("),
+        (4.0801, "run.advice_learn_more_slowly("),
+        (4.0, "run.held_out_loss_barely_fell("),
+        (3.9201, "run.held_out_loss_barely_fell("),
+        (3.92, ""),
+    ):
+        assert suggested(tmp_path, 4.0, now).partition("(")[0] == advice.partition("(")[0], now
+    assert suggested(tmp_path, 0.0, 1.0) == ""
+    for num_steps, is_few in ((19, True), (20, False)):
+        assert ("run.advice_few_steps" in suggested(tmp_path, 4.0, 2.0, num_steps=num_steps)) is (
+            is_few
+        )
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "num_epochs", "is_cut_short", "more"),
+    [
+        (12, 0, False, "run.advice_more_epochs()"),
+        (0, 2, False, "run.advice_more_epochs()"),
+        (7, 1, False, "run.advice_number_of_epochs(epochs=9)"),  # enough for 60 steps
+        (19, 3, False, "run.advice_number_of_epochs(epochs=12)"),
+        (100, 3, False, "run.advice_number_of_epochs(epochs=6)"),  # twice as many
+        (100, 2, True, "run.advice_train_twice_as_long(steps=200)"),
+        (25, 1, True, "run.advice_train_twice_as_long(steps=60)"),
+    ],
+)
+def test_how_much_longer_depends_on_how_long_it_was(
+    num_steps: int, num_epochs: int, is_cut_short: bool, more: str, tmp_path: Path
+) -> None:
+    given = {"num_steps": num_steps, "num_epochs": num_epochs, "is_cut_short": is_cut_short}
+    assert suggested(tmp_path, 4.0, 3.99, **given).endswith(f": {more}")

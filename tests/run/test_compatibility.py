@@ -137,6 +137,13 @@ def test_of_what_a_part_imports_the_files_that_have_changed_are_named() -> None:
     assert check_compatible(was, with_imports(same="ab", other="ab", new="ab")) == []
     with pytest.raises(CheckpointError, match=r"turns:X \(other.py\)"):
         check_compatible(was, with_imports(same="ab", other="cd", new="ab"))
+    both = with_imports(same="ab", other="cd")
+    both["code"]["temper.strategies"]["turns:X"]["sha256"] = "ef"
+    with pytest.raises(CheckpointError, match=r"turns:X \(turns.py, other.py\)"):
+        check_compatible(was, both)
+    [difference] = check_compatible(was, both, ["code"])
+    assert difference.was == {"turns:X": {"turns.py": "ab", "other.py": "ab"}}
+    assert difference.current == {"turns:X": {"turns.py": "ef", "other.py": "cd"}}
 
 
 def test_all_that_stops_is_reported_at_once_with_both_values() -> None:

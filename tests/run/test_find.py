@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.fingerprint import BACKEND
+from infrastructure.config.fingerprint import BACKEND, result_settings
 from infrastructure.core.checksums import write_record
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.run import find
@@ -20,10 +21,14 @@ from infrastructure.run.find import (
     BEGINNING,
     Beginning,
     ModelLibrary,
+    changed_under_way,
+    has_other_settings,
     is_same,
     newest_of_this_purpose,
     settings_now,
+    unfinished_beside,
 )
+from infrastructure.run.lock import only_trainer_of
 from tests.deployment.runs import ROOT, runs_of, small_config
 from tests.forks import forked_python
 
@@ -214,3 +219,92 @@ def test_a_damaged_checkpoint_leaves_the_settings_of_the_one_before(tmp_path: Pa
     assert settings_now(run, began) == {"seed": 3}
     store.manifest_path(store.versions()[1]).write_text("{")
     assert settings_now(run, began) == began
+
+
+def other_run(folder: Path, name: str, steps: int = 1, **settings: Any) -> RunDirectory:
+    """An unfinished run with a checkpoint."""
+    run = RunDirectory(folder / "runs" / name)
+    run.path.mkdir(parents=True)
+    config = DeploymentConfig(output_dir=str(folder / "runs"), **settings)
+    write_record(run.run_file, {"configuration": config.to_dict()})
+    values = {"identity": {"settings": result_settings(config)}}
+    for step in range(1, steps + 1):
+        Store(run.checkpoints).commit({}, values, step=step)
+    return run
+
+
+NEAR, NEARER = (f"2026010{n}-000000-a-0000" for n in (1, 2))
+
+
+def test_an_unfinished_run_with_other_settings_is_named_with_them(tmp_path: Path) -> None:
+    config = DeploymentConfig(output_dir=str(tmp_path / "runs"))
+    other_run(tmp_path, NEAR, **{"training.seed": 7, "data.packing": False})
+    found = unfinished_beside(config)
+    assert found is not None
+    assert found[0].run_id == NEAR
+    assert found[1] == ["packing (false there, true here)", "seed (7 there, 0 here)"]
+    other_run(tmp_path, NEARER, **{"training.seed": 8})
+    found = unfinished_beside(config)
+    assert found is not None
+    assert (found[0].run_id, found[1]) == (NEARER, ["seed (8 there, 0 here)"])
+    assert unfinished_beside(DeploymentConfig(output_dir=str(tmp_path / "none"))) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"model.name": "some/model", "training.seed": 7}, 1),
+        ({"data.path": "other.jsonl", "training.seed": 7}, 1),
+        ({"training.seed": 7}, 0),  # there is nothing to resume
+        ({}, 1),  # the same settings
+    ],
+)
+def test_a_run_of_another_purpose_is_not_named(
+    settings: dict[str, Any], steps: int, tmp_path: Path
+) -> None:
+    other_run(tmp_path, NEAR, steps, **settings)
+    assert unfinished_beside(DeploymentConfig(output_dir=str(tmp_path / "runs"))) is None
+
+
+def test_a_run_that_is_finished_or_being_trained_is_not_named(tmp_path: Path) -> None:
+    config = DeploymentConfig(output_dir=str(tmp_path / "runs"))
+    run = other_run(tmp_path, NEAR, **{"training.seed": 7})
+    with only_trainer_of(run.path):
+        assert unfinished_beside(config) is None
+    assert unfinished_beside(config) is not None
+    write_record(run.summary_file, {"status": "finished"})
+    run.final.mkdir()
+    assert unfinished_beside(config) is None
+
+
+def with_seed(config: DeploymentConfig) -> DeploymentConfig:
+    return DeploymentConfig(**{"training.seed": 7, "output_dir": config.output_dir})
+
+
+def test_settings_that_differ_now_are_known(tmp_path: Path) -> None:
+    config = DeploymentConfig(output_dir=str(tmp_path / "runs"))
+    run = other_run(tmp_path, NEAR)
+    assert not has_other_settings(run, config)
+    assert not has_other_settings(run, config.copy_with(run_name="x"))
+    changed = with_seed(config)
+    assert has_other_settings(run, changed)
+    values = {"identity": {"settings": result_settings(changed)}}
+    Store(run.checkpoints).commit({}, values, step=2)  # it has resumed with them
+    assert has_other_settings(run, config)
+    assert not has_other_settings(run, changed)
+    assert newest_of_this_purpose(config, []) == newest_of_this_purpose(changed, []) == run
+
+
+def test_a_run_that_was_changed_under_way_is_named_and_not_resumed(tmp_path: Path) -> None:
+    config = DeploymentConfig(output_dir=str(tmp_path / "runs"))
+    run = other_run(tmp_path, NEAR)
+    change = {"name": "seed", "was": 0, "is": 7, "effect": "changes the result"}
+    history = [{"when": "", "step": 1, "command": "", "changes": [change]}]
+    values = {"identity": {"settings": result_settings(with_seed(config))}, "history": history}
+    Store(run.checkpoints).commit({}, values, step=2)
+    for given in (config, with_seed(config)):
+        assert newest_of_this_purpose(given, []) is None
+        assert newest_of_this_purpose(given, ["seed"]) == run
+        found = changed_under_way(given, [])
+        assert found == (run, ["run.changed_at_step(name=seed, was=0, step=1, now=7)"])
+        assert changed_under_way(given, ["seed"]) is None

@@ -614,3 +614,50 @@ def test_a_module_is_installed_where_packages_lie(
     identity._is_installed.cache_clear()
     assert identity._is_installed("__main__") is False
     identity._is_installed.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "changed", "text"),
+    [
+        (9, [2, 4], "run.rows_differ(name=data, count=2, total=9, first=3)"),
+        (1000, [999], "run.rows_differ(name=data, count=1, total=1000, first=1000)"),
+        (1001, [2, 4], "run.rows_differ_from(name=data, first=5, last=6)"),
+        (2500, [0], "run.rows_differ_from(name=data, first=1, last=3)"),
+        (9, [], "run.rows_changed(name=data)"),
+    ],
+)
+def test_where_rows_have_changed_is_known_by_their_blocks(
+    num_rows: int, changed: list[int], text: str
+) -> None:
+    blocks = [f"{n}" for n in range(-(-num_rows // identity.block_size(num_rows)))]
+    others = [f"{block}x" if n in changed else block for n, block in enumerate(blocks)]
+    assert len(blocks) <= identity.MOST_BLOCKS
+    was, now = (
+        {"data": {"rows": rows, "blocks": each, "num_examples": num_rows}}
+        for rows, each in (("a", blocks), ("b", others))
+    )
+    [difference] = part_differences(was, now, same_libraries=True)
+    assert difference.text == text
+    assert (difference.was, difference.current) == ({}, {}), "no hash is recorded"
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "processor", "lora", "data_collator"])
+def test_only_what_makes_tokens_may_differ_with_another_library(name: str) -> None:
+    for same_libraries in (True, False):
+        [found] = part_differences({name: "a"}, {name: "b"}, same_libraries=same_libraries)
+        rounds = not same_libraries and name in ("tokenizer", "processor")
+        expected = Verdict.ROUNDS_OTHERWISE if rounds else Verdict.CHANGES_THE_RESULT
+        assert found.verdict is expected
+        given = {name: Verdict.HARMLESS}
+        [found] = part_differences({name: "a"}, {}, same_libraries=True, verdicts=given)
+        assert found.verdict is Verdict.HARMLESS
+
+
+def test_of_many_differences_three_are_shown() -> None:
+    values = {f"k{n}": n for n in range(5)}
+    for number, more in ((3, ""), (4, " and 1 more"), (5, " and 2 more")):
+        was = dict([*values.items()][:number])
+        now = {key: value + 10 for key, value in was.items()}
+        [found] = part_differences({"lora": was}, {"lora": now}, same_libraries=True)
+        shown = "; ".join(f"lora.k{n}: was {n}, is {n + 10}" for n in range(3))
+        assert found.text == shown + more

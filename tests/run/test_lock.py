@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from infrastructure.monitoring.records.run_owner import read_trainer
+from infrastructure.run import lock
 from infrastructure.run.lock import (
     only_trainer_of,
     refuse_trained_elsewhere,
@@ -69,3 +70,20 @@ def test_a_directory_that_had_stepped_aside_for_a_new_one_is_back(
     with only_trainer_of(tmp_path):
         assert [path.name for path in (tmp_path / name).iterdir()] == ["of-.old"]
         assert not part.exists()
+
+
+def test_who_waits_goes_on_as_soon_as_the_run_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [True, True, False]
+    slept: list[float] = []
+    monkeypatch.setattr(lock, "_is_trained_elsewhere", lambda path: answers.pop(0))
+    monkeypatch.setattr(lock.time, "sleep", slept.append)
+    with waited_for(tmp_path, 600.0):
+        assert (answers, len(slept)) == ([], 2)
+        with pytest.raises(ValueError, match=r"run\.run_is_being_trained"):
+            refuse_trained_elsewhere(tmp_path)
+    refuse_trained_elsewhere(tmp_path)
+    answers[:] = [True] * 9
+    with waited_for(tmp_path, 0.0):
+        assert len(answers) == 8, "the time is up"

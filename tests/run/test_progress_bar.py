@@ -36,3 +36,15 @@ def test_a_bar_is_drawn_where_a_person_looks_on(
     assert ("verifying" in stream.getvalue()) is is_drawn
     assert ("100%" in stream.getvalue()) is is_drawn
     assert tqdm.monitor is None
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_no_bar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(bars, "in_notebook_kernel", lambda: False)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "dumb")
+    with byte_bar("verifying") as move:
+        move(1000, 1000)
+    assert stream.getvalue() == ""

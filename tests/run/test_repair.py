@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from infrastructure.backup.format.store import Store
+from infrastructure.backup.repair.run_files_repair import SEAL, read_seal, seal_of
 from infrastructure.commands.main import main
 from infrastructure.commands.resume import resume
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.checksums import damaged_files, read_record, write_record
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.deployment.deploy_training import TrainingDeployment
@@ -20,6 +22,7 @@ from infrastructure.deployment.model_repair import repair_model
 from infrastructure.evaluation.prompting import answer_questions
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.lock import only_trainer_of
+from infrastructure.run.repair import hash_or_none, repair_run
 from tests.deployment.runs import deploy, losses, small_settings
 from tests.deployment.test_resuming import resumed_from, stop_after
 from tests.slow import slow_but
@@ -281,3 +284,23 @@ def test_a_damaged_summary_does_not_decide_whether_a_run_is_finished(finished: P
     assert RunDirectory(finished).is_finished()
     flip(finished / "summary.json")
     assert not RunDirectory(finished).is_finished()
+
+
+def test_what_nothing_restores_is_sealed_as_it_is_and_reported_once(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "20260101-000000-a-0000")
+    run.path.mkdir()
+    Store(run.checkpoints).commit({}, {"step": 1}, step=1)
+    write_record(run.run_file, {"run_id": run.run_id})
+    for name in ("metrics.jsonl", "metrics.csv"):
+        (run.path / name).write_text("{}\n")
+    sealed = seal_of(run.path)
+    write_record(run.summary_file, {"status": "finished", SEAL: sealed})
+    (run.path / "metrics.csv").write_text("{}{}\n")
+    lines: list[str] = []
+    for _ in range(2):
+        repair_run(run, BackupConfig(), lines.append)
+        assert lines == ["note: backup.file_damaged_after_end(path=metrics.csv)"]
+    now = hash_or_none(run.path / "metrics.csv")
+    assert now is not None
+    assert read_seal(run.path) == {**sealed, "metrics.csv": now}
+    assert now != sealed["metrics.csv"]

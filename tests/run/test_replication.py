@@ -11,6 +11,7 @@ from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.status import BackupStatus
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.errors import StorageError
 from infrastructure.run import replication
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.replication import RunReplication, newest_kept, versions_kept
@@ -207,3 +208,80 @@ def test_the_room_at_the_place_is_for_what_is_kept_there(
     monkeypatch.setattr(replication, "require_free_space", require)
     copies_of(tmp_path, lines, keep=9).check_free_space(1000, 50)
     assert required == [("Disk", 7, 1000), (str(tmp_path / "disk"), 9, 1000)]
+
+
+def test_a_place_that_is_missing_is_reported_where_a_run_may_start_without(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    copies = copies_of(tmp_path, lines)
+    copies.check_place()
+    assert lines == []
+    away = {"place": str(tmp_path / "away" / "disk"), "allow_missing_place": True}
+    copies_of(tmp_path, lines, **away).check_place()
+    [line] = lines
+    assert line.startswith("run.training_without_backups(problem=")
+    with pytest.raises(StorageError):
+        copies_of(tmp_path, lines, **{**away, "allow_missing_place": False}).check_place()
+
+
+def test_a_place_whose_room_is_unknown_is_a_note(
+    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def require(name: str, store: Store, keep: int, num_bytes: int) -> str:
+        if name != "Disk":
+            raise OSError(5, "Input/output error")
+        return name
+
+    monkeypatch.setattr(replication, "require_free_space", require)
+    copies = copies_of(tmp_path, lines)
+    copies.check_free_space(1000, 50)
+    [line] = lines
+    assert line.startswith(f"note: {tmp_path / 'disk'}: [Errno 5] Input/output error; ")
+    RunReplication(copies.run, DeploymentConfig(), lines.append).check_free_space(1000, 50)
+    assert len(lines) == 1
+
+
+def test_without_a_place_nothing_is_waited_for_and_the_status_is_one_line(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    copies = RunReplication(RunDirectory(tmp_path), DeploymentConfig(), lines.append)
+    save(copies.backup.store, 3)
+    copies.wait(600.0)
+    copies.complete(600.0, lambda: lines.append("recorded"))
+    copies.compare_anew()
+    copies.report_incomplete()
+    assert (lines, copies.short(), copies.problem(), copies.has_place) == ([], None, None, False)
+    assert copies.line() == "monitoring.checkpoints_not_backed_up()"
+    assert copies.facts() == {"text": "monitoring.checkpoints_not_backed_up()"}
+
+
+def test_a_person_who_ends_the_wait_reads_that_the_copier_continues(
+    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = copies_of(tmp_path, lines)
+    save(copies.backup.store, 3)
+    backup: Any = Backup(copies, {})
+    copies.backup = backup
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(backup, "finish", interrupt)
+    copies.wait(600.0)
+    [line] = lines
+    assert line == f"run.backup_continues_unattended(backup_status={copies.line()})"
+    assert copies.facts()["text"] == copies.line()
+
+
+def test_the_status_is_looked_at_once_a_second(tmp_path: Path, lines: list[str]) -> None:
+    copies = copies_of(tmp_path, lines)
+    name = save(copies.backup.store, 3)
+    known = {"confirmed_name": name, "confirmed_step": 3}
+    backup: Any = Backup(copies, {}, known)
+    copies.backup = backup
+    assert copies.confirmed_step() is None
+    backup.states.pop(0)
+    assert copies.confirmed_step() is None
+    assert copies._seen is not None
+    copies._seen = (copies._seen[0] - replication.LOOK_SECONDS, copies._seen[1])
+    assert copies.confirmed_step() == 3

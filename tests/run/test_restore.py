@@ -9,20 +9,27 @@ from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.store import Store
+from infrastructure.backup.run_backup import RunBackup
 from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import result_settings
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.checksums import read_record, write_record
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.run.checkpoint_paths import best_of, by_step, step_of
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.restore import (
+    answer_of,
     check_version,
     folder_of,
+    named_run,
+    newest_values,
+    readable,
     restore_run,
     run_at_place,
+    runs_at_place,
     step_at_place,
+    why_empty,
 )
 
 RUN = "20260101-000000-one-0000"
@@ -186,3 +193,82 @@ def test_a_version_is_named_by_its_step_its_name_or_as_the_best(disk: Disk) -> N
 def test_a_model_is_named_by_its_run() -> None:
     assert folder_of("runs/one/final") == folder_of("runs/one") == Path("runs/one")
     assert folder_of("final") == Path("final"), "a run may be called so"
+
+
+def test_a_run_at_a_place_is_named_by_its_id_or_its_name(disk: Disk) -> None:
+    ids = [f"2026010{n}-000000-{name}-0000" for n, name in enumerate(("one", "two", "one"), 1)]
+    for run_id in ids:
+        disk.there(3, run_id=run_id)
+    assert runs_at_place(disk.options) == ids
+    for name, expected in (
+        (None, "20260103-000000-one-0000"),
+        ("one", "20260103-000000-one-0000"),  # the newest of that name
+        ("two", "20260102-000000-two-0000"),
+        ("20260101-000000-one-0000", "20260101-000000-one-0000"),
+        ("runs/20260101-000000-one-0000/final", "20260101-000000-one-0000"),
+    ):
+        assert named_run(disk.place, name) == expected
+    with pytest.raises(ValueError, match=r"unknown_run_at_destination\(url=.*name=twoo,.*two-0000"):
+        named_run(disk.place, "twoo")
+
+
+def test_a_place_without_runs_has_its_reason(disk: Disk, tmp_path: Path) -> None:
+    url = disk.place.url
+    with pytest.raises(ValueError, match=rf"no_run_at_destination\(url={url}, named=, reason=\)"):
+        named_run(disk.place, None)
+    with pytest.raises(ValueError, match=r"named=run\.none_of_that_name\(run=one\)"):
+        named_run(disk.place, "one")
+    gone = FolderPlace(tmp_path / "gone")
+    assert why_empty(gone) == "run.destination_folder_missing()"
+    assert why_empty(disk.place) == ""
+
+
+def test_a_place_that_does_not_answer_is_named_with_its_reason(disk: Disk) -> None:
+    def fail() -> None:
+        raise OSError(5, f"Input/output error of {'hf_' + 'aB3' * 12}")
+
+    assert answer_of(disk.place, lambda: 7) == 7
+    refusal = r"destination_not_responding\(.*reason=Input/output"
+    with pytest.raises(StorageError, match=refusal) as raised:
+        answer_of(disk.place, fail)
+    assert "aB3aB3" not in str(raised.value)
+    assert disk.place.url in str(raised.value)
+
+
+def test_a_version_that_cannot_be_read_gives_way_to_the_one_before(
+    disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2, 3):
+        disk.there(step, values={"step": step})
+    store = Store(Path(RUN), disk.place)
+    assert [manifest.step for manifest in readable(store)] == [3, 2, 1]
+    [newest] = (disk.place.root / RUN).rglob(f"{store.versions()[0]}*")
+    newest.write_text("{")
+    assert newest_values(disk.place, RUN) == {"step": 2}
+    assert "run.unreadable_version_skipped" in caplog.text
+    assert newest_values(disk.place, "none") == {}
+
+
+def test_a_best_version_that_cannot_be_fetched_costs_nothing(
+    disk: Disk, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.there(3, "new", score=0.5)
+    disk.there(5, "new", score=3.0)
+    whole = RunBackup.restore_run
+
+    def fails_for_the_best(self: RunBackup, step: int | None, **given: Any) -> Path:
+        if step == 3:
+            raise StorageError("run.destination_not_responding", url="", reason="", advice="")
+        return whole(self, step, **given)
+
+    monkeypatch.setattr(RunBackup, "restore_run", fails_for_the_best)
+    assert disk.restore() == 5
+    assert "run.best_checkpoint_not_restored" in caplog.text
+
+
+def test_files_of_the_run_stay_where_the_newest_version_is_here_already(disk: Disk) -> None:
+    disk.there(5, "there")
+    assert disk.restore() == 5
+    write_record(disk.run.run_file, {"run_id": RUN, "of": "here"})
+    assert disk.restore() == 5
+    assert disk.record() == {"run_id": RUN, "of": "here"}

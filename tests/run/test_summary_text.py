@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from infrastructure.run.summary_text import closing_lines, paths_of
+from infrastructure.run.summary_text import closing_lines, paths_of, steps_ahead
 
 
 def a_summary(run: Path, **more: Any) -> dict[str, Any]:
@@ -165,3 +165,66 @@ def test_the_model_of_an_unfinished_run_is_missing_in_words(tmp_path: Path) -> N
         paths["model"]
     with pytest.raises(KeyError, match="'rack'"):
         paths["rack"]
+
+
+def test_what_else_is_known_at_the_end_has_its_line(tmp_path: Path) -> None:
+    cost = {"text": "3.75 EUR", "seconds": 5400.0, "price_per_hour": "2.50 EUR", "amount": 3.75}
+    change = {"name": "learning_rate", "was": 1, "is": 2, "effect": "changes the result"}
+    known = {
+        "final_step": 40,
+        "num_pairs": 7,
+        "held_out_changed_after": 30,
+        "cost": cost,
+        "history": [{"step": 20, "changes": [change]}],
+        "backup": {"published": "hf://a/b", "text": "backed up"},
+        "advice": [
+            {"text": "better", "command": "temper export a"},
+            {"text": "longer:", "command": "more epochs"},
+        ],
+    }
+    lines = closing_lines(tmp_path, a_summary(tmp_path, **known))
+    expected = [
+        "run.model_of_best_step(step=40)",
+        "run.changed_during_training()",
+        "  run.changed_at_step(name=learning_rate, was=1, step=20, now=2)",
+        "run.before_not_comparable(step=30)",
+        "run.ranked_pairs(count=7)",
+        "run.held_out_example()",
+        "run.total_cost(cost=3.75 EUR, duration=1 h 30 min, hourly_price=2.50 EUR)",
+        "run.backup_copy(url=hf://a/b)",
+        "backed up",
+        "better: temper export a",
+        "longer: more epochs",
+    ]
+    assert [line for line in lines if line in expected] == expected
+    plain = closing_lines(tmp_path, a_summary(tmp_path))
+    assert [line for line in plain if line in expected] == ["run.held_out_example()"]
+
+
+def test_the_command_for_a_vision_language_model_has_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "final").mkdir()
+    (tmp_path / "final" / "processor_config.json").touch()
+    for in_notebook in (False, True):
+        monkeypatch.setattr(
+            "infrastructure.run.summary_text.in_notebook_kernel", lambda answer=in_notebook: answer
+        )
+        lines = closing_lines(tmp_path, a_summary(tmp_path))
+        [line] = [line for line in lines if line.startswith("run.ask_line")]
+        command = line.removeprefix("run.ask_line(command=").removesuffix(")")
+        assert command.startswith("!temper ask" if in_notebook else "temper ask")
+        assert " --image FILE" in command
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "text"),
+    [
+        (0, 1, "1 step"),
+        (0, 1200, "1,200 steps"),
+        (3, 4, "1 more step, to 4"),
+        (200, 1200, "1,000 more steps, to 1,200"),
+    ],
+)
+def test_a_resumed_run_has_fewer_steps_ahead(done: int, total: int, text: str) -> None:
+    assert steps_ahead(done, total) == text

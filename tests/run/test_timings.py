@@ -45,3 +45,18 @@ def test_a_stage_that_fails_has_its_time_too() -> None:
 def test_a_misspelt_stage_is_refused() -> None:
     with pytest.raises(KeyError), Stages().stage("trian"):
         pass
+
+
+def test_each_stage_is_called_by_its_own_words() -> None:
+    assert len({*STAGES.values()}) == len(STAGES)
+    assert [name for name, code in STAGES.items() if name[:3] not in code] == []
+
+
+def test_the_seconds_of_all_stages_add_up() -> None:
+    clock = Clock()
+    stages = Stages(clock)
+    for name in ("data", "train", "data"):
+        with stages.stage(name):
+            clock.now += 2.0
+    assert [stages.seconds(name) for name in ("data", "train", "save")] == [4.0, 2.0, None]
+    assert stages.total_seconds() == 6.0

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.models.trainable_state import trainable_state
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.run.identity import HELD_OUT_DATA
+from infrastructure.training import enhanced_trainer
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core.state import TrainingState
+from infrastructure.training.distributed.group import JoinedGroup
+from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters import get_model_adapter
@@ -329,3 +334,49 @@ def test_held_out_rows_and_how_pictures_are_read_are_part_of_the_identity(
 
 def differing(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
     return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+
+
+class _Rank(JoinedGroup):
+    """A rank that needs no others, because there is nothing to exchange."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.closed = rank, list[str | None]()
+
+    def decide(self, make: Callable[[], Any]) -> Any:
+        return make()
+
+    def busy(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+    def watched(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def close(self, reason: str | None = None) -> None:
+        self.closed.append(reason)
+
+
+@pytest.mark.parametrize("case", ["first", "other", "interrupted", "failed"])
+def test_the_trained_parts_are_the_model_of_the_first_rank(
+    case: str, saved_llama: Path, data_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Training(saved_llama, data_file, lora=True).trainer
+    loop, state = trainer.prepare(), trainer.state
+    assert state is not None
+    before = state.model
+    for weight in trainable_state(before).values():
+        weight.fill_(0.25)
+    step = loop.optimizer_step
+    step.optimizer.state[next(iter(before.parameters()))]["kept"] = torch.zeros(1)
+    monkeypatch.setattr(enhanced_trainer, "is_sharded", lambda model: True)
+    rank = _Rank(1 if case == "other" else 0)
+    trainer.group, trainer.sharding = rank, Sharding.SHARD
+    state.is_interrupted = case == "interrupted"
+    trainer._leave("a failure" if case == "failed" else None)
+    assert rank.closed == ["a failure" if case == "failed" else None]
+    assert (trainer.model is before) == (state.model is before) == (case != "first")
+    assert bool(step.optimizer.state) == (case in ("interrupted", "failed"))
+    if case == "first":
+        assert trainer.model is state.model is not None
+        weights = trainable_state(trainer.model)
+        assert weights.keys() == trainable_state(before).keys()
+        assert all(bool((weight == 0.25).all()) for weight in weights.values())

@@ -185,8 +185,7 @@ def _picture_column(
         return None if request.image_column == "none" else request.image_column
     for column in matching(PICTURE_COLUMNS, columns):
         held = (value_of(row.values, column) for row in rows)
-        values = [value for value in held if value not in (None, "", [])]
-        if column not in parts.values() and values and any(map(looks_like_picture, values)):
+        if column not in parts.values() and any(map(looks_like_picture, held)):
             return column
     return None
 

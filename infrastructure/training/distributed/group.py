@@ -143,7 +143,7 @@ class Group:
         """Set this rank's status to at least STOP from now on; safe in a signal handler."""
 
     def leave(self, reason: str | None = None) -> None:
-        """Prepare the store on the coordinator (rank 0), which holds the store's lock.
+        """Announce the end of this rank to the others, before `close` releases the resources.
 
         Args:
             reason: why this rank fails, which the other ranks report. None: its work is done.

@@ -6,12 +6,16 @@ address, `training.metrics_sinks: [module:Class]`.
 A sink opens its file at the first record and raises its errors, which the logger handles. A record
 covers the optimizer steps since the previous record:
 
-| key | meaning | | --- | --- | | step, epoch | optimizer steps done; the epoch of the last step,
-counted from 0 | | loss | mean loss per supervised token of these steps | | learning_rate, grad_norm
-| values of the last of these steps; the norm is before clipping | | tokens | tokens trained on
-since the start of the run | | seconds, tokens_per_second | duration and speed of these steps | |
-memory_bytes | peak memory of the process or the device | | kind | "evaluation" in records of an
-evaluation, otherwise absent | | eval_loss, eval_… | metrics of an evaluation |
+| key | meaning |
+| --- | --- |
+| step, epoch | optimizer steps done; the epoch of the last step, counted from 0 |
+| loss | mean loss per supervised token of these steps |
+| learning_rate, grad_norm | values of the last of these steps; the norm is before clipping |
+| tokens | tokens trained on since the start of the run |
+| seconds, tokens_per_second | duration and speed of these steps |
+| memory_bytes | peak memory of the process or the device |
+| kind | "evaluation" in records of an evaluation, otherwise absent |
+| eval_loss, eval_… | metrics of an evaluation |
 """
 
 import csv

@@ -25,17 +25,13 @@ class Losses(Protocol):
 
 @dataclass
 class SafePoint:
-    """A copy of the state, apart from weights and optimizer, at a moment between two steps.
-
-    See `TrainingState` for `step_is_ending`.
-    """
+    """A copy of the state, apart from weights and optimizer, at a moment between two steps."""
 
     random: dict[str, torch.Tensor]
     hooks: dict[str, Mapping[str, object]]
     position: Position
     sums: MetricAccumulator
     watch: LossSpikeDetector
-    step_is_ending: bool
 
     @classmethod
     def of(
@@ -48,14 +44,12 @@ class SafePoint:
             position=replace(state.position),
             sums=replace(losses.sums),
             watch=replace(losses.watch),
-            step_is_ending=state.step_is_ending,
         )
 
     def restore(self, state: TrainingState, losses: Losses, device: torch.device) -> None:
         """Restore everything except the hooks' states, which only checkpoints use."""
         restore_random(self.random, device)
         state.position = replace(self.position)
-        state.step_is_ending = self.step_is_ending
         losses.sums, losses.watch = replace(self.sums), replace(self.watch)
 
 
@@ -68,7 +62,7 @@ def at_safe_point(
     The weights must not have changed since `point`.
     """
     sums, watch = losses.sums, losses.watch
-    now = SafePoint(capture_random(device), {}, state.position, sums, watch, state.step_is_ending)
+    now = SafePoint(capture_random(device), {}, state.position, sums, watch)
     point.restore(state, losses, device)
     try:
         yield

@@ -7,6 +7,7 @@ import pytest
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig, check_sections
 from infrastructure.config.field_help import as_typed
+from infrastructure.config.merging import cross_checks
 from infrastructure.config.merging.effect import conditions_of
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sections.data_config import DataConfig
@@ -140,6 +141,41 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
             'config.web_address_given(key=data.eval_path, value="https:/***@x.org/r")',
         ),
         ({"model.name": "https://huggingface.co/a/b"}, "config.web_address_given(key=model.name,"),
+        ({"training.shard": "offload"}, "shard_on_one_process(name=training.shard=offload)"),
+        (
+            {"training.shard": "offload", "num_processes": 2, "training.mixed_precision": "fp8"},
+            "=training.shard=offload, reason=config.shard_with_fp8",
+        ),
+        (
+            {"training.best_metric": "exact_mtch"},
+            "unknown_best_metric(reason=core.unknown_name(what=measure, name=exact_mtch, "
+            "hint=core.did_you_mean(meant=exact_match)",
+        ),
+        (
+            {"training.best_metric": "math:sqr", "training.metrics": ["math:sqrt"]},
+            "hint=core.did_you_mean(meant=math:sqrt)",
+        ),
+        (
+            {"training.best_metric": "math:sqrt", "training.metrics": ["math:sqrt"]},
+            "config.best_metric_without_mode(name=math:sqrt)",
+        ),
+        (
+            {"training.best_metric": "f1", "training.validation_prompts": 0},
+            "config.best_metric_needs_answers(best_metric=f1",
+        ),
+        (
+            {"num_processes": 2, "device": "cuda:1"},
+            "config.processes_on_one_named_gpu(num_processes=2, device=cuda:1)",
+        ),
+        (
+            {"num_processes": 3, "cuda_visible_devices": "0,1"},
+            "config.too_few_visible_gpus(num_processes=3, count=2)",
+        ),
+        (
+            {"backup.place": "drive:runs/copies", "output_dir": "runs"},
+            "config.destination_inside_output_dir(",
+        ),
+        ({"backup.place": "/a/../a", "output_dir": "/a/x/.."}, "destination_inside_output_dir("),
     ],
 )
 def test_contradictions_are_refused_when_a_run_starts(
@@ -151,26 +187,56 @@ def test_contradictions_are_refused_when_a_run_starts(
     assert sentence in str(raised.value)
 
 
-# What makes a setting unused: (the setting and a value that is not its default, the rest)
-UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
-    ("model.embedded.num_layers", 2, {"model.name": "some/model"}),
-    ("model.embedded.vocab_size", 300, {"model.name": "tactical_mappo"}),
-    ("model.trust_remote_code", True, {}),
-    ("data.validation_split", 0.2, {"data.eval_path": "held_out.jsonl"}),
-    ("data.buffer_size", 10, {}),
-    ("backup.keep", 3, {}),
-    ("backup.compression", "zstd", {}),
-    ("backup.megabytes_per_second", 5.0, {}),
-    ("backup.finish_seconds", 5.0, {}),
-    ("backup.emergency_seconds", 5.0, {}),
-    ("training.gradient_checkpointing_mode", "selective", {}),
-    ("training.memory.layer", 1, {}),
-    ("training.multimodal.vision_tower", "some/tower", {}),
-    ("training.memory.slots", 8, {}),
-    ("training.memory.heads", 4, {}),
-    ("training.memory.width", 32, {}),
-    ("training.memory.store", 99, {"training.enabled_extensions": ["quantum"]}),
-    ("training.extension_learning_rate", 0.1, {"training.enabled_extensions": ["quantum"]}),
+# What makes a setting unused: (the setting, a value that is not its default, the rest, the reason)
+UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any], str]] = [
+    (
+        "model.embedded.num_layers",
+        2,
+        {"model.name": "some/model"},
+        "config.unused_shapes_embedded_model",
+    ),
+    (
+        "model.embedded.vocab_size",
+        300,
+        {"model.name": "tactical_mappo"},
+        "config.unused_shapes_embedded_model",
+    ),
+    ("model.trust_remote_code", True, {}, "config.unused_embedded_model_has_no_code"),
+    (
+        "data.validation_split",
+        0.2,
+        {"data.eval_path": "held_out.jsonl"},
+        "config.unused_eval_path_is_held_out",
+    ),
+    ("data.buffer_size", 10, {}, "config.unused_streaming_is_off"),
+    ("backup.keep", 3, {}, "config.unused_no_backup_destination"),
+    ("backup.compression", "zstd", {}, "config.unused_no_backup_destination"),
+    ("backup.megabytes_per_second", 5.0, {}, "config.unused_no_backup_destination"),
+    ("backup.finish_seconds", 5.0, {}, "config.unused_no_backup_destination"),
+    ("backup.emergency_seconds", 5.0, {}, "config.unused_no_backup_destination"),
+    ("training.gradient_checkpointing_mode", "selective", {}, "config.unused_checkpointing_is_off"),
+    ("training.memory.layer", 1, {}, "key_value_memory.unused_no_memory_extension"),
+    (
+        "training.multimodal.vision_tower",
+        "some/tower",
+        {},
+        "vision_tower.unused_no_multimodal_extension",
+    ),
+    ("training.memory.slots", 8, {}, "key_value_memory.unused_no_memory_extension"),
+    ("training.memory.heads", 4, {}, "key_value_memory.unused_no_memory_extension"),
+    ("training.memory.width", 32, {}, "key_value_memory.unused_no_memory_extension"),
+    (
+        "training.memory.store",
+        99,
+        {"training.enabled_extensions": ["quantum"]},
+        "key_value_memory.unused_no_memory_extension",
+    ),
+    (
+        "training.extension_learning_rate",
+        0.1,
+        {"training.enabled_extensions": ["quantum"]},
+        "config.unused_nothing_adds_weights",
+    ),
     (
         "training.gradient_checkpointing_mode",
         "offload",
@@ -179,53 +245,141 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
             "model.backend": "unsloth",
             "model.name": "some/model",
         },
+        "config.unused_unsloth_checkpoints",
     ),
-    ("memory.gpu_cache_size", "1GB", {"enable_memory_optimization": False}),
-    ("memory.cpu_memory_limit", "8GB", {"enable_memory_optimization": False}),
-    ("memory.cache_ttl", 60, {"enable_memory_optimization": False}),
-    ("max_memory_percent", 70.0, {"enable_memory_optimization": False}),
-    ("training.keep_best", 2, {"data.validation_split": 0}),
-    ("training.early_stopping_patience", 2, {"data.validation_split": 0}),
-    ("training.curriculum_by", "loss", {}),
-    ("training.curriculum_stages", 5, {}),
-    ("training.best_metric", "exact_match", {"data.validation_split": 0}),
-    ("training.best_metric_mode", "max", {}),
-    ("training.rewards", ["exact_answer"], {}),
-    ("training.rewards", ["exact_answer"], {"training.method": "dpo"}),
-    ("training.teacher", "some/model", {"training.method": "grpo"}),
-    ("training.beta", 0.5, {"training.method": "reward"}),
-    ("training.num_generations", 4, {"training.method": "distillation"}),
-    ("training.max_completion_length", 8, {"training.method": "kto"}),
-    ("training.temperature", 0.5, {"training.method": "orpo"}),
-    ("training.method_settings", {"a": 1}, {}),
-    ("quantum.problem", "block_selection", {}),
-    ("quantum.data_budget", 0.5, {}),
-    ("quantum.data_budget", 0.5, {**QUANTUM, "quantum.problem": "block_selection"}),
-    ("quantum.target", "validation", {}),
-    ("training.curriculum_stages", 7, {}),
-    ("training.curriculum_by", "loss", {}),
-    ("quantum.target", "validation", {**QUANTUM, "quantum.problem": "block_selection"}),
-    ("quantum.candidates", 100, {}),
-    ("quantum.candidates", 100, {**QUANTUM, "quantum.problem": "block_selection"}),
-    ("quantum.num_blocks", 2, {}),
-    ("quantum.num_blocks", 2, QUANTUM),
-    ("quantum.max_overhead_percent", 10.0, {}),
-    ("quantum.solver", "exact", {}),
-    ("quantum.max_qubits", 100, {}),
-    ("backup.allow_missing_place", True, {}),
-    ("quantum.timeout", 10.0, {}),
-    ("quantum.fallback", ["exact"], {}),
+    (
+        "memory.gpu_cache_size",
+        "1GB",
+        {"enable_memory_optimization": False},
+        "config.unused_memory_optimization_is_off",
+    ),
+    (
+        "memory.cpu_memory_limit",
+        "8GB",
+        {"enable_memory_optimization": False},
+        "config.unused_memory_optimization_is_off",
+    ),
+    (
+        "memory.cache_ttl",
+        60,
+        {"enable_memory_optimization": False},
+        "config.unused_memory_optimization_is_off",
+    ),
+    (
+        "max_memory_percent",
+        70.0,
+        {"enable_memory_optimization": False},
+        "config.unused_memory_optimization_is_off",
+    ),
+    ("training.keep_best", 2, {"data.validation_split": 0}, "config.unused_nothing_held_out"),
+    (
+        "training.early_stopping_patience",
+        2,
+        {"data.validation_split": 0},
+        "config.unused_nothing_held_out",
+    ),
+    ("training.curriculum_by", "loss", {}, "curriculum.unused_not_curriculum"),
+    ("training.curriculum_stages", 5, {}, "curriculum.unused_not_curriculum"),
+    (
+        "training.best_metric",
+        "exact_match",
+        {"data.validation_split": 0},
+        "config.unused_nothing_held_out",
+    ),
+    ("training.best_metric_mode", "max", {}, "config.unused_metric_is_built_in"),
+    ("training.rewards", ["exact_answer"], {}, "config.unused_method_has_no_rewards"),
+    (
+        "training.rewards",
+        ["exact_answer"],
+        {"training.method": "dpo"},
+        "config.unused_method_has_no_rewards",
+    ),
+    (
+        "training.teacher",
+        "some/model",
+        {"training.method": "grpo"},
+        "distillation.unused_without_teacher",
+    ),
+    ("training.beta", 0.5, {"training.method": "reward"}, "config.unused_method_has_no_beta"),
+    (
+        "training.num_generations",
+        4,
+        {"training.method": "distillation"},
+        "config.unused_method_has_no_rewards",
+    ),
+    (
+        "training.max_completion_length",
+        8,
+        {"training.method": "kto"},
+        "config.unused_method_generates_nothing",
+    ),
+    (
+        "training.temperature",
+        0.5,
+        {"training.method": "orpo"},
+        "config.unused_method_generates_nothing",
+    ),
+    ("training.method_settings", {"a": 1}, {}, "config.unused_method_is_sft"),
+    ("quantum.problem", "block_selection", {}, "quantum.unused_no_quantum_step"),
+    ("quantum.data_budget", 0.5, {}, "quantum.unused_no_quantum_step"),
+    (
+        "quantum.data_budget",
+        0.5,
+        {**QUANTUM, "quantum.problem": "block_selection"},
+        "quantum.unused_other_problem(problem=data_selection)",
+    ),
+    ("quantum.target", "validation", {}, "quantum.unused_no_quantum_step"),
+    ("training.curriculum_stages", 7, {}, "curriculum.unused_not_curriculum"),
+    ("training.curriculum_by", "loss", {}, "curriculum.unused_not_curriculum"),
+    (
+        "quantum.target",
+        "validation",
+        {**QUANTUM, "quantum.problem": "block_selection"},
+        "quantum.unused_other_problem(problem=data_selection)",
+    ),
+    ("quantum.candidates", 100, {}, "quantum.unused_no_quantum_step"),
+    (
+        "quantum.candidates",
+        100,
+        {**QUANTUM, "quantum.problem": "block_selection"},
+        "quantum.unused_other_problem(problem=data_selection)",
+    ),
+    ("quantum.num_blocks", 2, {}, "quantum.unused_no_quantum_step"),
+    ("quantum.num_blocks", 2, QUANTUM, "quantum.unused_other_problem(problem=block_selection)"),
+    ("quantum.max_overhead_percent", 10.0, {}, "quantum.unused_no_quantum_step"),
+    ("quantum.solver", "exact", {}, "quantum.unused_no_quantum_step"),
+    ("quantum.max_qubits", 100, {}, "quantum.unused_no_quantum_step"),
+    ("backup.allow_missing_place", True, {}, "config.unused_no_backup_destination"),
+    ("quantum.timeout", 10.0, {}, "quantum.unused_no_quantum_step"),
+    ("quantum.fallback", ["exact"], {}, "quantum.unused_no_quantum_step"),
 ]
+# What to do about a reason; about any other, the setting is to be left out.
+INSTEAD = {
+    "config.unused_checkpointing_is_off": "config.unused_switch_it_on",
+    "config.unused_memory_optimization_is_off": "config.unused_switch_it_on",
+    "config.unused_no_backup_destination": "config.unused_set_it_too",
+    "config.unused_nothing_adds_weights": "config.unused_add_extension",
+    "config.unused_nothing_held_out": "config.unused_hold_rows_out",
+    "config.unused_streaming_is_off": "config.unused_switch_it_on",
+    "key_value_memory.unused_no_memory_extension": "key_value_memory.unused_add_memory_extension",
+    "quantum.unused_no_quantum_step": "quantum.unused_add_quantum_extension",
+    "vision_tower.unused_no_multimodal_extension": "vision_tower.unused_add_multimodal_extension",
+}
 
 
-@pytest.mark.parametrize(("key", "value", "rest"), UNUSED_BECAUSE)
+@pytest.mark.parametrize(("key", "value", "rest", "reason"), UNUSED_BECAUSE)
 def test_a_setting_that_cannot_take_effect_is_refused(
-    key: str, value: Any, rest: dict[str, Any]
+    key: str, value: Any, rest: dict[str, Any], reason: str
 ) -> None:
     config = DeploymentConfig(**rest, **{key: value})
     unused = re.escape(f"config.setting_without_effect(setting={key}={as_typed(value)},")
-    with pytest.raises(ValueError, match=f"^{unused}"):
+    with pytest.raises(ValueError, match=f"^{unused}") as raised:
         config.check_supported()
+    why, _, remedy = str(raised.value).partition("otherwise=")[2].partition("). ")
+    assert (why.removesuffix("()"), remedy) == (
+        reason,
+        f"{INSTEAD.get(reason, 'config.leave_out')}()",
+    )
     if key.startswith(("model.", "data.", "training.")):  # sections that a trainer is given
         with pytest.raises(ValueError, match=f"^{unused}"):
             check_sections(config.model, config.training, config.data)
@@ -233,8 +387,10 @@ def test_a_setting_that_cannot_take_effect_is_refused(
     assert DeploymentConfig(**rest).notes() == []
 
 
-@pytest.mark.parametrize(("key", "value", "rest"), UNUSED_BECAUSE)
-def test_its_default_given_by_hand_is_reported(key: str, value: Any, rest: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("key", "value", "rest", "reason"), UNUSED_BECAUSE)
+def test_its_default_given_by_hand_is_reported(
+    key: str, value: Any, rest: dict[str, Any], reason: str
+) -> None:
     default = DeploymentConfig().value(key)
     config = DeploymentConfig(**rest, **{key: default})
     config.check_supported()
@@ -242,6 +398,7 @@ def test_its_default_given_by_hand_is_reported(key: str, value: Any, rest: dict[
         re.match(r"config\.setting_without_effect\(setting=([^=]+)=", n) for n in config.notes()
     ]
     assert [found and found[1] for found in unused] == ([key] if default else [])
+    assert [f"otherwise={reason}" in note for note in config.notes()] == [True] * bool(default)
 
 
 STACKWISE = [
@@ -338,6 +495,18 @@ def test_sections_that_were_changed_by_hand_are_checked() -> None:
         {**QUANTUM, "quantum.target": "validation", "quantum.data_budget": 0.1},
         {**QUANTUM, "quantum.problem": "block_selection", "data.streaming": True},
         {"training.optimization_frequency": 100, "quantum.solver": "exact"},
+        {"num_processes": 2, "cuda_visible_devices": "0,1"},
+        {"num_processes": 2, "device": "cpu"},
+        {"num_processes": "auto", "device": "cuda"},
+        {"backup.place": "hf://runs/copies", "output_dir": "runs"},
+        {"backup.place": "/a", "output_dir": "/a/runs"},  # the runs lie inside of it
+        {"backup.place": "/runs-copies", "output_dir": "/runs"},
+        {
+            "training.best_metric": "math:sqrt",
+            "training.metrics": ["math:sqrt"],
+            "training.best_metric_mode": "max",
+        },
+        {"training.best_metric": "perplexity", "training.validation_prompts": 0},
     ],
 )
 def test_what_fits_is_left_alone(keywords: dict[str, Any]) -> None:
@@ -378,3 +547,18 @@ def test_qlora_of_block_wise_training_is_another_thing() -> None:
     assert any(noted in note for note in DeploymentConfig(**keys).notes())
     chosen = DeploymentConfig(**keys, **{"training.mode": "blockwise"})
     assert not any(noted in note for note in [*chosen.notes(), *DeploymentConfig().notes()])
+
+
+@pytest.mark.parametrize(
+    ("metric", "needs"),
+    [("f1", True), ("rouge1", True), ("rouge2", True), ("rougeL", True), ("exact_match", False)],
+)
+def test_a_measure_of_a_package_needs_it(
+    metric: str, needs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = DeploymentConfig(**{"training.best_metric": metric})
+    monkeypatch.setattr(cross_checks, "is_installed", lambda package: package != "torchmetrics")
+    refused = f"config.best_metric_needs_torchmetrics(name={metric})"
+    assert config.problems() == [refused] * needs
+    monkeypatch.setattr(cross_checks, "is_installed", lambda package: True)
+    assert config.problems() == []

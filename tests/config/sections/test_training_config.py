@@ -27,6 +27,7 @@ def test_a_refused_assignment_changes_nothing() -> None:
     with pytest.raises(ValueError, match=r"config\.epochs_and_steps_given"):
         training.checkpoint_frequency = 100
     assert (training.checkpoint_interval, training.checkpoint_frequency) == (2, None)
+    assert training.model_fields_set == {"checkpoint_interval"}
     training.checkpoint_interval = None
     training.checkpoint_frequency = 100
 
@@ -185,3 +186,47 @@ def test_epochs_for_a_number_of_steps(max_steps: int, num_phases: int, epochs: i
     """Six steps are an epoch."""
     training = TrainingConfig(max_steps=max_steps)
     assert num_epochs_for(training, True, 6, num_phases) == epochs
+
+
+@pytest.mark.parametrize(
+    ("metric", "is_greater", "needs_answers", "tokens"),
+    [
+        ("loss", False, False, ["own:metric"]),
+        ("perplexity", False, False, ["own:metric"]),
+        ("token_accuracy", True, False, ["own:metric", "token_accuracy"]),
+        ("exact_match", True, True, ["own:metric"]),
+        ("final_answer", True, True, ["own:metric"]),
+        ("f1", True, True, ["own:metric"]),
+        ("rouge1", True, True, ["own:metric"]),
+        ("rouge2", True, True, ["own:metric"]),
+        ("rougeL", True, True, ["own:metric"]),
+        ("own:metric", False, False, ["own:metric"]),
+    ],
+)
+def test_what_the_best_is_chosen_by(
+    metric: str, is_greater: bool, needs_answers: bool, tokens: list[str]
+) -> None:
+    training = TrainingConfig(best_metric=metric, metrics=["own:metric"])
+    assert (training.best_is_greater, training.best_needs_answers) == (is_greater, needs_answers)
+    assert training.token_metrics == tokens
+    assert training.best_metric_key == f"eval_{metric.removeprefix('own:')}"
+    assert training.ends_with_best is (metric != "loss")
+    by_mode = TrainingConfig(best_metric=metric, best_metric_mode="max")
+    assert by_mode.best_is_greater is (is_greater or metric == "own:metric")
+
+
+@pytest.mark.parametrize(
+    ("settings", "ends_with_best", "num_kept"),
+    [
+        ({}, False, 1),
+        ({"keep_best": 0}, False, 0),
+        ({"keep_best": 0, "early_stopping_patience": 2}, True, 1),
+        ({"keep_best": 0, "best_metric": "f1"}, True, 1),
+        ({"keep_best": 3, "best_metric": "f1"}, True, 3),
+    ],
+)
+def test_a_run_that_ends_with_its_best_keeps_one(
+    settings: dict[str, object], ends_with_best: bool, num_kept: int
+) -> None:
+    training = TrainingConfig(**settings)
+    assert (training.ends_with_best, training.num_best_kept) == (ends_with_best, num_kept)

@@ -4,6 +4,7 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 
+from infrastructure.config.aliases import KEYS
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.describe import describe
 from infrastructure.config.schema import schema_of
@@ -55,6 +56,13 @@ def test_not_disabling(variable: str, text: str) -> None:
     assert config.value(DISABLING[variable]) in (True, "auto")
 
 
+def test_a_variable_sets_what_it_is_named_after() -> None:
+    for variable, key in VARIABLES.items():
+        assert key == KEYS.get(variable.lower(), variable.lower())
+    named = {variable: variable.lower().replace("disable", "enable") for variable in DISABLING}
+    assert named | {"DISABLE_GPU": "device"} == DISABLING
+
+
 def test_disabling_needs_a_truth_value() -> None:
     with pytest.raises(
         ValueError,
@@ -87,7 +95,9 @@ def test_an_unknown_variable_suggests_the_nearest(variable: str, meant: str) -> 
     with pytest.raises(ValueError, match="unknown_environment_variable") as raised:
         load_config(environment={variable: "1"})
     assert f"variable={variable}, hint=" in str(raised.value)
-    assert meant in str(raised.value).partition("hint=")[2]
+    assert f"config.meant_variable(meant={meant})" in str(raised.value)
+    with pytest.raises(ValueError, match=r"=TEMPER_XYZZY, hint=config\.config_lists_all_keys\(\)"):
+        load_config(environment={"TEMPER_XYZZY": "1"})
 
 
 def test_variables_of_others_are_left_alone() -> None:

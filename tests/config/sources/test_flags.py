@@ -10,9 +10,11 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import (
     add_config_flags,
+    as_flags,
     flag_names,
     flag_words,
     flags_given,
+    key_of_keyword,
 )
 from infrastructure.config.sources.load import load_config
 from infrastructure.config.sources.spelling import as_flag
@@ -173,3 +175,48 @@ def test_the_help_of_a_list_shows_how_several_are_typed(help_text: str) -> None:
 def test_settings_are_written_as_they_are_typed(key: str, value: object, words: list[str]) -> None:
     assert flag_words({key: value}) == words
     assert load(*words).value(key) == value
+
+
+def test_a_command_shows_where_its_settings_come_from_by_default() -> None:
+    keys = ["training.batch_size", "training.seed", "data.packing"]
+    parser = argparse.ArgumentParser(
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, width=400)
+    )
+    add_config_flags(parser, keys, inherited=["training.seed"], default_of_inherited="the run's")
+    text = " ".join(parser.format_help().split())
+    for key, shown in zip(keys, ("default: 32", "the run's", "default: true"), strict=True):
+        with spelled_by(as_flag):
+            description = FIELDS[key].description
+        assert f"({shown})" in text.partition(description)[2][:120], key
+    assert "--learning-rate" not in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags"),
+    [
+        (["model.lora_config"], "--lora"),
+        (["model.lora_config=false"], "--no-lora"),
+        (["model.lora_config", "model.quantization=4bit"], "--lora --quantization 4bit"),
+        (["data.packing=no"], "--no-packing"),
+        (["training.seed"], "--seed"),
+    ],
+)
+def test_settings_in_a_text_are_written_as_flags(settings: list[str], flags: str) -> None:
+    assert as_flags(settings) == flags
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("max_steps", "training.max_steps"),
+        ("lora", "model.lora_config"),
+        ("backup_place", "backup.place"),
+        ("epochs", "training.num_epochs"),
+        ("lr", "training.learning_rate"),
+        ("backups", "enable_backups"),
+        ("no_lora", "no_lora"),  # a true value of it would switch LoRA on
+        ("nothing", "nothing"),
+    ],
+)
+def test_a_keyword_sets_what_its_flag_sets(name: str, key: str) -> None:
+    assert key_of_keyword(name) == key

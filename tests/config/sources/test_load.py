@@ -231,3 +231,10 @@ def test_this_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch
 def test_a_canonical_key_as_an_argument() -> None:
     config = load_config(environment={}, flags={"data.path": "rows.jsonl"})
     assert config.source("data.path").place == "argument data.path"
+
+
+def test_a_file_in_the_home_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.yaml").write_text("training:\n  batch_size: 7\n")
+    config = load_config("~/a.yaml", environment={})
+    assert config.source("training.batch_size").place == f"{tmp_path}/a.yaml:2: training.batch_size"

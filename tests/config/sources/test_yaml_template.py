@@ -53,3 +53,19 @@ def test_what_was_given_is_set(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["config", "init", str(path)]) == 2
     assert "commands.config_file_exists" in capsys.readouterr().err
     assert load_config(path, environment={}).run_name == "a: b # c"
+
+
+def test_a_secret_is_not_written_into_the_file() -> None:
+    config = DeploymentConfig(data_path="https://me:letmein99@example.org/rows.jsonl")
+    text = yaml_template(config)
+    assert "letmein99" not in text
+    assert 'data.path: "https://***@example.org/rows.jsonl"' in text
+
+
+def test_what_is_set_to_its_default_stays_a_comment() -> None:
+    given = {"training.batch_size": 32, "data.packing": False, "model.lora_config.r": 16}
+    lines = yaml_template(DeploymentConfig(**given)).splitlines()
+    assert "# training.batch_size: 32" in lines
+    assert "data.packing: false" in lines
+    assert "model.lora_config: true" in lines
+    assert "# model.lora_config.r: 16" in lines

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from infrastructure.data.encoding import picture_tokens as module
 from infrastructure.data.encoding.picture_tokens import PictureTokens
 from infrastructure.data.encoding.tokenization import ConversationEncoder, Encoded
 from infrastructure.data.readers.pictures import PictureError
@@ -99,7 +100,8 @@ def test_no_token_of_a_picture_is_cut_whose_mark_stays() -> None:
     first, *_, last = np.flatnonzero(np.isin(whole.example.input_ids, tokens.token_ids))
     cut = encode(int(first) + 2)
     assert isinstance(cut, BadRow)
-    assert "data.limit_cuts_image" in cut.detail
+    about = f"num_tokens={len(whole.example.input_ids)}, max_length={int(first) + 2}"
+    assert cut.detail == f"data.limit_cuts_image({about})"
     assert isinstance(encode(int(last) + 1), Encoded)
 
 
@@ -186,9 +188,10 @@ def test_a_processor_that_refuses_a_picture_is_quoted_with_its_size(tokens: Pict
 
     refusing = PictureTokens(llava_processor(), "llava")
     refusing.processor = refuse
-    with pytest.raises(PictureError, match=r"data\.processor_rejected_image"):
+    refused = r"data\.processor_rejected_image\(sizes=600 x 1, reason=absolute aspect ratio must"
+    with pytest.raises(PictureError, match=refused):
         refusing.ids_of(picture("red", size=(600, 1)))
-    with pytest.raises(PictureError, match=r"data\.image_token_count_mismatch.*num_tokens=1"):
+    with pytest.raises(PictureError, match=r"num_tokens=1, mark=<image>, num_images=0\)"):
         tokens.in_place([1, tokens.mark_id], np.zeros(2, dtype=bool), [])
 
 
@@ -197,3 +200,59 @@ def test_a_processor_without_an_image_token_is_refused() -> None:
         ValueError, match=r"data\.processor_without_image_token.*name=x.*processor=object"
     ):
         PictureTokens(object(), "x")
+
+
+def test_a_batch_without_pictures_has_the_kinds_of_its_tokens_too() -> None:
+    gemma = PictureTokens(gemma3_processor(), "gemma")
+    ids = torch.tensor([[1, gemma.token_ids[0], 2], [1, 2, 3]])
+    names = {"token_type_ids", "mm_token_type_ids"} & {*gemma.processor.model_input_names}
+    assert names
+    assert gemma.inputs(ids, []).keys() == names
+    for kinds in gemma.inputs(ids, []).values():
+        assert kinds.tolist() == [[0, 1, 0], [0, 0, 0]]
+
+
+def test_the_tokens_of_a_size_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = PictureTokens(llava_processor(), "llava")
+    sizes: list[tuple[int, int]] = []
+    written = tokens._written
+
+    def noted(text: str, images: Any) -> list[int]:
+        sizes.append(images[0].size)
+        return written(text, images)
+
+    monkeypatch.setattr(tokens, "_written", noted)
+    monkeypatch.setattr(module, "MOST_SIZES", 2)
+    for width in (10, 11, 10, 12, 12, 10):
+        assert tokens.ids_of(picture("red", size=(width, 9))) == [tokens.mark_id] * 4
+    assert sizes == [(10, 9), (11, 9), (12, 9), (10, 9)]
+
+
+def test_what_decides_the_tokens_of_a_picture_is_listed() -> None:
+    def settings(**given: Any) -> tuple[str, ...]:
+        return tuple(PictureTokens(llava_processor(), "llava", **given).settings())
+
+    assert settings() == settings() == settings(has_text_template=True)
+    assert settings() != settings(background="black")
+    other = PictureTokens(gemma3_processor(), "llava").settings()
+    assert [one == another for one, another in zip(settings(), other, strict=True)][:3] == [
+        *(False, False, False)
+    ]
+    changed = PictureTokens(llava_processor(), "llava")
+    changed.processor.image_processor.size = {"height": 8, "width": 8}
+    assert tuple(changed.settings()) != settings()
+
+
+def test_only_declared_tokens_that_the_tokenizer_knows_are_those_of_a_picture() -> None:
+    processor = llava_processor()
+    mark = processor.tokenizer.convert_tokens_to_ids("<image>")
+    unknown = processor.tokenizer.unk_token_id
+    for declared, expected in (
+        (None, [mark]),
+        ([], [mark]),
+        ([7, None, 8], [7, 8]),
+        ([7, unknown], [7] if unknown is not None else None),
+    ):
+        processor.image_token_ids = declared
+        if expected is not None:
+            assert PictureTokens(processor, "llava").token_ids == expected

@@ -322,6 +322,9 @@ def test_the_choices_stand_below_the_question_and_the_right_one_answers(
         for answer in (number, labels[number], Label("name", number), Label(labels[number], 9)):
             found = turns(CHOOSING, question="Q", options=options, answer=answer)
             assert found == [("user", prompt_given), ("assistant", line)]
+    below = RowSchema("qa", {**CHOOSING.columns, "context": "c"}, "")
+    found = turns(below, question="Q", options=options, answer=0, c="C")
+    assert found[0] == ("user", f"Q\n\nC\n\n{lines[0]}\n{lines[1]}")
     for wrong in (2, -1, True, None, "Z", Label("name", 2), ["A"]):
         bad = CHOOSING.convert(row(question="Q", options=options, answer=wrong))
         assert isinstance(bad, BadRow)

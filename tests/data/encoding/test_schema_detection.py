@@ -132,17 +132,26 @@ def test_the_context_of_a_question_is_used_and_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "key"),
+    ("given", "held", "missing", "others", "key"),
     [
-        ({"prompt_column": "they_ask"}, "answer_column"),
-        ({"answer_column": "we_reply"}, "prompt_column"),
+        (
+            {"prompt_column": "they_ask"},
+            *("the prompts", "the answers"),
+            *("id, we_reply, priority", "answer_column"),
+        ),
+        (
+            {"answer_column": "we_reply"},
+            *("the answers", "the prompts"),
+            *("id, they_ask, priority", "prompt_column"),
+        ),
     ],
 )
 def test_one_named_column_leaves_only_the_other_to_be_named(
-    given: dict[str, str], key: str
+    given: dict[str, str], held: str, missing: str, others: str, key: str
 ) -> None:
     (column,) = given.values()
-    refusal = rf"data\.second_pair_column_unknown\(column={column}, .*key=data\.{key}\)"
+    about = rf"column={column}, held={held}, missing={missing}, others={others}, key=data\.{key}"
+    refusal = rf"data\.second_pair_column_unknown\({about}\)"
     with pytest.raises(ValueError, match=refusal) as caught:
         recognise_shape(names("id", "they_ask", "we_reply", "priority"), ShapeRequest(**given))
     assert "data.in_no_known_shape" not in str(caught.value)
@@ -220,6 +229,8 @@ UNCLEAR: list[tuple[list[Row], dict[str, str], str]] = [
     (BOTH, {}, r"data\.ambiguous_shape"),
     (names("mesages"), {}, r"data\.meant_column.*name=mesages.*known=messages"),
     (names("foo", "bar"), {}, r"data\.unrecognized_rows"),
+    (names("foo", "bar"), {"shape": "text"}, r"data\.not_in_shape\(shape=text\)"),
+    (names("text", "content"), {}, r"data\.ambiguous_shape\(num_ways=2,"),
     (names("question", "answer"), {"shape": "messages"}, r"data\.unrecognized_rows"),
     (names("prompt", "chosen", "rejected"), {}, r"data\.preference_pairs"),
     *((names("question", "answer"), request, sentence) for request, sentence in WRONG_REQUESTS),

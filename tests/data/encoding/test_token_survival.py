@@ -15,7 +15,7 @@ from infrastructure.data.encoding.token_survival import (
     Survivals,
     TokenSurvival,
 )
-from tests.data.builders import byte_level_tokenizer
+from tests.data.builders import byte_level_tokenizer, metaspace_tokenizer
 
 
 class Reader:
@@ -260,3 +260,37 @@ def test_equal_answers_are_refused_above_a_share() -> None:
         ):
             survivals.check(num_rows, 2.0)
     Survivals().check(0, 0.0)
+
+
+def test_rows_that_lose_text_that_is_only_read_are_counted_apart() -> None:
+    survivals = Survivals()
+    for number, unread in enumerate(["", "first", "second"]):
+        survivals.add(f"row {number}", Survival(unread=unread, given=number, learned=number))
+        count = max(1, number)
+        rows_hold = "row holds" if count == 1 else "rows hold"
+        lost = f"count={count}, rows_hold={rows_hold}, example=first, place=row 1"
+        assert survivals.lines() == ([f"data.text_without_tokens({lost})"] if number else [])
+    survivals.add("row 3", Survival(LETTERS, "x", 1, 2, "third"))
+    letters, unread = survivals.lines()
+    answers = f"answers_are=answer is, difference={KINDS[LETTERS]}(), example=x, place=row 3"
+    assert letters == f"data.tokenizer_changed_answers(count=1, {answers})"
+    assert "count=3," in unread
+    assert Survivals.from_json(survivals.to_json()).lines() == survivals.lines()
+
+
+def test_text_is_missed_where_a_tokenizer_loses_characters() -> None:
+    losing = TokenSurvival(metaspace_tokenizer())
+    written = "user: Ω is\nhere"
+    ids = metaspace_tokenizer()(written, add_special_tokens=False)["input_ids"]
+    for texts, lost in (
+        (["\tΩ is \n"], True),  # a template strips it
+        (["here", "Ω is"], True),
+        (["here", "user"], False),
+        (["Ω was"], False),  # not written at all
+        ([], False),
+    ):
+        assert bool(losing.lost_of(texts, written, ids)) is lost
+    shown = losing.lost_of(["Ω is"], written, ids)
+    assert shown.startswith("data.text_decoded_differently(text=Ω is, decoded=")
+    keeping = TokenSurvival(byte_level_tokenizer())
+    assert keeping.lost_of(["Ω is"], written, []) == ""  # it has tokens for each byte

@@ -476,15 +476,13 @@ def test_the_token_that_ends_answers_is_found_where_the_last_one_is_cut(over_len
 
 
 def test_the_tokens_of_a_template_are_those_beside_question_and_answer() -> None:
-    for template, text in (
-        (CHATML, "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n<|im_end|>"),
-        (None, ""),
-        ("{{ raise_exception('no') }}", ""),
-    ):
-        tokenizer = byte_level_tokenizer(template)
-        encoder = ConversationEncoder(tokenizer, max_length=9)
-        num_tokens = len(tokenizer(text)["input_ids"])
-        assert encoder.num_template_tokens() == pytest.approx(num_tokens, abs=2 * bool(text))
+    tokenizer = byte_level_tokenizer(CHATML)
+    messages = [{"role": role, "content": "a"} for role in ("user", "assistant")]
+    whole = tokenizer.apply_chat_template(messages)["input_ids"]
+    assert ConversationEncoder(tokenizer, max_length=9).num_template_tokens() == len(whole) - 2
+    for template in (None, "{{ raise_exception('no') }}"):
+        encoder = ConversationEncoder(byte_level_tokenizer(template), max_length=9)
+        assert encoder.num_template_tokens() == 0
     encoder = ConversationEncoder(metaspace_tokenizer(), max_length=9)
     assert encoder.num_tokens("a a") == len(metaspace_tokenizer().tokenize("a a"))
 

@@ -65,12 +65,16 @@ def test_other_data_is_let_pass(tmp_path: Path) -> None:
     check_meant(DataConfig())
     check_meant(DataConfig(path=str(write_jsonl(tmp_path / "two.jsonl", pairs(2)))))
     check_meant(DataConfig(path=str(tmp_path / "missing.jsonl")))  # told where it is read
+    (tmp_path / "head.csv").write_text("question,answer\n")
+    check_meant(DataConfig(path=str(tmp_path / "head.csv")))  # as well
     notes = tmp_path / "notes"
     notes.mkdir()
     (notes / "diary.md").write_text("One.\n\nTwo.\n")
     check_meant(DataConfig(path=str(notes)))
     (notes / "readme.md").write_text("Read me.\n")
     check_meant(DataConfig(path=str(notes)))
+    (notes / "readme.md").write_text("Read me.\n\nAll of it.\n")
+    check_meant(DataConfig(path=str(notes / "readme.md")))  # a file that is named is meant
 
 
 def test_the_format_of_a_file_decides_how_many_rows_it_has(tmp_path: Path) -> None:

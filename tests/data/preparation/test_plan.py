@@ -324,3 +324,34 @@ def test_where_rows_hold_pictures_is_described(tmp_path: Path) -> None:
     data = write_jsonl(tmp_path / "chats.jsonl", chats)
     place = "data.images_in_messages(place=chats.jsonl:2)"
     assert pictures_in(DataConfig(path=str(data))) == place
+
+
+def test_the_first_hundred_rows_decide(tmp_path: Path) -> None:
+    for number, has_context in ((99, True), (100, False)):
+        rows: list[dict[str, Any]] = pairs(120)
+        rows[number]["context"] = "C"
+        data = write_jsonl(tmp_path / f"{number}.jsonl", ["{broken", *rows])
+        shape = find_shape(discover(str(data)), DataConfig(path=str(data)))
+        assert ("context" in shape.columns) is has_context
+
+
+@pytest.mark.parametrize(
+    ("header", "first"),
+    [
+        (["x" * 41, "reply"], "x" * 39 + "…"),
+        (["x" * 40, "reply"], None),
+        (["ask", "It is so. "], "ask"),
+        (["ask", "So it is!"], "ask"),
+    ],
+)
+def test_a_header_that_reads_like_a_row_is_suspected(
+    tmp_path: Path, header: list[str], first: str | None
+) -> None:
+    (tmp_path / "a.csv").write_text(",".join(header) + "\nQ,A\n")
+    with pytest.raises(ValueError, match=r"data\.unrecognized_file") as caught:
+        find_shape(discover(str(tmp_path / "a.csv")), DataConfig())
+    reason = f"reason=data.missing_header(first_field={first}))"
+    assert str(caught.value).endswith(reason) is (first is not None)
+    data = write_jsonl(tmp_path / "a.jsonl", [dict.fromkeys(header, "x")])  # has no header
+    with pytest.raises(ValueError, match=r"data\.unrecognized_rows"):
+        find_shape(discover(str(data)), DataConfig())

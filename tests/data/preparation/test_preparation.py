@@ -510,18 +510,21 @@ def test_what_only_the_prompt_leaves_out_is_noted_with_its_first_row(tmp_path: P
     assert "(kind=data.lost_system_message(), count=18, noun=rows" in lost  # of 20 that are tried
     assert "place=rows.jsonl:3," in lost
     assert "data.prompts_differ_in_training(num_differing=18, num_checked=20)" in notes
+    never = CHATML.replace("{{ m['content'] }}", "{{ m['content'] if m.role != 'system' }}")
+    assert notes_of(tmp_path / "never", rows, never) == []  # one of each row's own losses
 
 
 def test_that_nothing_is_held_out_is_noted_if_a_split_is_set(tmp_path: Path, cache: Path) -> None:
     note = "data.nothing_held_out()"
-    same_rows = write_jsonl(tmp_path / "same.jsonl", pairs(1) * 9)
+    same_rows = write_jsonl(tmp_path / "same.jsonl", pairs(1) * 300)
     other = write_jsonl(tmp_path / "other.jsonl", pairs(9))
     for data, split, is_noted in (
         (same_rows, 0.2, True),
         (same_rows, 0, False),
         (other, 0.2, False),
     ):
-        assert (note in pipeline(data, cache, validation_split=split).report.notes) is is_noted
+        notes = pipeline(data, cache, validation_split=split).report.notes
+        assert notes == [note] * is_noted
 
 
 def test_messages_without_text_and_those_of_weight_0_are_counted_one_by_one(

@@ -79,6 +79,11 @@ def test_a_reason_is_shown_to_its_end() -> None:
     quarantine.add([BadRow("a.jsonl", 1, WRONG_TYPE, refusal, "", 0)])
     with pytest.raises(ValueError, match=f"a.jsonl:1, {refusal}\\)"):
         quarantine.check(2, 5.0)
+    for length, shown in ((200, "x" * 200), (201, "x" * 199 + "…")):
+        quarantine = Quarantine()
+        quarantine.add([BadRow("a.jsonl", 1, WRONG_TYPE, "x" * length)])
+        with pytest.raises(ValueError, match=rf"a\.jsonl:1, {shown}\)"):
+            quarantine.check(2, 5.0)
 
 
 def test_too_large_a_share_is_refused_with_examples_and_remedy() -> None:
@@ -112,6 +117,8 @@ def test_rows_that_would_not_be_learned_have_a_limit_of_their_own() -> None:
         now = most if limit is None else min(limit, most)
         assert f"data.skip_bad_rows(now={now})" in str(caught.value)
     quarantine.check(40, 7.5)
+    with pytest.raises(ValueError, match=r"data\.skip_bad_rows\(now=7\.4\)"):
+        quarantine.check(21, 7.4, max_unlearnable_percent=9.0)  # both are too many
     quarantine.add([bad(4)] * 3)
     with pytest.raises(ValueError, match=r"data\.too_many_bad_rows") as caught:
         quarantine.check(6, 5.0, max_unlearnable_percent=5.0)
@@ -122,6 +129,9 @@ def test_a_template_that_makes_rows_long_is_named() -> None:
     about = about_template(96, 128)
     assert about == "data.template_takes_much(num_tokens=96, max_length=128)"
     assert not about_template(31, 128)
+    assert about_template(32, 128)
+    assert about_template(127, 128).startswith("data.template_takes_much(")
+    assert about_template(128, 128).startswith("data.template_exceeds_limit(")
     assert about_template(6, 2) == "data.template_exceeds_limit(num_tokens=6, max_length=2)"
     quarantine = Quarantine()
     quarantine.add([bad(1, OVER_LONG)])

@@ -26,6 +26,7 @@ from infrastructure.data.preparation.row_encoder import (
 from infrastructure.data.readers.rows import BadRow, Conversation, Row
 from infrastructure.data.store.examples import Picture
 from infrastructure.models.tokenizer import train_tokenizer
+from tests.data.builders import CHATML, byte_level_tokenizer
 
 pytestmark = pytest.mark.usefixtures("spawned_by_fork")
 
@@ -180,3 +181,63 @@ def test_rows_about_different_pictures_are_different_rows(monkeypatch: pytest.Mo
     numbers = [one.content for one in prepared if isinstance(one, PreparedRow)]
     assert len(numbers) == len(shown)
     assert [numbers.index(number) for number in numbers] == [0, 1, 0, 3, 4, 5]
+
+
+def prepared_by(encoder: ConversationEncoder, shape: RowSchema, *values: Any) -> PreparedChunk:
+    """What becomes of rows of these values; a reason stands for a row that cannot be read."""
+    rows: list[Row | BadRow] = [
+        BadRow("a", line, one) if isinstance(one, str) else Row(one, "a", line, 10 * line)
+        for line, one in enumerate(values, 1)
+    ]
+    return RowWorker(encoder, [RowSchema("text", {"text": "t"}, ""), shape])(RowChunk(4, 1, rows))
+
+
+PAIR = RowSchema("qa", {"prompt": "q", "answer": "a"}, "", task_column="kind")
+
+
+def test_each_row_has_its_own_facts_in_the_order_of_the_chunk() -> None:
+    encoder = ConversationEncoder(byte_level_tokenizer(), max_length=12, over_length="keep_start")
+    chunk = prepared_by(
+        encoder,
+        PAIR,
+        {"q": "Q", "a": "A", "kind": "k"},
+        "unreadable",
+        {"q": "Q", "a": ""},
+        {"q": "Q", "a": "word " * 9},
+        {"q": "long " * 99, "a": "A"},
+        {"q": "Q", "a": "</s>", "kind": "other"},
+        {"q": "Q", "a": "A"},
+    )
+    assert (chunk.file, chunk.shape) == (4, 1)
+    bad = {n: row.reason for n, row in enumerate(chunk.rows) if isinstance(row, BadRow)}
+    assert bad == {1: "unreadable", 2: "empty", 4: "over-long"}
+    good = {n: row for n, row in enumerate(chunk.rows) if isinstance(row, PreparedRow)}
+    assert {n: row.offset for n, row in good.items()} == {0: 10, 3: 40, 5: 60, 6: 70}
+    assert [n for n, row in good.items() if row.is_truncated] == [3]
+    assert [n for n, row in good.items() if row.holds_special_text] == [5]
+    assert [row.example.task for row in good.values()] == ["k", "", "other", ""]
+    assert len({row.content for row in good.values()}) == 3
+    assert good[0].content == good[6].content  # whatever its task
+    end = encoder.tokenizer.eos_token_id
+    assert [row.end_token == end for row in good.values()] == [True, False, True, True]
+
+
+def test_columns_and_fields_without_a_use_are_counted() -> None:
+    columns = {"chat": "m", "options": "o", "tools": "tools"}
+    shape = RowSchema("messages", columns, "")
+    answer = {"role": "assistant", "content": "A", "mood": "x", "weight": 1, "reasoning": "hm"}
+    messages = [{"role": "user", "content": "Q", "name": "Anna", "mood": None}, answer]
+    rows = [
+        {"m": messages, "o": {"calm": 1, "loud": None}, "extra": 1, "empty": None},
+        {"m": [*messages, answer], "extra": "", "tools": [{"name": "f"}]},
+        {"m": [], "extra": 1},
+    ]
+    for template, unread in (
+        (None, {"mood": 3, "name": 2, "calm": 1}),
+        (CHATML, {"mood": 3, "name": 2, "calm": 1}),
+        (CHATML + "{# mood #}{{ calm }}{{ m.name }}", {"mood": 3}),
+    ):
+        encoder = ConversationEncoder(byte_level_tokenizer(template), max_length=99)
+        chunk = prepared_by(encoder, shape, *rows)
+        assert chunk.unused_columns == {"extra": 3}
+        assert chunk.unused_fields == unread

@@ -1,5 +1,6 @@
 """Files that are not written in UTF-8: read in the encoding that is given, or refused with it."""
 
+import codecs
 import gzip
 import json
 from pathlib import Path
@@ -122,3 +123,43 @@ def test_an_encoding_has_one_spelling() -> None:
             ValueError, match=rf"config\.wrong_value\(setting=data\.encoding, .*value=\"{wrong}\""
         ):
             DataConfig(encoding=wrong)
+
+
+@pytest.mark.parametrize(
+    ("mark", "encoding"),
+    [
+        (codecs.BOM_UTF8, "utf-8"),
+        (codecs.BOM_UTF16_LE, "utf-16-le"),
+        (codecs.BOM_UTF16_BE, "utf-16-be"),
+        (codecs.BOM_UTF32_LE, "utf-32-le"),
+        (codecs.BOM_UTF32_BE, "utf-32-be"),
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_mark_decides_in_either_order_of_bytes(
+    mark: bytes, encoding: str, end: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(mark + end.join(["q,a", "naïve,日本", "x,y", ""]).encode(encoding))
+    [file] = discover(str(path))
+    rows = [row for row in file.rows() if isinstance(row, Row)]
+    assert [row.values for row in rows] == [{"q": "naïve", "a": "日本"}, {"q": "x", "a": "y"}]
+    assert [row.line for row in rows] == [2, 3]
+    assert list(file.rows(Start(rows[1].offset, 3))) == rows[1:]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_western"),
+    [
+        ("aüb", True),
+        ("abcdefüüü", True),
+        ("abcdefghüüüü", False),  # a whole word
+        ("abü", True),  # a third of the letters
+        ("aü", False),
+        ("12 ü", False),
+        ("abc", False),
+    ],
+)
+def test_few_letters_beyond_ascii_are_western(text: str, is_western: bool) -> None:
+    assert likely_encoding(text.encode("cp1252")) == ("cp1252" if is_western else "")
+    assert likely_encoding(b"abc \x81") == "", "it has no such byte"

@@ -286,3 +286,11 @@ def test_the_beginning_of_a_text_decides_whether_it_has_passages(
     for num_lines, num_rows in ((3, 2), (30, 31)):
         path.write_text("text\n" * num_lines + "\nend\n")
         assert len(list(read_text(path, "rows.txt"))) == num_rows
+
+
+def test_a_field_may_be_longer_than_the_csv_module_takes(tmp_path: Path) -> None:
+    long = "x" * 200_000
+    assert read(tmp_path, HEADER + f'1,{long}\n"{long}",2\n') == [
+        (2, ["1", long]),
+        (3, [long, "2"]),
+    ]

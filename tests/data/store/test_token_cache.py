@@ -263,7 +263,9 @@ def test_the_longest_unused_make_room(tmp_path: Path, caplog: pytest.LogCaptureF
     assert entries(tmp_path) == ["b", "c"]
     big = cache(tmp_path, disk_size=1).open("d", builder(4 * num_tokens))
     assert entries(tmp_path) == ["c", "d"]  # both in use
-    assert re.search(r"data\.cache_too_small\(.*limit=1\)", caplog.text)
+    about = re.search(r"data\.cache_too_small\(megabytes=(\S+), root=.*limit=1\)", caplog.text)
+    assert about is not None
+    assert 2 < float(about[1]) < 2.2  # of four and one times 0.41
     held.close()
     big.close()
     cache(tmp_path, disk_size=1).sweep()
@@ -294,7 +296,8 @@ def test_without_locks_entries_are_used_and_never_swept(
 
 def test_an_unwritable_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"data\.cache_not_writable"):
+    not_a_folder = r"data\.cache_not_writable\(folder=.*/file/tokens, reason=Not a directory\)"
+    with pytest.raises(ValueError, match=not_a_folder):
         cache(tmp_path / "file")
 
 
@@ -315,8 +318,9 @@ def test_an_entry_is_built_by_one_of_those_that_need_it(tmp_path: Path) -> None:
         assert began.wait(60)
         found = threads.submit(cache(tmp_path).open, "a", second)
         other = cache(tmp_path).open("b", builder())  # of another key
-        assert not second_began.wait(0.2)
+        has_begun = second_began.wait(0.2)
         go_ahead.set()
+        assert not has_begun
         entries_ = built.result(60), found.result(60), other
     assert [entry.was_there for entry in entries_] == [False, True, False]
     assert not second_began.is_set()

@@ -22,7 +22,7 @@ from infrastructure.backup.state.optimizer_state import split_optimizer
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from infrastructure.training.checkpoints.chunked_version import KEY, load_whole
+from infrastructure.training.checkpoints.chunked_version import KEY, decode_value, load_whole
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.distributed import checkpoint_storage
 from infrastructure.training.distributed.checkpoint_storage import (
@@ -315,6 +315,20 @@ INVALID = r"run\.invalid_manifest_entry\(key=distributed, error="
             one_tensor(size=[-2], chunks=[]),
             rf"{INVALID}run\.invalid_chunk_lengths\(values=\[-2\]\)",
         ),
+        (one_tensor(size=[True], chunks=[]), rf"{INVALID}run\.invalid_chunk_lengths"),
+        (one_tensor(size=[1 << 48], chunks=[]), rf"{INVALID}run\.invalid_chunk_lengths"),
+        (
+            one_tensor(size=[2], chunks=[[[0], [1]]]),
+            rf"{INVALID}run\.chunks_do_not_fill_tensor\(shape=\[2\]\)",
+        ),
+        (
+            one_tensor(size=[2], chunks=[[[0], [2]], [[1], [1]]]),  # one number twice
+            rf"{INVALID}run\.chunks_do_not_fill_tensor\(shape=\[2\]\)",
+        ),
+        (
+            one_tensor(size=[2], chunks=[[[0], [1]], [[1], [1]]]),  # which nobody has written
+            r"run\.checkpoint_lacks_parts\(count=2, example=a/@0\)",
+        ),
     ],
 )
 def test_a_hostile_description_is_refused(tmp_path: Path, described: object, refusal: str) -> None:
@@ -325,6 +339,12 @@ def test_a_hostile_description_is_refused(tmp_path: Path, described: object, ref
     values = {KEY: described} if described is not None else {}
     with pytest.raises(CheckpointError, match=refusal):
         load_whole(store, replace(manifest, values=values))
+
+
+def test_a_value_that_is_no_json_is_refused() -> None:
+    assert decode_value(b'{"a": 1}') == {"a": 1}
+    with pytest.raises(CheckpointError, match=r"run\.checkpoint_value_not_json"):
+        decode_value(b"{")
 
 
 def plain_model(value: float = 0.0) -> torch.nn.Linear:

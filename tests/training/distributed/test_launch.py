@@ -422,6 +422,28 @@ def stop(process: "subprocess.Popen[str]") -> None:
     os.waitpid(process.pid, os.WUNTRACED)
 
 
+def test_who_stays_after_rank_0_is_killed_after_a_while_and_named_as_remaining() -> None:
+    first, second = rank(0), rank(1)
+    try:
+        time.sleep(0.1)
+        watch, limit = RankWatch(2), int(launch.MOST_SECONDS_AFTER_FIRST)
+        watch.look(1.0)
+        for _ in range(limit):  # rank 0 lives: its time does not count
+            watch.look(1.0)
+        first.kill()
+        first.wait()
+        for _ in range(limit):
+            watch.look(1.0)
+        assert (watch.reasons, second.poll()) == ({}, None)
+        watch.look(1.0)
+        assert second.wait(60) == -signal.SIGKILL
+        assert watch.reasons == {second.pid: "training.rank_outlived_rank_0()"}
+    finally:
+        for process in (first, second):
+            process.kill()
+            process.wait()
+
+
 def test_who_is_stopped_is_given_time_and_a_pause_of_all_counts_for_nobody() -> None:
     first, second = rank(0), rank(1)
     try:

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,15 +16,17 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.launcher import LaunchedProcess
 from infrastructure.run.checkpoint_paths import step_of
+from infrastructure.training import trainer_factory
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core.state import TrainingState
+from infrastructure.training.distributed import group as group_module
 from infrastructure.training.distributed import members
 from infrastructure.training.distributed import ranks as ranks_module
 from infrastructure.training.distributed.group import ALONE
 from infrastructure.training.distributed.ranks import Ranks
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
-from infrastructure.training.run_facts import welcome
+from infrastructure.training.run_facts import compare, welcome
 from infrastructure.training.trainer_factory import TrainerFactory, num_processes_for
 from tests.slow import slow
 from tests.training.distributed.small_groups import small_config, trained, weights_of
@@ -200,6 +202,44 @@ def test_an_extension_that_one_process_has_alone_is_refused(
         ConfigurationError, match=r"training\.own_loop_has_one_process.*num_processes=2"
     ):
         trainer.train_step([])
+
+
+@pytest.mark.parametrize("differs", [None, "weights", "data"])
+def test_a_rank_that_has_loaded_something_else_names_it(
+    tmp_path: Path, saved_llama: Path, monkeypatch: pytest.MonkeyPatch, differs: str | None
+) -> None:
+    """Frozen weights by their values, data by its rows."""
+    trainer = TrainerFactory().for_run(small_config(tmp_path, saved_llama))
+    trainer.prepare()
+    sent: list[dict[str, Any]] = []
+
+    class OfFirst(group_module.Group):
+        def decide(self, make: Callable[[], Any]) -> Any:
+            sent.append(made := make())
+            return {**made, **({} if differs is None else {differs: ["of rank 0"]})}
+
+    if differs is None:
+        compare(OfFirst(), trainer)
+        before = sent[-1]
+        data: Any = trainer.initialize_data()
+        monkeypatch.setattr(type(data), "fingerprint", "other rows")
+        compare(OfFirst(), trainer)
+        assert {name for name in before if before[name] != sent[-1][name]} == {"data"}
+        return
+    code = rf"training\.rank_loaded_differently\(what={differs}\)"
+    with pytest.raises(ValueError, match=code):
+        compare(OfFirst(), trainer)
+
+
+def test_a_process_of_a_launcher_other_than_the_first_begins_no_run(
+    tmp_path: Path, saved_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = LaunchedProcess(1, 2, 1, "127.0.0.1")
+    monkeypatch.setattr(trainer_factory, "launched_process", lambda: launched)
+    with pytest.raises(
+        ConfigurationError, match=r"training\.not_first_launched_process\(rank=1, size=2\)"
+    ):
+        TrainerFactory().for_run(small_config(tmp_path, saved_llama))
 
 
 @pytest.mark.parametrize(

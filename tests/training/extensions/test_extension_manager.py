@@ -1,14 +1,17 @@
 """Extensions are made by name; an unknown one is refused when a run starts."""
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
+import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
 from infrastructure.training.extensions.extension_manager import (
     EXTENSIONS,
+    ExtensionManager,
     create_extensions,
     register_extension,
 )
@@ -73,6 +76,45 @@ def test_ones_own_goes_before_a_name_that_is_taken_or_kept(name: str) -> None:
 def test_an_unknown_extension_gets_the_nearest_name() -> None:
     with pytest.raises(ValueError, match=r"core\.did_you_mean\(meant=nudge\)"):
         create_extensions(["nudeg"], None, {"quantum": Nudge})
+
+
+class Adding(Extension):
+    """Adds a weight, drawn at random, and takes it away again."""
+
+    adds_weights = True
+    calls: ClassVar[list[str]] = []
+
+    def __init__(self, label: str) -> None:
+        self.label, self.drawn = label, 0.0
+
+    @property
+    def name(self) -> str:
+        return self.label
+
+    def attach(self, model: torch.nn.Module) -> None:
+        self.drawn = float(torch.rand(()))
+        self.calls.append(f"attach {self.label}")
+
+    def detach(self, model: torch.nn.Module) -> None:
+        self.calls.append(f"detach {self.label}")
+
+
+def test_weights_are_added_in_order_by_the_seed_and_taken_away_in_reverse() -> None:
+    extensions = [Adding("one"), Nudge(None), Adding("two")]
+    manager = ExtensionManager([Watch(None), *extensions])
+    model, before = torch.nn.Linear(1, 1), torch.get_rng_state()
+    Adding.calls.clear()
+    manager.attach(model, TrainingConfig(seed=7))
+    manager.detach(model)
+    assert Adding.calls == ["attach one", "attach two", "detach two", "detach one"]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert manager.extensions == extensions
+    assert manager.adding_weights == ["one", "two"]
+    drawn = extensions[0].drawn
+    manager.attach(model, TrainingConfig(seed=7))
+    assert extensions[0].drawn == drawn
+    manager.attach(model, TrainingConfig(seed=8))
+    assert extensions[0].drawn != drawn
 
 
 class Needy(Nudge):

@@ -1,17 +1,19 @@
 """Back to the newest checkpoint that is good, in the same process."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.core.errors import CheckpointError
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
 from infrastructure.training.checkpoints.snapshot import Snapshot, take_snapshot
 from infrastructure.training.core.state import TrainingState
+from infrastructure.training.distributed.group import Group
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.loop import checkpointer as module
 from tests.training.toy_training import Training
@@ -113,6 +115,52 @@ def test_parts_of_other_machines_are_here_before_all_ranks_go_back(
     monkeypatch.setattr(training.checkpoints, "fetch_parts", fetch)
     training.checkpointer.roll_back(training.state)
     assert steps == ["fetch 2", *(["load 2"] if can_be_had else ["fetch 1", "load 1"])]
+
+
+def test_a_version_of_a_spread_model_has_its_kind_and_its_score(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[tuple[object, dict[str, object]]] = []
+    monkeypatch.setattr(module, "is_sharded", lambda _: True)
+    monkeypatch.setattr(
+        module,
+        "save_together",
+        lambda _, manager, snapshot, model, **facts: saved.append((manager, facts)),
+    )
+    state = training.state
+    state.evaluation, state.evaluated_step = {"eval_loss": 0.5}, state.step
+    training.checkpointer.save(state, SaveKind.STOPPED)
+    assert saved == [(training.checkpoints, {"kind": SaveKind.STOPPED, "score": 0.5})]
+    training.checkpointer.manager = None  # and nothing is saved by any rank
+    training.checkpointer.save(state, SaveKind.STOPPED)
+    assert len(saved) == 1
+
+
+@pytest.mark.parametrize("others_wait", [True, False])
+def test_a_spread_model_is_rescued_where_the_others_take_part(
+    training: Training, monkeypatch: pytest.MonkeyPatch, others_wait: bool
+) -> None:
+    """They get the kind of the checkpoint instead of a decision."""
+    events: list[object] = []
+
+    class Sending(Group):
+        def decide(self, make: Callable[[], Any]) -> Any:
+            events.append(made := make())
+            return made
+
+    saver = training.checkpointer
+    monkeypatch.setattr(module, "is_sharded", lambda _: True)
+    monkeypatch.setattr(saver, "begin", lambda state, kind: events.append(kind))
+    monkeypatch.setattr(saver, "announce", lambda state, wait: events.append(("announce", wait)))
+    training.step.group, saver.others_wait = Sending(), others_wait
+    saver.rescue(training.state, SaveKind.EMERGENCY)
+    whole = [{"last": "emergency"}, SaveKind.EMERGENCY, ("announce", True)]
+    assert events == (whole if others_wait else [])
+    events.clear()
+    saver.rescue_with_first(training.state, {"saves": False})
+    assert events == []
+    saver.rescue_with_first(training.state, {"last": "stopped"})
+    assert events == [SaveKind.STOPPED, {}]
 
 
 def test_without_a_folder_nothing_is_saved_and_the_reason_is_given() -> None:

@@ -271,6 +271,15 @@ class Noting(Group):
         self.depth -= 1
 
 
+def test_a_stop_that_is_no_interrupt_breaks_off_no_evaluation() -> None:
+    training = Training()
+    training.state.stop("nothing gets better")
+    training.loop.poll(training.state)
+    training.state.interrupt("Ctrl-C")
+    with pytest.raises(KeyboardInterrupt, match="nothing gets better"):
+        training.loop.poll(training.state)
+
+
 @pytest.mark.parametrize("kind", ["manual", "deadline"])
 def test_in_a_long_evaluation_a_request_and_the_deadline_count(tmp_path: Path, kind: str) -> None:
     clock, request, group = Clock(), tmp_path / "save_now", Noting()

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from infrastructure.core.errors import DeviceFailedError
+from infrastructure.core.errors import DeviceFailedError, ProcessLostError
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints import checkpoint_manager, snapshot
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import SkippedBatch, TrainingState
+from infrastructure.training.distributed.group import Group
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
 from infrastructure.training.forward.evaluation_loss import EvaluationLoss
 from infrastructure.training.loop import loop, loss_judge, optimizer_step
@@ -309,9 +310,11 @@ class Metrics(Observer):
 
     def __init__(self) -> None:
         self.seen: list[dict[str, float]] = []
+        self.norms: list[Any] = []
 
     def step_end(self, state: TrainingState) -> None:
         self.seen.append(dict(state.metrics))
+        self.norms.append(state.grad_norm)
 
 
 def test_of_a_step_that_was_passed_over_nothing_is_reported() -> None:
@@ -326,6 +329,43 @@ def test_of_a_step_that_was_passed_over_nothing_is_reported() -> None:
         [],
         ["grad_norm", "learning_rate"],
     ]
+    assert [norm is None for norm in metrics.norms] == [False, True, False]
+
+
+class OfFour(Group):
+    """One of four ranks, without the others."""
+
+    rank, size = 2, 4
+
+
+@pytest.mark.parametrize(
+    ("error", "policy", "limits"),
+    [
+        (out_of_memory(), "smaller", [1]),  # its share of six examples is two
+        (out_of_memory(), "stop", []),
+        (OSError("planted"), "smaller", []),
+    ],
+)
+def test_a_rank_that_lacks_memory_remembers_half_of_its_share_and_ends(
+    error: Exception, policy: str, limits: list[int]
+) -> None:
+    training = Training(recovery={"out_of_memory": policy})
+    step, state = training.step, training.state
+    step.group, state.batch, state.micro_batch_size, state.step = OfFour(), range(6), 8, 4
+    remembered: list[int] = []
+    step.remember_limit = remembered.append
+    step.mark_safe(state)
+    ended = pytest.raises(ProcessLostError if limits else type(error))
+    with ended as caught, step._ended_by_errors(state):
+        raise error
+    assert remembered == limits
+    assert step.safe_point is None
+    if limits:
+        assert str(caught.value) == "training.rank_out_of_memory(rank=2, step=5)"
+        state.batch = range(1)
+        with pytest.raises(ProcessLostError), step._ended_by_errors(state):
+            raise error
+        assert remembered == [1, 1]
 
 
 def test_what_is_known_of_the_losses_comes_back_with_a_checkpoint() -> None:

@@ -195,6 +195,12 @@ def test_the_time_left_follows_what_happens_now() -> None:
         clock.now += 1.0
         rate.update(step)
     assert rate.seconds_left(1000) == pytest.approx(700.0, rel=0.01)
+    clock.now = 0.0
+    rate = RecentRate(0, clock)
+    for seconds, step in ((50.0, 1), (100.0, 11)):
+        clock.now = seconds
+        rate.update(step)
+    assert rate.seconds_left(100) == pytest.approx(89 * 100 / 11)  # of a minute at least
     assert rate.seconds_left(0) is None
 
 

@@ -70,6 +70,28 @@ def test_a_training_without_room_for_its_optimizer_is_refused_before_it_is_measu
         fit.search(8, lambda size: 1)
 
 
+@pytest.mark.parametrize(("total_steps", "evaluated"), [(6, 2), (1000, 16)])
+def test_an_evaluation_is_measured_on_as_many_rows_as_its_time_is_divided_by(
+    saved_llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    total_steps: int,
+    evaluated: int,
+) -> None:
+    """Of a short run, on a part of a micro-batch."""
+    sizes: list[int] = []
+
+    def evaluation(step: DryRunStep, examples: Sequence[object]) -> MicroCost:
+        sizes.append(len(examples))
+        return MicroCost(1, 12.0, 1)
+
+    monkeypatch.setattr(DryRunStep, "evaluation", evaluation)
+    trainer = small_trainer(saved_llama, tmp_path, batch_size=16)
+    found = trainer.cost_measurement().costs(trainer.batch_plan(), total_steps)
+    assert sizes == [evaluated]
+    assert found.evaluation_seconds == 12.0 / evaluated
+
+
 def costs(limit_bytes: int) -> StepCosts:
     return StepCosts(
         memory=MemoryLine(1000.0, 10.0),
