@@ -312,13 +312,15 @@ def test_a_changed_copy_keeps_what_was_noted_of_the_first(
     config.know_models(["tactical_mappo"])
     config.note_environment(["of the environment"])
     config.note("once")
+    config.note("another")
     config.note("once")
     before = config.notes()
     changed = config.changed(
         [GivenValue("model.name", "tactical_mappo", Source(Layer.FLAG, "--m"))]
     )
     assert [note for note in before if note in changed.notes()] == before
-    assert [changed.notes().count(note) for note in ("of the environment", "once")] == [1, 1]
+    noted = ("of the environment", "once", "another")
+    assert [changed.notes().count(note) for note in noted] == [1, 1, 1]
     assert changed.to_dict()["values"]["model"]["name"] == "tactical_mappo"
     changed.note("of the copy alone")
     assert config.notes() == before

@@ -271,6 +271,9 @@ def test_a_run_that_is_finished_or_being_trained_is_not_named(tmp_path: Path) ->
     run = other_run(tmp_path, NEAR, **{"training.seed": 7})
     with only_trainer_of(run.path):
         assert unfinished_beside(config) is None
+    (run.path / "trained_by").write_text("process 7 on another-machine\n")
+    assert unfinished_beside(config) is None, "it may be trained there"
+    (run.path / "trained_by").unlink()
     assert unfinished_beside(config) is not None
     write_record(run.summary_file, {"status": "finished"})
     run.final.mkdir()

@@ -653,6 +653,14 @@ def test_only_what_makes_tokens_may_differ_with_another_library(name: str) -> No
         assert found.verdict is Verdict.HARMLESS
 
 
+def test_keys_that_are_new_or_gone_are_part_of_a_difference() -> None:
+    was, now = {"r": 4, "gone": 1, "same": 0}, {"r": 4, "new": 2, "same": 0}
+    [found] = part_differences({"lora": was}, {"lora": now}, same_libraries=True)
+    assert found.was == {"gone": 1, "new": None}
+    assert found.current == {"gone": None, "new": 2}
+    assert found.text == "lora.gone: was 1, is None; lora.new: was None, is 2"
+
+
 def test_of_many_differences_three_are_shown() -> None:
     values = {f"k{n}": n for n in range(5)}
     for number, more in ((3, ""), (4, " and 1 more"), (5, " and 2 more")):

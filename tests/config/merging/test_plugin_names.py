@@ -9,6 +9,7 @@ import pytest
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.plugin_names import code_of, require_shareable
 from infrastructure.config.registries import ADAPTERS, EXTENSIONS
+from infrastructure.core import registry
 
 
 def make(*arguments: object) -> object:
@@ -124,3 +125,5 @@ def test_of_own_parts_the_code_of_those_that_decide_the_result_is_recorded(
     for group, parts in code_of(config).items():
         assert parts[name]["sha256"] == code["sha256"], group
         assert parts[name]["imports"] != code["imports"]
+    monkeypatch.setattr(registry, "package_of", lambda address: "theirs==1.2")
+    assert code_of(config) == {}, "the version of its package stands for it"

@@ -235,6 +235,20 @@ def test_rows_that_differ_in_the_picture_alone_are_other_rows(
     assert len(prints) == 2
 
 
+def test_paths_of_pictures_are_relative_to_the_file_that_names_them(
+    tokens: PictureTokens, tmp_path: Path
+) -> None:
+    for number, folder in enumerate("ab"):
+        rows = tmp_path / "rows" / folder / "rows.jsonl"
+        rows.parent.mkdir(parents=True)
+        (rows.parent / "it.png").write_bytes(encoded(picture("red", number)))
+        rows.write_text(json.dumps(row_of("it.png")) + "\n")
+    data = pipeline(tmp_path / "rows", tokens)
+    assert data.prepare().num_train == 2
+    shown = [example.pictures[0].read() for example in data.examples(range(2))]
+    assert shown == [encoded(picture("red", number)) for number in range(2)]
+
+
 TEXT_ONLY = r"data\.setting_without_image_support"
 
 

@@ -146,6 +146,16 @@ def test_a_damaged_entry_is_made_again_with_a_warning(
     assert entry.store.example(0).input_ids.tolist() == list(range(1000))
 
 
+def test_the_age_of_entries_is_that_of_the_setting(tmp_path: Path) -> None:
+    for key, days in (("a", 2.9), ("b", 3.1)):
+        cache(tmp_path).open(key, builder()).close()
+        age(tmp_path, key, days)
+    cache(tmp_path).sweep()  # a week by default
+    assert entries(tmp_path) == ["a", "b"]
+    cache(tmp_path, max_age_days=3).sweep()
+    assert entries(tmp_path) == ["a"]
+
+
 def test_unused_entries_are_swept_by_age(tmp_path: Path) -> None:
     for key in ("old", "new", "used"):
         cache(tmp_path).open(key, builder()).close()
