@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from infrastructure.models import packing_check
 from infrastructure.models.model_inputs import attention_implementation
 from infrastructure.models.packed_attention import (
     ATTENTION_NAME,
@@ -116,7 +117,7 @@ def test_examples_within_a_chunk_are_packed_however_many_there_are() -> None:
 def test_a_chunked_model_is_not_packed_by_its_own_attention() -> None:
     check = prepare_packing(tiny_model("llama4", attention="eager"), CHUNK)
     assert not check.isolated
-    assert "models.attends_in_chunks" in check.reason
+    assert f"reason=models.chunks_from_row_start(chunk={CHUNK})" in check.reason
 
 
 def test_a_window_that_no_layer_names_is_found_before_the_training() -> None:
@@ -159,3 +160,48 @@ def test_the_probe_leaves_no_trace() -> None:
     assert model.training
     assert not gradients(model)
     assert not model.get_input_embeddings()._forward_hooks
+
+
+@pytest.mark.parametrize(
+    ("difference", "leak", "dtype", "isolated"),
+    [
+        (9e-5, 0.0, torch.float32, True),
+        (2e-4, 0.0, torch.float32, False),
+        (2e-4, 0.0, torch.bfloat16, True),
+        (0.0, 9e-6, torch.float32, True),
+        (0.0, 2e-5, torch.float32, False),  # rounding alone is smaller
+        (0.0, 2e-5, torch.bfloat16, True),
+        (0.0, 3e-3, torch.bfloat16, False),
+        (0.06, 0.0, torch.bfloat16, False),
+    ],
+)
+@pytest.mark.parametrize("of_pictures", [False, True])
+def test_what_differs_and_what_leaks_have_a_limit_each(
+    difference: float,
+    leak: float,
+    dtype: torch.dtype,
+    isolated: bool,
+    of_pictures: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, none = (difference, leak), (0.0, 0.0)
+    monkeypatch.setattr(
+        packing_check, "packing_difference", lambda *_: none if of_pictures else found
+    )
+    model = tiny_model("llama", dtype)
+    check = check_packing(model, None, (lambda _: found) if of_pictures else None)
+    assert (check.isolated, check.difference, check.leak) == (isolated, *found)
+    assert ("models.packed_rows_with_images" in check.reason) is of_pictures
+
+
+def test_a_first_row_is_longer_than_a_window_that_is_small() -> None:
+    model = tiny_model("llama")
+    for window, lengths in ((None, [7, 9]), (6, [13, 9]), (64, [71, 9]), (65, [7, 9])):
+        model.config.sliding_window = window
+        rows = packing_check.probe_rows(model, seed=0)
+        assert [len(row) for row in rows] == lengths
+    other = packing_check.probe_rows(model, seed=1)
+    assert not torch.equal(rows[0], other[0])
+    assert all(int(row.min()) >= 0 and int(row.max()) < VOCAB_SIZE for row in (*rows, *other))
+    with pytest.raises(ValueError, match=r"models\.no_token_embedding\(name=Linear\)"):
+        packing_check.probe_rows(torch.nn.Linear(1, 1), seed=0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from infrastructure.models.preserve import preserve
+from infrastructure.models.preserve import measuring, preserve
 
 CPU = torch.device("cpu")
 
@@ -105,3 +105,41 @@ def test_a_device_that_failed_is_not_touched_any_more() -> None:
     assert [n for n in SUBSETS if is_same(after[n], there[n])] == [
         n for n in SUBSETS if n != "modes"
     ]
+
+
+def test_attributes_and_hooks_are_put_back_into_the_tables_that_are_there() -> None:
+    model = small_model()
+    first: Any = model[0]
+    hook = first.register_forward_hook(lambda *_: None)
+    tables = first._forward_hooks, first._parameters, model._modules
+    with preserve(model, attributes=True):
+        hook.remove()
+        first.register_forward_pre_hook(lambda *_: None)
+        first.extra, first.out_features = 1, 7
+        first.forward = None
+        first.bias = None
+        model.add_module("more", torch.nn.Linear(1, 1))
+    assert (len(first._forward_hooks), len(first._forward_pre_hooks)) == (1, 0)
+    assert (first._forward_hooks, first._parameters, model._modules) == tables
+    assert first._forward_hooks is tables[0]
+    assert (first.out_features, len(model), first.bias is None) == (3, 3, False)
+    assert not {"extra", "forward"} & vars(first).keys()
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_measurement_computes_gradients_as_a_step_does_and_leaves_none(trains: bool) -> None:
+    model = small_model()
+    first: Any = model[0]
+    first.gradient_checkpointing = True  # which works in training mode alone
+    before, random_state = state_of(model), torch.get_rng_state()
+    with torch.no_grad(), measuring(model, CPU, parameters_have_gradients=trains):
+        assert torch.is_grad_enabled()
+        assert [module.training for module in model] == [True, False, False]
+        assert all(p.grad is None for p in model.parameters())
+        assert first.weight.requires_grad is trains
+        torch.rand(3)
+        if trains:
+            first(torch.ones(1, 3)).sum().backward()
+    after = state_of(model)
+    assert [name for name in SUBSETS if not is_same(after[name], before[name])] == []
+    assert torch.equal(torch.get_rng_state(), random_state)

@@ -1,14 +1,16 @@
 """The processor of a model that sees: loaded with it, refused where it is not whole."""
 
+import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.models import processor as module
-from infrastructure.models.processor import has_processor, load_processor
+from infrastructure.models.processor import has_processor, load_processor, sees_pictures
 from infrastructure.models.source import find_source
 from infrastructure.models.transformers_backend import LoadOptions, load_config
 from tests.training.seeing_models import save_llava
@@ -33,6 +35,29 @@ def test_a_folder_without_a_processor_is_refused(llava: Path, tmp_path: Path) ->
     (folder / "processor_config.json").unlink()
     with pytest.raises(ValueError, match=r"models\.processor_missing"):
         load_processor(find_source(str(folder)), OPTIONS)
+
+
+def test_what_reads_no_pictures_is_no_processor(
+    llava: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoProcessor
+
+    whole = load_processor(find_source(str(llava)), OPTIONS)
+    for tokenizer, reads in ((whole.tokenizer, None), (None, whole.image_processor)):
+        made = SimpleNamespace(tokenizer=tokenizer, image_processor=reads)
+        monkeypatch.setattr(AutoProcessor, "from_pretrained", lambda *_, made=made, **__: made)
+        with pytest.raises(ValueError, match=r"processor_without_images\(.*name=SimpleNamespace"):
+            load_processor(find_source(str(llava)), OPTIONS)
+
+
+def test_a_lora_sees_where_its_base_does(llava: Path, saved_llama: Path, tmp_path: Path) -> None:
+    for base, sees in ((llava, True), (saved_llama, False)):
+        facts = {"peft_type": "LORA", "base_model_name_or_path": str(base)}
+        (tmp_path / "adapter_config.json").write_text(json.dumps(facts))
+        for source in (find_source(str(base)), find_source(str(tmp_path))):
+            assert sees_pictures(source) is sees
+    assert not sees_pictures(find_source("owner/name"))
+    assert not sees_pictures(find_source("embedded"))
 
 
 def test_a_damaged_one_is_named(llava: Path, tmp_path: Path) -> None:

@@ -10,7 +10,11 @@ import torch
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.models.flops import arithmetic_of
 from infrastructure.models.model_manager import LoadedModel, ModelManager, load_saved
-from infrastructure.models.quantization import layers_not_in_blocks, quantized_layers
+from infrastructure.models.quantization import (
+    layers_not_in_blocks,
+    quantization_config,
+    quantized_layers,
+)
 from infrastructure.models.saving import save_model
 
 CPU = torch.device("cpu")
@@ -128,3 +132,14 @@ def test_layers_that_a_cpu_cannot_take_in_four_bits_are_named() -> None:
     model = torch.nn.ModuleDict({name: torch.nn.Linear(*size) for name, size in sizes.items()})
     model.get_output_embeddings = lambda: model["head"]  # type: ignore[assignment]
     assert layers_not_in_blocks(model) == ["rows", "width"]
+
+
+def test_a_quantisation_is_its_own_settings_and_no_other() -> None:
+    four: Any = quantization_config("4bit", torch.bfloat16)
+    assert (four.load_in_4bit, four.load_in_8bit) == (True, False)
+    assert (four.bnb_4bit_quant_type, four.bnb_4bit_use_double_quant) == ("nf4", True)
+    assert four.bnb_4bit_compute_dtype is torch.bfloat16
+    eight: Any = quantization_config("8bit", torch.float32)
+    assert (eight.load_in_4bit, eight.load_in_8bit) == (False, True)
+    with pytest.raises(ValueError, match=r"what=quantization, name=3bit"):
+        quantization_config("3bit", torch.float32)

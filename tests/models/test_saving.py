@@ -265,7 +265,41 @@ def test_the_card_of_a_lora_names_its_base_on_the_hub(tmp_path: Path) -> None:
     write_lora_card(tmp_path, torch.nn.Module())
     text = (tmp_path / "README.md").read_text()
     assert "base_model: owner/name\n" in text
-    assert 'base = "owner/name"' in text
+    assert 'base = "owner/name"\n' in text
+    assert "models.lora_card(where=models.card_base_on_hub(base=owner/name))" in text
+    assert "AutoModelForCausalLM.from_pretrained(base)\n" in text
+    assert "GenerationConfig" not in text
+    (tmp_path / "generation_config.json").write_text("{}")
+    write_lora_card(tmp_path, torch.nn.Module(), sees=True)
+    text = (tmp_path / "README.md").read_text()
+    assert "AutoModelForImageTextToText.from_pretrained(base)\n" in text
+    assert "import AutoModelForImageTextToText, GenerationConfig\n" in text
+    assert "generation_config = GenerationConfig.from_pretrained(folder)\n" in text
+
+
+@pytest.mark.parametrize("base", ["./base", "~/base", "/dead/base", None])
+def test_the_card_of_a_lora_names_no_folder_as_a_model_of_the_hub(
+    tmp_path: Path, base: str | None
+) -> None:
+    written = {"peft_type": "LORA", "base_model_name_or_path": base}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(written))
+    config = SimpleNamespace(output_router_logits=True)
+    config.get_text_config = lambda: config
+    model = torch.nn.Module()
+    model.config = config  # type: ignore[assignment]
+    write_lora_card(tmp_path, model)
+    text = (tmp_path / "README.md").read_text()
+    shown = base or "?"
+    assert "base_model:" not in text
+    assert f"models.lora_card(where=models.card_base_elsewhere(base={shown}))" in text
+    assert f'base = "{shown}"  # models.card_base_path()\n' in text
+    assert "from_pretrained(base, output_router_logits=False)\n" in text
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text("{}")
+    write_lora_card(tmp_path, torch.nn.Module())
+    text = (tmp_path / "README.md").read_text()
+    assert "models.lora_card(where=models.card_base_in_folder(base=base))" in text
+    assert 'base = f"{folder}/base"\n' in text
 
 
 @pytest.mark.parametrize("kind", ["4bit", "8bit"])

@@ -237,3 +237,60 @@ def test_a_method_whose_loss_is_the_models_own_is_taken_whatever_is_tolerated(
     monkeypatch.setattr(token_loss, "tolerance", lambda dtype: 0.0)
     monkeypatch.setitem(token_loss.METHODS, "hidden states", token_loss.loss_from_all_logits)
     assert token_loss.choose_method(tiny_model("llama")) == ("hidden states", "")
+
+
+class Headed(torch.nn.Module):
+    """A decoder with a head on it, as transformers has them, changed in one way."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.inner, self.way = tiny_model("llama"), way
+        self.base_model, self.config = self.inner.model, self.inner.config
+        self.norm = torch.nn.RMSNorm(32)
+
+    def get_output_embeddings(self) -> Any:
+        return None if self.way == "headless" else self.inner.lm_head
+
+    def forward(self, input_ids: torch.Tensor) -> Any:
+        hidden = self.base_model(input_ids=input_ids)[0]
+        head = self.inner.lm_head
+        if self.way == "twice":
+            return head(hidden) + 0 * head(hidden)
+        if self.way == "scaled":
+            return 0.5 * head(hidden)
+        return head(2 * hidden if self.way == "other" else hidden)
+
+
+@pytest.mark.parametrize(
+    ("way", "reason"),
+    [
+        ("plain", ""),
+        ("headless", "models.head_not_separable()"),
+        ("twice", "models.head_called_repeatedly(count=2)"),
+        ("scaled", "models.head_output_changed()"),
+        ("other", "models.hidden_states_changed()"),
+    ],
+)
+def test_why_logits_are_not_those_of_the_head_is_named(way: str, reason: str) -> None:
+    model = Headed(way)
+    arguments = {"input_ids": torch.arange(3, 9).unsqueeze(0)}
+    with torch.no_grad():
+        assert token_loss.why_not("hidden states", model, arguments) == reason
+        kept = token_loss.why_not("kept logits", model, arguments)
+    assert kept == "models.forward_keeps_all_logits()"
+    assert token_loss.choose_method(model)[0] == ("all logits" if reason else "hidden states")
+    assert not model.inner.lm_head._forward_hooks
+
+
+def test_a_balancing_loss_needs_all_logits() -> None:
+    arguments = {"input_ids": torch.arange(3, 9).unsqueeze(0)}
+    for architecture, balances in (("qwen3_moe_balanced", True), ("qwen3_moe", False)):
+        model = tiny_model(architecture)
+        reason = "models.adds_balancing_loss()" if balances else ""
+        for method in ("hidden states", "kept logits"):
+            with torch.no_grad():
+                assert token_loss.why_not(method, model, arguments) == reason
+        chosen = TokenLoss()
+        chosen.prepare(model)
+        assert chosen.balances is balances
+        assert chosen.method == ("all logits" if balances else "hidden states")

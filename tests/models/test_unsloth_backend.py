@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -329,3 +330,127 @@ def test_versions_outside_its_bounds(
     )
     with pytest.raises(ValueError, match=sentence):
         check_versions()
+
+
+DECLARED = [
+    "transformers<=5.5,>=4.51",
+    "trl>=0.18; extra == 'huggingface'",
+    "peft>=99; extra == 'other'",  # of what is not used
+    "bitsandbytes!=0.46.0",
+    "tyro>=99",  # not patched
+]
+INSTALLED = {
+    **{"unsloth": unsloth_backend.MIN_VERSION, "transformers": "5.5.0", "trl": "0.18.0"},
+    **{"bitsandbytes": "0.47.0.dev1", "peft": "0.1"},
+}
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "refusal"),
+    [
+        (None, None, None),
+        ("unsloth_zoo", None, "models.unsloth_package_missing(package=unsloth_zoo,"),
+        ("unsloth", None, "models.unsloth_package_missing(package=unsloth,"),
+        ("unsloth", "2026.10.8", "models.unsloth_too_old(version=2026.10.8,"),
+        ("unsloth", "2026.10.10", None),
+        ("transformers", "5.5.1", "package=transformers, installed=5.5.1, specifier=<=5.5,>=4.51)"),
+        ("transformers", "5.0.0.dev0", None),  # of a commit
+        ("trl", "0.17", "package=trl, installed=0.17, specifier=>=0.18)"),
+        ("bitsandbytes", "0.46.0", "package=bitsandbytes, installed=0.46.0, specifier=!=0.46.0)"),
+    ],
+)
+def test_what_unsloth_declares_holds_for_what_it_patches(
+    monkeypatch: pytest.MonkeyPatch, package: str | None, version: str | None, refusal: str | None
+) -> None:
+    there: dict[str, str | None] = {**INSTALLED, "unsloth_zoo": "1"}
+    there |= {} if package is None else {package: version}
+    monkeypatch.setattr(unsloth_backend, "is_installed", lambda name: there[name] is not None)
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: DECLARED)
+    monkeypatch.setattr("importlib.metadata.version", there.__getitem__)
+    if refusal is None:
+        check_versions()
+        return
+    with pytest.raises((ValueError, MissingPackageError)) as refused:
+        check_versions()
+    assert refusal in str(refused.value)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_it_is_imported_with_its_own_settings_beside_those_that_are_there(
+    is_late: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name in ("UNSLOTH_DISABLE_STATISTICS", "UNSLOTH_COMPILE_LOCATION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("UNSLOTH_RETURN_LOGITS", "0")  # as the user has it
+    there: list[object] = []
+
+    def imported(*given: object) -> None:
+        there.append({n: v for n, v in os.environ.items() if n.startswith("UNSLOTH_")})
+        print(" Unsloth: hello ")
+
+    monkeypatch.setattr(unsloth_backend, "check_versions", lambda: None)
+    monkeypatch.setattr(unsloth_backend, "require", imported)
+    monkeypatch.delitem(sys.modules, "unsloth", raising=False)
+    if is_late:
+        monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
+    else:
+        monkeypatch.delitem(sys.modules, "transformers", raising=False)
+    with caplog.at_level("DEBUG", logger=unsloth_backend.__name__):
+        prepare_backend(ModelConfig(backend="unsloth", attention="sdpa"), tmp_path)
+    assert there == [
+        {
+            "UNSLOTH_DISABLE_STATISTICS": "1",
+            "UNSLOTH_COMPILE_LOCATION": str(tmp_path / "unsloth_compiled"),
+            "UNSLOTH_RETURN_LOGITS": "0",
+        }
+    ]
+    assert "Unsloth: hello" in caplog.messages
+    assert ("models.unsloth_patches_incomplete()" in caplog.messages) is is_late
+    with pytest.raises(ValueError, match=r"models\.unsloth_chooses_attention\(attention=eager\)"):
+        prepare_backend(ModelConfig(backend="unsloth", attention="eager"))
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        ({"quantization": "8bit"}, "models.unsloth_8bit_on_cpu()"),
+        ({"attention": "eager"}, "models.unsloth_chooses_attention(attention=eager)"),
+        (
+            {"device": torch.device("meta")},
+            "models.unsloth_device_differs(device=meta, actual=cpu)",
+        ),
+        ({"attention": "sdpa"}, None),
+    ],
+)
+def test_what_unsloth_would_ignore_is_refused(
+    unsloth: Unsloth, options: dict[str, Any], refusal: str | None
+) -> None:
+    given = LoadOptions(**{"device": torch.device("cpu"), "dtype": torch.float32, **options})
+    source = ModelSource(SourceKind.HUB, "owner/name")
+
+    def load() -> None:
+        load_unsloth(source, given, max_length=9, train_all=False, gradient_checkpointing=False)
+
+    if refusal is None:
+        load()
+        return
+    with pytest.raises(ValueError, match="unsloth") as refused:
+        load()
+    assert str(refused.value) == refusal
+
+
+def test_what_unsloth_cannot_load_is_refused_in_one_line(
+    unsloth: Unsloth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise NotImplementedError(f"no\n  kernels {'x' * 400}")
+
+    monkeypatch.setattr(unsloth, "from_pretrained", fail)
+    options = LoadOptions(torch.device("cpu"), torch.float32)
+    source = ModelSource(SourceKind.HUB, "owner/name")
+    shown = rf"location=owner/name, reason=no kernels x{{{300 - len('no kernels ')}}}\)$"
+    with pytest.raises(ValueError, match=rf"^models\.unsloth_cannot_load\({shown}"):
+        load_unsloth(source, options, max_length=9, train_all=True, gradient_checkpointing=False)

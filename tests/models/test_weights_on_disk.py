@@ -19,6 +19,7 @@ from infrastructure.models.weights_on_disk import (
     lies_in,
     put_back,
     taken_out,
+    weights_in,
 )
 
 
@@ -148,3 +149,16 @@ def test_large_blocks_go_back_at_once_before_the_first_weight_is_made(
     monkeypatch.setattr(weights_on_disk, "_layers", noted)
     on_disk(saved_llama)
     assert events == ["set", "layers"]
+
+
+def test_a_file_that_was_cut_after_it_was_looked_at_is_named(tmp_path: Path) -> None:
+    save_file({"a": torch.arange(6.0).reshape(3, 2)}, tmp_path / "w.safetensors")
+    [(name, weight)] = weights_in(tmp_path / "w.safetensors")
+    assert (name, weight.shape, weight.dtype) == ("a", (3, 2), torch.float32)
+    assert weight.rows(1, 2).tolist() == [[2, 3], [4, 5]]
+    assert weight.rows(3, 0).shape == (0, 2)
+    content = weight.file.read_bytes()
+    weight.file.write_bytes(content[:-1])
+    assert weight.rows(0, 2).tolist() == [[0, 1], [2, 3]]
+    with pytest.raises(OSError, match=r"models\.weight_file_truncated\(file=.*w\.safetensors\)"):
+        weight.rows(2, 1)

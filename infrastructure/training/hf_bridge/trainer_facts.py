@@ -109,7 +109,10 @@ ROUNDS_OTHERWISE = frozenset(
 )
 # These decide which version is the best, and with it the final model.
 OF_THE_BEST = frozenset(
-    {"eval_strategy", "eval_steps", "eval_delay", "eval_packing", "bf16_full_eval"}
+    {
+        *("eval_strategy", "eval_steps", "eval_delay", "eval_packing", "bf16_full_eval"),
+        *("fp16_full_eval", "num_generations_eval"),
+    }
 )
 # How a model is loaded: the weights and the form of attention are compared elsewhere.
 OF_LOADING = frozenset(

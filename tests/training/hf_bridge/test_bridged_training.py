@@ -26,6 +26,7 @@ from infrastructure.training.hf_bridge.bridged_training import (
     ResumeRequest,
     _save_timing,
     begin_training,
+    hooks_of,
 )
 from infrastructure.training.hf_bridge.trainer_run import TrainerRun
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
@@ -343,3 +344,59 @@ def test_an_error_waits_for_the_version_that_is_being_written(
     ending.training.break_off(error)
     closed = [] if is_refused else ["versions closed", {"error": error}]
     assert ending.calls == [(Event.ERROR, error), *closed, "copies closed", "free"]
+
+
+LOGGED = [
+    {"step": 6, "eval_loss": 1.0},
+    {"step": 9, "loss": 0.5},
+    {"step": 9, "eval_loss": 3.0, "eval_b_loss": 7.0, "eval_runtime": 2.0},
+]
+
+
+@pytest.mark.parametrize(
+    ("loads_best", "best", "step", "logged", "expected"),
+    [
+        (False, 6, 9, LOGGED, {"after": {"eval_loss": 3.0}}),
+        (True, 6, 9, LOGGED, {"after": {"eval_loss": 1.0}, "final_step": 6}),
+        (True, 9, 9, LOGGED, {"after": {"eval_loss": 3.0}}),
+        (True, None, 9, LOGGED, {"after": {"eval_loss": 3.0}}),  # before TRL kept its step
+        (True, 6, 9, [], {"after": None, "final_step": 6}),
+        (False, None, 8, LOGGED, {"after": None}),
+    ],
+)
+def test_what_was_measured_is_of_the_weights_that_are_kept(
+    loads_best: bool, best: int | None, step: int, logged: Any, expected: dict[str, Any]
+) -> None:
+    progress = SimpleNamespace(
+        best_model_checkpoint="folder", best_global_step=best, log_history=logged
+    )
+    args = SimpleNamespace(load_best_model_at_end=loads_best)
+    training: Any = SimpleNamespace(
+        parts=SimpleNamespace(state=progress, args=args), state=SimpleNamespace(step=step)
+    )
+    assert BridgedTraining._measured(training) == expected
+    progress.best_model_checkpoint = None  # nothing was the best yet
+    assert "final_step" not in BridgedTraining._measured(training)
+
+
+@pytest.mark.parametrize("has_place", [False, True])
+@pytest.mark.parametrize("draws_bars", [False, True])
+def test_each_observer_of_a_run_is_there_once_and_in_order(
+    tmp_path: Path, has_place: bool, draws_bars: bool
+) -> None:
+    place = {"backup": {"place": str(tmp_path / "place")}} if has_place else {}
+    sinks = {"metrics_sinks": ["console", "jsonl"]}
+    run = TrainerRun("tiny", settings(tmp_path, training=sinks, **place), print)
+    args = SimpleNamespace(bf16=False, fp16=False, disable_tqdm=not draws_bars)
+    parts: Any = SimpleNamespace(args=args, device=torch.device("cpu"))
+    mine = Counting()
+    hooks = hooks_of(run, parts, [mine]).hooks
+    names = [type(hook).__name__ for hook in hooks]
+    assert hooks[0] is mine
+    expected = ["MetricsObserver", "CheckpointLines", "ErrorsObserver", "Standstill"]
+    expected += ["ReportObserver", *["CopiesObserver"] * has_place]
+    expected += ["ProgressObserver"] * (not draws_bars)
+    assert [name for name in names if name in {*expected, "CopiesObserver"}] == expected
+    assert names[-len(expected) :] == expected
+    (metrics,) = (hook for hook in hooks if type(hook).__name__ == "MetricsObserver")
+    assert [type(sink).__name__ for sink in metrics.metrics_logger.sinks] == ["JsonlSink"]  # type: ignore[attr-defined]

@@ -276,29 +276,33 @@ def test_seconds_are_those_of_all_processes() -> None:
     assert held.take()[1]["seconds"] >= 100
 
 
-def test_an_epoch_is_drawn_again_as_it_was() -> None:
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_an_epoch_is_drawn_again_as_it_was(is_wrapped: bool) -> None:
     own = torch.Generator().manual_seed(5)
 
     def loader() -> Any:
         sampler = SimpleNamespace(generator=torch.Generator().manual_seed(5))
         inner = SimpleNamespace(sampler=sampler, batch_sampler=SimpleNamespace(sampler=sampler))
         inner.base_dataloader = inner  # as some wrap themselves
-        return inner
+        return SimpleNamespace(base_dataloader=inner) if is_wrapped else inner
+
+    def generator_of(loader: Any) -> torch.Generator:
+        return loader.base_dataloader.sampler.generator  # type: ignore[no-any-return]
 
     first = loader()
     held = carried(Trainer(), first)
     held.epoch_begins()
-    drawn = [torch.rand(1), torch.rand(2, generator=first.sampler.generator)]
+    drawn = [torch.rand(1), torch.rand(2, generator=generator_of(first))]
     assert torch.equal(drawn[1], torch.rand(2, generator=own))
     torch.rand(1)
     tensors, values = held.take()
     second = loader()
-    torch.rand(2, generator=second.sampler.generator)
+    torch.rand(2, generator=generator_of(second))
     again = carried(Trainer(), second)
     again.restore(tensors, values)
     torch.rand(3)
     again.epoch_begins()
-    repeated = [torch.rand(1), torch.rand(2, generator=second.sampler.generator)]
+    repeated = [torch.rand(1), torch.rand(2, generator=generator_of(second))]
     assert all(map(torch.equal, drawn, repeated))
     third = loader()
     saved: Any = again.take()
@@ -307,7 +311,7 @@ def test_an_epoch_is_drawn_again_as_it_was() -> None:
     last = carried(Trainer(), third)  # the same epoch, interrupted once more
     last.restore(*saved)
     last.epoch_begins()
-    repeated = [torch.rand(1), torch.rand(2, generator=third.sampler.generator)]
+    repeated = [torch.rand(1), torch.rand(2, generator=generator_of(third))]
     assert all(map(torch.equal, drawn, repeated))
 
 

@@ -11,7 +11,7 @@ from infrastructure.core.checksums import write_record
 from infrastructure.core.errors import CopyNotConfirmedError
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import has_sealed_report, read_summary, seal
-from infrastructure.training.hf_bridge.finished_training import FinishedTraining
+from infrastructure.training.hf_bridge.finished_training import FinishedTraining, NothingToTrain
 
 
 class Run:
@@ -103,3 +103,42 @@ def test_an_error_in_its_call_changes_nothing_and_leaves_the_run_free(tmp_path: 
     finished(run, stack).break_off(RuntimeError("broken"))
     assert (run.calls, freed) == (["close"], ["free"])
     assert not run.files.summary_file.exists()
+
+
+class Trainer:
+    """What of a Trainer trains."""
+
+    def __init__(self, global_step: int) -> None:
+        self.state, self._total_loss_scalar = SimpleNamespace(global_step=global_step), 0.0
+        self.calls: list[object] = []
+
+    def _run_epoch(self, *given: object) -> None:
+        self.calls.append(given)
+
+    def _evaluate(self, *given: object) -> None:
+        self.calls.append(given)
+
+    def log(self, metrics: dict[str, float]) -> None:
+        self.calls.append(metrics)
+
+
+@pytest.mark.parametrize(("steps", "total"), [(4, 8.0), (0, 2.0)])
+def test_a_call_that_trains_nothing_logs_what_the_run_came_to(steps: int, total: float) -> None:
+    trainer = Trainer(steps)
+    nothing = NothingToTrain(trainer, {"train_loss": 2.0, "train_runtime": 9.0})
+    assert trainer._total_loss_scalar == total  # which the Trainer divides by its steps
+    trainer._run_epoch(1)
+    trainer._evaluate(2)
+    logs = {"train_loss": 7.0, "epoch": 1.0}
+    trainer.log(logs)
+    assert (trainer.calls, logs) == ([], {"train_loss": 2.0, "train_runtime": 9.0})
+    own = trainer.log = lambda metrics: None  # type: ignore[method-assign]
+    nothing.end()
+    assert trainer.log is own, "somebody else's stays"
+    trainer._run_epoch(1)
+    trainer._evaluate(2)
+    assert trainer.calls == [(1,), (2,)]
+    NothingToTrain(trainer, {})
+    assert trainer._total_loss_scalar != trainer._total_loss_scalar  # unknown
+    with pytest.raises(ValueError, match=r"trainer\.own_loop_not_skippable"):
+        NothingToTrain(SimpleNamespace(state=trainer.state), {})

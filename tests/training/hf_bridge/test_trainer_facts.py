@@ -82,6 +82,14 @@ def test_each_argument_of_each_class_is_compared_unless_it_is_harmless(kind: Any
     decides |= {"gradient_accumulation_steps", "per_device_train_batch_size", "max_grad_norm"}
     decides |= {"beta", "loss_type", "temperature", "num_generations", "reward_weights", "delta"}
     decides |= {"scale_rewards", "epsilon", "max_length", "packing", "ignore_data_skip"}
+    decides |= {"lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "dataloader_drop_last"}
+    decides |= {"data_seed", "fp16", "neftune_noise_alpha", "auto_find_batch_size", "label_names"}
+    decides |= {"load_best_model_at_end", "metric_for_best_model", "greater_is_better"}
+    decides |= {"remove_unused_columns", "average_tokens_across_devices", "optim_target_modules"}
+    decides |= {"truncation_mode", "label_smoothing", "num_iterations", "max_completion_length"}
+    decides |= {"top_p", "top_k", "min_p", "repetition_penalty", "mask_truncated_completions"}
+    decides |= {"shuffle_dataset", "desirable_weight", "undesirable_weight", "loss_weights"}
+    decides |= {"f_divergence_type", "reference_free", "completion_only_loss", "generation_kwargs"}
     decides |= set(IN_THE_CHECKPOINT)
     assert decides & fields_of(kind) <= compared - ROUNDS_OTHERWISE
 
@@ -251,6 +259,41 @@ def test_each_difference_has_its_verdict(
     changes: dict[str, Any], expected: dict[str, Verdict]
 ) -> None:
     assert judged(facts(**changes)) == expected
+
+
+MEASURES = (  # when held-out rows are measured, how many answers they get, and in which format
+    *("eval_strategy", "eval_steps", "eval_delay", "eval_packing", "num_generations_eval"),
+    *("bf16_full_eval", "fp16_full_eval"),
+)
+
+
+@pytest.mark.parametrize("name", sorted({*MEASURES, *ROUNDS_OTHERWISE}))
+def test_what_measures_decides_where_the_best_weights_are_kept(name: str) -> None:
+    for keeps_best in (False, True):
+        best = {"load_best_model_at_end": keeps_best}
+        was, now = (facts(arguments={**best, name: value}) for value in (1, 2))
+        decides = keeps_best and name in MEASURES
+        assert judged(now, was) == {name: CHANGES if decides else ROUNDS}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("r", "rank_pattern", "target_modules", "target_parameters", "modules_to_save", "bias"),
+        *("peft_type", "use_dora", "layers_to_transform", "layers_pattern", "exclude_modules"),
+        *("trainable_token_indices", "layer_replication", "fan_in_fan_out"),
+    ],
+)
+def test_a_lora_with_other_tensors_cannot_be_gone_on_with(name: str) -> None:
+    was, now = (facts(parts={"lora": {"default": {name: value}}}) for value in (1, 2))
+    assert judged(now, was) == {"lora": NEVER}
+
+
+@pytest.mark.parametrize(
+    "name", ["device", "driver", "deterministic", "world_size", "num_threads", "attention"]
+)
+def test_another_machine_only_rounds_otherwise(name: str) -> None:
+    assert judged({**WAS, name: "another"}) == {name: ROUNDS}
 
 
 def test_both_values_of_a_difference_are_in_their_order() -> None:

@@ -155,11 +155,12 @@ def test_the_record_is_of_the_beginning_and_without_secrets(
 def test_settings_that_take_effect_are_not_called_idle(tmp_path: Path) -> None:
     training = {
         **{"checkpoint_seconds": 60, "keep_checkpoints": 3, "keep_best": 2},
-        **{"deadline": "1h", "metrics_sinks": ["jsonl"]},
+        **{"deadline": "1h", "metrics_sinks": ["jsonl"], "enabled_extensions": ["quantum"]},
     }
     more: dict[str, Any] = {"enable_backups": True, "log_level": "WARNING"}
     more["cache"] = {"directory": str(tmp_path)}
     more["backup"] = {"finish_seconds": 1.0}
+    more |= {"enable_monitoring": False, "monitor": {"thresholds": {"gradient_norm": 9.0}}}
     config = settings(tmp_path, training=training, **more)
     assert TrainerRun("tiny", config, print).notes() == []
     idle = settings(tmp_path, training={"seed": 4}, model={"name": "x"})
@@ -225,3 +226,64 @@ def test_the_end_waits_as_long_as_the_end_of_a_run_may(
         with pytest.raises(CopyNotConfirmedError):
             run.complete()
     assert (waited, lines) == ([77.0], [problem] if problem else [])
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_the_record_holds_the_settings_that_have_an_effect(tmp_path: Path, is_whole: bool) -> None:
+    config = settings(tmp_path, training={"seed": 4, "keep_best": 2}, log_level="WARNING")
+    run = TrainerRun("tiny", config, print, is_whole)
+    run.directory.mkdir(parents=True)
+    run.decided = {"training.batch_size": {"value": 4, "reason": "measured"}}  # type: ignore[typeddict-item]
+    from transformers import TrainingArguments
+
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    parts: Any = SimpleNamespace(args=args, model=tiny_lora(), device=torch.device("cpu"))
+    run.record(parts, None)
+    record = read_record(run.files.run_file)
+    assert record["config"]["training.keep_best"]["value"] == 2
+    assert record["config"]["log_level"]["value"] == "WARNING"
+    assert ("training.seed" in record["config"]) is is_whole
+    assert ("configuration" in record) is is_whole
+    assert record["settings"] == json.loads(json.dumps(config.to_dict()))
+    assert record["decided"] == run.decided
+    assert record["trainer"] == {"arguments_class": "TrainingArguments"}
+    counts = [p.numel() for p in parts.model.parameters() if p.requires_grad]
+    assert record["model"]["num_trainable"] == sum(counts)
+    assert record["model"]["num_parameters"] == sum(p.numel() for p in parts.model.parameters())
+
+
+def test_a_model_is_named_by_where_it_came_from_or_by_its_class() -> None:
+    model = torch.nn.Linear(2, 1)
+    assert trainer_run.name_and_size(model) == {
+        **{"name": "Linear", "num_parameters": 3, "num_trainable": 3},
+    }
+    model.weight.requires_grad_(False)
+    model.config = SimpleNamespace(_name_or_path=f"https://a:{TOKEN}@host/m")  # type: ignore[assignment]
+    found: Any = trainer_run.name_and_size(model)
+    assert (found["num_parameters"], found["num_trainable"]) == (3, 1)
+    assert TOKEN not in found["name"]
+    assert "host" in found["name"]
+    model.config._name_or_path = ""  # type: ignore[union-attr]
+    assert trainer_run.name_and_size(model)["name"] == "Linear"
+
+
+def test_a_beginning_names_where_no_run_was_found(tmp_path: Path) -> None:
+    run = TrainerRun("tiny", at_place(tmp_path), print)
+    place = str(run.shown_place)
+    assert place.endswith("disk/temper")
+    backup = run.copies.backup
+    for is_missing, is_new, there in (
+        (False, False, f"trainer.nor_at_destination(destination={place})"),
+        (False, True, f"trainer.nor_at_new_destination(destination={place})"),
+        (True, True, ""),
+    ):
+        backup.is_missing, backup.is_new = is_missing, is_new
+        about = f"run=tiny, folder={tmp_path / 'runs'}, there={there}"
+        assert run.none_found() == f"trainer.no_earlier_run({about})"
+    alone = TrainerRun("tiny", settings(tmp_path), print)
+    assert alone.shown_place is None
+    assert alone.none_found().endswith("there=)")
+    assert alone.copies_line() == "monitoring.trainer_not_backed_up()"
+    assert TrainerRun("tiny", settings(tmp_path), print, True).copies_line() != alone.copies_line()
+    whole = TrainerRun("tiny", settings(tmp_path), print, True)
+    assert whole.how_to_resume() == "trainer.run_command_again()"

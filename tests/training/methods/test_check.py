@@ -12,12 +12,16 @@ import pytest
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
 from infrastructure.training.methods.check import (
+    NEEDED,
     NOT_HERE,
     SETTINGS,
     Treatment,
     Use,
     check_method,
+    check_model,
+    problems_of,
     refused_settings,
+    setting_names,
     treatment_of,
 )
 from infrastructure.training.methods.method_table import installed_method
@@ -133,3 +137,173 @@ def test_some_values_of_a_setting_cannot_be_carried_out(
 
 def test_the_defaults_can_be_carried_out() -> None:
     assert list(refused_settings(DeploymentConfig(training={"method": "dpo"}))) == []
+
+
+def problems(method: str, **sections: Any) -> list[str]:
+    """What is wrong with a configuration that is right but for these settings."""
+    training: dict[str, Any] = {"method": method, "batch_size": 8, **sections.pop("training", {})}
+    config = DeploymentConfig(training=training, **sections)
+    return problems_of(config, installed_method(method))
+
+
+WORKS_WITH: dict[tuple[str, str], tuple[str, list[object], object]] = {
+    ("dpo", "label_smoothing"): ("loss_type", ["robust", "exo_pair", "aot", "aot_unpaired"], "ipo"),
+    ("dpo", "discopop_tau"): ("loss_type", ["discopop"], "robust"),
+    ("dpo", "f_alpha_divergence_coef"): (
+        "f_divergence_type",
+        ["alpha_divergence"],
+        "js_divergence",
+    ),
+    **{
+        ("grpo", f"sapo_temperature_{sign}"): ("loss_type", ["sapo"], "vespo")
+        for sign in ("neg", "pos")
+    },
+    **{
+        ("grpo", f"vespo_{name}_{sign}"): ("loss_type", ["vespo"], "sapo")
+        for name in ("k", "lambda")
+        for sign in ("neg", "pos")
+    },
+    **{
+        ("grpo", f"entropy_coef_{name}"): ("use_adaptive_entropy", [True], False)
+        for name in ("min", "max", "delta")
+    },
+    ("", "precompute_ref_batch_size"): ("precompute_ref_log_probs", [True], False),
+    ("", "num_completions_to_print"): ("log_completions", [True], False),
+    ("", "log_unique_prompts"): ("log_completions", [True], False),
+}
+
+
+@pytest.mark.parametrize(("method", "name"), WORKS_WITH)
+def test_an_argument_that_works_with_another_alone_is_refused_without_it(
+    method: str, name: str
+) -> None:
+    other, values, wrong = WORKS_WITH[method, name]
+    for named in [method] if method else ["dpo", "kto"]:
+
+        def no_effect(*, method: str = named, **given: object) -> list[str]:
+            found = problems(method, training={"method_settings": {name: 1, **given}})
+            return [text for text in found if text.startswith("methods.argument_no_effect(")]
+
+        for given in ({}, {other: wrong}, {other: [wrong]}):
+            [refusal] = no_effect(**given)
+            assert f"(name={name}, method={named}, other={other}, " in refusal
+        for value in values:
+            assert no_effect(**{other: value}) == no_effect(**{other: [wrong, value]}) == []
+    if method:  # another one may have its own argument of this name
+        assert no_effect(method="orpo") == []
+    assert NEEDED.keys() == WORKS_WITH.keys()
+
+
+def test_several_losses_have_weights_and_one_has_none() -> None:
+    for losses, fits in (
+        (["ipo", "sigmoid"], True),
+        (["ipo"], False),
+        ("ipo", False),
+        (None, False),
+    ):
+        given = {"loss_weights": [0.5], **({} if losses is None else {"loss_type": losses})}
+        found = problems("dpo", training={"method_settings": given})
+        assert ("methods.loss_weights_of_one_loss()" in found) is not fits
+
+
+@pytest.mark.parametrize(
+    ("method", "sections", "refusal"),
+    [
+        ("dpo", {"training": {"beta": 0.0}}, "methods.beta_zero(method=DPO)"),
+        ("kto", {"training": {"beta": 0.0}}, "methods.beta_zero(method=KTO)"),
+        ("grpo", {"training": {"beta": 0.0}}, None),
+        ("dpo", {"training": {"beta": 0.01}}, None),
+        ("kto", {"training": {"batch_size": 1}}, "methods.batch_too_small(method=KTO, size=1,"),
+        ("kto", {"training": {"batch_size": 2}}, None),
+        ("dpo", {"training": {"batch_size": 1}}, None),
+        (
+            "grpo",
+            {"training": {"max_completion_length": 64}, "data": {"max_length": 64}},
+            "methods.completion_leaves_no_prompt(longest=64, max_length=64, suggested=32)",
+        ),
+        (
+            "grpo",
+            {"training": {"max_completion_length": 63}, "data": {"max_length": 64}},
+            None,
+        ),
+        ("dpo", {"data": {"max_length": 64}}, None),  # it writes none
+        (
+            "rloo",
+            {"training": {"num_generations": 5, "gradient_accumulation": 2}},
+            "methods.num_generations_not_divisor(num_generations=5, per_step=16)",
+        ),
+        ("rloo", {"training": {"num_generations": 16, "gradient_accumulation": 2}}, None),
+        ("dpo", {"device": "cuda:1"}, "methods.device_not_first_gpu(device=cuda:1, index=1)"),
+        ("dpo", {"device": "cuda:0"}, None),
+        ("dpo", {"device": "cuda"}, None),
+        (
+            "dpo",
+            {"model": {"quantization": "8bit"}},
+            "methods.quantization_without_lora(quantization=8bit)",
+        ),
+        ("dpo", {"model": {"quantization": "8bit", "lora_config": {}}}, None),
+        (
+            "grpo",
+            {"training": {"method_settings": {"vllm_mode": "server"}}},
+            "methods.unknown_argument(title=GRPO, name=vllm_mode,",
+        ),
+    ],
+)
+def test_what_trl_would_fail_with_is_refused_and_its_neighbour_is_not(
+    method: str, sections: dict[str, Any], refusal: str | None
+) -> None:
+    if method in ("grpo", "rloo"):
+        sections = {"data": {"max_length": 512}} | sections
+    found = problems(method, **sections)
+    assert [text[: len(refusal or "")] for text in found] == [refusal] * (refusal is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("sync_ref_model", "ref_model_not_saved"),
+        ("ref_model_sync_steps", "needs_sync_ref_model"),
+        ("ref_model_mixup_alpha", "needs_sync_ref_model"),
+        ("use_vllm", "vllm_state_not_saved"),
+        ("model_init_kwargs", "set_model_settings"),
+        ("chat_template_path", "set_chat_template"),
+        ("log_completions_hub_repo", "only_backups_are_uploaded"),
+    ],
+)
+def test_an_argument_that_changes_what_is_guaranteed_has_its_reason(name: str, reason: str) -> None:
+    [refusal] = problems("grpo", training={"method_settings": {name: 1}})
+    assert refusal == f"methods.argument_not_supported(name={name}, reason=methods.{reason}())"
+
+
+def test_an_argument_is_accepted_by_the_name_of_its_setting() -> None:
+    names = setting_names()
+    assert (names["per_device_train_batch_size"], names["bf16"]) == (
+        "batch_size",
+        "mixed_precision",
+    )
+    assert (names["num_train_epochs"], names["optim"]) == ("num_epochs", "optimizer")
+    assert "seed" in names.values()
+    assert "output_dir" not in names.values()  # of the run
+
+
+@pytest.mark.parametrize("is_run", [False, True])
+def test_a_run_stands_for_the_model_that_it_has_trained(tmp_path: Path, is_run: bool) -> None:
+    folder = tmp_path / "final" if is_run else tmp_path
+    folder.mkdir(exist_ok=True)
+    for file, content, refusal in (
+        ("config.json", "{}", None),
+        ("config.json", "torn", None),  # loading it says so
+        ("config.json", '{"is_encoder_decoder": true}', "encoder_decoder_model"),
+        ("config.json", '{"vision_config": {}}', "model_reads_images"),
+        ("adapter_config.json", "{}", "whole_model_needed"),
+        ("extensions.json", "{}", "model_has_extension_weights"),
+        ("temper_model.json", "{}", "model_reads_no_text"),
+    ):
+        (folder / file).write_text(content)
+        if refusal is None:
+            check_model(str(tmp_path), "model.name")
+            continue
+        with pytest.raises(ValueError, match=rf"methods\.{refusal}\(key=training\.teacher, "):
+            check_model(str(tmp_path), "training.teacher")
+        if file == "adapter_config.json":
+            check_model(str(tmp_path), "model.name", takes_lora=True)

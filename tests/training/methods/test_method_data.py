@@ -887,3 +887,120 @@ def test_a_text_beside_messages_shares_no_prompt() -> None:
     chats = {"chosen": [USER, GOOD], "rejected": [USER, BAD]}
     for mixed in ({"chosen": "Say a. b"}, {"rejected": "Say a. b"}):
         assert converted("dpo", chats, chats | mixed) == "no supervised token"
+
+
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds."}}
+MOODY = "{{ mood }}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + TEMPLATE
+CALLS = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}
+
+
+@pytest.mark.parametrize(
+    ("method", "template", "row", "detail", "advice"),
+    [
+        ("dpo", MOODY, CHAT_PAIR | {"tools": [TOOL], OPTIONS: {"mood": "b"}}, None, ""),
+        (
+            "orpo",
+            MOODY,
+            CHAT_PAIR | {"tools": [TOOL]},
+            "methods.option_not_passed(name=tools, method=ORPO)",
+            "methods.move_column_into_prompt()",
+        ),
+        ("orpo", MOODY, CHAT_PAIR | {OPTIONS: {"mood": "b"}}, None, ""),
+        (
+            "grpo",
+            MOODY,
+            {"prompt": [USER], "completion": [GOOD], "tools": [TOOL]},
+            "methods.option_not_passed(name=tools, method=GRPO)",
+            "methods.move_column_into_prompt()",
+        ),
+        (
+            "grpo",
+            MOODY,
+            {"prompt": [USER], "completion": [GOOD], OPTIONS: {"mood": "b"}},
+            f"methods.option_not_passed(name={OPTIONS}, method=GRPO)",
+            f"methods.set_options_for_all_rows(options={OPTIONS})",
+        ),
+        (
+            "grpo",
+            MOODY,
+            {"prompt": [USER], "completion": [GOOD], OPTIONS: {"mood": "a"}},
+            None,
+            "",
+        ),  # as all have it
+        (
+            "dpo",
+            None,
+            CHAT_PAIR | {"tools": [TOOL]},
+            "methods.option_needs_chat_template(names=tools)",
+            "data.no_chat_template()",
+        ),
+        (
+            "dpo",
+            None,
+            CHAT_PAIR | {"chosen": [CALLS]},
+            "methods.answer_needs_chat_template()",
+            "data.no_chat_template()",
+        ),
+        (
+            "dpo",
+            None,
+            CHAT_PAIR | {"rejected": [BAD, USER, GOOD]},
+            "methods.answer_needs_chat_template()",
+            "data.no_chat_template()",
+        ),
+        (
+            "dpo",
+            TEMPLATE.replace(
+                "{% if add", "{% if messages[-1].content == 'Say a.' %}!{% endif %}{% if add"
+            ),
+            CHAT_PAIR,
+            "methods.prompt_written_differently(where='!<assistant>' at inference, "
+            "'<assistant>a</s>' in training)",
+            "data.template_writing_alike()",
+        ),
+    ],
+)
+def test_what_trl_does_not_pass_to_the_template_sets_a_row_aside_with_a_way_on(
+    method: str,
+    template: str | None,
+    row: dict[str, Any],
+    detail: str | None,
+    advice: str,
+    tmp_path: Path,
+    tokenizer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    training: dict[str, Any] = {}
+    if method == "grpo":
+        training = {"max_completion_length": 8, "method_settings": {OPTIONS: {"mood": "a"}}}
+    kind = "prompts" if method == "grpo" else "pairs"
+    config = DeploymentConfig(
+        data={
+            "path": str(write_rows(tmp_path / "rows.jsonl", [*rows_of(kind, 3), row])),
+            **{"validation_split": 0.0, "max_length": 512, "max_bad_rows_percent": 90},
+        },
+        training={"method": method, **training},
+    )
+    data = read_data(config, tokenizer, tmp_path / "quarantine.jsonl")
+    found = [(bad.place, bad.reason, bad.detail, bad.advice) for bad in data.quarantine.bad_rows]
+    assert found == [("rows.jsonl:4", "chat template", detail, advice)] * (detail is not None)
+    if detail is None and method == "dpo":
+        assert json.loads(data.train[-1]["tools"]) == [TOOL]
+        assert data.train[-1][OPTIONS] == {"mood": "b"}
+        assert (data.train[0]["tools"], data.train[0][OPTIONS]) == (None, {})
+
+
+def test_what_was_read_and_how_it_is_used_is_counted(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [{"prompt": f"{n}", "completion": "b", "label": n > 1} for n in range(5)]
+    bad = {"prompt": "a", "completion": " ", "label": True}
+    held_out = write_rows(tmp_path / "held.jsonl", rows[:2])
+    given = {"eval_path": str(held_out), "max_bad_rows_percent": 50}
+    lines = read(tmp_path, tokenizer, [*rows, bad], "kto", **given).lines()
+    assert "methods.rows_read(count=8, reason=methods.label_column_found(" in lines[0]
+    assert "methods.rows_judged(count=5, num_good=3, num_bad=2)" in lines[0]
+    assert "methods.rows_held_out(count=2)" in lines[0]
+    assert "methods.rows_skipped(count=1, first=rows.jsonl:6" in lines[0]
+    plain = read(tmp_path, tokenizer, rows_of("pairs", 3), "dpo").lines()
+    assert "methods.rows_trained(count=3)" in plain[0]
+    assert "methods.rows_skipped" not in plain[0]

@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -229,6 +230,23 @@ def test_the_heaviest_step_has_the_longest_rows(monkeypatch: pytest.MonkeyPatch)
     loader: Any = SimpleNamespace(dataset=rows, collate_fn=collate)
     points = [MemoryPoint(2, 120), MemoryPoint(4, 140)]
     assert probe_of()._heaviest(loader, 50, points, 100) == 100 + 10 * 3 * 9
+    drawn = np.array([[1, 1, 1], [2, 2, 0]])  # the longest row alone decides how many are padded
+    draws: list[tuple[int, ...]] = []
+
+    def integers(_: object, high: int, size: tuple[int, ...]) -> np.ndarray:
+        draws.append((high, *size))
+        return drawn
+
+    loader.dataset = Dataset.from_list([{"a": [1] * n} for n in (9, 8, 1, 1)])
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            np.random, "default_rng", lambda _: SimpleNamespace(integers=partial(integers, 0))
+        )
+        assert probe_of()._heaviest(loader, 50, points, 100) == 100 + 10 * 3 * 9
+        assert probe_of(batch_size=9)._heaviest(loader, 5000, points, 100) > 0
+        assert probe_of()._heaviest(loader, 0, points, 100) > 0
+    assert draws == [(4, 100, 3), (4, step_probe.MOST_DRAWN, 4), (4, 1, 3)]
+    loader.dataset = rows
     most = [MemoryPoint(2, 120), MemoryPoint(40, 900)]
     assert probe_of()._heaviest(loader, 50, most, 100) == 900  # seen, if not expected
 

@@ -31,6 +31,7 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary
 from infrastructure.run.trained_rows import trained_rows
 from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
+from infrastructure.training.methods import trl_training
 from infrastructure.training.methods.check import Use, treatment_of
 from infrastructure.training.methods.trl_training import (
     Defaults,
@@ -728,3 +729,38 @@ def test_the_defaults_are_those_of_trl_s_configuration() -> None:
 
     assert defaults_of(Config) == Defaults(5e-5, 3.0, 6)
     assert defaults_of(Other) == Defaults(1e-4, 1.0, None)
+
+
+def test_a_training_that_trl_cannot_do_here_is_refused_before_a_model_loads(
+    tmp_path: Path, saved_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configuration("dpo", tmp_path, saved_llama)
+    training = TrlTraining(config, tmp_path)
+    known = dict(training.config_class.__dataclass_fields__)
+    older = {name: one for name, one in known.items() if name not in ("max_length", "tf32")}
+    training.config_class = type("DPOConfig", (), {"__dataclass_fields__": older})
+    with pytest.raises(ValueError, match=r"trl_arguments_missing\(.*names=max_length, tf32,"):
+        training._checked_arguments()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    TrlTraining(config, tmp_path)  # on a CPU
+    device = torch.device("cuda")
+    monkeypatch.setattr(trl_training, "training_device", lambda _: device)
+    with pytest.raises(ValueError, match=r"several_gpus_visible\(method=dpo, count=2\)"):
+        TrlTraining(config, tmp_path)
+
+
+def test_what_the_run_is_about_is_shown_beforehand(tmp_path: Path, saved_llama: Path) -> None:
+    shared = {"method_settings": {"num_iterations": 2}}
+    for more, is_shared in (({}, False), (shared, True)):
+        config = configuration("grpo", tmp_path, saved_llama, training=more)
+        training = TrlTraining(config, tmp_path)
+        lines = training.lines()
+        expected = "methods.steps_share_generations(argument=num_iterations)"
+        assert (expected in lines) is is_shared
+        assert lines[: len(training.data.lines())] == training.data.lines()
+    model = torch.nn.Linear(1000, 500, bias=False)
+    model.extra = torch.nn.Parameter(torch.zeros(500_000), requires_grad=False)
+    args = SimpleNamespace(learning_rate=0.25, bf16=False, fp16=True)
+    line = training.described(SimpleNamespace(model=model, args=args))
+    assert line.startswith("methods.trl_run_described(method=GRPO, version=")
+    assert "total=1.0, trained=0.5, learning_rate=0.25, precision=fp16, device=cpu)" in line

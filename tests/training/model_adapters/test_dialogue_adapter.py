@@ -186,6 +186,19 @@ def test_what_is_no_conversation_is_refused_before_the_model_loads(
         adapter_for(model, path=rows_of(tmp_path, row), **data)
 
 
+def test_of_several_rows_that_are_none_the_first_one_is_named(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelManager, "load", None)
+    talks = [{"messages": [{**FIRST[0], "content": word}, FIRST[1]]} for word in ("one", "two")]
+    refuses = "{{ raise_exception(messages[0].content) }}"
+    with pytest.raises(ValueError, match=r"no_row_is_a_conversation\(.*line=1, .*error=one\)"):
+        adapter_for(model, path=rows_of(tmp_path, *talks), chat_template=refuses)
+    others = [{"messages": [FIRST[0], {**FIRST[1], "role": role}]} for role in ("wizard", "elf")]
+    with pytest.raises(ValueError, match=r"no_row_is_a_conversation\(.*line=1, .*role=wizard\)"):
+        adapter_for(model, path=rows_of(tmp_path, *others))
+
+
 def test_one_good_row_among_the_first_is_enough(model: Path, tmp_path: Path) -> None:
     """How many may be bad is for data.max_bad_rows_percent."""
     bad = {"messages": [FIRST[0], {**FIRST[1], "role": "wizard"}]}

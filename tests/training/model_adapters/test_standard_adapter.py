@@ -1,6 +1,7 @@
 """Batches on the device, losses as sums, saved models that other libraries read."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -193,3 +194,63 @@ def test_what_was_found_at_loading_is_noted(saved_llama: Path, tmp_path: Path) -
 def test_an_unknown_adapter_gets_the_nearest_name() -> None:
     with pytest.raises(ValueError, match=r"what=model adapter, name=standart,.*\(meant=standard\)"):
         get_model_adapter("standart", ModelConfig(), TrainingConfig(), "cpu")
+
+
+def test_tokens_that_may_be_hidden_are_those_of_tokenizer_and_model(
+    saved_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model may have rows that no token has, and a token that is not the last one a high ID."""
+    adapter: Any = adapter_for(saved_llama)
+    num_rows = adapter.model.get_input_embeddings().num_embeddings
+    given: list[tuple[Any, ...]] = []
+    made = object()
+    features = [lambda *_: None, lambda *them: given.append(them) or made]
+    monkeypatch.setattr(standard_adapter, "all_of", lambda name: features * (name == "objective"))
+    for largest, expected in ((num_rows - 5, num_rows - 4), (num_rows + 3, num_rows)):
+        monkeypatch.setattr(adapter.tokenizer, "get_vocab", {"a": largest, "b": 3}.copy)
+        assert adapter._masks(adapter.model) is made
+        assert given[-1] == (adapter.training_config, adapter.tokenizer, expected)
+
+
+class Doubled:
+    """An objective that hides every second token, and weighs what it hides."""
+
+    corruption, weighting = "doubled", "some"
+
+    def check_model(self, model: torch.nn.Module) -> None: ...
+
+    def mask(self, example: TokenizedExample, *, held_out: bool = False) -> Any:
+        positions = np.arange(1, len(example.input_ids), 2)
+        hidden = example.input_ids.copy()
+        hidden[positions] = 2
+        weight = 0.5 if held_out else len(positions)
+        targets = example.input_ids[positions].astype(np.int64)
+        return SimpleNamespace(
+            input_ids=hidden, positions=positions, targets=targets, weight=weight
+        )
+
+    def count_items(self, example: TokenizedExample, *, held_out: bool = False) -> int:
+        return 100 * held_out + len(example.input_ids)
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_hidden_tokens_are_the_targets_at_their_places_in_padded_rows(
+    saved_llama: Path, held_out: bool
+) -> None:
+    adapter: Any = adapter_for(saved_llama)
+    assert adapter.packs
+    adapter.set_objective(Doubled())
+    adapter.model.train(not held_out)
+    batch = adapter.prepare_batch(EXAMPLES)
+    ids = batch["input_ids"].flatten()[batch["target_positions"]]
+    assert (adapter.packs, batch["is_bidirectional"], "labels" in batch) == (False, True, False)
+    assert ids.tolist() == [2] * (4 + 2 + 7)
+    tokens = [*example(9, 1).input_ids[1::2], *example(5, 1).input_ids[1::2]]
+    assert batch["targets"].tolist() == [*tokens, *example(14, 1).input_ids[1::2]]
+    weights = [0.5] * 13 if held_out else [4.0] * 4 + [2.0] * 2 + [7.0] * 7
+    assert batch["target_weights"].tolist() == weights
+    assert batch["num_items"] == adapter.count_items(EXAMPLES) == 28 + 300 * held_out
+    assert adapter.compute_loss(adapter.model, batch).num_items == batch["num_items"]
+    assert adapter.describe()["corruption"] == "doubled"
+    adapter.objective.weighting = "none"
+    assert "target_weights" not in adapter.prepare_batch(EXAMPLES)

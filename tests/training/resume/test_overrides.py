@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
@@ -14,9 +15,15 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from infrastructure.training.core.state import Position, TrainingState
+from infrastructure.training.core.state import Phase, Position, TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.resume.overrides import (
+    apply_hyperparameters,
+    hyperparameters,
+    move_position,
+    steps_left,
+)
 
 
 class Steps(Observer):
@@ -147,3 +154,69 @@ def test_another_optimizer_begins_without_a_memory(begun: Path, saved_llama: Pat
     optimizer = changed.trainer.prepare().optimizer_step.optimizer
     assert isinstance(optimizer, torch.optim.SGD)
     assert changed.steps.rates[0] == pytest.approx(1e-3 * 5 / 9)
+
+
+@pytest.mark.parametrize(
+    ("example", "accepted", "expected"),
+    [
+        (8, ["data"], (1, 0)),  # the epoch begins again
+        (12, ["data"], (2, 0)),  # its last row was trained on
+        (13, ["data"], (2, 0)),
+        (0, ["data"], (1, 0)),
+        (8, ["seed"], (1, 8)),
+        (12, [], (1, 12)),
+    ],
+)
+def test_other_data_moves_the_position_to_the_beginning_of_an_epoch(
+    example: int, accepted: list[str], expected: tuple[int, int]
+) -> None:
+    position = {"phase": 7, "epoch": 1, "example": example}
+    values = {"position": position, "identity": {"num_examples": 12}, "skipped": [3]}
+    phases = [Phase("a", num_epochs=1), Phase("b", num_epochs=1), Phase("c", num_epochs=1)]
+    move_position(values, accepted, phases)
+    assert (position["epoch"], position["example"]) == expected
+    assert values["skipped"] == ([] if "data" in accepted else [3])
+    assert position["phase"] == position["epoch"], "each phase has one epoch"
+
+
+@pytest.mark.parametrize(
+    ("epoch", "example", "steps"),
+    [
+        (0, 0, 9),
+        (0, 8, 7),
+        (0, 9, 7),
+        (1, 0, 6),
+        (2, 4, 2),
+        (2, 12, 0),
+        (2, 11, 1),
+        (3, 0, 0),
+        (5, 4, 0),
+    ],
+)
+def test_what_is_left_are_the_steps_to_the_end_of_the_last_epoch(
+    epoch: int, example: int, steps: int
+) -> None:
+    """Of 12 rows by 5, in epochs of three steps."""
+    values = {"position": {"epoch": epoch, "example": example}}
+    phases = [Phase("a", num_epochs=2), Phase("b", num_epochs=1)]
+    assert steps_left(values, 12, 5, phases) == steps
+
+
+def test_settings_of_groups_are_set_with_the_rate_of_this_step() -> None:
+    layers = [torch.nn.Linear(1, 1) for _ in range(2)]
+    groups = [{"params": layer.parameters(), "lr": 1.0} for layer in layers]
+    optimizer = torch.optim.AdamW(groups)
+    scheduler = LambdaLR(optimizer, [lambda step: 1 / (1 + step), lambda step: 0.5])
+    scheduler.last_epoch = 3
+    wanted = hyperparameters(optimizer)
+    assert all("params" not in group for group in wanted)
+    for group, rate in zip(wanted, (8.0, 6.0), strict=True):
+        group |= {"initial_lr": rate, "weight_decay": rate / 2}
+    apply_hyperparameters(optimizer, scheduler, wanted)
+    assert (
+        [group["lr"] for group in optimizer.param_groups] == scheduler.get_last_lr() == [2.0, 3.0]
+    )
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [4.0, 3.0]
+    assert scheduler.base_lrs == [8.0, 6.0]
+    apply_hyperparameters(optimizer, None, [{"lr": 5.0}, {"lr": 7.0}])
+    assert [group["lr"] for group in optimizer.param_groups] == [5.0, 7.0]
