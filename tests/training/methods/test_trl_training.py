@@ -218,7 +218,7 @@ def test_what_may_differ_is_named_by_a_flag(tmp_path: Path, saved_llama: Path) -
     run = RunDirectory(run_folder(config))
 
     def refused() -> None:
-        with pytest.raises(CheckpointError, match=r"max_steps: was 8, is 10.*--accept max_steps"):
+        with pytest.raises(CheckpointError, match=r"max_steps: was 8, is 10.*accept=max_steps"):
             TrainingDeployment(longer, say=str).resume(run)
 
     def accepted() -> None:
