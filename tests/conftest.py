@@ -43,6 +43,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
         has_torchvision()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # `temper watch` and the dashboard give way to all other processes, for good. Here they run in
+    # the process of thousands of tests, which would take many times as long from then on.
+    os.nice = lambda increment: 0
     # As the Makefile does: each Python that a test starts would compile PyTorch's sources anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
