@@ -305,7 +305,9 @@ class CopiesObserver(Observer):
 def run_observers(
     run: RunDirectory, copies: RunReplication, report: Callable[[str], None], sinks: list[Sink]
 ) -> list[Observer]:
-    """Return the observers that every run has, whichever loop trains it."""
+    """Return the observers that every run has, in order: the report reads what the metrics
+    observer writes.
+    """
     observers = [
         MetricsObserver(MetricsLogger(sinks)),
         CheckpointLines(
