@@ -727,7 +727,7 @@ class TrainingDeployment:
         progress = ProgressObserver(
             lambda total, step: self.make_progress(total, step, copies.short)
         )
-        return [*run_observers(run, copies, self.report, sinks), progress, *self.observers]
+        return [*run_observers(run, copies, self.report, sinks, [progress]), *self.observers]
 
 
 def _newest_version(run: RunDirectory) -> str:

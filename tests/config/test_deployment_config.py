@@ -25,6 +25,10 @@ def test_sections_as_keywords_and_as_mappings_are_the_same() -> None:
     by_key = DeploymentConfig(**{"training.batch_size": 4, "model.lora_config.r": 8})
     assert by_section.model_dump() == by_mapping.model_dump() == by_key.model_dump()
     assert by_key.model.lora_config == LoraConfig(r=8)
+    preset = load_config(environment={}, keywords={"training.max_steps": 9, "preset": "ci"})
+    section = TrainingConfig(max_steps=9)  # what it leaves open is that of the preset
+    both = load_config(environment={}, keywords={"training": section, "preset": "ci"})
+    assert both.training.model_dump() == preset.training.model_dump()
 
 
 def test_two_configurations_share_nothing() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.features.key_value_memory.memory import KeyValueMemory
@@ -144,6 +145,11 @@ def test_damaged_files_are_named(saved: Path) -> None:
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-9])
     with pytest.raises(ValueError, match=r"models\.extension_weights_unreadable"):
+        load_saved(saved, device=CPU)
+    weights.write_bytes(whole)
+    tensors = load_file(weights)
+    save_file(dict(list(tensors.items())[1:]), weights)
+    with pytest.raises(ValueError, match=r"models\.extension_weights_mismatch"):
         load_saved(saved, device=CPU)
     weights.write_bytes(whole)
     manifest.write_text(manifest.read_text().replace('"slots": 3', '"slots": 4'))

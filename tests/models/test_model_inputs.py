@@ -33,6 +33,11 @@ class TakesX(torch.nn.Module):
         return x
 
 
+class TakesXAndMask(torch.nn.Module):
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return x * attention_mask
+
+
 class TakesAnything(torch.nn.Module):
     def forward(self, use_cache: bool = True, **kwargs: Any) -> Any:
         return kwargs
@@ -55,6 +60,9 @@ def test_a_forward_gets_what_it_takes() -> None:
     positional, keywords = accepted_arguments(TakesX(), ARGUMENTS)
     assert positional == [ARGUMENTS["input_ids"]]
     assert keywords == {}
+    positional, keywords = accepted_arguments(TakesXAndMask(), ARGUMENTS)
+    assert positional == [ARGUMENTS["input_ids"]]
+    assert keywords == {"attention_mask": ARGUMENTS["attention_mask"]}
     assert accepted_arguments(TakesAnything(), ARGUMENTS)[1] == {**ARGUMENTS, "use_cache": False}
 
 

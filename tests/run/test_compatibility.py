@@ -277,6 +277,9 @@ def test_of_a_hash_the_beginning_is_shown_and_of_a_text_all() -> None:
     assert len(text) == 64
     (difference,) = check_compatible(FACTS, with_settings(**{"training.seed": text}), ["seed"])
     assert str(difference) == f"seed: was 0, is {text}"
+    address = with_settings(**{"training.seed": "https://me:hunter22@host/rows"})
+    (difference,) = check_compatible(FACTS, address, ["seed"])
+    assert "hunter22" not in str(difference)
 
 
 def test_another_name_of_the_same_base_changes_nothing() -> None:

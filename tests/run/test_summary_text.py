@@ -210,6 +210,7 @@ def test_the_command_for_a_vision_language_model_has_an_image(
 ) -> None:
     (tmp_path / "final").mkdir()
     (tmp_path / "final" / "processor_config.json").touch()
+    (tmp_path / "final" / "tokenizer_config.json").write_text("{}")
     for in_notebook in (False, True):
         monkeypatch.setattr(
             "infrastructure.run.summary_text.in_notebook_kernel", lambda answer=in_notebook: answer

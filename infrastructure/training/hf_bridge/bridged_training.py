@@ -531,13 +531,18 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
     for extension in extensions:
         if isinstance(extension, Extension) and extension.adds_weights:
             _refuse_added_weights(extension.name)
+    bars = [ProgressObserver(lambda total, step: Progress(total, step, note=copies.short))]
     hooks: list[Hook] = [
         *extensions,
         *others,
         Standstill(),
         *monitoring_hooks(config, directory, None, precision, run.report, copies.probes()),
-        *run_observers(run.files, copies, run.report, sinks_of_run(sinks, directory)),
+        *run_observers(
+            run.files,
+            copies,
+            run.report,
+            sinks_of_run(sinks, directory),
+            bars if parts.args.disable_tqdm else [],  # otherwise the Trainer draws its own bar
+        ),
     ]
-    if parts.args.disable_tqdm:  # otherwise the Trainer draws its own bar
-        hooks.append(ProgressObserver(lambda total, step: Progress(total, step, note=copies.short)))
     return HookRunner(hooks)

@@ -7,7 +7,7 @@ switched off with a message, and never ends the run.
 import logging
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from infrastructure.backup.run_backup import RunBackup
@@ -303,13 +303,18 @@ class CopiesObserver(Observer):
 
 
 def run_observers(
-    run: RunDirectory, copies: RunReplication, report: Callable[[str], None], sinks: list[Sink]
+    run: RunDirectory,
+    copies: RunReplication,
+    report: Callable[[str], None],
+    sinks: list[Sink],
+    progress: Iterable[ProgressObserver],
 ) -> list[Observer]:
-    """Return the observers that every run has, in order: the report reads what the metrics
-    observer writes.
+    """Return the observers that every run has, in order: the progress display closes before the
+    report is written, and the report reads what the metrics observer writes.
     """
     observers = [
         MetricsObserver(MetricsLogger(sinks)),
+        *progress,
         CheckpointLines(
             report,
             copies.confirmed_step if copies.has_place else None,

@@ -25,13 +25,17 @@ class Losses(Protocol):
 
 @dataclass
 class SafePoint:
-    """A copy of the state, apart from weights and optimizer, at a moment between two steps."""
+    """A copy of the state, apart from weights and optimizer, at a moment between two steps.
+
+    See `TrainingState` for `step_is_ending`.
+    """
 
     random: dict[str, torch.Tensor]
     hooks: dict[str, Mapping[str, object]]
     position: Position
     sums: MetricAccumulator
     watch: LossSpikeDetector
+    step_is_ending: bool
 
     @classmethod
     def of(
@@ -44,12 +48,14 @@ class SafePoint:
             position=replace(state.position),
             sums=replace(losses.sums),
             watch=replace(losses.watch),
+            step_is_ending=state.step_is_ending,
         )
 
     def restore(self, state: TrainingState, losses: Losses, device: torch.device) -> None:
         """Restore everything except the hooks' states, which only checkpoints use."""
         restore_random(self.random, device)
         state.position = replace(self.position)
+        state.step_is_ending = self.step_is_ending
         losses.sums, losses.watch = replace(self.sums), replace(self.watch)
 
 
@@ -62,7 +68,7 @@ def at_safe_point(
     The weights must not have changed since `point`.
     """
     sums, watch = losses.sums, losses.watch
-    now = SafePoint(capture_random(device), {}, state.position, sums, watch)
+    now = SafePoint(capture_random(device), {}, state.position, sums, watch, state.step_is_ending)
     point.restore(state, losses, device)
     try:
         yield

@@ -624,6 +624,18 @@ def test_texts_by_turns_are_those_of_user_and_assistant() -> None:
     assert alone.reason == reasons.NOT_SUPERVISED
 
 
+@pytest.mark.parametrize("key", ["content", "value", "parts"])
+def test_images_inside_messages_are_found_under_every_key_of_a_text(key: str) -> None:
+    parts = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "Q"}]
+    role = {"role": "user"} if key != "value" else {"from": "human"}
+    other = {"role": "assistant"} if key != "value" else {"from": "gpt"}
+    messages = [{**role, key: parts}, {**other, key: "A"}]
+    name = "sharegpt" if key == "value" else "messages"
+    found = RowSchema(name, {"chat": "m"}, "").convert(row(m=messages))
+    assert isinstance(found, Conversation), found
+    assert len(found.pictures) == found.num_pictures == 1
+
+
 IMAGE = {"type": "image"}
 
 

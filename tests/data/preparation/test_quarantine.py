@@ -109,7 +109,7 @@ def test_rows_that_would_not_be_learned_have_a_limit_of_their_own() -> None:
     quarantine = Quarantine()
     quarantine.add([bad(1), bad(2, LEFT_OUT), bad(3, NOT_IN_TOKENS)])
     quarantine.check(40, 50.0, max_unlearnable_percent=5.0)  # exactly the limit
-    for limit, most in ((4.9, 50.0), (None, 7.4), (9.0, 7.4), (2.0, 7.4)):
+    for limit, most in ((4.9, 50.0), (None, 7.4), (9.0, 7.4), (2.0, 7.4), (0.0, 50.0)):
         with pytest.raises(
             ValueError, match=r"data\.too_many_bad_rows.*num_bad=3.*num_rows=40"
         ) as caught:

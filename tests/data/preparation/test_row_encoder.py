@@ -192,6 +192,18 @@ def prepared_by(encoder: ConversationEncoder, shape: RowSchema, *values: Any) ->
     return RowWorker(encoder, [RowSchema("text", {"text": "t"}, ""), shape])(RowChunk(4, 1, rows))
 
 
+def test_pictures_are_looked_up_in_the_folder_of_their_own_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoder = ConversationEncoder(byte_level_tokenizer(), max_length=12)
+    folders: list[Path] = []
+    monkeypatch.setattr(encoder, "encode", lambda rows, folder: folders.append(folder) or [])
+    worker = RowWorker(encoder, [PAIR], folders=[Path("first"), Path("second")])
+    for file in (1, 0):
+        worker(RowChunk(file, 0, []))
+    assert folders == [Path("second"), Path("first")]
+
+
 PAIR = RowSchema("qa", {"prompt": "q", "answer": "a"}, "", task_column="kind")
 
 

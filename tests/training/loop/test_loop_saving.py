@@ -349,3 +349,31 @@ def test_a_training_that_goes_on_saves_as_long_after_it_began_as_any(tmp_path: P
     clock.now += 1000.0
     again.resume(first.checkpoints.newest())
     assert [step for step, _, _ in manifests(tmp_path / "again")] == [8, 12]
+
+
+class Uncopied(Observer):
+    """Cannot be copied once an epoch has ended: the state after that epoch is never complete."""
+
+    def __init__(self, fails: bool = True) -> None:
+        self.fails, self.has_ended = fails, False
+
+    def epoch_end(self, state: TrainingState) -> None:
+        self.has_ended = True
+
+    def state_dict(self) -> dict[str, object]:
+        if self.has_ended and self.fails:
+            raise OSError("no memory for a copy")
+        return {}
+
+
+def test_a_state_that_cannot_be_copied_after_an_epoch_leaves_a_checkpoint_that_resumes(
+    tmp_path: Path,
+) -> None:
+    whole = Training().run()
+    broken = Training(tmp_path, hooks=[Uncopied()], **QUIET)
+    with pytest.raises(OSError, match="no memory for a copy"):
+        broken.run()
+    assert manifests(tmp_path) == [(4, "emergency", 1.0)]
+    resumed = Training(hooks=[Uncopied(fails=False)]).resume(broken.checkpoints.newest())
+    assert resumed.state.step == whole.state.step
+    assert torch.equal(resumed.weights, whole.weights)

@@ -27,6 +27,8 @@ def test_an_answer_is_exact_but_for_white_space_and_what_leads_to_it() -> None:
     given = ["2", " 2\n", "so it is #### 2", [{"role": "assistant", "content": "2"}], "22", ""]
     assert rewards("exact_answer", given, answer=["2"] * 6) == [1, 1, 1, 1, 0, 0]
     assert rewards("exact_answer", ["72"], answer=["6*12 = 72\n#### 72"]) == [1]
+    twice = "first #### 3\nno, #### 2"  # the last one counts
+    assert rewards("exact_answer", [twice, twice], answer=["2", "3"]) == [1, 0]
 
 
 def test_a_format_is_a_regular_expression_for_all_of_it() -> None:
