@@ -509,7 +509,7 @@ def saves_of(training: TrainingConfig, end: int, per_epoch: int, seconds: float)
     """Estimate how many checkpoints a run of `end` steps saves: by steps, by time, and at the end.
 
     Args:
-        seconds: the time that the run takes.
+        seconds: the remaining time of the run, for the checkpoints by time.
     """
     every, epochs = training.checkpoint_frequency, training.checkpoint_interval
     by_clock = int(seconds // USUAL_SAVE_SECONDS) if training.checkpoint_seconds else 0

@@ -413,7 +413,7 @@ def test_a_refused_run_leaves_no_empty_output_folder(new_run: bool, tmp_path: Pa
     assert not Path(config.output_dir).exists()
 
 
-def test_a_method_of_trl_goes_on_from_its_newest_checkpoint_alone(tmp_path: Path) -> None:
+def test_a_method_of_trl_resumes_only_from_its_newest_checkpoint(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "mine")
     deployment = TrainingDeployment(DeploymentConfig(training={"method": "dpo"}), str)
     code = r"deployment\.method_resumes_newest_only\(method=dpo, run_id=mine\)"

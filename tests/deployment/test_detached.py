@@ -201,7 +201,7 @@ def test_a_process_of_another_user_is_not_stopped(
     assert detached.end(DetachedTraining(run), patience_seconds=0)
 
 
-def test_how_to_look_on_names_the_run_and_its_output(tmp_path: Path) -> None:
+def test_the_hints_for_watching_name_the_run_and_its_output(tmp_path: Path) -> None:
     assert detached.how_to_look_on(tmp_path) == [
         f"deployment.watch_command(path={tmp_path})",
         f"deployment.stop_command(path={tmp_path})",

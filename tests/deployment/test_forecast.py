@@ -39,9 +39,10 @@ from infrastructure.run.finalize import read_summary
 from infrastructure.training.core import precision, product_choice
 from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.methods.step_probe import ProbedCosts, StepProbe
 from infrastructure.training.methods.trl_training import TrlTraining
 from infrastructure.training.sizing.batch_plan import BatchPlan
-from infrastructure.training.sizing.cost_measurement import CostMeasurement, StepCosts
+from infrastructure.training.sizing.cost_measurement import LOOP_SECONDS, CostMeasurement, StepCosts
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import small_config, small_settings, write_rows
 from tests.slow import slow
@@ -477,6 +478,58 @@ def test_a_run_that_goes_on_is_forecast_for_the_steps_that_are_left(
     one_save = pytest.approx(SAVE_SECONDS, rel=0.2)
     assert rest.seconds - 2 * 0.5 - 40.0 - held_out * 100.0 == one_save
     assert rest.disk_bytes == whole.disk_bytes  # all of the run is there
+
+
+def test_a_run_without_held_out_rows_has_no_time_for_evaluations(tmp_path: Path) -> None:
+    config = small_config(tmp_path, max_steps=2)
+    trainer = TrainerFactory().for_run(config)
+    loop = trainer.prepare()
+    watched: Any = SimpleNamespace(share=lambda: 0.0)
+
+    def seconds(evaluation_seconds: float) -> float:
+        costs = StepCosts(MemoryLine(0, 1), 8, 8, 0, 0.5, evaluation_seconds, 4 << 30)
+        return made_of(trainer, costs, config, tmp_path, 0.0, watched).seconds
+
+    assert seconds(100.0) > seconds(0.0) + 100.0
+    loop.evaluate = None
+    assert seconds(100.0) == seconds(0.0)
+
+
+@pytest.mark.parametrize("starts_with_one", [False, True])
+@pytest.mark.parametrize("held_out", [[], [1]])
+def test_a_run_by_trl_has_time_for_its_evaluations_and_space_for_its_first_checkpoint(
+    held_out: list[int], starts_with_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs, given = ProbedCosts(0.5, 100.0, 8, 4 << 30, writes=False), {}
+
+    def watched(*place: Any, **sizes: Any) -> Any:
+        given.update(sizes)
+        return space_of(*place, **sizes)
+
+    monkeypatch.setattr(StepProbe, "__post_init__", lambda self: None)
+    monkeypatch.setattr(StepProbe, "costs", lambda self, steps_left: costs)
+    monkeypatch.setattr(forecast_module, "space_of", watched)
+    by_steps: dict[str, Any] = {"validation_frequency": 4, "checkpoint_frequency": 4}
+    training: Any = SimpleNamespace(
+        config=DeploymentConfig(
+            training={"method": "dpo", "checkpoint_seconds": None, **by_steps},
+        ),
+        device=torch.device("cpu"),
+        data=SimpleNamespace(held_out=held_out),
+        installed=SimpleNamespace(method=SimpleNamespace(generates=False)),
+    )
+    trainer = SimpleNamespace(
+        model=torch.nn.Linear(2, 2),
+        state=SimpleNamespace(global_step=2, max_steps=10),
+        args=SimpleNamespace(eval_on_start=starts_with_one, gradient_accumulation_steps=1),
+        accelerator=SimpleNamespace(num_processes=1),
+        callback_handler=SimpleNamespace(train_dataloader=range(10)),
+        get_optimizer_cls_and_kwargs=lambda *_: (torch.optim.AdamW, {}),
+    )
+    evaluations = 3 + starts_with_one if held_out else 0  # at 4, 8 and 10
+    seconds = forecast_module.measured(training, trainer, tmp_path).seconds
+    assert seconds == 8 * (0.5 + LOOP_SECONDS) + evaluations * 100.0
+    assert given["num_saves"] == 1 + 3
 
 
 def test_a_run_by_trl_is_forecast_before_its_first_step_and_compared_at_its_end(

@@ -233,7 +233,7 @@ def test_both_models_of_a_measurement_are_checked_and_mended_first(
         (False, None, (), [("resume", None)]),
     ],
 )
-def test_a_finished_run_is_completed_and_any_other_goes_on(
+def test_a_finished_run_is_completed_and_any_other_is_resumed(
     monkeypatch: pytest.MonkeyPatch,
     is_finished: bool,
     checkpoint: Path | None,

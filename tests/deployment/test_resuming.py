@@ -404,7 +404,7 @@ def test_a_finished_run_goes_on_with_other_settings_only_where_they_are_accepted
     assert found.config.training.learning_rate == 0.2
 
 
-def test_a_run_from_its_backup_goes_on_with_the_place_that_is_given_now(
+def test_a_run_restored_from_its_backup_uses_the_destination_given_now(
     stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     restored: list[tuple[object, ...]] = []

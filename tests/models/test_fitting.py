@@ -1,4 +1,4 @@
-"""What of a model and a run does not fit is refused, and what a model is stands in its record."""
+"""A model that does not fit a run is refused, and a model is described in the run's record."""
 
 import logging
 from types import SimpleNamespace

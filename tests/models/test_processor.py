@@ -50,7 +50,9 @@ def test_what_reads_no_pictures_is_no_processor(
             load_processor(find_source(str(llava)), OPTIONS)
 
 
-def test_a_lora_sees_where_its_base_does(llava: Path, saved_llama: Path, tmp_path: Path) -> None:
+def test_a_lora_reads_images_if_its_base_does(
+    llava: Path, saved_llama: Path, tmp_path: Path
+) -> None:
     for base, sees in ((llava, True), (saved_llama, False)):
         facts = {"peft_type": "LORA", "base_model_name_or_path": str(base)}
         (tmp_path / "adapter_config.json").write_text(json.dumps(facts))

@@ -36,7 +36,7 @@ def test_a_model_without_them_gets_no_hook(architecture: str) -> None:
 
 
 class Config:
-    """As that of a model that sees: it has a configuration of its text part."""
+    """Configuration like that of a vision-language model, with one for its text part."""
 
     def __init__(self, own: bool | None, text: bool | None) -> None:
         self.output_router_logits = own

@@ -1,4 +1,4 @@
-"""A model gets a row for a token that it lacks, in each table, and no random number is in it."""
+"""A model gets a row in each table for a token that it lacks, without random numbers."""
 
 from typing import Any
 

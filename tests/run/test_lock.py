@@ -72,7 +72,7 @@ def test_a_directory_that_had_stepped_aside_for_a_new_one_is_back(
         assert not part.exists()
 
 
-def test_who_waits_goes_on_as_soon_as_the_run_is_free(
+def test_waiting_ends_as_soon_as_the_run_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = [True, True, False]

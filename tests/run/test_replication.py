@@ -273,7 +273,11 @@ def test_a_person_who_ends_the_wait_reads_that_the_copier_continues(
     assert copies.facts()["text"] == copies.line()
 
 
-def test_the_status_is_looked_at_once_a_second(tmp_path: Path, lines: list[str]) -> None:
+def test_the_status_is_looked_at_once_a_second(
+    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(replication.time, "monotonic", lambda: now[0])
     copies = copies_of(tmp_path, lines)
     name = save(copies.backup.store, 3)
     known = {"confirmed_name": name, "confirmed_step": 3}
@@ -281,7 +285,7 @@ def test_the_status_is_looked_at_once_a_second(tmp_path: Path, lines: list[str])
     copies.backup = backup
     assert copies.confirmed_step() is None
     backup.states.pop(0)
+    now[0] += replication.LOOK_SECONDS - 0.01
     assert copies.confirmed_step() is None
-    assert copies._seen is not None
-    copies._seen = (copies._seen[0] - replication.LOOK_SECONDS, copies._seen[1])
+    now[0] += 0.01
     assert copies.confirmed_step() == 3

@@ -18,7 +18,7 @@ SECRET = "hf_" + "aB3" * 12
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """Why the group of this rank was closed; its rank 0 has ended where `ended` says so."""
+    """Return the list of reasons for which the group of this rank was closed."""
     reasons: list[str | None] = []
 
     class Group:

@@ -114,7 +114,8 @@ def _most_in_a_row(pages: list[Page], num_rows: int) -> int:
     for index, page in enumerate(pages):
         held_bytes += page.size_bytes
         held_rows += page.num_values
-        # the rows may be the last one of a page, all of those between, and the first one of another
+        # num_rows rows may touch the last row of the first page, whole pages, and the first row of
+        # the last page
         while (
             first < index and held_rows - pages[first].num_values - page.num_values > num_rows - 2
         ):

@@ -444,7 +444,7 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
             steps.append((phrase("monitoring.next_resume"), command))
     advice = objects_in(facts.summary.get("advice"))
     steps += [_advised(str(each.get("text")), str(each.get("command"))) for each in advice]
-    if is_askable(final):  # otherwise it is not evaluated either
+    if is_askable(final):  # a model that cannot be asked cannot be evaluated either
         if not (final / SEES).is_file():
             steps.append((phrase("monitoring.next_ask"), _question_to(str(final), facts.summary)))
         held_out, method = (config.get(key, (None, ""))[0] for key in (HELD_OUT, METHOD))

@@ -722,17 +722,12 @@ def test_pictures_of_a_column_go_to_the_parts_without_their_own() -> None:
     assert seen(both, **pair, image="a.png") == ([[IMAGE, text("Q")], "A"], ["a.png"])
 
 
-@pytest.mark.parametrize(
-    ("value", "where"),
-    [
-        ("{'name' 'f'}", "data.place_key(key=value, where=data.place_message(number=2, column=c))"),
-    ],
-)
-def test_a_broken_call_is_named_with_its_key(value: str, where: str) -> None:
+def test_a_broken_call_is_named_with_its_key() -> None:
     shape = RowSchema("sharegpt", {"chat": "c"}, "")
-    bad = shape.convert(row(c=[SHARED[0], {"from": "function_call", "value": value}]))
+    bad = shape.convert(row(c=[SHARED[0], {"from": "function_call", "value": "{'name' 'f'}"}]))
     assert isinstance(bad, BadRow)
     assert bad.reason == reasons.BROKEN_JSON
+    where = "data.place_key(key=value, where=data.place_message(number=2, column=c))"
     assert bad.detail.startswith(f"data.value_neither_json_nor_python(where={where}, json_error=")
 
 

@@ -2,6 +2,7 @@
 
 import io
 import random
+import re
 import struct
 import zipfile
 from pathlib import Path
@@ -58,14 +59,16 @@ def test_the_data_of_an_archive_is_its_only_table_or_its_only_text(
         (("a.txt", "b.txt"), 2, "a.txt, b.txt"),
         (("a.csv", "b.csv", "c.csv", "d.csv", "e.txt"), 4, "a.csv, b.csv, c.csv"),
         (("README.md", ".hidden"), 0, "nothing"),
-        (("x" * 90,) * 1 + ("y",), 2, "x" * 80),
+        (("x" * 90, "y"), 2, "x" * 80),
     ],
 )
 def test_an_archive_without_one_data_file_is_refused(
     tmp_path: Path, names: tuple[str, ...], count: int, shown: str
 ) -> None:
     path = archive(tmp_path, *names)
-    refusal = rf"zip_needs_one_file\(path={path}, num_files={count}, names={shown}\)"
+    refusal = (
+        rf"zip_needs_one_file\(path={re.escape(str(path))}, num_files={count}, names={shown}\)"
+    )
     with pytest.raises(ValueError, match=refusal):
         member_of(path)
 

@@ -77,7 +77,7 @@ def test_any_start_gives_the_rest_of_other_layouts(
         assert facts_of(again) == facts_of(rows[number:])
 
 
-def test_an_element_that_is_no_row_is_set_aside_with_its_kind(tmp_path: Path) -> None:
+def test_an_element_that_is_not_a_row_is_skipped_and_its_kind_named(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text('[\n"text",\n{"a": "\\ud83d", "b": ["x"]},\n[{"a": 1}],\nnull]')
     found = [row for row in read_json(path, "a.json") if isinstance(row, BadRow)]

@@ -1,11 +1,12 @@
 """How the rows of a document are laid out, by what its first object holds."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infrastructure.data.readers.json_layout import (
-    HELD_OUT_KEYS,
     LIST_KEYS,
     MOST_COLUMNS,
     Layout,
@@ -17,6 +18,7 @@ from infrastructure.data.readers.json_layout import (
     rows_of_columns,
     unwrapped,
 )
+from infrastructure.data.readers.sources import discover, held_out_beside
 
 ROW, OTHER = {"q": "a", "a": "b"}, {"q": "c", "a": "d"}
 CHAT = [{"role": "user", "content": "a"}]
@@ -91,9 +93,11 @@ def test_the_list_of_rows_is_a_known_one_or_the_only_one(
     assert is_one_row(document) is (key is None)
 
 
-def test_validation_goes_before_test() -> None:
-    assert HELD_OUT_KEYS.index("validation") == 0
-    assert HELD_OUT_KEYS.index("test") == len(HELD_OUT_KEYS) - 1
+def test_validation_goes_before_test(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps({key: [ROW, OTHER] for key in ("test", "train", "validation")}))
+    [held_out] = held_out_beside(discover(str(path)))
+    assert held_out.split == "validation"
 
 
 @pytest.mark.parametrize(

@@ -515,7 +515,7 @@ def test_of_several_frames_the_first_is_taken() -> None:
         assert pixels[0][0] > 200 > 60 > pixels[0][1]
 
 
-def test_a_picture_that_may_not_be_read_is_set_aside(
+def test_an_image_without_read_permission_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "red.png").write_bytes(RED)

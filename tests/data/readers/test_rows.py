@@ -1,4 +1,4 @@
-"""Rows that cannot be used are reported with what to do; a conversation is what is learnt of it."""
+"""Unusable rows are reported with a remedy, and conversations know which answers are trained."""
 
 from pathlib import Path
 from typing import Any

@@ -159,7 +159,7 @@ def test_the_hash_of_a_saved_data_set_is_of_its_rows_and_its_split(tmp_path: Pat
     assert discover(str(tmp_path / "one"))[0].sha256() != hashes["one"]
 
 
-def test_of_rows_that_are_too_large_each_is_set_aside(
+def test_each_row_that_is_too_large_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are found by halves, and no batch that holds one is built."""

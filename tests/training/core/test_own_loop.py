@@ -1,4 +1,4 @@
-"""Functions for loops of one's own find the only such run of the process."""
+"""Functions for custom training loops find the only such run of the process."""
 
 import gc
 from types import SimpleNamespace

@@ -59,7 +59,7 @@ def test_kernels_of_half_precision_on_a_cpu_are_bounded(monkeypatch: pytest.Monk
     assert calls == [True]
 
 
-def test_a_gpu_is_called_by_a_number_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_number_out_of_range_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [choose_device(name).index for name in ("cuda:1", "cuda:0", "cuda")] == [1, 0, None]

@@ -422,7 +422,7 @@ def stop(process: "subprocess.Popen[str]") -> None:
     os.waitpid(process.pid, os.WUNTRACED)
 
 
-def test_who_stays_after_rank_0_is_killed_after_a_while_and_named_as_remaining() -> None:
+def test_a_rank_that_outlives_rank_0_is_killed_and_named() -> None:
     first, second = rank(0), rank(1)
     try:
         time.sleep(0.1)

@@ -284,7 +284,7 @@ def test_what_measures_decides_where_the_best_weights_are_kept(name: str) -> Non
         *("trainable_token_indices", "layer_replication", "fan_in_fan_out"),
     ],
 )
-def test_a_lora_with_other_tensors_cannot_be_gone_on_with(name: str) -> None:
+def test_a_lora_with_other_tensors_cannot_be_resumed(name: str) -> None:
     was, now = (facts(parts={"lora": {"default": {name: value}}}) for value in (1, 2))
     assert judged(now, was) == {"lora": NEVER}
 

@@ -271,7 +271,7 @@ class Noting(Group):
         self.depth -= 1
 
 
-def test_a_stop_that_is_no_interrupt_breaks_off_no_evaluation() -> None:
+def test_only_an_interrupt_ends_an_evaluation_early() -> None:
     training = Training()
     training.state.stop("nothing gets better")
     training.loop.poll(training.state)

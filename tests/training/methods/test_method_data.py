@@ -960,7 +960,7 @@ CALLS = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name"
         ),
     ],
 )
-def test_what_trl_does_not_pass_to_the_template_sets_a_row_aside_with_a_way_on(
+def test_rows_with_options_that_trl_does_not_pass_to_the_template_are_skipped_with_advice(
     method: str,
     template: str | None,
     row: dict[str, Any],
