@@ -33,6 +33,12 @@ def test_the_runs_of_a_folder_are_listed_the_newest_first(
         ("2025-a", 0.5),
     ]
     assert facts["runs"][0]["written_at"] == Path("runs/2026-b/metrics.jsonl").stat().st_mtime
+    os.utime(done / "summary.json", (4e9, 4e9))  # written after the last record
+    assert main(["list", "--json"]) == ExitCode.DONE
+    moments = {
+        run["name"]: run["written_at"] for run in json.loads(capsys.readouterr().out)["runs"]
+    }
+    assert moments["2025-a"] == 4e9
     assert main(["list", "--output", "elsewhere"]) == ExitCode.DONE
     assert "commands.no_run_to_list" in capsys.readouterr().out
     assert main(["list", "2026-b"]) == ExitCode.WRONG_INPUT

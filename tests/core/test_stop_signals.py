@@ -1,13 +1,17 @@
 """SIGHUP asks to stop, unless somebody has had it ignored."""
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from infrastructure.core import stop_signals as module
 from infrastructure.core.stop_signals import (
+    Stopper,
     StopSignal,
     interrupt_on_signals,
     signals_handled,
@@ -90,3 +94,17 @@ def test_inside_a_signal_is_an_interrupt_and_ctrl_c_stays_as_it_is(number: signa
         signal.signal(signal.SIGUSR1, before)
     is_usr1 = number == signal.SIGUSR1
     assert raised.value.name == ("SIGTERM" if is_usr1 else number.name)
+
+
+def test_what_does_not_stop_in_time_is_broken_off_by_the_signal_that_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.2)
+    requests: list[int] = []
+    stopper = Stopper(requests.append, lambda: True)
+    with signals_handled([signal.SIGTERM, signal.SIGINT], stopper.handle):
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(StopSignal) as stopped:
+            time.sleep(20)
+    stopper.close()
+    assert (stopped.value.name, requests) == ("SIGTERM", [signal.SIGTERM])

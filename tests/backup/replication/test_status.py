@@ -65,6 +65,11 @@ def test_an_error_is_reported_with_what_can_be_done() -> None:
     continues = "(mountbackup.copying_then_continues())"
     assert text == f"{known} {continues})"
     assert failing.problem == f"no answer {continues}"
+    assert (
+        replace(CONFIRMED, state="left").possible_loss(1055.0).seconds
+        == CONFIRMED.possible_loss(1055.0).seconds
+        != 0
+    )
     left = replace(failing, state="left")
     assert left.possible_loss(0.0).text == f"{known} (mount))", "nobody copies any more"
 

@@ -1,18 +1,22 @@
 """What is told of a run in one sentence."""
 
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_reader import RunFacts
 from infrastructure.monitoring.records.status_text import (
     alert_words,
     error_words,
     question_command,
     safety_words,
+    state_words,
 )
+from tests.monitoring.written_run import write_run
 
 CONFIRMED = "monitoring.backup_step_confirmed(step=120, place=drive:x)"
 AT_RISK = "monitoring.work_at_risk(duration=1 min 30 s)"
@@ -81,3 +85,16 @@ def test_a_shell_reads_the_question_that_is_shown_with_its_system_prompt(system:
     arguments = ["bash", "-c", command.replace("temper ask", "printf '%s\\n'", 1)]
     out = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
     assert out.splitlines() == ["runs/my model", "--system", system]
+
+
+def test_of_several_resumes_the_last_one_is_described(tmp_path: Path) -> None:
+    resumes = [
+        {"step": 3, "was_killed": True, "place": "drive:x"},
+        {"step": 7, "was_killed": False},
+    ]
+    with closing(LiveRun(write_run(tmp_path, went_on=resumes))) as run:
+        run.refresh()
+        words = state_words(run)
+    last = "cause=monitoring.a_stop(), start=monitoring.resumed_from_step(step=7)"
+    assert f"times=monitoring.times_last(times=2), {last}" in words
+    assert "monitoring.restored_from(places=drive:x)" in words
