@@ -121,3 +121,17 @@ def test_gradients_leave_no_trace(given: Subject) -> None:
     assert found.missing == found.not_finite == ()
     assert all(bool(value.any()) for value in found.values.values())
     assert_same(state_of(given), before)
+
+
+def test_a_gradient_with_one_number_that_is_not_finite_is_named(given: Subject) -> None:
+    parameters = dict(given.model.named_parameters())
+    (name, parameter), *_, (missing, _) = parameters.items()
+    try:
+        for each in parameters.values():
+            each.grad = torch.zeros_like(each)
+        parameters[missing].grad = None
+        parameter.grad.view(-1)[1] = float("nan")  # type: ignore[union-attr]
+        found = given._read_gradients()
+    finally:
+        given.model.zero_grad()
+    assert (found.not_finite, found.missing) == ((name,), (missing,))

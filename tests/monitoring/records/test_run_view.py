@@ -13,6 +13,7 @@ from colab.panel_page import panel_html
 from infrastructure.commands.main import main
 from infrastructure.monitoring.records.run_view import RunView, read_view
 from infrastructure.monitoring.report.report import render_report
+from infrastructure.monitoring.training_monitor import ALERTS_FILE
 from infrastructure.monitoring.watch import frame
 from tests.monitoring.written_run import (
     a_training,
@@ -144,3 +145,17 @@ def test_each_of_the_two_peaks_of_memory_is_explained(
     assert peak["text"] == "858.3 MiB"
     expected = "monitoring.peak_memory_scope(memory=762.9 MiB)" if more else None
     assert peak.get("more") == expected
+
+
+def test_an_alert_has_its_time_and_the_model_its_whole_size(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    record = json.loads((run / "run.json").read_text())
+    model = {"name": "m", "num_parameters": 20_000_000, "num_trainable": 1_000_000}
+    (run / "run.json").write_text(json.dumps({**record, "model": model}))
+    (run / ALERTS_FILE).parent.mkdir(parents=True)
+    alert = {"time": 12.5, "severity": "warning", "step": 3, "message": "hot"}
+    (run / ALERTS_FILE).write_text(json.dumps(alert) + "\n")
+    view = read_view(run)
+    expected = {"time": 12.5, "severity": "warning", "text": "step 3: hot", "is_over": False}
+    assert view["alerts"] == [expected]
+    assert "20.00 M parameters, of which 1.00 M are trained" in view["subject"]
