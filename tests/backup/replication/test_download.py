@@ -83,6 +83,8 @@ def test_a_version_of_which_a_part_stays_away_is_passed_over(
     del rig.place.files.files[rig.link.store.objects.path_of(pack)]
     assert rig.fetch() == rig.names[0]
     assert "backup.object_is_missing" in caplog.text
+    with pytest.raises(CheckpointError, match=r"of_step\(step=2.*details=; 0+2.*object_is_missing"):
+        rig.fetch(2)
 
 
 @pytest.mark.parametrize("what", ["manifest", "object"])
