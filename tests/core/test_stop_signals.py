@@ -96,7 +96,7 @@ def test_inside_a_signal_is_an_interrupt_and_ctrl_c_stays_as_it_is(number: signa
     assert raised.value.name == ("SIGTERM" if is_usr1 else number.name)
 
 
-def test_what_does_not_stop_in_time_is_broken_off_by_the_signal_that_asked(
+def test_a_run_that_does_not_stop_in_time_is_interrupted_with_the_first_signal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.2)

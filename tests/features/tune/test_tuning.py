@@ -74,3 +74,4 @@ def test_settings_that_are_no_faster_one_after_the_other_are_not_proposed(
     results: TuningResults = {"settings": {"training.mixed_precision": "fp32"}, "tried": []}
     assert not tuning._is_faster(TuningTrials(config), results, lines.append)
     assert "tune.not_faster" in lines[-1]
+    assert "tune.compared_again(configured=1000.0, tuned=900.0, " in lines[-1]

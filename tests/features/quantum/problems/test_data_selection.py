@@ -241,3 +241,13 @@ def test_a_large_model_takes_seconds_and_its_own_size_in_memory() -> None:
         megabytes < 20 * n * n / 2**20
     )  # 8 bytes for each ordered pair, room to grow, little else
     assert seconds < 10
+
+
+def test_labels_stay_with_their_examples_in_whatever_order_they_are_given() -> None:
+    candidates, target = pool(8, 12, 1)
+    chosen: list[set[int]] = []
+    for ids in (list(range(8)), [5, 0, 7, 2, 6, 1, 4, 3]):
+        instance = DataSelection(ids, candidates, 3, target=target)
+        best = dimod.ExactSolver().sample(instance.formulate()).first.sample
+        chosen.append({ids.index(label) for label in instance.decode(best)})  # type: ignore[attr-defined]
+    assert chosen[0] == chosen[1]
