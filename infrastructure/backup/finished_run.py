@@ -30,7 +30,13 @@ from infrastructure.core.redact import redact, redact_urls
 
 LAST_LOOK_SECONDS = 10.0  # minimum for the final check
 FINAL, REPORT, SUMMARY = "final", "report", "summary.json"
-LAST_FILES = (SUMMARY, "report.html", "metrics.jsonl", "forecast.json")
+LAST_FILES = (
+    SUMMARY,
+    "report.html",
+    "metrics.jsonl",
+    "forecast.json",
+    "trained_rows.json",  # checkpoints lack it if it is larger than their files may be
+)
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def test_a_session_adds_to_the_cost_of_those_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Callback:
-        """Of a run that keeps what it is given."""
+        """Stands for a run and stores what it is given."""
 
         def __init__(self, *given: object, **named: object) -> None:
             self.run = SimpleNamespace(copies=SimpleNamespace(short=str))

@@ -60,7 +60,7 @@ def test_a_file_is_no_model(tmp_path: Path, file: str, refusal: str) -> None:
         with pytest.raises(ValueError, match=refusal):
             refuse_file(tmp_path / file)
     (tmp_path / "folder.gguf").mkdir()
-    refuse_file(tmp_path / "folder.gguf")  # somebody's name of a folder
+    refuse_file(tmp_path / "folder.gguf")  # a folder may have such a name
 
 
 @pytest.mark.parametrize("is_reached", [False, True])

@@ -1,4 +1,4 @@
-"""What lies in a folder, by the names of its files and the headers of its weights."""
+"""A model folder is recognized by its file names and the headers of its weights."""
 
 import json
 from pathlib import Path

@@ -55,6 +55,9 @@ def test_a_model_without_tokenizer_or_that_gives_scores_gets_no_question(tmp_pat
     summary = a_summary(tmp_path)
     summary["paths"]["model"] = str(model)
     assert "temper ask" not in "\n".join(closing_lines(tmp_path, summary))
+    (model / "adapter_config.json").write_text('{"task_type": "CAUSAL_LM"}')  # of its base
+    assert "temper ask" in "\n".join(closing_lines(tmp_path, summary))
+    (model / "adapter_config.json").unlink()
     (model / "tokenizer_config.json").write_text("{}")
     assert "temper ask" in "\n".join(closing_lines(tmp_path, summary))
     (model / "config.json").write_text('{"architectures": ["LlamaForSequenceClassification"]}')

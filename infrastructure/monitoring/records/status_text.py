@@ -42,7 +42,8 @@ def is_askable(model: Path) -> bool:
     """Return whether the model in a folder has a tokenizer and generates text, unlike a reward
     model.
     """
-    if not (model / "tokenizer_config.json").is_file():
+    readable = ("tokenizer_config.json", "adapter_config.json")  # a LoRA may use its base's
+    if not any((model / name).is_file() for name in readable):
         return False
     config, lora = json_of(model / "config.json"), json_of(model / "adapter_config.json")
     is_score = "SequenceClassification" in str(config.get("architectures"))

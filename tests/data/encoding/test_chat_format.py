@@ -1,4 +1,4 @@
-"""What a chat template is found to do, from what it writes of a few known conversations."""
+"""A chat template is analysed by what it renders of a few known conversations."""
 
 import json
 from typing import Any

@@ -184,7 +184,7 @@ def test_rows_about_different_pictures_are_different_rows(monkeypatch: pytest.Mo
 
 
 def prepared_by(encoder: ConversationEncoder, shape: RowSchema, *values: Any) -> PreparedChunk:
-    """What becomes of rows of these values; a reason stands for a row that cannot be read."""
+    """Prepare rows of these values; a text stands for the reason of an unreadable row."""
     rows: list[Row | BadRow] = [
         BadRow("a", line, one) if isinstance(one, str) else Row(one, "a", line, 10 * line)
         for line, one in enumerate(values, 1)

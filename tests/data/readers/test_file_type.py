@@ -1,4 +1,4 @@
-"""What a file is by its first bytes: real files of each kind, and the remedy for it."""
+"""The first bytes of a file tell its kind and the remedy: real files of each kind."""
 
 import bz2
 import contextlib

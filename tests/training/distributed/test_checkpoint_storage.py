@@ -326,7 +326,7 @@ INVALID = r"run\.invalid_manifest_entry\(key=distributed, error="
             rf"{INVALID}run\.chunks_do_not_fill_tensor\(shape=\[2\]\)",
         ),
         (
-            one_tensor(size=[2], chunks=[[[0], [1]], [[1], [1]]]),  # which nobody has written
+            one_tensor(size=[2], chunks=[[[0], [1]], [[1], [1]]]),  # never written
             r"run\.checkpoint_lacks_parts\(count=2, example=a/@0\)",
         ),
     ],

@@ -90,7 +90,7 @@ def test_an_extension_without_methods_changes_nothing(tmp_path: Path) -> None:
 
 
 class FailingError(Exception):
-    """What a hook raises."""
+    """The error that a hook raises."""
 
 
 class Failing(Observer):

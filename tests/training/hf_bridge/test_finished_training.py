@@ -106,7 +106,7 @@ def test_an_error_in_its_call_changes_nothing_and_leaves_the_run_free(tmp_path: 
 
 
 class Trainer:
-    """What of a Trainer trains."""
+    """Stands for the parts of a Trainer that trains."""
 
     def __init__(self, global_step: int) -> None:
         self.state, self._total_loss_scalar = SimpleNamespace(global_step=global_step), 0.0
@@ -134,7 +134,7 @@ def test_a_call_that_trains_nothing_logs_what_the_run_came_to(steps: int, total:
     assert (trainer.calls, logs) == ([], {"train_loss": 2.0, "train_runtime": 9.0})
     own = trainer.log = lambda metrics: None  # type: ignore[method-assign]
     nothing.end()
-    assert trainer.log is own, "somebody else's stays"
+    assert trainer.log is own, "the user's own method stays"
     trainer._run_epoch(1)
     trainer._evaluate(2)
     assert trainer.calls == [(1,), (2,)]

@@ -140,7 +140,7 @@ def test_the_defaults_can_be_carried_out() -> None:
 
 
 def problems(method: str, **sections: Any) -> list[str]:
-    """What is wrong with a configuration that is right but for these settings."""
+    """Return the error of a configuration in which only these settings are wrong."""
     training: dict[str, Any] = {"method": method, "batch_size": 8, **sections.pop("training", {})}
     config = DeploymentConfig(training=training, **sections)
     return problems_of(config, installed_method(method))

@@ -78,7 +78,7 @@ def test_short_epochs_do_not_flood_the_console() -> None:
     ]
     sink.write({**EVALUATION, "step": 3, "eval_loss": math.nan})
     assert "NaN" in lines[-1]
-    sink.expect(100)  # it goes on with fewer steps, from an earlier one
+    sink.expect(100)  # it resumes from an earlier step, with fewer steps in all
     sink.write({**EVALUATION, "step": 50})
     assert lines[-1].startswith("[ 50%] step 50/100")
 

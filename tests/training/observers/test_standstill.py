@@ -111,7 +111,7 @@ def test_parameters_that_no_gradient_reaches_are_named_once(
 def test_each_phase_names_what_it_trains_and_does_not_reach(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What is frozen, or no optimizer holds, is not trained; a late gradient is one."""
+    """Frozen parameters and those of no optimizer do not count; a late gradient does."""
     model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2, bias=False) for name in "abcd"})
     model["c"].requires_grad_(False)
     held = [*model["a"].parameters(), *model["b"].parameters(), *model["c"].parameters()]

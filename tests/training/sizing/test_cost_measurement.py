@@ -78,7 +78,7 @@ def test_an_evaluation_is_measured_on_as_many_rows_as_its_time_is_divided_by(
     total_steps: int,
     evaluated: int,
 ) -> None:
-    """Of a short run, on a part of a micro-batch."""
+    """Return the costs of a short run, measured on a part of a micro-batch."""
     sizes: list[int] = []
 
     def evaluation(step: DryRunStep, examples: Sequence[object]) -> MicroCost:
