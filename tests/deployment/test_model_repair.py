@@ -10,6 +10,7 @@ import pytest
 
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.repair.run_files_repair import SEAL, read_seal, seal_of
+from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.checksums import damaged_files, write_record, write_sums
@@ -56,11 +57,11 @@ def run(tmp_path: Path, exported: dict[str, str]) -> RunDirectory:
     (tmp_path / "disk").mkdir()
     run = RunDirectory(tmp_path / "20260101-000000-a-0000")
     run.path.mkdir()
-    Store(run.checkpoints).commit({}, {"step": 4}, step=4)
     fill(run.final, FILES)
     fill(run.path / model_repair.REMADE, {"x": "left by a kill"})
     config = DeploymentConfig(backup={"place": str(tmp_path / "disk")})
     write_record(run.run_file, {"run_id": run.run_id, "configuration": config.to_dict()})
+    Store(run.checkpoints).commit(read_run_files(run.path), {"step": 4}, step=4)
     (run.path / "report.html").write_text("the report")
     summary = {"status": "finished", "steps": 4, SEAL: seal_of(run.path)}
     write_record(run.summary_file, summary)
@@ -234,8 +235,11 @@ def test_a_model_is_repaired_under_each_of_its_paths(
     assert caplog.messages == [restored(run, "a").removeprefix("note: ")]
     assert contents(run.final) == FILES
     damage(run, ["a"])
+    run.run_file.write_text("torn")
     repair_model(run.path)
     assert contents(run.final) == FILES, "the lock is free again"
+    assert run.has_record()
+    assert caplog.messages[-1] == caplog.messages[0], "the record comes first"
 
 
 @pytest.mark.parametrize("record", [None, {"enable_backups": False}])
