@@ -559,7 +559,7 @@ def test_a_forecast_has_each_part_of_a_run(
     costs = StepCosts(MemoryLine(60, 1), 8, 8, 32, 0.25, 10.0, 777)
     watching: Any = SimpleNamespace(share=lambda: 0.4)
     found = made_of(trainer, costs, config, tmp_path, 40.0, watching)
-    version = 2 * 1200 * 4 + SMALL_BYTES
+    version = 1240 * 4 + 1200 * 4 + SMALL_BYTES
     final = 1200 * 4 if settings.get("lora") else 1240 * 4
     # Steps, extensions, both evaluations, and the part of the five saves that is left.
     seconds = 6001.5 + 7.0 + 40.0 + 2 * 5 * 10.0
@@ -652,6 +652,7 @@ def test_a_measured_forecast_reaches_plan_extensions_and_file(
         state=SimpleNamespace(step=6, micro_batch_size=8),
         hooks=SimpleNamespace(extensions=[extension]),
         device=torch.device("cpu"),
+        memory_budget=MemoryBudget(),
     )
     costs = StepCosts(MemoryLine(0, 1), 8, 8, 0, 0.5, 0.1, 4)
     monkeypatch.setattr(forecast_module, "costs_of", lambda _: costs)
