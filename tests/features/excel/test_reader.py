@@ -1,6 +1,8 @@
 """Cells of a workbook are what Excel shows of them."""
 
 import re
+import warnings
+import zipfile
 from datetime import date, datetime, time, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from infrastructure.data.readers.row_limits import too_large_words
 from infrastructure.data.readers.rows import LINE_TOO_LONG, BadRow, Row, Unreadable
 from infrastructure.features.excel import reader
 from infrastructure.features.excel.reader import EXCEL
+from tests.data.file_shapes import zipped
 
 pytest.importorskip("openpyxl")
 
@@ -181,10 +184,32 @@ def test_damage_has_a_short_reason(
                 [*EXCEL(path, "x")]
 
 
+STYLES = (
+    b'<styleSheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"/>'  # no default
+)
+
+
+def test_the_size_and_the_styles_that_a_workbook_states_do_not_matter(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.xlsx", b=[["q", "a"], ["1", "=1+1"], ["2", "3"]])
+    with zipfile.ZipFile(path) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    sheet = content["xl/worksheets/sheet1.xml"]
+    assert b'ref="A1:B3"' in sheet
+    content["xl/worksheets/sheet1.xml"] = sheet.replace(b'ref="A1:B3"', b'ref="A1:A2"')
+    content["xl/styles.xml"] = STYLES
+    path.write_bytes(zipped(content))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows = [row.values for row in EXCEL(path, "x") if isinstance(row, Row)]
+    unknown = Unreadable("excel.formula_without_value()")
+    assert rows == [{"q": "1", "a": unknown}, {"q": "2", "a": "3"}]
+    assert EXCEL.has_header
+
+
 def test_a_workbook_may_be_as_large_as_the_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert reader.MAX_WORKBOOK_BYTES == 64 << 20
+    assert (reader.MAX_WORKBOOK_BYTES, reader.MAX_LINES) == (64 << 20, 1 << 20)
     path = written(tmp_path / "rows.xlsx", b=[["q"], ["x" * 9999]])
     size = inflated_bytes(path, 64 << 20)
     monkeypatch.setattr(reader, "MAX_WORKBOOK_BYTES", size)

@@ -93,7 +93,7 @@ def test_as_many_rows_are_read_at_once_as_fit_into_memory(
             f"c{n}": file.create_dataset(f"c{n}", (99,), kind, chunks=chunk and (chunk,))
             for n, (kind, chunk) in enumerate(columns)
         }
-        assert reader._rows_at_once(made, file_bytes, "a.h5", h5py) == num_rows
+        assert reader._rows_at_once(made, file_bytes, "a.h5") == num_rows
 
 
 def test_rows_begin_anywhere_and_bad_ones_are_set_aside(
