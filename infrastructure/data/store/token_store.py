@@ -161,7 +161,7 @@ class TokenStoreWriter:
 def write_meta(folder: Path, meta: JsonObject) -> None:
     """Write the meta.json of an entry, with the checksums of all other files in the folder."""
     suffixes = (".npy", ".jsonl", ".bin")
-    files = [path for path in folder.iterdir() if path.suffix in suffixes]
+    files = sorted(path for path in folder.iterdir() if path.suffix in suffixes)
     sealed = {
         **meta,
         "format_version": FORMAT_VERSION,

@@ -67,6 +67,7 @@ def test_examples_come_back(tmp_path: Path, memory_bytes: int, vocabulary_size: 
     assert all(same(store.example(i), example) for i, example in enumerate(examples))
     assert store.lines("notes.jsonl") == ['{"a": "\u2028"}']
     assert store.meta["about"] == "ä"
+    assert list(store.meta["files"]) == sorted(store.meta["files"])
     for array in (store._input_ids, store._supervised):
         assert isinstance(array.values, np.memmap) == (memory_bytes == MAPPED)
     ids = np.load(tmp_path / "entry" / "input_ids.npy", allow_pickle=False)
