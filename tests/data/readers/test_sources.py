@@ -602,6 +602,13 @@ def test_the_encoding_that_is_given_is_that_of_each_text(tmp_path: Path) -> None
     seen = (other.line, other.reason, other.detail, other.encoding)
     assert seen == (3, reasons.OTHER_ENCODING, "cp1252", "")
     (tmp_path / "wide.csv").write_bytes("a,b\n1,2\n".encode("utf-16-le"))
+    write_parquet(tmp_path / "c.parquet")
+    [table] = discover(str(tmp_path / "c.parquet"), encoding="cp1252")
+    note = "data.encoding_of_binary_file(file=c.parquet, format=parquet)"
+    assert (table.note, table.encoding) == (note, "")
+    assert one_file(tmp_path / "c.parquet").note == ""
+    (tmp_path / "d.csv").write_text("a\n1\n")
+    assert discover(str(tmp_path / "d.csv"), encoding="cp1252")[0].note == ""
     wide = DataConfig(path=str(tmp_path / "wide.csv"), encoding="utf-16-le")
     assert data_files_hash(wide) is not None
 
@@ -609,7 +616,7 @@ def test_the_encoding_that_is_given_is_that_of_each_text(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("place", "data_format", "splits", "test"),
     [
-        ("owner/name", "auto", ("train", "Test", "dev"), ["owner/name@Test"]),
+        ("owner/name", "auto", ("train", "x", "Test", "dev", "y"), ["owner/name@Test"]),
         ("name", "huggingface", None, []),
         ("owner/name@train", "auto", ("train", "test"), []),
     ],
@@ -623,6 +630,11 @@ def test_a_dataset_of_the_hub_has_its_splits(
     assert (file.path, file.name, file.format) == (Path(place), place, "huggingface")
     assert [(one.path, one.name) for one in file.test] == [(Path(name), name) for name in test]
     assert [one.name for one in file.held_out] == ["owner/name@dev"] * len(test)
+    assert {one.format for one in (*file.held_out, *file.test)} == (
+        {"huggingface"} if test else set()
+    )
+    rest = "data.files_skipped(files_are=data.files_are(files=owner/name@x, owner/name@y))"
+    assert file.note == (rest if test else "")
 
 
 def test_what_may_not_be_read_is_neither_missing_nor_left_out(
@@ -656,8 +668,16 @@ def test_what_is_not_there_gets_the_nearest_name(tmp_path: Path) -> None:
 
 def test_format_overrides_the_name_and_is_checked(tmp_path: Path) -> None:
     (tmp_path / "data.log").write_text('{"a": "1"}\n')
-    with pytest.raises(ValueError, match=r"data\.unknown_file_extension"):
+    unknown = (
+        f"unknown_file_extension(path={tmp_path}/data.log, formats={', '.join(FORMATS.names())})"
+    )
+    with pytest.raises(ValueError, match=re.escape(unknown)):
         discover(str(tmp_path / "data.log"))
+    (tmp_path / "page.log").write_text("<html>")
+    with pytest.raises(
+        ValueError, match=r"kind_web_page\(\), remedy=data\.give_intended_file\(\)\)"
+    ):
+        discover(str(tmp_path / "page.log"))
     assert discover(str(tmp_path / "data.log"), "jsonl")[0].format == "jsonl"
     with pytest.raises(ValueError, match=r"data\.unknown_format.*name=jsnl,.*\(meant=jsonl\)"):
         discover(str(tmp_path / "data.log"), "jsnl")
