@@ -162,12 +162,24 @@ def test_a_record_that_is_set_aside_is_found_and_shown(
         (b'{"a" 1}', BROKEN_JSON, "error=Expecting ':' delimiter, column=6)", None, ""),
         (b'{"a": "x', BROKEN_JSON, "error=Unterminated string starting, column=7)", None, ""),
         (b'{"a": 1, "a": 2}', BROKEN_JSON, "key=a", None, ""),
-        (b'{"abc": "\xfc"}', INVALID_UTF8, "byte_of_line(position=10)", '{"abc": "\ufffd"}', "cp1252"),
+        (
+            b'{"abc": "\xfc"}',
+            INVALID_UTF8,
+            "byte_of_line(position=10)",
+            '{"abc": "\ufffd"}',
+            "cp1252",
+        ),
         (b"[1]", WRONG_TYPE, "line_not_object(kind=a list)", None, ""),
-        (b"[" * 2000, LINE_TOO_LONG, "row_too_large(max_mib=16, max_millions=0)", "[" * 119 + "…", ""),
+        (
+            b"[" * 2000,
+            LINE_TOO_LONG,
+            "row_too_large(max_mib=16, max_millions=0)",
+            "[" * 119 + "…",
+            "",
+        ),
         (b"x" * 3000, LINE_TOO_LONG, "data.row_too_long(max_mib=16)", "", ""),
     ],
-)  # fmt: skip
+)
 def test_a_line_that_is_no_row_is_found_and_shown(
     tmp_path: Path,
     line: bytes,
