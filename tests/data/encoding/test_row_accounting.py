@@ -670,10 +670,11 @@ def test_white_space_in_quotes_of_python() -> None:
     assert account(lambda row: repr([turn.text for turn in row.turns]), row) == WHOLE
 
 
-def test_many_texts_in_quotes_of_python() -> None:
+@pytest.mark.parametrize("way", [repr, json.dumps])
+def test_many_texts_in_quotes(way: Callable[[list[str]], str]) -> None:
     turns = tuple(Turn(("user", "assistant")[n % 2], f"it's {n}") for n in range(66))
     row = Conversation(turns)
-    assert account(lambda row: repr([turn.text for turn in row.turns]), row) == WHOLE
+    assert account(lambda row: way([turn.text for turn in row.turns]), row) == WHOLE
 
 
 def test_rows_that_differ_in_texts_numbers_and_ids_share_a_marked_writing() -> None:
