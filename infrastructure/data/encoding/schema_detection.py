@@ -471,7 +471,7 @@ def _pair_candidates(columns: list[str], request: ShapeRequest) -> list[Candidat
         left = [request.prompt_column] if request.prompt_column else matching(prompts, columns)
         right = [request.answer_column] if request.answer_column else matching(answers, columns)
         candidates += [_pair(name, p, a, columns, request) for p in left for a in right if p != a]
-    if request.prompt_column or request.answer_column:
+    if request.prompt_column:
         candidates = list(
             {(c[1]["prompt"], c[1]["answer"]): c for c in reversed(candidates)}.values()
         )
