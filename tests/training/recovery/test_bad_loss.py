@@ -15,6 +15,7 @@ from infrastructure.config.sections.recovery_config import RecoveryConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import Position, RecoveryKind, SkippedBatch, TrainingState
+from infrastructure.training.model_adapters.base_adapter import LossOutput
 from infrastructure.training.recovery.bad_loss import (
     advance,
     bad_step,
@@ -32,6 +33,7 @@ from infrastructure.training.strategies import get_training_strategy
 from tests.training.toy import ToyAdapter, ToyModel
 
 ROWS = [3, 8, 2, 13, 7, 1]  # of 4, 4, 3, 4, 3 and 2 items
+USUAL = [1.0] * 20
 
 
 class Adapter(ToyAdapter):
@@ -63,9 +65,9 @@ class Adapter(ToyAdapter):
         strategy.compute_loss = self.compute_loss
         return model, strategy, torch.optim.SGD(model.parameters(), lr=1.0)
 
-    def bad_rows(self, rows: Sequence[int] = ROWS, recent: Sequence[float] = (1.0,)) -> list[int]:
+    def bad_rows(self, rows: Sequence[int] = ROWS, recent: Sequence[float] = USUAL) -> list[int]:
         model, strategy, optimizer = self.parts()
-        watch = LossSpikeDetector(20.0, recent=[*recent] * 20)
+        watch = LossSpikeDetector(20.0, recent=[*recent])
         return find_bad_rows(model, self, strategy, optimizer, rows, watch)
 
 
@@ -115,17 +117,38 @@ def test_where_not_one_row_fits_nobody_knows_and_another_error_is_raised() -> No
         broken.bad_rows()
 
 
-def test_a_row_is_measured_by_the_losses_before_it_and_of_its_batch() -> None:
-    """A row of 14 times the usual is bad by neither, and all are bad by no loss before them."""
-    adapter = Adapter(r8=1e3)
-    assert adapter.bad_rows() == [1]
-    assert adapter.bad_rows(recent=[1e9]) == [], "it was usual before"
-    assert adapter.bad_rows(recent=[1e-9]) == [1], "the others are usual in this batch"
-    assert adapter.bad_rows(recent=[]) == []
-    assert Adapter(r8=math.nan).bad_rows(recent=[]) == [1], "no number is never usual"
-    empty = Adapter()
-    empty.count_items = lambda examples: 0  # type: ignore[method-assign]
-    assert empty.bad_rows() == []
+class Known(Adapter):
+    """The mean loss of each example is known; one of them has no item."""
+
+    def __init__(self, **means: float) -> None:
+        super().__init__()
+        self.means = {int(name[1:]): mean for name, mean in means.items()}
+
+    def compute_loss(self, model: torch.nn.Module, batch: dict[str, Any]) -> Any:
+        output = super().compute_loss(model, batch)
+        num_items = 0 if 99 in self.now else output.num_items
+        mean = self.means.get(self.now[0], 1.0)
+        return LossOutput(output.loss_sum * 0 + mean * num_items, num_items)
+
+
+@pytest.mark.parametrize(
+    ("mean", "recent", "bad"),
+    [
+        (19.9, USUAL, []),
+        (20.1, USUAL, [1, 2]),
+        (20.1, [1e9] * 20, []),  # it was usual before
+        (20.1, [1e-9] * 20, [1, 2]),  # the others are usual in this batch
+        (1e9, [], []),  # nothing is known of what is usual for a single row
+        (1e9, [1.0] * 8, []),
+        (math.nan, [], [1, 2]),
+    ],
+)
+def test_a_row_is_measured_by_its_mean_the_losses_before_it_and_those_of_its_batch(
+    mean: float, recent: list[float], bad: list[int]
+) -> None:
+    """Rows of one and of four items, and one of none."""
+    rows = [3, 5, 8, 13, 7, 1, 99]
+    assert Known(r5=mean, r8=mean).bad_rows(rows, recent) == bad
 
 
 # -- what is noted of a bad loss, and what is done about it ---------------------------------------
@@ -263,11 +286,20 @@ def test_the_rows_of_a_skipped_batch_are_searched_once(
 
 def test_a_schedule_advances_past_a_skipped_step_without_a_warning() -> None:
     optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0)
-    scheduler = LambdaLR(optimizer, lambda step: 1 / (1 + step))
+
+    def factor(step: int) -> float:
+        if step:
+            warnings.warn("of its own", UserWarning, stacklevel=1)
+        return 1 / (1 + step)
+
+    scheduler = LambdaLR(optimizer, factor)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
+        filters = [*warnings.filters]
         advance(scheduler)
-    assert (seen, scheduler.get_last_lr()) == ([], [0.5])
+        assert [*warnings.filters] == filters
+    assert [str(one.message) for one in seen] == ["of its own"]
+    assert scheduler.get_last_lr() == [0.5]
 
 
 @pytest.mark.parametrize(
