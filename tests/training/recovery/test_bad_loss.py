@@ -134,7 +134,7 @@ class Known(Adapter):
 @pytest.mark.parametrize(
     ("mean", "recent", "bad"),
     [
-        (19.9, USUAL, []),
+        (20.0, USUAL, []),
         (20.1, USUAL, [1, 2]),
         (20.1, [1e9] * 20, []),  # it was usual before
         (20.1, [1e-9] * 20, [1, 2]),  # the others are usual in this batch
