@@ -395,7 +395,7 @@ def test_a_training_that_ends_has_its_model_its_lines_and_its_copies(
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
-def test_a_training_that_is_stopped_says_how_it_resumes_and_what_is_copied(
+def test_a_stopped_training_shows_how_it_resumes_and_what_is_copied(
     tmp_path: Path, is_whole: bool
 ) -> None:
     ending, lines = Ending(tmp_path), list[str]()

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pty
+import queue
 import random
 import re
 import shutil
@@ -37,6 +38,7 @@ from infrastructure.core.errors import (
 )
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.messages import phrase
+from infrastructure.core.stop_signals import StopSignal, reason_of
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_owner import announce_stop
@@ -820,6 +822,57 @@ def test_each_event_is_passed_on_with_what_belongs_to_it(tmp_path: Path) -> None
     callback.on_step_begin(None, state, control)
     callback.on_epoch_begin(None, state, control)
     assert (len(seen), control.should_training_stop) == (11, True), "there is nothing to train"
+
+
+def test_a_callback_is_made_of_its_configuration_and_what_may_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(tmp_path)
+    monkeypatch.setattr(callback, "load_config", lambda: config)
+    made = TemperCallback("tiny", accept=["seed", "data"], is_whole=True)
+    assert (made.run.config, made.run.is_whole) == (config, True)
+    assert made.accepted == {"seed", "data"}
+    for is_whole, remedy in ((True, "start_another_run"), (False, "use_another_name")):
+        with pytest.raises(ValueError, match=rf"new_run=trainer\.{remedy}\(\)"):
+            TemperCallback("tiny", accept=["learning_rate"], is_whole=is_whole)
+    with torch.no_grad(), pytest.raises(ValueError, match=r"training\.gradients_disabled"):
+        made.resume_from()
+
+
+@pytest.mark.parametrize(
+    ("number", "is_announced", "message", "reason"),
+    [
+        (signal.SIGTERM, False, reason_of(signal.SIGTERM), StopReason.SIGNAL),
+        (signal.SIGTERM, True, "core.stopped_by_command()", StopReason.COMMAND),
+        (signal.SIGINT, True, reason_of(signal.SIGINT), StopReason.SIGNAL),
+        (signal.SIGHUP, False, reason_of(signal.SIGHUP), StopReason.SIGNAL),
+    ],
+)
+def test_a_signal_is_a_reason_to_stop_and_is_answered(
+    tmp_path: Path, number: signal.Signals, is_announced: bool, message: str, reason: StopReason
+) -> None:
+    lines: queue.Queue[str] = queue.Queue()
+    made = TemperCallback("tiny", settings(tmp_path), say=lines.put)
+    made.run.directory.mkdir(parents=True)
+    if is_announced:
+        announce_stop(made.run.directory, os.getpid())
+    state = TrainingState(torch.nn.Linear(1, 1), step=1, total_steps=4)
+    may = [False]
+    training: Any = type("Training", (), {"may_break_off": property(lambda self: may[0])})()
+    training.state = state
+    stopper = made._stopper(training)
+    try:
+        stopper.handle(number, None)
+        assert lines.get(timeout=60) == "trainer.stopping_after_step()"
+        assert (state.stop_message, state.stop_reason) == (message, reason)
+        assert (state.stop_signal, state.is_interrupted) == (number.name, True)
+        for _ in range(2):
+            stopper.handle(signal.SIGINT, None)
+        may[0] = True
+        with pytest.raises(StopSignal):
+            stopper.handle(signal.SIGINT, None)
+    finally:
+        stopper.close()
 
 
 def holder(*callbacks: object) -> Any:

@@ -72,8 +72,8 @@ def test_what_a_kill_has_prevented_is_made(tmp_path: Path, has_place: bool, is_w
     assert FinishedTraining(run, nothing, None, ExitStack()).metrics() == {}  # type: ignore[arg-type]
     assert training.metrics() == {"train_runtime": 4.0}
     training.end()
-    says = has_place and not is_whole
-    expected = ["save the model", "compare anew", "complete", *["copies"] * says, "close"]
+    reports = has_place and not is_whole
+    expected = ["save the model", "compare anew", "complete", *["copies"] * reports, "close"]
     assert run.calls == expected
     assert freed == [expected]
     summary = read_summary(run.files)

@@ -17,8 +17,13 @@ from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
-from infrastructure.core.checksums import damaged_files, read_record
-from infrastructure.core.errors import CheckpointError, CopyNotConfirmedError, InputError
+from infrastructure.core.checksums import damaged_files, read_record, write_record
+from infrastructure.core.errors import (
+    CheckpointError,
+    CopyNotConfirmedError,
+    InputError,
+    StorageError,
+)
 from infrastructure.monitoring.records.run_list import how_to_run_again
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.snapshot import Snapshot
@@ -223,6 +228,8 @@ def test_where_all_versions_of_here_are_damaged_that_of_the_place_serves(
     assert backup.record.id_of(str(tmp_path / "disk/temper")) == backup.place_id
     assert newest is not None
     assert step_of(newest) == 3
+    place = tmp_path / "disk/temper"
+    assert f"trainer.run_restored(name=tiny, destination={place})" in lines
 
 
 def test_a_place_that_may_be_missing_is_not_searched_for_versions(tmp_path: Path) -> None:
@@ -230,6 +237,29 @@ def test_a_place_that_may_be_missing_is_not_searched_for_versions(tmp_path: Path
     with ExitStack() as stack:
         run.enter(stack)
         assert run.newest() is None
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_a_place_is_checked_once_and_is_no_error_of_a_finished_training(
+    run: TrainerRun, monkeypatch: pytest.MonkeyPatch, lines: list[str], is_finished: bool
+) -> None:
+    checks: list[str] = []
+    monkeypatch.setattr(run.copies, "check_place", lambda: checks.append("checked"))
+    for _ in range(2):
+        run.check_place()
+    assert checks == ["checked"]
+
+    def refuse() -> None:
+        raise StorageError("backup.place_is_away")
+
+    run._is_place_checked = False
+    monkeypatch.setattr(run.copies, "check_place", refuse)
+    monkeypatch.setattr(run.copies, "problem", lambda: None)
+    write_record(run.files.summary_file, {"status": "finished" if is_finished else "stopped"})
+    with pytest.raises(CopyNotConfirmedError if is_finished else StorageError):
+        run.check_place()
+    assert lines == ["backup.place_is_away"] * is_finished
+    assert run.copies.completion.problem == ("backup.place_is_away" if is_finished else None)
 
 
 @pytest.mark.parametrize("problem", [None, "it is away"])
