@@ -531,6 +531,50 @@ def test_rows_come_back_in_their_order_whatever_becomes_of_them() -> None:
     assert encoder.encode([]) == []
 
 
+NO_SYSTEM = CHATML.replace("messages %}", "messages if m.role != 'system' %}")
+
+
+def test_what_a_template_leaves_out_of_a_prompt_is_marked() -> None:
+    encoder = ConversationEncoder(byte_level_tokenizer(NO_SYSTEM), max_length=99)
+    thought = Turn("assistant", "Yes.", json.dumps({"reasoning": "so"}))
+    turns = [Turn("system", "Be."), Turn("user", "Q"), thought, Turn("user", "R")]
+    account = encoder.prompt_account(turns)
+    assert [(one.message, one.text) for one in account.missing] == [(1, "Be."), (3, "so")]
+    left_out = "data.message_left_out(role=system, text=Be.)"
+    assert encoder.prompt_text(turns) == f"{left_out}\nuser: Q\nassistant: Yes.\nuser: R"
+    found = encode(byte_level_tokenizer(NO_SYSTEM), TWO).account
+    assert [(one.message, one.text) for one in found.missing] == [(1, "Be brief.")]
+    assert encode(byte_level_tokenizer(CHATML), TWO).account.missing == ()
+
+
+def test_letters_without_a_token_refuse_an_answer_and_are_noted_in_a_question() -> None:
+    tokenizer = metaspace_tokenizer()
+    lost = refusal(tokenizer, talk(("user", "Q"), ("assistant", "It is Ω.")))
+    assert lost.reason == reasons.NOT_IN_TOKENS
+    assert lost.detail.startswith("data.text_decoded_differently(text=It is Ω.")
+    asked = encode(tokenizer, talk(("user", "Is it Ω?"), ("assistant", "No.")))
+    assert asked.survival.kind == ""
+    shown = tokenizer.decode(tokenizer("Is it Ω?", add_special_tokens=False)["input_ids"])
+    differently = f"data.text_decoded_differently(text=Is it Ω?, decoded={shown})"
+    assert asked.survival.unread == differently
+    assert encode(tokenizer, ONE).survival.unread == ""
+
+
+@pytest.mark.parametrize("train_on", ["answers", "last_answer", "all"])
+def test_rows_with_tools_have_the_template_for_tools(train_on: str) -> None:
+    templates: Any = {"default": CHATML, "tool_use": "{{ 'T: ' if tools }}" + CHATML}
+    tokenizer = byte_level_tokenizer(templates)
+    encoder = ConversationEncoder(tokenizer, max_length=99, train_on=train_on)
+    tools = json.dumps({"tools": [{"name": "f"}]})
+    for inputs, begins in ((tools, "T: <|im_start|>"), ('{"tools": []}', "<|"), ("", "<|")):
+        (found,) = encoder.encode([Conversation(ONE.turns, inputs=inputs)])
+        assert isinstance(found, Encoded)
+        assert tokenizer.decode(found.example.input_ids).startswith(begins)
+        assert tokenizer.decode(encoder.prompt_ids(ONE.turns[:1], inputs)).startswith(begins)
+    assert encoder.template_sources == [*templates.values()]
+    assert ConversationEncoder(byte_level_tokenizer(), max_length=9).template_sources == []
+
+
 def test_a_task_stays_with_its_row() -> None:
     row = Conversation(ONE.turns, task="sum")
     assert encode(byte_level_tokenizer(CHATML), row).example.task == "sum"
