@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from infrastructure.data.encoding.chat_format import (
     FormatError,
@@ -237,6 +238,7 @@ def test_the_plain_format_writes_each_message_on_its_line() -> None:
     for text, whole in (("T", "T</s>"), ("T</s>", "T</s>"), ("T</s>\n", "T</s>\n</s>")):
         document = plain.write(Conversation((Turn("text", text),)))
         assert (document.text, document.spans) == (whole, ((0, len(whole)),))
+        assert document.is_learnt == (True,)
     left_out = Turn("assistant", "A", is_learnt=False)
     assert plain.write(Conversation((QUESTION, left_out, *turns[3:]))).is_learnt == (False, True)
     called = Turn("assistant", "A", json.dumps({"tool_calls": [CALL]}))
@@ -285,6 +287,13 @@ def test_bos_is_what_the_tokenizer_puts_before_a_text() -> None:
         (slow_tokenizer(), (), ""),
     ):
         assert (leading_ids(tokenizer), start_of_text(tokenizer)) == (ids, text)
+    two = metaspace_tokenizer()
+    start = ("<s>", two.bos_token_id)
+    two.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> <s> $A", special_tokens=[start]
+    )
+    assert (leading_ids(two), start_of_text(two)) == ((two.bos_token_id,) * 2, "")
+    assert PlainFormat(two).write(Conversation((QUESTION, ANSWER))).lead == leading_ids(two)
 
 
 def test_an_end_of_text_is_one_token() -> None:
