@@ -646,14 +646,14 @@ def test_each_usual_name_is_known(
             found = recognise_shape(names(prompt.title(), f" {answer}"), ShapeRequest())
             expected = {"prompt": prompt.title(), "answer": f" {answer}"}
             assert (found.name, found.columns) == (name, expected)
-        asked = recognise_question(names("x", prompt), ShapeRequest())
-        assert asked.columns.get("prompt") == (prompt if prompt != "problem" else None)
+        alone = recognise_question(names("x", prompt), ShapeRequest())
+        assert alone.columns.get("prompt") == (prompt if prompt != "problem" else None)
 
 
 def test_each_usual_name_of_another_part_is_known() -> None:
     for column in ("messages", "conversations", "conversation", "dialogue", "dialog", "chat"):
-        asked = recognise_question(rows({column: MESSAGES}), ShapeRequest())
-        assert parts({column: MESSAGES}) == {"chat": column} == {"chat": asked.columns["prompt"]}
+        alone = recognise_question(rows({column: MESSAGES}), ShapeRequest())
+        assert parts({column: MESSAGES}) == {"chat": column} == {"chat": alone.columns["prompt"]}
         assert parts({column: ["Q", "A"]}) == {"chat": column, "turns": column}
     for column in ("contents", "turns", "utterances"):
         assert parts({column: MESSAGES}) == {"chat": column}
