@@ -22,3 +22,12 @@ def test_equal_plans_share_an_entry_and_others_do_not(data: Path, cache: Path) -
     assert opened() == (True, folder)
     was_there, other = opened(max_length=8)
     assert (was_there, other == folder) == (False, False)
+
+
+def test_an_entry_larger_than_the_limit_stays_on_disk(data: Path, cache: Path) -> None:
+    for limit, is_in_memory in ((None, True), ("1KB", False)):
+        config = DataConfig(path=str(data), memory_limit=limit)
+        plan = plan_preparation(config, byte_level_tokenizer())
+        entry = open_prepared(plan, config, CacheConfig(directory=str(cache)))
+        entry.close()
+        assert entry.store.is_in_memory is is_in_memory
