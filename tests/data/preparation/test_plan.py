@@ -287,6 +287,9 @@ def test_data_without_a_readable_row_is_refused_with_the_first_fault(tmp_path: P
     fault = r"reason=b\.jsonl:1: broken JSON .*: data\.write_with_json_dumps\(\)\)"
     with pytest.raises(ValueError, match=rf"data\.no_readable_row\(file=a\.csv, {fault}"):
         find_shape(discover(str(tmp_path)), config)
+    write_jsonl(tmp_path / "b.jsonl", ["[1]"])  # for which there is no remedy
+    with pytest.raises(ValueError, match=r"reason=b\.jsonl:1: wrong type \([^:]*\)\)$"):
+        find_shape(discover(str(tmp_path)), config)
     (tmp_path / "b.jsonl").unlink()
     with pytest.raises(ValueError, match=r"reason=data\.file_without_rows\(\)\)"):
         find_shape(discover(str(tmp_path)), config)
