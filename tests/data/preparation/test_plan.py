@@ -94,6 +94,7 @@ CHANGES: dict[str, Callable[[PreparationPlan], PreparationPlan]] = {
     "a file's encoding": with_first(TRAIN, encoding="cp1252"),
     "a file's split": with_first(TRAIN, split="train"),
     "the held-out file": with_first(EVALUATION, name="another.jsonl"),
+    "the order of files": lambda plan: replace(plan, files=(plan.files[0][::-1], plan.files[1])),
     "no held-out file": lambda plan: replace(plan, files=(plan.files[TRAIN], [])),
     "the columns": with_shape(TRAIN, columns={"prompt": "answer", "answer": "question"}),
     "the held-out columns": with_shape(EVALUATION, columns={"prompt": "a", "answer": "b"}),
@@ -143,6 +144,10 @@ def test_where_files_lie_counts_where_paths_of_pictures_do(
     moved = {"path": str(tmp_path / "elsewhere" / "train")}
     see = with_encoder(pictures=SEEING)
     assert plan_key(see(planned(config, **moved))) != plan_key(see(planned(config)))
+    shutil.copy(str(config.eval_path), tmp_path / "elsewhere" / "held_out.jsonl")
+    other = {"eval_path": str(tmp_path / "elsewhere" / "held_out.jsonl")}
+    assert plan_key(planned(config, **other)) == plan_key(planned(config))
+    assert plan_key(see(planned(config, **other))) != plan_key(see(planned(config)))
 
 
 def test_a_plan_follows_the_settings(config: DataConfig) -> None:
