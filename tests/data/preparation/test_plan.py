@@ -223,11 +223,17 @@ def test_bad_rows_of_any_file_are_refused_before_anything_is_loaded(
         look_at_rows(discover(str(tmp_path / "train")), config)
 
 
-def test_settings_that_the_plan_does_not_read_reach_it_too(config: DataConfig) -> None:
+def test_settings_that_the_plan_does_not_read_reach_it_too(
+    config: DataConfig, tmp_path: Path
+) -> None:
     shared = config.copy_with(validation_split=0.3, num_workers=3)
     plan = plan_preparation(shared, byte_level_tokenizer(), 7)
     assert plan.validation_split == 0.0  # others are held out
     assert (plan.num_processes, plan.worker_bytes, plan.notes) == (3, 7, ())
+    text = write_jsonl(tmp_path / "text.jsonl", [{"text": "<|im_start|>user: Hi"}] * 2)
+    advice, *others = planned(config, path=str(text)).notes
+    assert advice.startswith("data.text_holds_formatted_chat(column=text,")
+    assert others == []
     for streaming in (False, True):
         plan = planned(config, augmentation="any", streaming=streaming)
         assert plan.keep_conversations is not streaming

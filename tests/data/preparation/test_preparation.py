@@ -452,6 +452,9 @@ def test_the_system_prompt_of_all_rows_is_known(
     rows += [{"messages": chat(9)["messages"][1:]}] * bool(others)
     data = write_jsonl(tmp_path / "a.jsonl", rows)
     assert pipeline(data, cache).report.system_prompt == shared
+    passes_over = CHATML.replace("messages %}", "messages if m.role != 'system' %}")
+    unread = pipeline(data, cache, byte_level_tokenizer(passes_over))
+    assert unread.report.system_prompt is None
 
 
 def test_one_row_is_no_rows() -> None:
