@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers.normalizers import Lowercase
 
 from infrastructure.data.preparation import preparation as module
 from infrastructure.data.preparation.data_report import DataReport, rows_in_words
@@ -455,6 +456,23 @@ def test_the_system_prompt_of_all_rows_is_known(
     passes_over = CHATML.replace("messages %}", "messages if m.role != 'system' %}")
     unread = pipeline(data, cache, byte_level_tokenizer(passes_over))
     assert unread.report.system_prompt is None
+
+
+def test_answers_that_the_tokenizer_changes_are_counted(tmp_path: Path, cache: Path) -> None:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = Lowercase()
+    for answers, equal in ((("low", "High", "HIGHER"), 0), (("low", "High", "HIGH"), 2)):
+        rows = [{"question": "q", "answer": answer} for answer in answers]
+        data = write_jsonl(tmp_path / "a.jsonl", rows)
+        prepared = pipeline(data, cache, tokenizer, validation_split=0)
+        if equal:
+            sentence = r"answers_equal_to_tokenizer\(num_equal=2, num_rows=3, .*a\.jsonl:2"
+            with pytest.raises(ValueError, match=sentence):
+                prepared.prepare()
+            continue
+        [line] = [one for one in prepared.report.lines() if "tokenizer_changed_answers" in one]
+        assert line.startswith("data.tokenizer_changed_answers(count=2, ")
+        assert "a.jsonl:2" in line
 
 
 def test_one_row_is_no_rows() -> None:
