@@ -21,7 +21,6 @@ from infrastructure.models.saving import (
     save_whole,
     write_lora_card,
 )
-from infrastructure.models.saving_check import make_writable
 from infrastructure.models.trainable_state import trainable_state
 
 CPU = torch.device("cpu")
@@ -171,56 +170,6 @@ def test_a_tokenizer_is_written_the_same_wherever_it_was_loaded_from(
     written = [tmp_path / name / "tokenizer_config.json" for name in ("here", "elsewhere")]
     assert written[0].read_bytes() == written[1].read_bytes()
     assert "is_local" not in json.loads(written[0].read_text())
-
-
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
-        *(
-            ({"do_sample": False, name: value}, {})
-            for name, value in {
-                **dict.fromkeys(("temperature", "top_p", "min_p", "top_h", "typical_p"), 0.3),
-                **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), 0.1),
-                "top_k": 7,
-            }.items()
-        ),
-        ({"do_sample": True, "temperature": 0.3}, {"temperature": 0.3}),
-        *(
-            ({"do_sample": False, "num_beams": 1, name: value}, {})
-            for name, value in {
-                "early_stopping": True,
-                "length_penalty": 0.3,
-                "num_return_sequences": 3,
-            }.items()
-        ),
-        (
-            {"do_sample": False, "num_beams": 3, "length_penalty": 0.3, "temperature": 0.3},
-            {"num_beams": 3, "length_penalty": 0.3},
-        ),
-        ({"output_scores": True}, {}),
-        ({"pad_token_id": -1, "eos_token_id": 2}, {"eos_token_id": 2}),
-    ],
-)
-def test_what_has_no_effect_and_cannot_be_written_is_taken_out_and_no_more(
-    tmp_path: Path, given: dict[str, Any], kept: dict[str, Any]
-) -> None:
-    from transformers import GenerationConfig
-
-    config = GenerationConfig()
-    for name, value in given.items():
-        setattr(config, name, value)
-    model: Any = SimpleNamespace(generation_config=config)
-    try:
-        GenerationConfig.from_dict(config.to_dict()).save_pretrained(tmp_path)
-        is_writable = True
-    except ValueError:
-        is_writable = False
-    notes = make_writable(model)
-    assert bool(notes) is not is_writable
-    config.save_pretrained(tmp_path)
-    for name, value in {**(given if is_writable else {}), **kept}.items():
-        assert getattr(config, name) == value
-    assert make_writable(model) == []
 
 
 def loaded_by_card(folder: Path, base: str | None = None) -> Any:
