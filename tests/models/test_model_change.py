@@ -65,16 +65,20 @@ def manager(name: object, *changes: ModelChange, seed: int = 0, **settings: Any)
     return made
 
 
-def test_each_step_of_loading_asks_each_change(saved_llama: Path) -> None:
+def test_each_step_of_loading_asks_each_change(
+    saved_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(saved_llama.parent)
     changes = one, two = Noted("one"), Noted("two")
-    loaded = manager(saved_llama, *changes).load()
+    loaded = manager(saved_llama.name, *changes).load()
     assert loaded.model.changed_by == ["one", "two"]
     assert loaded.notes == ("note of one", "note of two")
     assert (loaded.description["one"], loaded.description["two"]) == (1, 1)
     for change in changes:
         assert [*change.calls] == STEPS
         source, name = change.calls["check_source"]
-        assert (source.kind, name) == (SourceKind.FOLDER, str(saved_llama))
+        assert (source.kind, source.folder) == (SourceKind.FOLDER, saved_llama)
+        assert name == saved_llama.name
         assert change.calls["check_base"] == (source, change.calls["apply"].options, name)
         (layers,) = change.calls["check_layers"]
         assert type(layers) is type(loaded.model)

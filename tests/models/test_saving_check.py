@@ -1,5 +1,7 @@
 """Settings that would end the saving of a trained model are removed or refused before training."""
 
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,18 +104,22 @@ def test_what_cannot_be_saved_is_refused_with_its_reason(
         prepare_saving(model, [])
     config.init_lora_weights = True
 
-    def fail(_folder: object) -> None:
-        raise RuntimeError(*message)
+    reasons = {"": "RuntimeError", f"no\n  {400 * 'x'}": f"no {297 * 'x'}"}
+    for reader, message in itertools.product((AutoConfig, GenerationConfig), reasons):
+        with monkeypatch.context() as patch:
+            patch.setattr(reader, "from_pretrained", failing(message))
+            if is_lora and reader is AutoConfig:
+                prepare_saving(model, [])  # a LoRA has no such file
+                continue
+            with pytest.raises(ValueError, match=shown.format(reasons[message])):
+                prepare_saving(model, [])
 
-    for reader in (AutoConfig, GenerationConfig):
-        for message, reason in (([], "RuntimeError"), ([f"no\n  {400 * 'x'}"], f"no {297 * 'x'}")):
-            with monkeypatch.context() as patch:
-                patch.setattr(reader, "from_pretrained", fail)
-                if is_lora and reader is AutoConfig:
-                    prepare_saving(model, [])  # a LoRA has no such file
-                    continue
-                with pytest.raises(ValueError, match=shown.format(reason)):
-                    prepare_saving(model, [])
+
+def failing(message: str) -> Callable[[object], None]:
+    def fail(_folder: object) -> None:
+        raise RuntimeError(message)
+
+    return fail
 
 
 def test_a_configuration_with_code_of_its_own_is_not_read_back(
