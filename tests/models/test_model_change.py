@@ -65,7 +65,7 @@ def manager(name: object, *changes: ModelChange, seed: int = 0, **settings: Any)
     return made
 
 
-def test_each_step_of_loading_asks_each_change(
+def test_each_step_of_loading_calls_each_change(
     saved_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(saved_llama.parent)

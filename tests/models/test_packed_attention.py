@@ -481,7 +481,7 @@ def test_dropout_and_windows_reach_each_example() -> None:
     ("is_causal", "of_module", "is_refused"),
     [(None, True, False), (None, False, True), (True, False, False), (False, True, True)],
 )
-def test_attention_is_causal_as_the_call_says_or_else_the_layer(
+def test_attention_is_causal_by_the_call_or_else_by_the_layer(
     is_causal: bool | None, of_module: bool, is_refused: bool
 ) -> None:
     layer: Any = SimpleNamespace(is_causal=of_module)

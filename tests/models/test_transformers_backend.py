@@ -150,7 +150,7 @@ def test_the_version_of_a_model_is_its_own_or_the_configured_one() -> None:
         ),
     ],
 )
-def test_what_the_hub_lacks_is_told_from_what_it_refuses(
+def test_a_model_that_the_hub_lacks_is_no_model_that_it_refuses(
     error: Exception, is_offline: bool, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -264,7 +264,7 @@ def test_a_lora_brings_the_ends_that_it_was_trained_with(
     assert all(p.requires_grad is ("lora_" in name) for name, p in model.named_parameters())
 
 
-def test_the_base_of_a_lora_is_beside_it_or_where_it_says(tmp_path: Path) -> None:
+def test_the_base_of_a_lora_is_beside_it_or_at_its_recorded_place(tmp_path: Path) -> None:
     facts = {"peft_type": "LORA", "base_model_name_or_path": "owner/name", "revision": 5}
     (tmp_path / "adapter_config.json").write_text(json.dumps(facts))
     assert base_of_lora(tmp_path) == replace(HUB, revision="5")
