@@ -455,9 +455,7 @@ def test_lines_for_what_was_accepted_and_for_what_rounds_otherwise() -> None:
 
 
 def test_packages_are_compared_by_name_where_either_side_has_them() -> None:
-    was, now = (
-        {"versions": {name: v for name in names}} for names, v in (("cb", "1"), ("ca", "2"))
-    )
+    was, now = ({"versions": dict.fromkeys(names, v)} for names, v in (("cb", "1"), ("ca", "2")))
     found = compatibility.version_differences(was, now)
     assert [(d.name, d.was, d.current) for d in found] == [
         ("a", None, "2"),
