@@ -21,6 +21,8 @@ from infrastructure.config.sources.flags import add_config_flags, help_text
 from infrastructure.config.sources.spelling import as_flag, as_keyword
 from infrastructure.core.messages import spelled_by
 from infrastructure.core.registry import Registry
+from infrastructure.features.stackwise.registries import CACHES
+from tests.config.field_values import memory_cache  # it registers a name for this process
 
 GOLDEN = Path(__file__).with_name("fields.txt")
 SCHEMA = schema_of(DeploymentConfig)
@@ -77,6 +79,7 @@ def rendered() -> str:
 
 
 def test_the_settings_are_those_of_the_table() -> None:
+    assert CACHES.get("something") is memory_cache
     assert rendered() == GOLDEN.read_text(encoding="utf-8")
 
 
