@@ -46,8 +46,8 @@ def test_a_setting_is_named_as_it_was_given(
     source = Source(Layer(layer), place)
     assert spelled_as(source, "data.path", value) == spelled
     assert place_of(source, "data.path") == subject
-    says_more = layer in ("file", "cell", "form", "preset")
-    assert where(source) == (f" ({place})" if says_more else "")
+    has_place = layer in ("file", "cell", "form", "preset")
+    assert where(source) == (f" ({place})" if has_place else "")
 
 
 def test_only_settings_are_spelled_by_their_source() -> None:
