@@ -153,6 +153,7 @@ def test_a_training_has_numbers_by_turn(model: Path, tmp_path: Path) -> None:
     assert 0 <= measured["eval_end_accuracy"] <= 1
 
 
+GIVEN = r"models\.given_messages\(\)"
 WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"text": "Once upon a time."},
@@ -224,16 +225,24 @@ def test_messages_that_are_too_long_are_cut_or_refused_as_rows_are(model: Path) 
     begun = adapter_for(model, max_length=length, over_length="keep_start")
     ends = begun.prepare_batch([begun.encode(ANSWERED)])["target_ends"]
     assert (ends.sum(), whole.supervised.sum() - len(ends)) == (1, 3)  # one of two is cut off
-    with pytest.raises(ValueError, match="over-long"):
+    detail = rf"detail=data\.example_too_long\(num_tokens={length + 3}, max_length={length}\)"
+    refusal = rf"models\.messages_not_encoded\(source={GIVEN}, reason=over-long, {detail}"
+    with pytest.raises(ValueError, match=refusal):
         adapter_for(model, max_length=length, over_length="quarantine").encode(ANSWERED)
 
 
 def test_messages_that_are_none_are_named(model: Path) -> None:
     adapter = adapter_for(model)
-    with pytest.raises(ValueError, match=r"models\.messages_invalid"):
+    refusal = rf"models\.messages_invalid\(source={GIVEN}, reason=no supervised token, error="
+    with pytest.raises(ValueError, match=refusal):
         adapter.encode(TALK[:1])
     with pytest.raises(ValueError, match=r"data\.message_role_unknown"):
         adapter.prompt_ids([{"role": "wizard", "content": "?"}])
+    del adapter.encoder
+    adapter.tokenizer.chat_template = "{{ raise_exception('no') }}"
+    refusal = rf"models\.messages_not_rendered\(source={GIVEN}, sentence=.*\(error=no\)"
+    with pytest.raises(ValueError, match=refusal):
+        adapter.prompt_ids(TALK)
 
 
 def test_the_configuration_knows_the_names_of_all_adapters_before_they_are_loaded() -> None:
