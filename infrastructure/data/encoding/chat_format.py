@@ -188,9 +188,6 @@ class TemplateFormat:
         self._special = _any_of(special_tokens(tokenizer).values())
         self._ends = _any_of([*special_tokens(tokenizer).values(), *tokenizer.get_added_vocab()])
         self._reads: dict[str, bool] = {}
-        self.takes_json_text = self.takes_parts = False
-        self.wraps_calls: bool | None = None
-        self.wraps_tools: bool | None = None
         self.takes_parts = self._takes_parts()
         self.takes_json_text, self.wraps_calls = self._form_of_calls()
         self.wraps_tools = self._form_of_tools()

@@ -267,6 +267,13 @@ def test_a_template_that_forgets_gets_the_training_template_of_its_family() -> N
     assert not form(FORGETFUL).can_find_answers(last_only=False)
 
 
+def test_a_date_in_a_template_is_always_the_same() -> None:
+    dated = form("{{ strftime_now('%d %b %Y') }}" + CHATML)
+    assert dated.writes_date
+    assert dated.write_prompt([QUESTION]).text.startswith("26 Jul 2024<|im_start|>")
+    assert not form(CHATML).writes_date
+
+
 FORGETFUL = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if loop.last and "
     "m['role'] == 'assistant' %}<think>{% endif %}{{ m['content'] }}<|im_end|>{% endfor %}"
