@@ -198,8 +198,7 @@ class TemplateFormat:
     def write(self, conversation: Conversation) -> Written:
         if not self.marks_answers:
             return self._write_unmarked(conversation)
-        text, spans = self._render(conversation.turns, conversation.inputs, mark=True)
-        spans = [(start, end) for start, end in spans if end > start]
+        text, spans = self._marked(conversation.turns, conversation.inputs)
         answers = [i for i, turn in enumerate(conversation.turns) if turn.role == "assistant"]
         left_out = [i for i in answers if not conversation.is_learnt(i)]
         is_learnt = [True] * len(spans)

@@ -337,6 +337,9 @@ def test_messages_that_are_left_out_are_found_among_marked_ones() -> None:
     apart = apart.replace("|{% else %}", "{% generation %}<|im_end|>{% endgeneration %}{% else %}")
     given = [QUESTION, Turn("assistant", "A", is_learnt=False), QUESTION, ANSWER]
     assert form(apart).write(Conversation(tuple(given))).is_learnt == (False, False, True, True)
+    empty = form("{% generation %}{% endgeneration %}" + MARKED).write(Conversation(tuple(given)))
+    assert empty.is_learnt == (False, True)
+    assert [empty.text[start:end] for start, end in empty.spans] == ["A<|im_end|>"] * 2
     deaf = MARKED.replace("{{ m['content'] }}{% endgen", "same{% endgen")
     with pytest.raises(FormatError, match=r"data\.untrained_message_not_located\(number=2\)"):
         form(deaf).write(Conversation(tuple(given)))
