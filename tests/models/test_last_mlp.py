@@ -260,3 +260,17 @@ def test_an_mlp_is_narrowed_if_that_saves_rows(
     torch.testing.assert_close(*picked)
     assert output.shape == given.shape
     assert computed_at.all() or is_narrowed
+
+
+def test_an_mlp_that_takes_whole_rows_only_is_not_narrowed() -> None:
+    model: Any = tiny_model("llama")
+
+    class Picky(type(model.model.layers[-1].mlp)):  # type: ignore[misc]
+        def forward(self, given: torch.Tensor) -> Any:
+            if given.shape[1] != token_loss.NUM_PROBE_TOKENS:
+                raise ValueError("not a whole row")
+            return super().forward(given)
+
+    assert token_loss.may_narrow_last_mlp(model)
+    model.model.layers[-1].mlp.__class__ = Picky
+    assert not token_loss.may_narrow_last_mlp(model)

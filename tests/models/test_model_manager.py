@@ -1,6 +1,7 @@
 """Models from every source come ready to train; what cannot be trained is refused in a sentence."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -698,3 +699,17 @@ def test_unsloth_loads_as_it_is_configured(
     with pytest.raises(ValueError, match=r"models\.not_a_linear_layer\(layer=wq\)"):
         load(llama_folder, lora_config=LoraConfig(target_modules=["wq"]), **options)
     assert len(fake.calls) == 1, "it is refused before the weights are read"
+
+
+def test_a_model_that_cannot_see_reads_no_images(llama_folder: Path) -> None:
+    for name, backend, refusal in (
+        ("embedded", "auto", "adapter, name=embedded, reason=models.reads_no_images()"),
+        ("tactical_mappo", "auto", "adapter, name=tactical_mappo, reason=models.reads_no_images()"),
+        (llama_folder, "unsloth", "models.unsloth_with_images()"),
+        (llama_folder, "auto", "models.text_model_for_images("),
+    ):
+        config = ModelConfig(name=str(name), backend=backend, embedded=TINY)
+        manager = ModelManager(config, device=CPU, seed=0, tokenizer_texts=lambda: TEXTS)
+        manager.sees = True
+        with pytest.raises(ValueError, match=re.escape(refusal)):
+            manager.load()

@@ -132,6 +132,7 @@ def test_a_window_that_no_layer_names_is_found_before_the_training() -> None:
     check = check_packing(model, 101)
     assert not check.isolated
     assert "models.example_exceeds_window" in check.reason
+    assert prepare_packing(model, 101).attention == "sdpa"
 
 
 class Bag(torch.nn.Module):

@@ -141,6 +141,7 @@ def test_the_version_of_a_model_is_its_own_or_the_configured_one() -> None:
     ("error", "is_offline", "shown"),
     [
         (OSError("this is a gated repo"), False, "models.model_is_gated(location=owner/name)"),
+        (RuntimeError("gated"), False, "model_not_loaded(location=owner/name, reason=gated)"),
         (OSError("no such repo"), False, "name=owner/name, reason=models.not_on_hub()"),
         (OSError("no such repo"), True, "name=owner/name, reason=models.hub_unreachable()"),
         (
