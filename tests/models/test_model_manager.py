@@ -1,9 +1,11 @@
 """Models from every source come ready to train; what cannot be trained is refused in a sentence."""
 
+import contextlib
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -713,3 +715,24 @@ def test_a_model_that_cannot_see_reads_no_images(llama_folder: Path) -> None:
         manager.sees = True
         with pytest.raises(ValueError, match=re.escape(refusal)):
             manager.load()
+
+
+def test_the_hub_is_left_alone_while_it_cannot_be_reached(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each way to the files of a model begins with that question; a folder needs no answer."""
+    entered: list[str] = []
+
+    @contextmanager
+    def noting() -> Iterator[None]:
+        entered.append("entered")
+        yield
+
+    monkeypatch.setattr(model_manager, "offline_where_unreachable", noting)
+    for name, num_entered in ((llama_folder, 0), ("owner/name", 1)):
+        manager = ModelManager(ModelConfig(name=str(name)), device=CPU, seed=0)
+        for way in ("load", "load_tokenizer", "load_few_blocks", "weight_bytes"):
+            with contextlib.suppress(ValueError, OSError):
+                getattr(manager, way)()
+            assert len(entered) == num_entered, way
+            entered.clear()

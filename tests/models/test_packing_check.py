@@ -260,3 +260,7 @@ def test_rows_are_joined_end_to_end() -> None:
     assert (found["cu_seq_lens"].tolist(), found["cu_seq_lens"].dtype) == ([0, 3, 5], torch.int32)
     lengths = [pack_rows(rows, longest)["max_length"] for longest in (None, 2, 3, 4)]
     assert lengths == [3, 3, 3, 4]
+
+
+def test_dropout_does_not_disturb_the_check() -> None:
+    assert prepare_packing(tiny_model("gpt2", resid_pdrop=0.5, embd_pdrop=0.5)).isolated

@@ -73,6 +73,8 @@ def test_what_was_trained_is_put_back_into_files(saved_llama: Path, tmp_path: Pa
     trained = torch.randn(model.get_parameter(name).shape)
     put_back(model, [(name, trained)], tmp_path)
     assert torch.equal(model.get_parameter(name), trained)
+    written = model.get_parameter(name).untyped_storage().filename
+    assert Path(str(written)).parent == tmp_path
     assert model.get_parameter(name).requires_grad
     others = [p for n, p in model.named_parameters() if n != name]
     assert all(parameter.is_meta for parameter in others)
