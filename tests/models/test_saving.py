@@ -109,6 +109,7 @@ def test_a_lora_in_plain_peft(llama_folder: Path, tmp_path: Path, input_ids: tor
     }
     written = json.loads((tmp_path / "final" / "adapter_config.json").read_text())
     assert written["base_model_name_or_path"] == str(llama_folder)
+    assert written["task_type"] == "CAUSAL_LM"
     plain = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "final")
     expected = logits(loaded.model, input_ids)
     assert torch.equal(logits(plain, input_ids), expected)

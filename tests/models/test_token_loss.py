@@ -351,5 +351,9 @@ def test_kept_logits_are_those_of_few_columns(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_dropout_does_not_disturb_the_probe() -> None:
-    model = tiny_model("gpt2", resid_pdrop=0.5, embd_pdrop=0.5)
-    assert token_loss.choose_method(model) == ("hidden states", "")
+    for model in (
+        tiny_model("gpt2", resid_pdrop=0.5, embd_pdrop=0.5),
+        tiny_model("llama", attention_dropout=0.5),
+    ):
+        assert token_loss.choose_method(model) == ("hidden states", "")
+    assert token_loss.may_narrow_last_mlp(model)

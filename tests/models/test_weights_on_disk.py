@@ -77,7 +77,7 @@ def test_what_was_trained_is_put_back_into_files(saved_llama: Path, tmp_path: Pa
     assert Path(str(written)).parent == tmp_path
     assert model.get_parameter(name).requires_grad
     others = [p for n, p in model.named_parameters() if n != name]
-    assert all(parameter.is_meta for parameter in others)
+    assert all(parameter.is_meta and not parameter.requires_grad for parameter in others)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -217,3 +217,15 @@ def test_layers_are_made_as_they_are_loaded(saved_llama: Path) -> None:
     assert {one.dtype for one in stored} == {torch.float32}, "as they are in the file"
     few = manager.load_few_blocks()
     assert few.config._attn_implementation == "eager"  # type: ignore[union-attr]
+
+
+def test_a_tied_head_is_the_embedding_on_disk_too(saved_llama: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(saved_llama, tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('embeddings": false', 'embeddings": true'))
+    model: Any = on_disk(folder)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert lies_in(model.lm_head.weight) is not None
