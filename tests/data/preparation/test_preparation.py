@@ -623,6 +623,16 @@ def test_what_only_the_prompt_leaves_out_is_noted_with_its_first_row(tmp_path: P
     assert notes_of(tmp_path / "never", rows, never) == []  # one of each row's own losses
 
 
+def test_reasoning_that_a_prompt_leaves_out_on_purpose_is_not_noted(tmp_path: Path) -> None:
+    rows = chats(3)
+    for row in rows:
+        row["messages"][1]["reasoning"] = "hm"
+    thought = "{% if m.reasoning and not add_generation_prompt %}({{ m.reasoning }}){% endif %}"
+    template = CHATML.replace("{{ m['content'] }}", thought + "{{ m['content'] }}")
+    notes = notes_of(tmp_path, rows, template, train_on="all")
+    assert notes == ["data.prompts_differ_in_training(num_differing=3, num_checked=3)"]
+
+
 def test_that_nothing_is_held_out_is_noted_if_a_split_is_set(tmp_path: Path, cache: Path) -> None:
     note = "data.nothing_held_out()"
     same_rows = write_jsonl(tmp_path / "same.jsonl", pairs(1) * 300)

@@ -886,6 +886,18 @@ def test_a_model_is_loaded_by_the_options_of_its_settings() -> None:
     assert training._options() == LoadOptions(*expected)
 
 
+def test_the_record_of_a_model_holds_what_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, model = bare(), torch.nn.Linear(1, 1)
+    monkeypatch.setattr(trl_training, "describe", lambda model, config: {"described": config.name})
+    monkeypatch.setattr(trl_training, "hash_while_loading", lambda source: "hashed later")
+    monkeypatch.setattr(trl_training, "weights_begun_with", lambda *given: {"begun": given})
+    for hashed, found in ((None, "hashed later"), ("hashed before", "hashed before")):
+        training._hashed = hashed  # type: ignore[assignment]
+        begun = {"begun": (training.source, model, found)}
+        described = {"kind": str(SourceKind.FOLDER), "described": training.config.model.name}
+        assert training.describe_model(model) == described | begun
+
+
 def test_what_the_run_is_about_is_shown_beforehand() -> None:
     model = torch.nn.Linear(1000, 500, bias=False)
     model.extra = torch.nn.Parameter(torch.zeros(500_000), requires_grad=False)

@@ -14,6 +14,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.features import plugins_of
+from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.models.model_manager import ModelManager
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.model_adapters import (
@@ -21,6 +22,7 @@ from infrastructure.training.model_adapters import (
     DialogueModelAdapter,
     get_model_adapter,
 )
+from tests.data.builders import byte_level_tokenizer
 from tests.data.trl_masks import TOOLS, model_template, needs_templates, tokenizer_for
 from tests.testing.check_models import MODELS
 
@@ -229,6 +231,29 @@ def test_messages_that_are_too_long_are_cut_or_refused_as_rows_are(model: Path) 
     refusal = rf"models\.messages_not_encoded\(source={GIVEN}, reason=over-long, {detail}"
     with pytest.raises(ValueError, match=refusal):
         adapter_for(model, max_length=length, over_length="quarantine").encode(ANSWERED)
+
+
+def test_an_answer_ends_with_its_last_special_token_that_only_space_follows() -> None:
+    adapter = DialogueModelAdapter(ModelConfig(), TrainingConfig(), torch.device("cpu"))
+    adapter.tokenizer = byte_level_tokenizer()
+    word, line = (adapter.tokenizer(text)["input_ids"] for text in ("A", "\n"))
+    [end] = adapter.tokenizer.convert_tokens_to_ids(["<|im_end|>"])
+    tokens = [  # and whether each is learned, which answer it is of, and whether it ends it
+        *(
+            (word[0], 1, None, None),
+            (word[0], 1, 0, False),
+            (end, 1, 0, True),
+            (line[0], 1, 0, False),
+        ),
+        *((word[0], 0, None, None), (end, 1, 1, False), (word[0], 1, 1, False)),
+        *((end, 0, None, None), (line[0], 1, 2, False), (end, 1, 2, False), (end, 1, 2, True)),
+        *((line[0], 0, None, None), (end, 1, 3, True)),
+    ]
+    ids, learned = (np.array(column) for column in [*zip(*tokens, strict=True)][:2])
+    example = TokenizedExample(ids.astype(np.int32), learned.astype(bool))
+    turns, ends = adapter._answers_of(example)
+    assert turns.tolist() == [turn for _, _, turn, _ in tokens if turn is not None]
+    assert ends.tolist() == [is_end for _, _, _, is_end in tokens if is_end is not None]
 
 
 def test_messages_that_are_none_are_named(model: Path) -> None:
