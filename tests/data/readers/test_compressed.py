@@ -197,7 +197,7 @@ def test_an_archive_that_cannot_be_read_is_named(
         (ValueError("x"), False),
     ],
 )
-def test_damage_is_told_from_other_errors(error: Exception, is_one: bool) -> None:
+def test_damage_is_distinct_from_other_errors(error: Exception, is_one: bool) -> None:
     assert is_damaged(error) is is_one
 
 
