@@ -28,6 +28,7 @@ from infrastructure.models.fitting import (
     choose_dtype,
     describe,
 )
+from infrastructure.models.loading_notes import NOTES
 from infrastructure.models.lora import apply_lora, expert_parameters, peft_arguments
 from infrastructure.models.model_change import ModelChange
 from infrastructure.models.model_inputs import (
@@ -394,6 +395,7 @@ class ModelManager:
             check_vocabulary(size, tokenizer, self.config.name)
         load = partial(layers_on_disk, config=values) if self.on_disk else load_causal_lm
         model = load(base, options=options)
+        self._notes += getattr(model, NOTES, [])
         if options.quantization is not None and (names := expert_parameters(model)):
             experts = [model.get_parameter(name) for name in names]
             self._notes.append(note_on_experts(experts, options.quantization))

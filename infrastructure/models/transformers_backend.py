@@ -15,9 +15,11 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.hub import cached_file
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.models.answer_end import GENERATION_FILE, teach_ends
+from infrastructure.models.loading_notes import NOTES, notes_on_loading
 from infrastructure.models.lora import no_words_on_ties
 from infrastructure.models.model_path import not_found
 from infrastructure.models.progress_bars import download_bars_in_a_terminal
@@ -34,6 +36,7 @@ from infrastructure.models.saved_model import (
     SourceKind,
     check_tokenizer,
     read_json,
+    shapes_of,
     weight_files,
 )
 from infrastructure.models.source import find_source
@@ -88,7 +91,23 @@ def load_causal_lm(source: ModelSource, options: LoadOptions) -> torch.nn.Module
             count=len(missing),
             name=min(missing),
         )
-    return plain_weights(model) if options.dequantizes and quantized_layers(model) else model
+    stored = _stored_names(source, options)
+    notes = notes_on_loading(model, source.location, info["unexpected_keys"], stored)
+    if options.dequantizes and quantized_layers(model):
+        model = plain_weights(model)
+    setattr(model, NOTES, notes)
+    return model
+
+
+def _stored_names(source: ModelSource, options: LoadOptions) -> set[str]:
+    """Return the names of all weights in a model's files; none if the files are unknown."""
+    folder: Path | None = source.folder
+    if source.kind is SourceKind.HUB:
+        revision = source.revision or options.revision
+        names = ("model.safetensors", "model.safetensors.index.json")
+        cached = (cached_file(source.location, name, revision) for name in names)
+        folder = next((file.parent for file in cached if file is not None), None)
+    return set() if folder is None else set(shapes_of(folder))
 
 
 def load_weights(
