@@ -5,6 +5,7 @@ missing weights, which would be initialized randomly; encoders instead of langua
 whose tokenizer has more tokens than the embedding. Weights are read from safetensors only.
 """
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -362,24 +363,34 @@ def load_lora(folder: Path, base: torch.nn.Module) -> torch.nn.Module:
     """Load the LoRA in `folder` onto `base`, ready for further training.
 
     Raises:
-        ValueError: it is pickled, damaged, or made for another base model.
+        ValueError: it is pickled, damaged, incomplete, or made for another base model.
     """
     peft = require("peft", "models.load_adapter")
     [file] = weight_files(folder, "adapter_model")
     try:
         with no_words_on_ties():
+            warnings.filterwarnings("ignore", "Found missing adapter keys")  # refused below
             model: torch.nn.Module = peft.PeftModel.from_pretrained(
                 base, str(folder), is_trainable=True
             )
+        # loaded once more, because only this function returns the names that do not fit
+        loaded = cast(Any, model).load_adapter(str(folder), "default", is_trainable=True)
         if (folder / GENERATION_FILE).is_file():
             transformers = require("transformers", "models.load_adapter")
             ends = transformers.GenerationConfig.from_pretrained(folder).eos_token_id
             teach_ends(model, ends if isinstance(ends, list) else [] if ends is None else [ends])
-        return model
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise InputError(
             "models.lora_base_mismatch", file=file, reason=shortened(" ".join(str(error).split()))
         ) from error
+    _refuse_other_matrices(file, loaded.missing_keys, loaded.unexpected_keys)
+    return model
+
+
+def _refuse_other_matrices(file: Path, missing: list[str], unexpected: list[str]) -> None:
+    for code, names in (("lora_lacks_tensors", missing), ("lora_tensors_unused", unexpected)):
+        if names:
+            raise InputError(f"models.{code}", file=file, count=len(names), name=min(names))
 
 
 def base_of_lora(folder: Path) -> ModelSource:
