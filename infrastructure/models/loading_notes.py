@@ -40,9 +40,8 @@ def _left_out(model: torch.nn.Module, stored: Collection[str]) -> set[str]:
     Layers for predicting several tokens at once are an example. Weights whose names transformers
     converts are not counted: the model has a module of the same name.
     """
-    patterns = [
-        re.compile(p) for p in getattr(model, "_keys_to_ignore_on_load_unexpected", 0) or ()
-    ]
+    ignored: Collection[str] = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    patterns = [re.compile(pattern) for pattern in ignored]
     candidates = {name for name in stored if any(p.search(name) for p in patterns)}
     modules = tuple({f".{_module(name)}" for name in model.state_dict()}) if candidates else ()
     return {
