@@ -213,7 +213,10 @@ class ModelManager:
         self._attach_saved(source, model)
         write_without_router_logits(model)
         self._notes += make_writable(inner_model(model))
-        description = {"kind": str(source.kind), **self._identity(source, model, hashed)}
+        identity = self._identity(source, model, hashed)
+        if source.kind is SourceKind.LORA_FOLDER:
+            refuse_other_base(source.folder, identity["base_sha256"])
+        description = {"kind": str(source.kind), **identity}
         description = describe(model, self.config) | description
         return LoadedModel(model.train(), tokenizer, description, tuple(self._notes))
 
