@@ -53,6 +53,7 @@ from infrastructure.models.saved_model import (
     SourceKind,
     check_sums,
     has_processor,
+    refuse_other_base,
     weight_files,
     weights_sha256,
 )

@@ -245,6 +245,30 @@ def test_a_lora_of_another_base(llama_folder: Path, tmp_path: Path) -> None:
         load(tmp_path / "lora")
 
 
+@pytest.mark.parametrize(
+    ("recorded", "is_changed", "is_refused"),
+    [("", False, False), ("", True, True), ("none", True, False), ("no run", True, False)],
+)
+def test_a_lora_of_a_run_whose_base_has_other_weights_now(
+    llama_folder: Path, tmp_path: Path, recorded: str, is_changed: bool, is_refused: bool
+) -> None:
+    """It would answer and be measured as a model that was never trained."""
+    made = load(llama_folder, lora_config=LoraConfig(r=2))
+    final = tmp_path / "run" / "final"
+    save_model(made.model, made.tokenizer, final)
+    if recorded != "no run":
+        sha256 = None if recorded else made.description["base_sha256"]
+        (final.parent / "run.json").write_text(json.dumps({"model": {"base_sha256": sha256}}))
+    if is_changed:
+        change_tensors(llama_folder, lambda tensors: tensors["lm_head.weight"].mul_(2))
+    if is_refused:
+        about = rf"folder={final}, name={llama_folder}"
+        with pytest.raises(ValueError, match=rf"models\.lora_base_changed\({about}\)"):
+            load(final)
+        return
+    assert hasattr(load(final).model, "peft_config")
+
+
 OTHER_PREFIX = "base_model.model.model.language_model."
 
 
