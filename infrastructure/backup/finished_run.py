@@ -158,6 +158,7 @@ class FinishedThere:
         fetch_folder(self.place, self.report, self.report_sums, part, on_progress)
         for name in (*LAST_FILES, *run_files_of_features()):
             if name != SUMMARY and (part / name).is_file():
+                (run_path / name).parent.mkdir(parents=True, exist_ok=True)
                 (part / name).replace(run_path / name)
         shutil.rmtree(part)
         write_record(run_path / SUMMARY, {**self.summary, SEAL: seal_of(run_path)})

@@ -805,8 +805,8 @@ def _manager_of(
 
 def _short_dtype(run: RunDirectory) -> str:
     """Return the data type of the weights before quantization, as a value of `model.dtype`."""
-    recorded = str(recorded_model(run).get("dtype"))
-    return next((name for name, dtype in DTYPES.items() if recorded in str(dtype)), "auto")
+    recorded = f"torch.{recorded_model(run).get('dtype')}"
+    return next((name for name, dtype in DTYPES.items() if str(dtype) == recorded), "auto")
 
 
 def _refuse_other_base(identity: Mapping[str, object], loaded: LoadedModel) -> None:

@@ -187,7 +187,7 @@ def _make_anew(run: RunDirectory, what: str, names: list[str]) -> Repair:
         return Repair(what, Outcome.LOST, text)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if not is_same and (seal := read_seal(run.path)):
+    if seal := read_seal(run.path):
         write_seal(run, {**seal, MODEL_SUMS: hash_or_none(run.final / SUMS)})
     return Repair(
         what,

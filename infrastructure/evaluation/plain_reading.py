@@ -254,9 +254,7 @@ class Expected:
             )
         ours, theirs = self.answers[number], answers[number]
         num_equal = _num_first(map(operator.eq, ours, theirs))
-        # Rounding explains the different token.
-        is_choice = num_equal < min(len(ours), len(theirs)) and num_equal < near
-        if is_choice:
+        if num_equal < near:  # rounding explains the different token
             return None
         if ours == theirs:
             far = num_near(self.logits[number], logits[number], FAR * allowed) < len(ours)

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,6 +25,7 @@ from infrastructure.data.readers.rows import Turn
 from infrastructure.deployment import export, export_request
 from infrastructure.deployment.export import (
     Comparer,
+    Comparison,
     Reference,
     Work,
     distance,
@@ -34,6 +36,7 @@ from infrastructure.deployment.export_request import ExportRequest, Part
 from infrastructure.evaluation.plain_reading import QUESTIONS, OtherAnswersError
 from infrastructure.evaluation.prompting import answer_questions
 from infrastructure.features.publish.model_card import written_by
+from infrastructure.models.fitting import DTYPES
 from infrastructure.models.model_manager import load_saved
 from infrastructure.models.quantization import quantized_layers
 from infrastructure.run.checkpoint_paths import step_of
@@ -42,6 +45,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
+from infrastructure.training.resume.fingerprint import base_facts
 from tests.conftest import train_tiny_tokenizer
 from tests.data.builders import CHATML
 from tests.deployment.exports import TEMPLATE, facts_of, run_card, trained_lora
@@ -439,6 +443,134 @@ def test_what_is_too_far_or_written_otherwise_is_refused() -> None:
         compare("other prompts", lambda ids: logits, [prompts[0] + 1])
 
 
+def test_a_comparison_has_its_figures() -> None:
+    compared = Comparison("PEFT", 0.001234, 0.99996, True, 2)
+    assert compared.facts() == {
+        **{"read_by": "PEFT", "logits_distance": 0.0012, "same_choice": 1.0},
+        **{"same_prompt": True, "same_answers": 2},
+    }
+    assert compared.words() == (
+        "deployment.export_read_back(reader=PEFT, distance=0.001234, percent=99.996, "
+        "answers=deployment.export_same_answers(num_same=2, num_answers=3), "
+        "prompts=deployment.export_prompts_same())"
+    )
+    for same_prompt, code in ((None, "export_without_tokenizer"), (False, "export_prompts_other")):
+        words = replace(compared, same_prompt=same_prompt, same_answers=None).words()
+        assert words.endswith(f"answers=, prompts=deployment.{code}())")
+
+
+@pytest.mark.parametrize(("bits", "tolerance"), [(None, 0.01), (16, 0.05), (8, 0.2), (4, 0.6)])
+def test_the_farthest_question_decides_and_few_bits_are_tolerated(
+    bits: int | None, tolerance: float
+) -> None:
+    requested: list[Any] = []
+
+    def answers(folder: Path, tolerance: float) -> int:
+        requested.append((folder, tolerance))
+        return 2
+
+    logits = torch.randn(2, 4, 9, generator=torch.Generator().manual_seed(0))
+    prompts = [torch.tensor([[n, 4]]) for n in range(3)]
+    expected: Any = SimpleNamespace(compare=answers)
+    reference = Reference(prompts, [logits[0], logits[1], logits[0]], 0.01, expected)
+    compare = Comparer(reference, bits)
+
+    def shifted(share: float) -> Any:
+        return lambda ids: logits[int(ids[0, 0]) % 2] * (1 + share * (int(ids[0, 0]) == 1))
+
+    compared = compare("near", shifted(0.99 * tolerance), prompts, Path("out"))
+    assert compared.distance == pytest.approx(0.99 * tolerance, rel=1e-3)
+    assert (compared.same_answers, requested) == (2, [(Path("out"), tolerance)])
+    assert compare.made == [compared]
+    assert compare("without answers", shifted(0.0)).same_answers is None
+    with pytest.raises(CheckpointError, match=rf"reader=far, .*tolerance={tolerance}\)"):
+        compare("far", shifted(1.01 * tolerance))
+    other = [*prompts[:2], prompts[2] + 1]
+    with pytest.raises(CheckpointError, match=r"export_prompts_differ\(reader=other\)"):
+        compare("other", shifted(0.0), other)
+    assert len(compare.made) == 2
+    flipped = logits.flip(-1)
+    half = Comparer(Reference(prompts[:2], [logits[0], flipped[1]], 9.0), None)
+    agree = (logits[1].argmax(-1) == flipped[1].argmax(-1)).sum()
+    assert half("half", shifted(0.0)).same_choice == pytest.approx(float(4 + agree) / 8)
+
+
+def test_questions_are_as_short_as_the_model_needs(saved_llama: Path) -> None:
+    model: Any = load_saved(saved_llama, device=torch.device("cpu")).model
+    tokenizer = load_saved(saved_llama, device=torch.device("cpu")).tokenizer
+    assert [ids.tolist() for ids in export.prompts_of(model, None)] == [[[*range(8)]]]
+    whole = export.prompts_of(None, tokenizer)
+    assert len(whole) == len(QUESTIONS)
+    assert max(ids.shape[1] for ids in whole) > 5
+    model.config.max_position_embeddings = 5
+    assert [ids.tolist() for ids in export.prompts_of(model, tokenizer)] == [
+        ids[:, :5].tolist() for ids in whole
+    ]
+    for dtype, tolerance in ((torch.float32, 1e-3), (torch.bfloat16, 0.05)):
+        reference = Reference.of(model.to(dtype), tokenizer)
+        assert (reference.tolerance, reference.expected) == (tolerance, None)
+        assert not model.training
+
+
+@pytest.mark.parametrize(
+    ("files", "template"),
+    [
+        ([], None),
+        (["chat_template.jinja"], "chat_template.jinja"),
+        (
+            ["additional_chat_templates/b.jinja", "additional_chat_templates/a.jinja"],
+            {name: f"additional_chat_templates/{name}.jinja" for name in "ab"},
+        ),
+        (
+            ["chat_template.jinja", "additional_chat_templates/a.jinja"],
+            {"default": "chat_template.jinja", "a": "additional_chat_templates/a.jinja"},
+        ),
+    ],
+)
+def test_each_template_of_a_tokenizer_is_found(
+    files: list[str], template: object, tmp_path: Path
+) -> None:
+    for name in [*files, "additional_chat_templates/notes.txt"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert export._saved_template(tmp_path) == template
+
+
+def test_small_parts_of_an_export(tmp_path: Path, saved_llama: Path) -> None:
+    half = torch.nn.Linear(2, 2)
+    assert export._in_half(half).weight.dtype is torch.bfloat16
+    assert export._in_half(half.to(torch.float16)).weight.dtype is torch.float16
+    run = RunDirectory(tmp_path)
+    config = DeploymentConfig().to_dict()
+    for data, ends in ({"end_tokens": {"a": 1, "b": 2}}, ["a", "b"]), ({}, []), (None, []):
+        write_record(run.run_file, {"configuration": config, "data": data})
+        assert export._ends(run) == ends
+    names = ("float32", "float16", "bfloat16")
+    shorts = []
+    for dtype in (*names, "float64"):
+        write_record(
+            run.run_file, {"configuration": config, "model": {"kind": "hub", "dtype": dtype}}
+        )
+        shorts.append(export._short_dtype(run))
+    assert [str(DTYPES[short]).removeprefix("torch.") for short in shorts[:3]] == [*names]
+    assert shorts[3] == "auto"
+    loaded = load_saved(saved_llama, device=torch.device("cpu"))
+    assert export._output_layer(loaded.model) == ["lm_head"]
+    known = base_facts(loaded.description)["base_model"]
+    for identity, is_refused in (
+        ({}, False),
+        ({"base_is_frozen": True, "base_model": known}, False),
+        ({"base_is_frozen": True, "base_model": "other"}, True),
+        ({"base_is_frozen": False, "base_model": "other"}, False),
+    ):
+        if is_refused:
+            name = re.escape(str(loaded.description["name"]))
+            with pytest.raises(CheckpointError, match=rf"export_base_differs\(name={name}\)"):
+                export._refuse_other_base(identity, loaded)
+        else:
+            export._refuse_other_base(identity, loaded)
+
+
 @pytest.mark.parametrize(
     ("bits", "code"),
     [
@@ -458,6 +590,7 @@ def test_other_answers_are_put_down_to_rounding_and_name_the_export(
     reference = Reference([torch.arange(4).unsqueeze(0)], [logits], 1e-3, expected)
     comparer = Comparer(reference, bits, Path("exported/step-3"))
     about = r"\(folder=exported/step-3, difference=for '1 \+ 1' it generates '3'"
+    about += rf", distance=0\.0, tolerance={export.TOLERANCES[bits]}\)" if bits else r"\)"
     with pytest.raises(CheckpointError, match=f"^{re.escape(code)}{about}"):
         comparer("transformers", lambda ids: logits, folder=Path(".part-of-it"))
 

@@ -1,22 +1,28 @@
 """What an export takes on the disk, which is told before it is begun."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.registries import EXPORT_FORMATS
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.checksums import write_record
+from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.deployment import export_request
 from infrastructure.deployment.export import Work, _base_elsewhere, export_model
 from infrastructure.deployment.export_request import (
     ExportFormat,
     ExportRequest,
     Part,
     Reading,
+    check_possible,
     in_its_words,
     needed_bytes,
 )
@@ -90,6 +96,114 @@ def test_a_request_shows_what_it_is(
 def test_what_cannot_be_combined_is_refused(given: dict[str, Any], code: str) -> None:
     with pytest.raises(ValueError, match=rf"deployment\.{code}"):
         ExportRequest(**given)
+
+
+PLAIN: dict[str, Any] = {**WHOLE, "kind": "folder", "name": "a-model"}
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "how"),
+    [
+        (PLAIN, {"bits": 16}, None),
+        (PLAIN, {"part": Part.LORA}, "export_run_without_lora(run_id=mine)"),
+        ({**PLAIN, "lora": {"r": 4}}, {"part": Part.LORA}, None),
+        *(({**PLAIN, "kind": kind}, {"bits": 16}, None) for kind in ("hub", "embedded")),
+        ({**PLAIN, "kind": "lora folder", "lora": {"r": 4}}, {"part": Part.MERGED}, None),
+        ({**PLAIN, "kind": "registered"}, {}, None),
+        (
+            {**PLAIN, "kind": "registered"},
+            {"bits": 16},
+            "export_other_model_kind(run_id=mine, model=a-model)",
+        ),
+        ({**PLAIN, "extensions": ["a", "b"]}, {}, None),
+        (
+            {**PLAIN, "extensions": ["a", "b"]},
+            {"bits": 16},
+            "export_extension_weights(run_id=mine, extensions=a, b)",
+        ),
+        ({**PLAIN, "sees": True}, {"bits": 16}, None),
+        ({**PLAIN, "sees": True}, {"bits": 8}, "export_vision_model(run_id=mine)"),
+        ({**PLAIN, "sees": True}, {"form": "checked"}, "export_vision_model(run_id=mine)"),
+        (PLAIN, {"form": "checked"}, "checked as folder in None bits"),
+        (PLAIN, {"form": "checked", "bits": 8}, "checked as folder in 8 bits"),
+        (PLAIN, {"bits": 8}, "bitsandbytes for deployment.model_of_bits(bits=8)"),
+        (
+            {**PLAIN, "rounding": {"bits": 4, "package": "torchao"}},
+            {"bits": 4},
+            "torchao for deployment.model_of_bits(bits=4)",
+        ),
+        (
+            {**PLAIN, "rounding": {"bits": 4, "package": "torchao"}},
+            {"bits": 8},
+            "bitsandbytes for deployment.model_of_bits(bits=8)",
+        ),
+    ],
+)
+def test_what_a_run_does_not_support_is_refused_before_its_model_is_loaded(
+    model: dict[str, Any],
+    given: dict[str, Any],
+    how: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(package: str, purpose: str) -> None:
+        raise ValueError(f"{package} for {purpose}")
+
+    class Checked(PlainTensors):
+        bits = (8,)
+
+        def check(self, model: dict[str, Any], bits: int | None) -> None:
+            raise ValueError(f"checked as {model['kind']} in {bits} bits")
+
+    run = RunDirectory(tmp_path / "mine")
+    write_record(run.run_file, {"configuration": DeploymentConfig().to_dict(), "model": model})
+    monkeypatch.setattr(export_request, "refuse_missing", missing)
+    with EXPORT_FORMATS.registered("checked", Checked):
+        request = ExportRequest(**given)
+        if how is None:
+            check_possible(run, tmp_path, request)
+            return
+        with pytest.raises(ValueError, match=re.escape(how)):
+            check_possible(run, tmp_path, request)
+
+
+def test_a_disk_needs_space_for_the_export_and_a_little_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(tmp_path / "mine")
+    write_record(run.run_file, {"configuration": DeploymentConfig().to_dict(), "model": PLAIN})
+    looked_at: list[Path] = []
+
+    def usage(path: Path) -> Any:
+        looked_at.append(path)
+        return SimpleNamespace(free=free)
+
+    monkeypatch.setattr(export_request.shutil, "disk_usage", usage)
+    free = 4_000_000 + 100_000_000
+    check_possible(run, tmp_path / "not/yet/there", ExportRequest())
+    assert looked_at == [tmp_path]
+    free -= 1
+    out = tmp_path / "out"
+    sizes = r"needed=3\.8 MiB, free=99\.2 MiB"
+    with pytest.raises(StorageError, match=rf"export_disk_full\(folder={out}, {sizes}\)"):
+        check_possible(run, out, ExportRequest())
+
+
+@pytest.mark.parametrize(("method", "is_refused"), [("reward", True), ("dpo", False)])
+@pytest.mark.parametrize("bits", [None, 16])
+def test_a_model_that_scores_is_exported_only_as_it_is(
+    method: str, is_refused: bool, bits: int | None, tmp_path: Path
+) -> None:
+    run = RunDirectory(tmp_path / "mine")
+    config = DeploymentConfig(training={"method": method})
+    write_record(run.run_file, {"configuration": config.to_dict(), "model": PLAIN})
+    if is_refused and bits:
+        with pytest.raises(
+            ValueError, match=rf"export_reward_model\(run_id=mine, path={run.final}\)"
+        ):
+            check_possible(run, tmp_path, ExportRequest(bits=bits))
+    else:
+        check_possible(run, tmp_path, ExportRequest(bits=bits))
 
 
 @pytest.mark.parametrize(

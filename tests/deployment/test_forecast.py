@@ -13,12 +13,15 @@ from infrastructure.backup.format.store import Store
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.console import Report
 from infrastructure.core.hardware import gib
 from infrastructure.core.messages import phrase
 from infrastructure.deployment import forecast as forecast_module
 from infrastructure.deployment.deploy_training import TrainingDeployment, checked_before
 from infrastructure.deployment.forecast import (
     SAVE_SECONDS,
+    SAVE_SECONDS_PER_BYTE,
+    SMALL_BYTES,
     SMALL_FILES_BYTES,
     STEP_BYTES,
     Forecast,
@@ -42,7 +45,12 @@ from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.methods.step_probe import ProbedCosts, StepProbe
 from infrastructure.training.methods.trl_training import TrlTraining
 from infrastructure.training.sizing.batch_plan import BatchPlan
-from infrastructure.training.sizing.cost_measurement import LOOP_SECONDS, CostMeasurement, StepCosts
+from infrastructure.training.sizing.cost_measurement import (
+    LOOP_SECONDS,
+    SAVING_BYTES,
+    CostMeasurement,
+    StepCosts,
+)
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import small_config, small_settings, write_rows
 from tests.slow import slow
@@ -228,6 +236,17 @@ def test_what_does_not_fit_is_reported_with_what_to_do(
     assert message in lines[-1]
 
 
+def test_all_that_does_not_fit_is_named_with_its_values() -> None:
+    few = {"session_seconds": 239.0, "memory_bytes": (1 << 30) - 1, "disk_free_bytes": 1 << 19}
+    assert replace(FITS, **few, has_smaller_pieces=False).lines()[1] == (
+        "deployment.forecast_does_not_fit(problems=deployment.session_ends_first(time=3 min 59 s);"
+        " deployment.micro_batch_does_not_fit(consequence=deployment.run_will_stop_there());"
+        " deployment.forecast_disk_full(free=512.0 KiB))"
+    )
+    just = {"session_seconds": 240.0, "memory_bytes": 1 << 30, "disk_free_bytes": 1 << 20}
+    assert replace(FITS, **just).problems() == []
+
+
 def test_several_processes_are_named_with_what_is_not_forecast() -> None:
     line = replace(FITS, num_processes=2).lines()[0]
     assert "shared=deployment.forecast_processes(num_processes=2)," in line
@@ -319,6 +338,8 @@ def test_the_time_that_steps_do_not_take_is_explained() -> None:
     short = replace(FITS, num_steps=6, step_seconds=0.28, seconds=16.0)
     assert "rest=deployment.forecast_rest()," in short.lines()[0]
     assert "deployment.forecast_rest" not in replace(short, seconds=2.0).lines()[0]
+    for seconds, is_long in ((303.0, True), (300.0, False), (297.0, False)):
+        assert ("forecast_rest" in replace(FITS, seconds=seconds).lines()[0]) is is_long
 
 
 def test_a_busy_machine_is_named() -> None:
@@ -480,6 +501,192 @@ def test_a_run_that_goes_on_is_forecast_for_the_steps_that_are_left(
     assert rest.disk_bytes == whole.disk_bytes  # all of the run is there
 
 
+@pytest.mark.parametrize(
+    ("changes", "others", "expected"),
+    [
+        ({}, 0.4, {"peak_memory_bytes": 100 + 4 * 8 * 6}),
+        ({"precision": "bf16"}, 0.4, {"peak_memory_bytes": 100 + 2 * 8 * 6}),
+        ({"num_processes": 2}, None, {"num_processes": 2}),
+        ({"device": torch.device("cuda")}, None, {}),
+        ({"lora": {"r": 2}}, 0.4, {}),
+    ],
+)
+def test_a_forecast_has_each_part_of_a_run(
+    changes: dict[str, Any],
+    others: float | None,
+    expected: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twelve steps of 0.25 s, six of which are left; an epoch has three, one evaluation is due."""
+    sizes: dict[str, Any] = {}
+
+    def watched(*place: Any, **given: Any) -> Any:
+        assert place == (config, tmp_path)
+        sizes.update(given)
+        return space_of(*place, **given)
+
+    monkeypatch.setattr(forecast_module, "space_of", watched)
+    periods = {"checkpoint_frequency": 4, "checkpoint_seconds": 600.0, "validation_interval": 3}
+    config = DeploymentConfig(
+        training={"deadline": "2h", "validation_frequency": None, **periods}, price_per_hour="$3"
+    )
+    state = SimpleNamespace(step=6, model=torch.nn.Linear(30, 40))
+    state.model.bias.requires_grad_(False)
+    parts = SimpleNamespace(
+        seconds_left=lambda step, left, seconds: step * 1000 + left * seconds,
+        growth_bytes=lambda step, units, value_bytes: step * units * value_bytes,
+        disk_bytes=lambda: (11, 13),
+    )
+    data = SimpleNamespace(num_examples=9, report=SimpleNamespace(num_evaluation=5))
+    loop = SimpleNamespace(
+        total_steps=12, data=data, global_batch_size=4, evaluate=True, config=config.training
+    )
+    settings = {"precision": "fp32", "num_processes": 1, "device": torch.device("cpu"), **changes}
+    trainer: Any = SimpleNamespace(
+        **{**settings, "prepare": lambda: loop, "state": state},
+        strategy=SimpleNamespace(
+            run_parts=lambda _: parts, precision=SimpleNamespace(name=settings["precision"])
+        ),
+        hooks=SimpleNamespace(
+            extensions=[SimpleNamespace(seconds_beside_steps=lambda n=n: n) for n in (2.0, 5.0)]
+        ),
+        create_optimizer=lambda module: torch.optim.SGD(
+            [p for _, p in module.named_parameters()], momentum=0.5
+        ),
+        adapter=SimpleNamespace(describe=lambda: {"lora": settings.get("lora")}),
+    )
+    costs = StepCosts(MemoryLine(60, 1), 8, 8, 32, 0.25, 10.0, 777)
+    watching: Any = SimpleNamespace(share=lambda: 0.4)
+    found = made_of(trainer, costs, config, tmp_path, 40.0, watching)
+    version = 1240 * 4 + 1200 * 4 + SMALL_BYTES
+    final = 1200 * 4 if settings.get("lora") else 1240 * 4
+    # Steps, extensions, both evaluations, and the part of the five saves that is left.
+    seconds = 6001.5 + 7.0 + 40.0 + 2 * 5 * 10.0
+    saves = 3 + int(seconds // 120.0)
+    expected_seconds = seconds + (saves - saves // 2) * (
+        SAVE_SECONDS + version * SAVE_SECONDS_PER_BYTE
+    )
+    assert found.seconds == pytest.approx(expected_seconds, abs=1e-6)
+    assert sizes == {
+        **{"num_steps": 12, "num_saves": saves, "version_bytes": version, "final_bytes": final},
+        **{"other_bytes": 11, "passing_bytes": 13},
+    }
+    values = {
+        **{"num_steps": 6, "step_seconds": 6001.5 / 6, "memory_bytes": 777, "num_processes": 1},
+        **{"session_seconds": 7200.0, "measure_seconds": 40.0, "price_per_hour": "$3"},
+        **{"peak_memory_bytes": 100 + 4 * 8 * 6, "others_share": others, **expected},
+    }
+    assert {name: getattr(found, name) for name in values} == values
+
+
+@pytest.mark.parametrize("sharding", list(Sharding))
+def test_the_costs_of_a_sharded_model_are_those_of_one_part(
+    sharding: Sharding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forecast_module, "spread_costs", lambda *given, **named: (given, named))
+    state = SimpleNamespace(optimizer_step=SimpleNamespace(optimizer=SimpleNamespace(state={})))
+    trainer: Any = SimpleNamespace(
+        prepare=lambda: state,
+        num_processes=3,
+        batch_plan=lambda: BatchPlan(4, 3),
+        sharding=sharding,
+        cost_measurement=lambda: "measurement",
+    )
+    offload = {"offload": sharding is Sharding.OFFLOAD}
+    found: Any = costs_of(trainer)
+    assert found == (("measurement", BatchPlan(4, 3), 3), offload)
+
+
+def test_a_micro_batch_is_halved_until_it_fits(tmp_path: Path) -> None:
+    lines: list[str] = []
+    made = RunForecast(RunDirectory(tmp_path), DeploymentConfig(), lines.append)
+    state = SimpleNamespace(micro_batch_size=8, step=3, recoveries=[])
+    budget = SimpleNamespace(way_out=lambda device: f"less on {device}")
+    trainer: Any = SimpleNamespace(state=state, memory_budget=budget, device="cpu")
+
+    def keep_within(num_mebibytes: int) -> None:
+        limit_bytes = num_mebibytes << 20
+        costs = StepCosts(MemoryLine(0, 1 << 20), 9, 2, 0, 0.5, 0.1, limit_bytes)
+        made._keep_within(trainer, costs)
+
+    keep_within(9)
+    assert (state.micro_batch_size, lines, state.recoveries) == (8, [], [])
+    keep_within(4)
+    why = "9.0 MiB of 4.0 MiB"
+    assert state.micro_batch_size == 2
+    assert lines == [f"deployment.micro_batches_reduced(size=2, memory={why})"]
+    [entry] = state.recoveries
+    assert (entry["kind"], entry["message"], entry["step"]) == ("out_of_memory", why, 3)
+    with pytest.raises(
+        DoesNotFitError,
+        match=r"out_of_memory_before_start\(needed=2\.0 MiB, available=1\.0 MiB, "
+        r"remedies=deployment\.lower_memory_use\(\), alternative=less on cpu\)",
+    ):
+        keep_within(1)
+
+
+@pytest.mark.parametrize(("num_lines", "num_shown"), [(24, 24), (25, 1)])
+@pytest.mark.parametrize("is_verbose", [False, True])
+def test_a_long_plan_is_shown_by_its_first_line(
+    num_lines: int, num_shown: int, is_verbose: bool, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    report = Report(lines.append, is_verbose)
+    made = RunForecast(RunDirectory(tmp_path), DeploymentConfig(), report)
+    plan = [f"phase {n}" for n in range(num_lines)]
+    made._report_plan(plan)
+    assert lines == (plan if is_verbose else plan[:num_shown])
+
+
+def test_a_measured_forecast_reaches_plan_extensions_and_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan is shown without times where nothing was measured."""
+    lines: list[str] = []
+    known: list[float] = []
+    plans: Any = SimpleNamespace(lines=lambda seconds=None: [f"plan: {seconds}"])
+    extension = SimpleNamespace(forecast_known=known.append)
+    trainer: Any = SimpleNamespace(
+        strategy=SimpleNamespace(run_parts=lambda _: plans),
+        state=SimpleNamespace(step=6, micro_batch_size=8),
+        hooks=SimpleNamespace(extensions=[extension]),
+        device=torch.device("cpu"),
+        memory_budget=MemoryBudget(),
+    )
+    costs = StepCosts(MemoryLine(0, 1), 8, 8, 0, 0.5, 0.1, 4)
+    monkeypatch.setattr(forecast_module, "costs_of", lambda _: costs)
+    monkeypatch.setattr(forecast_module, "made_of", lambda *_: FITS)
+    config = DeploymentConfig()
+    made = RunForecast(RunDirectory(tmp_path), config, lines.append)
+    with pytest.raises(DoesNotFitError):
+        made.measure(trainer)
+    assert lines == ["plan: 0.5", *FITS.lines()]
+    assert (known, made.first_step) == ([0.5], 6)
+    assert json.loads((tmp_path / "forecast.json").read_text())["seconds"] == 240.0
+    config.enable_memory_optimization = False
+    trainer.state = None
+    made.measure(trainer)
+    assert made.first_step == 0
+    config.enable_memory_optimization = True
+    trainer.device = torch.device("cuda")
+    made.measure(trainer)
+
+    def fail(*_: object) -> None:
+        raise DoesNotFitError("too large") if is_small else KeyError("planted")
+
+    monkeypatch.setattr(forecast_module, "made_of", fail)
+    for is_small in (True, False):
+        config.enable_memory_optimization = False
+        lines.clear()
+        made.measure(trainer)
+        why = ["deployment.starts_despite_memory(reason=too large)"] if is_small else []
+        assert lines == [*why, "plan: None"]
+    config.enable_memory_optimization, is_small = True, True
+    with pytest.raises(DoesNotFitError):
+        made.measure(trainer)
+
+
 def test_a_run_without_held_out_rows_has_no_time_for_evaluations(tmp_path: Path) -> None:
     config = small_config(tmp_path, max_steps=2)
     trainer = TrainerFactory().for_run(config)
@@ -507,12 +714,23 @@ def test_a_run_by_trl_has_time_for_its_evaluations_and_space_for_its_first_check
         return space_of(*place, **sizes)
 
     monkeypatch.setattr(StepProbe, "__post_init__", lambda self: None)
-    monkeypatch.setattr(StepProbe, "costs", lambda self, steps_left: costs)
+
+    def probed(self: StepProbe, steps_left: int) -> ProbedCosts:
+        done = trainer.state.global_step
+        expected = (trainer, False, 5, 10 - done)
+        assert (self.trainer, self.writes, self.limit_bytes, steps_left) == expected
+        return costs
+
+    monkeypatch.setattr(StepProbe, "costs", probed)
+    monkeypatch.setattr(MemoryBudget, "limit_bytes", lambda self, device: 5)
     monkeypatch.setattr(forecast_module, "space_of", watched)
     by_steps: dict[str, Any] = {"validation_frequency": 4, "checkpoint_frequency": 4}
     training: Any = SimpleNamespace(
         config=DeploymentConfig(
-            training={"method": "dpo", "checkpoint_seconds": None, **by_steps},
+            training={
+                **{"method": "dpo", "checkpoint_seconds": None, "deadline": "2h", **by_steps}
+            },
+            price_per_hour="$3",
         ),
         device=torch.device("cpu"),
         data=SimpleNamespace(held_out=held_out),
@@ -527,9 +745,28 @@ def test_a_run_by_trl_has_time_for_its_evaluations_and_space_for_its_first_check
         get_optimizer_cls_and_kwargs=lambda *_: (torch.optim.AdamW, {}),
     )
     evaluations = 3 + starts_with_one if held_out else 0  # at 4, 8 and 10
-    seconds = forecast_module.measured(training, trainer, tmp_path).seconds
-    assert seconds == 8 * (0.5 + LOOP_SECONDS) + evaluations * 100.0
-    assert given["num_saves"] == 1 + 3
+    found = forecast_module.measured(training, trainer, tmp_path)
+    assert found.seconds == 8 * (0.5 + LOOP_SECONDS) + evaluations * 100.0
+    weights, version = 6 * 4 + SMALL_BYTES, 6 * 4 + SMALL_BYTES + 2 * 6 * 4 + 2 * 4
+    sizes = {"version_bytes": version, "first_bytes": weights, "final_bytes": 6 * 4}
+    assert given == {"num_steps": 10, "num_saves": 1 + 3, "other_bytes": version, **sizes}
+    values = {
+        **{"num_steps": 8, "step_seconds": 0.5 + LOOP_SECONDS, "measure_seconds": 100.0},
+        **{"peak_memory_bytes": 8, "memory_bytes": 4 << 30, "has_smaller_pieces": False},
+        **{"has_growing_answers": False, "session_seconds": 7200.0, "price_per_hour": "$3"},
+    }
+    assert {name: getattr(found, name) for name in values} == values
+    assert found.others_share is not None
+    trainer.state.global_step, trainer.accelerator.num_processes = 0, 2
+    monkeypatch.setattr(forecast_module, "BACKGROUND_BYTES", version)
+    found = forecast_module.measured(training, trainer, tmp_path)
+    assert (given["other_bytes"], found.others_share) == (0, None)
+    assert found.peak_memory_bytes == 8 + version + SAVING_BYTES
+    monkeypatch.setattr(forecast_module, "BACKGROUND_BYTES", version + 1)
+    assert forecast_module.measured(training, trainer, tmp_path).peak_memory_bytes == 8
+    training.device = torch.device("cuda")
+    monkeypatch.setattr(forecast_module, "BACKGROUND_BYTES", 0)
+    assert forecast_module.measured(training, trainer, tmp_path).peak_memory_bytes == 8
 
 
 def test_a_run_by_trl_is_forecast_before_its_first_step_and_compared_at_its_end(

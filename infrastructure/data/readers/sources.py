@@ -264,7 +264,7 @@ def discover(
 def _files_at(place: str, data_format: str, what: str, encoding: str) -> list[DataFile]:
     path = Path(place)
     where, _ = split_place(place)
-    if Path(where).is_dir() and is_saved_dataset(Path(where)):
+    if is_saved_dataset(Path(where)):
         return [_data_set(path, readable_path(path.name), saved_splits(Path(where)))]
     if path.is_dir():
         return _folder_files(path, data_format, what, encoding)
@@ -417,7 +417,6 @@ def may_be_on_the_hub(place: str) -> bool:
     return (
         HUB_NAME.fullmatch(place) is not None
         and not owner.exists()
-        and owner.name not in (".", "..")
         and _format_by_name(Path(place)) is None
     )
 

@@ -144,7 +144,7 @@ def load_huggingface(place: str) -> Any:
     """
     datasets = require("datasets", "data.read_hub_datasets")
     where, split = split_place(place)
-    if Path(where).is_dir() and is_saved_dataset(Path(where)):
+    if is_saved_dataset(Path(where)):
         try:
             saved = datasets.load_from_disk(where)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:

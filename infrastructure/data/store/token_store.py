@@ -69,11 +69,10 @@ class ArrayWriter:
 
     def close(self) -> None:
         """Write the final length into the header, in which numpy has reserved space for it."""
-        end, header_end = self.file.tell(), self.data_start
+        header_end = self.data_start
         self.file.seek(0)
         self._write_header()
         assert self.file.tell() == header_end
-        self.file.seek(end)
         self.file.close()
 
     def _write_header(self) -> None:

@@ -34,7 +34,7 @@ class Hdf5(BinaryFormat):
             with h5py.File(path, "r") as file:
                 columns = _columns(file, name, h5py)
                 length = len(next(iter(columns.values())))
-                num_rows = _rows_at_once(columns, path.stat().st_size, name, h5py)
+                num_rows = _rows_at_once(columns, path.stat().st_size, name)
                 named = {key: _names(column, h5py) for key, column in columns.items()}
                 for first in range(start.offset, length, num_rows):
                     slices = {k: column[first : first + num_rows] for k, column in columns.items()}
@@ -48,9 +48,7 @@ class Hdf5(BinaryFormat):
             raise InputError("hdf5.damaged", file=name, reason=error) from error
 
 
-def _rows_at_once(
-    columns: dict[str, "Dataset"], file_bytes: int, name: str, h5py: ModuleType
-) -> int:
+def _rows_at_once(columns: dict[str, "Dataset"], file_bytes: int, name: str) -> int:
     """Return how many rows may be read at once.
 
     Rows may be much larger than the file, because unwritten parts are read as zeros, and many rows
@@ -71,8 +69,8 @@ def _rows_at_once(
                 field_bytes=field_bytes,
                 chunk_bytes=piece_bytes,
             )
-        has_any_length = h5py.check_vlen_dtype(column.dtype) or column.dtype.kind == "O"
-        row_bytes += min(file_bytes, MAX_PIECE_BYTES) if has_any_length else field_bytes
+        is_reference = column.dtype.kind == "O"  # to a text or a list of any length
+        row_bytes += min(file_bytes, MAX_PIECE_BYTES) if is_reference else field_bytes
     return max(LEAST_READ_ROWS, min(READ_ROWS, MAX_PIECE_BYTES // max(1, row_bytes)))
 
 

@@ -143,9 +143,7 @@ SHAPE_OF_LORA = frozenset(
 MACHINE_NAMES = (*("device", "driver", "deterministic", "world_size", "num_threads", "attention"),)
 # Settings of an optimizer's fused step, and values that its schedule changes.
 OF_THE_STEP = frozenset({"params", "fused", "foreach", "capturable", "lr", "initial_lr"})
-OF_THE_SCHEDULE = frozenset(
-    {"optimizer", "last_epoch", "_step_count", "_last_lr", "base_lrs", "verbose"}
-)
+OF_THE_SCHEDULE = frozenset({"last_epoch", "base_lrs", "verbose"})
 # Attributes of a Trainer from which its other parts are made, or that are compared under another
 # name.
 NO_PARTS = frozenset(

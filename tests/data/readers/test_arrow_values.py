@@ -142,8 +142,8 @@ def test_a_column_that_python_cannot_hold_harms_no_other() -> None:
     beyond = pa.array([3_000_000, 1], pa.date32())  # the year 10183
     rows = rows_of({"day": [DAY, None], "beyond": beyond, "a": [1, 2]})
     assert [(row["day"], row["a"]) for row in rows] == [(WRITTEN, 1), (None, 2)]
-    assert all(isinstance(row["beyond"], Unreadable) for row in rows)
-    assert "date32" in str(rows[0]["beyond"])
+    unknown = Unreadable("data.unsupported_arrow_type(type=date32[day])")
+    assert [row["beyond"] for row in rows] == [unknown] * 2
 
 
 def test_a_text_that_is_no_utf8_is_refused() -> None:

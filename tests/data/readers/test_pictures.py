@@ -319,6 +319,47 @@ def test_the_source_of_a_picture_is_its_bytes_or_its_path(value: object, expecte
     assert picture_source(value, "it") == expected
 
 
+@pytest.mark.parametrize(
+    ("value", "refusal"),
+    [
+        ({"path": None}, "image_without_source(place=it)"),
+        ({"image": {"url": 3}}, "value_not_an_image(place=it, kind=a number)"),
+        (" ", "image_source_empty(place=it)"),
+        ("data:text/plain,x", "data_url_not_base64(place=it)"),
+        ("data:,x", "data_url_not_base64(place=it)"),
+        ("https://x.org/a.png", "image_is_url(place=it)"),
+        ("S3://x/a.png", "image_is_url(place=it)"),
+        ("data:;base64,AQI", "image_not_base64(place=it, reason=Incorrect padding)"),
+        ("data:;base64,A*ID", "image_not_base64(place=it, reason=Only base64 data is allowed)"),
+        ("gone.png", "image_not_found(name=gone.png, file={0}/gone.png)"),
+        ("red\0.png", "image_not_found(name=red\0.png, file={0}/red\0.png)"),
+        (
+            "text.png",
+            "unsupported_image_format(image=data.image_named(name='text.png'), "
+            "formats=BMP, GIF, JPEG, PNG, TIFF, WEBP)",
+        ),
+        (b"text", "unsupported_image_format(image=data.image_unnamed(), formats=BMP, GIF, JPEG, "),
+        (RED[:-40], "image_corrupt(image=data.image_unnamed(), reason=image file is truncated"),
+        (
+            png_header(90_000, 90_000),
+            "image_too_large_to_decode(image=data.image_unnamed(), max_megapixels=64)",
+        ),
+        (
+            png_header(8_001, 8_000),
+            "image_has_too_many_pixels(image=data.image_unnamed(), width=8001, height=8000, "
+            "max_megapixels=64)",
+        ),
+    ],
+)
+def test_a_picture_that_cannot_be_used_is_named_with_the_reason(
+    value: object, refusal: str, tmp_path: Path
+) -> None:
+    (tmp_path / "text.png").write_text("red")
+    with pytest.raises(PictureError) as raised:
+        read_picture(picture_source(value, "it"), tmp_path)
+    assert str(raised.value).startswith(f"data.{refusal.format(tmp_path)}")
+
+
 def test_a_picture_knows_its_place_and_bytes_in_memory_are_kept(tmp_path: Path) -> None:
     (tmp_path / "red.png").write_bytes(RED)
     by_path, _ = read_picture("red.png", tmp_path)
@@ -372,9 +413,11 @@ def test_deep_grey_is_scaled_by_its_range(
     assert list(np.asarray(grey)[0]) == expected
 
 
-@pytest.mark.parametrize("values", [[-0.1, 1], [0, 1.1], [0, float("nan")]])
+@pytest.mark.parametrize("values", [[-0.5, 1], [0, 1.5], [0, float("nan")]])
 def test_numbers_of_an_unknown_range_are_refused(values: list[float]) -> None:
-    with pytest.raises(PictureError, match=r"data\.image_range_unknown.*image=it"):
+    least, most = (float("nan"),) * 2 if values[1] != values[1] else (values[0], values[1])
+    unknown = rf"image_range_unknown\(image=it, smallest={float(least)}, largest={float(most)}\)"
+    with pytest.raises(PictureError, match=unknown):
         pictures._grey(np.array([values], "float32"), "F;32F", False, "it")
 
 

@@ -4,9 +4,13 @@ import bz2
 import gzip
 import json
 import os
+import re
+import shutil
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -489,6 +493,150 @@ def test_a_folder_without_data_is_named_with_what_it_holds(tmp_path: Path) -> No
         discover(str(tmp_path))
 
 
+def named_texts(folder: Path, *names: str) -> None:
+    """Files with a row each; no rows in those of other formats."""
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"a": "1"}\n' if path.suffix == ".jsonl" else "a,b\n1,2\n")
+
+
+@pytest.mark.parametrize(
+    ("names", "data_format", "read", "skipped"),
+    [
+        ("b.jsonl notes.txt a.csv", "auto", "a.csv b.jsonl", "notes.txt"),
+        ("b.txt LICENSE.txt README.md", "auto", "b.txt", ""),
+        ("README.txt x.bin", "auto", "README.txt", "x.bin"),
+        ("a.jsonl README.txt config.json x.png X.JPG", "auto", "a.jsonl", "config.json"),
+        ("a.csv b.jsonl x.bin", "jsonl", "b.jsonl", "a.csv, x.bin"),
+        ("a.log b.dat", "csv", "a.log b.dat", ""),
+        ("README.txt a.txt b.jsonl", "text", "a.txt", "b.jsonl"),
+        ("README.txt b.jsonl", "text", "README.txt", "b.jsonl"),
+        (".a.jsonl _b/c.jsonl d/.e/f.jsonl g/h.jsonl", "auto", "g/h.jsonl", ""),
+    ],
+)
+def test_files_of_a_folder_are_read_or_named(
+    tmp_path: Path, names: str, data_format: str, read: str, skipped: str
+) -> None:
+    named_texts(tmp_path, *names.split())
+    files = discover(str(tmp_path), data_format)
+    assert [file.name for file in files] == read.split()
+    several = "are" if "," in skipped else "is"
+    words = f"data.files_skipped(files_are=data.files_{several}(files={skipped}))"
+    assert [file.note for file in files] == [words if skipped else "", *[""] * (len(files) - 1)]
+
+
+def test_the_note_of_a_folder_names_all_that_is_not_trained_on(tmp_path: Path) -> None:
+    named_texts(tmp_path, "x/train.jsonl", "y/train.jsonl", "z/test.jsonl", "more.bin")
+    (tmp_path / "a.zip").write_bytes(zipped({"train.jsonl": as_lines(), "notes.txt": b""}))
+    first, *others = discover(str(tmp_path))
+    assert [file.name for file in (first, *others)] == ["a.zip", "x/train.jsonl", "y/train.jsonl"]
+    assert first.note.split("; ") == [
+        "data.archive_member_read(archive=a.zip, member=train.jsonl, "
+        "others=data.other_files_skipped(count=1))",
+        "data.folders_trained_together(folders_are=data.files_are(files=., x, y))",
+        "data.files_skipped(files_are=data.files_is(files=more.bin))",
+    ]
+    [test] = first.test
+    assert (test.path, test.name, test.format) == (
+        tmp_path / "z/test.jsonl",
+        "z/test.jsonl",
+        "auto",
+    )
+
+
+def test_a_link_is_followed_and_a_broken_one_named(tmp_path: Path) -> None:
+    named_texts(tmp_path, "a/rows.jsonl")
+    folder = tmp_path / "b"
+    folder.mkdir()
+    (folder / "link.jsonl").symlink_to(tmp_path / "a/rows.jsonl")
+    for place in (folder, folder / "link.jsonl"):
+        [file] = discover(str(place))
+        assert (file.name, len(list(file.rows()))) == ("link.jsonl", 1)
+    broken = folder / "broken.jsonl"
+    broken.symlink_to("nowhere")
+    for place in (folder, broken):
+        words = f"data.broken_link(what=held-out data, path={broken}, target=nowhere)"
+        with pytest.raises(ValueError, match=re.escape(words)):
+            discover(str(place), what="held-out data")
+
+
+def test_a_place_without_a_file_of_data_is_named(tmp_path: Path) -> None:
+    extensions = ", ".join(sources._by_extension())
+    refusal = "data.folder_without_data_files(folder={}, names={}, extensions={})"
+    for number, names in ((0, "nothing"), (6, "0.x, 1.x, 2.x, 3.x, 4.x")):
+        named_texts(tmp_path, *(f"{n}.x" for n in range(number)))
+        words = refusal.format(tmp_path, names, extensions)
+        with pytest.raises(ValueError, match=re.escape(words)):
+            discover(str(tmp_path))
+    assert ".jsonl" in extensions
+    assert ".parquet, .pq" in extensions
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(ValueError, match=rf"not_a_regular_file\(path={tmp_path}/pipe\.jsonl\)"):
+        discover(str(tmp_path / "pipe.jsonl"))
+    with pytest.raises(
+        ValueError, match=r"url_instead_of_file\(what=it, url=https://x\.y/a\.csv\)"
+    ):
+        discover("https://name:secret@x.y/a.csv", what="it")
+    with pytest.raises(ValueError, match="no_such_module"):
+        discover(str(tmp_path / "none"), "no_such_module:read")
+
+
+def test_the_encoding_that_is_given_is_that_of_each_text(tmp_path: Path) -> None:
+    rows = [{"a": "Größe"}, {"a": "Länge"}]
+    lists = json.dumps({"train": rows[:1], "test": rows[1:]}, ensure_ascii=False)
+    (tmp_path / "a.json").write_bytes(lists.encode("cp1252"))
+    lines = '{"a": "Größe"}\n{"a" "ß"}\n'
+    (tmp_path / "b.jsonl").write_bytes(lines.encode("cp1252") + b'{"a": "abcdefgh \x81"}\n')
+    config = DataConfig(path=str(tmp_path), eval_path=str(tmp_path / "b.jsonl"), encoding="cp1252")
+    [first, second], [held_out] = files_of(config)
+    assert {file.encoding for file in (first, second, held_out)} == {"cp1252"}
+    [inside] = held_out_beside([first])
+    assert [row.values for file in (first, inside) for row in file.rows()] == rows  # type: ignore[union-attr]
+    row, broken, other = held_out.rows()
+    assert isinstance(row, Row)
+    assert row.values == rows[0]
+    assert isinstance(broken, BadRow)
+    assert broken.reason == reasons.BROKEN_JSON
+    assert isinstance(other, BadRow)
+    seen = (other.line, other.reason, other.detail, other.encoding)
+    assert seen == (3, reasons.OTHER_ENCODING, "cp1252", "")
+    (tmp_path / "wide.csv").write_bytes("a,b\n1,2\n".encode("utf-16-le"))
+    write_parquet(tmp_path / "c.parquet")
+    [table] = discover(str(tmp_path / "c.parquet"), encoding="cp1252")
+    note = "data.encoding_of_binary_file(file=c.parquet, format=parquet)"
+    assert (table.note, table.encoding) == (note, "")
+    assert one_file(tmp_path / "c.parquet").note == ""
+    (tmp_path / "d.csv").write_text("a\n1\n")
+    assert discover(str(tmp_path / "d.csv"), encoding="cp1252")[0].note == ""
+    wide = DataConfig(path=str(tmp_path / "wide.csv"), encoding="utf-16-le")
+    assert data_files_hash(wide) is not None
+
+
+@pytest.mark.parametrize(
+    ("place", "data_format", "splits", "test"),
+    [
+        ("owner/name", "auto", ("train", "x", "Test", "dev", "y"), ["owner/name@Test"]),
+        ("name", "huggingface", None, []),
+        ("owner/name@train", "auto", ("train", "test"), []),
+    ],
+)
+def test_a_dataset_of_the_hub_has_its_splits(
+    place: str, data_format: str, splits: Any, test: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = SimpleNamespace(info=SimpleNamespace(splits=splits))
+    monkeypatch.setattr(sources, "load_huggingface", lambda given: {place: loaded}[given])
+    [file] = discover(place, data_format)
+    assert (file.path, file.name, file.format) == (Path(place), place, "huggingface")
+    assert [(one.path, one.name) for one in file.test] == [(Path(name), name) for name in test]
+    assert [one.name for one in file.held_out] == ["owner/name@dev"] * len(test)
+    assert {one.format for one in (*file.held_out, *file.test)} == (
+        {"huggingface"} if test else set()
+    )
+    rest = "data.files_skipped(files_are=data.files_are(files=owner/name@x, owner/name@y))"
+    assert file.note == (rest if test else "")
+
+
 def test_what_may_not_be_read_is_neither_missing_nor_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -520,8 +668,16 @@ def test_what_is_not_there_gets_the_nearest_name(tmp_path: Path) -> None:
 
 def test_format_overrides_the_name_and_is_checked(tmp_path: Path) -> None:
     (tmp_path / "data.log").write_text('{"a": "1"}\n')
-    with pytest.raises(ValueError, match=r"data\.unknown_file_extension"):
+    unknown = (
+        f"unknown_file_extension(path={tmp_path}/data.log, formats={', '.join(FORMATS.names())})"
+    )
+    with pytest.raises(ValueError, match=re.escape(unknown)):
         discover(str(tmp_path / "data.log"))
+    (tmp_path / "page.log").write_text("<html>")
+    with pytest.raises(
+        ValueError, match=r"kind_web_page\(\), remedy=data\.give_intended_file\(\)\)"
+    ):
+        discover(str(tmp_path / "page.log"))
     assert discover(str(tmp_path / "data.log"), "jsonl")[0].format == "jsonl"
     with pytest.raises(ValueError, match=r"data\.unknown_format.*name=jsnl,.*\(meant=jsonl\)"):
         discover(str(tmp_path / "data.log"), "jsnl")
@@ -552,10 +708,10 @@ def test_a_plugin_format_is_used_by_its_ending(tmp_path: Path) -> None:
     register_format("arrows", read_pairs)
     try:
         found = list(one_file(tmp_path / "a.arrows").rows())
-        assert isinstance(found[2], Row)
-        assert found[2].values == {"question": "2+2", "answer": "4"}
-        assert isinstance(found[1], BadRow)
-        assert (found[1].line, found[1].reason) == (2, reasons.WRONG_TYPE)
+        kind = "data.format_returned_no_row(kind=text)"
+        assert found[1] == BadRow("a.arrows", 2, reasons.WRONG_TYPE, kind, "not a row", 1)
+        assert found[2] == Row({"question": "2+2", "answer": "4"}, "a.arrows", 3, 2)
+        assert one_file(tmp_path / "a.arrows").has_header is False
         assert list(one_file(tmp_path / "a.arrows").rows(Start(1, 2))) == found[1:]
         with pytest.raises(ValueError, match=r"core\.plugin_name_taken"):
             register_format("arrows", lambda path: [])
@@ -608,7 +764,17 @@ def test_content_hash_does_not_depend_on_the_place(tmp_path: Path) -> None:
     dataset.save_to_disk(str(tmp_path / "x"))
     datasets.Dataset.from_list(ROWS[:2]).save_to_disk(str(tmp_path / "y"))
     assert one_file(tmp_path / "x").sha256() == one_file(tmp_path / "x").sha256()
-    assert one_file(tmp_path / "x").sha256() != one_file(tmp_path / "y").sha256()
+    whole = one_file(tmp_path / "x").sha256()
+    assert whole != one_file(tmp_path / "y").sha256()
+    parts = sorted((tmp_path / "x").iterdir())
+    for number, ordered in enumerate((parts, parts[::-1])):
+        copied = tmp_path / f"copy{number}"
+        copied.mkdir()
+        for part in ordered:
+            shutil.copy(part, copied)
+        assert one_file(copied).sha256() == whole
+    (copied / "dataset_info.json").write_text("{}")
+    assert one_file(copied).sha256() != whole
 
 
 def test_the_configuration_knows_the_formats_that_there_are() -> None:
@@ -691,6 +857,13 @@ def test_lists_beside_the_rows_are_noted_with_their_use(tmp_path: Path) -> None:
     assert [(file.name, file.split) for file in beside] == [
         ("a.json", "validation"),
         ("b.json", "test"),
+    ]
+    more = replace(train[0], note="x", held_out=(train[1],), test=(train[1],))
+    assert held_out_beside([more]) == [train[1], beside[0]]
+    found = [note.partition("(")[0] for note in about_splits([more], [])]
+    assert found == [
+        *("data.files_as", "data.split_of_file_unused", "data.rows_of_other_lists_unread"),
+        "data.test_files_unused",
     ]
     assert [len(list(file.rows())) for file in beside] == [1, 1]
     splits = "(file=a.json, split=validation)", "(file=b.json, split=test)"
@@ -791,6 +964,7 @@ def test_a_name_of_the_hub_is_no_path(
         ("rows.bin", b"PAR1", None),
         ("rows.bin", b"\x89HDF\r\n\x1a\n", None),
         ("rows.bin", sheet([["a"]]), None),
+        ("a.csv", b"%PDF", r"kind=data\.kind_pdf\(\), remedy=data\.unpack_or_export\(\)\)"),
         ("a.rst", b"%PDF", r"kind=data\.kind_pdf\(\), remedy=data\.unpack_or_export\(\)\)"),
         ("a.rst", b"<html>", r"kind=data\.kind_web_page\(\), remedy=advice\)"),
         ("a.rst", b"", r"kind=data\.kind_empty\(\), remedy=advice\)"),

@@ -292,12 +292,35 @@ def test_documents_and_settings_are_no_data(
     assert is_alone or not is_no_data(path, [])
 
 
+def test_a_readme_with_a_card_is_no_data_among_texts(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    for content, is_card in ((b"---\na: \xff\n---\n", True), (b"---\n- a\n---\n", False)):
+        path.write_bytes(content)
+        assert is_no_data(path, [path, tmp_path / "a.md"]) is is_card
+
+
+def test_the_patterns_of_a_card_may_be_of_a_folder(tmp_path: Path) -> None:
+    for folder, trained in (("a", ["a/1.jsonl"]), ("a/", ["a/1.jsonl"]), ("c", ["c/1.jsonl"])):
+        config = {"data_dir": folder, "data_files": ["1.*", "*/9.jsonl"]}
+        found = parts(tmp_path, FILES, {"configs": [config]})
+        assert shown(tmp_path, found) == (trained, [], [])
+
+
 def test_folders_that_are_trained_on_together_are_named_in_their_order(tmp_path: Path) -> None:
     names = [f"{folder}/train.jsonl" for folder in ("z", "b", "m", "a")]
     [note] = parts(tmp_path, names).notes
-    together = "data.more_files_are(files=a, b, m, count=1)"
-    assert note.startswith(f"data.folders_trained_together(folders_are={together}")
+    together = "data.folders_trained_together(folders_are={})"
+    assert note == together.format("data.more_files_are(files=a, b, m, count=1)")
     assert not parts(tmp_path, names[:1]).notes
+    # Files without the name of a split, and held-out ones, are of no folder that is trained on.
+    others = ["val.jsonl", "c/x_train.jsonl", "q/train/1.jsonl", "q/y.jsonl"]
+    for train, folders in ((names[:1], "c, z"), ([], "c")):
+        notes = parts(tmp_path, [*train, *others]).notes
+        assert notes[0] == (
+            "data.file_without_split_name(files_are=data.files_is(files=q/y.jsonl))"
+        )
+        two = together.format(f"data.files_are(files={folders})")
+        assert notes[1:] == ([two] if train else [])
 
 
 def test_the_splits_of_a_saved_data_set_are_the_texts_that_it_lists(tmp_path: Path) -> None:

@@ -4,11 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.data.readers import text_formats
+from infrastructure.data.readers import row_limits, text_formats
 from infrastructure.data.readers.line_reader import BEGIN, Start, read_lines
-from infrastructure.data.readers.rows import INVALID_UTF8, BadRow, Row
+from infrastructure.data.readers.rows import (
+    BROKEN_CSV,
+    BROKEN_JSON,
+    INVALID_UTF8,
+    LINE_TOO_LONG,
+    WRONG_COLUMNS,
+    WRONG_TYPE,
+    BadRow,
+    Row,
+)
 from infrastructure.data.readers.text_encoding import likely_encoding
-from infrastructure.data.readers.text_formats import read_csv, read_text, read_tsv
+from infrastructure.data.readers.text_formats import read_csv, read_jsonl, read_text, read_tsv
 
 HEADER = "q,a\n"
 
@@ -52,9 +61,8 @@ def test_lines_that_would_be_rows_are_joined_by_a_stray_quote(
     found = read(tmp_path, content)
     joined = [one for one in found if isinstance(one[1], tuple)]
     assert len(joined) == num_joined
-    if joined:
-        assert {line for line, _ in joined} == {2}
-        assert "data.quote_spans_rows" in str(joined[0][1])
+    detail = "data.quote_spans_rows(line=3, num_lines=2)"
+    assert joined == [(2, ("broken CSV", detail))] * num_joined
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -119,9 +127,103 @@ def test_a_record_that_does_not_fit_is_set_aside_with_its_lines(
             assert (UP_TO_3 in one[1]) == (UP_TO_3 in str(wanted))
 
 
+@pytest.mark.parametrize(
+    ("line", "reason", "shown"),
+    [
+        (b"1,2,3", WRONG_COLUMNS, "['1', '2', '3']"),
+        (b'1,"2"  x', BROKEN_CSV, '1,"2" x'),
+        (b'1,"2\n3,4"', BROKEN_CSV, '1,"2'),
+        (b"q,a", BROKEN_CSV, "['q', 'a']"),
+        (b"1,\0", BROKEN_CSV, "['1', '\\x00']"),
+        (b"1,\xff", INVALID_UTF8, "['1', '?']"),
+    ],
+)
+def test_a_record_that_is_set_aside_is_found_and_shown(
+    tmp_path: Path, line: bytes, reason: str, shown: str
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"q,a\n\n\xc3\xa9,1\n" + line + b"\n5,6\n")
+    _, *bad, last = read_csv(path, "x")
+    assert isinstance(last, Row)
+    offset = len(b"q,a\n\n\xc3\xa9,1\n")
+    assert {(type(row), row.source, row.line, row.offset) for row in bad} == {
+        (BadRow, "x", 4, offset)
+    }
+    assert {(row.reason, row.excerpt) for row in bad if isinstance(row, BadRow)} == {
+        (reason, shown)
+    }
+    assert list(read_csv(path, "x", Start(offset, 4))) == [*bad, last]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason", "detail", "shown", "encoding"),
+    [
+        (b'{"a": 1', BROKEN_JSON, "error=Expecting ',' delimiter, column=8)", None, ""),
+        (b'{"a" 1}', BROKEN_JSON, "error=Expecting ':' delimiter, column=6)", None, ""),
+        (b'{"a": "x', BROKEN_JSON, "error=Unterminated string starting, column=7)", None, ""),
+        (b'{"a": 1, "a": 2}', BROKEN_JSON, "key=a", None, ""),
+        (
+            b'{"abc": "\xfc"}',
+            INVALID_UTF8,
+            "byte_of_line(position=10)",
+            '{"abc": "\ufffd"}',
+            "cp1252",
+        ),
+        (b"[1]", WRONG_TYPE, "line_not_object(kind=a list)", None, ""),
+        (
+            b"[" * 2000,
+            LINE_TOO_LONG,
+            "row_too_large(max_mib=16, max_millions=0)",
+            "[" * 119 + "…",
+            "",
+        ),
+        (b"x" * 3000, LINE_TOO_LONG, "data.row_too_long(max_mib=16)", "", ""),
+    ],
+)
+def test_a_line_that_is_no_row_is_found_and_shown(
+    tmp_path: Path,
+    line: bytes,
+    reason: str,
+    detail: str,
+    shown: str | None,
+    encoding: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(row_limits, "MAX_ROW_VALUES", 1000)
+    monkeypatch.setattr(
+        text_formats, "read_lines", lambda file, start=BEGIN: read_lines(file, start, 2500)
+    )
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\r\n\r\n' + line + b"\r\n" + b'{"a": 3}')
+    first, bad, last = read_jsonl(path, "x")
+    assert (first, last) == (Row({"a": 1}, "x", 1, 0), Row({"a": 3}, "x", 4, 14 + len(line)))
+    assert isinstance(bad, BadRow)
+    seen = (bad.source, bad.line, bad.offset, bad.reason, bad.excerpt, bad.encoding)
+    assert seen == ("x", 3, 12, reason, line.decode() if shown is None else shown, encoding)
+    assert detail in bad.detail
+
+
+def test_a_passage_that_is_no_text_is_found_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_formats, "MAX_LINE_BYTES", 20)
+    path = tmp_path / "rows.txt"
+    path.write_bytes(b"\none\n\nab\xfccd\n\n\0\n\n" + b"12345678\n" * 3 + b"\nend\n" + b"x" * 16)
+    rows = list(read_text(path, "x"))
+    text, nul = "data.byte_of_passage(position=3)", "data.nul_byte()"
+    assert rows == [
+        Row({"text": "one"}, "x", 2, 1),
+        BadRow("x", 4, INVALID_UTF8, text, "ab\ufffdcd", 6, "cp1252"),
+        BadRow("x", 6, WRONG_TYPE, nul, "\0", 13),
+        BadRow("x", 8, LINE_TOO_LONG, "data.row_too_long(max_mib=0)", "", 16),
+        Row({"text": "end\n" + "x" * 16}, "x", 12, 44),
+    ]
+
+
 def test_a_header_over_two_lines_is_one_and_a_broken_one_is_refused(tmp_path: Path) -> None:
     assert read(tmp_path, '"q\nx",a\n1,2\n') == [(3, ["1", "2"])]
-    with pytest.raises(ValueError, match=r"data\.header_line_broken.*file=rows\.txt"):
+    broken = r"header_line_broken\(file=rows\.txt, reason='.' expected after '\"'\)"
+    with pytest.raises(ValueError, match=broken):
         read(tmp_path, 'q,"a" x\n1,2\n')
     with pytest.raises(ValueError, match=r"data\.quote_never_closed.*file=rows\.txt.*line=2"):
         read(tmp_path, HEADER + '1,"2\n3,4\n')

@@ -34,6 +34,7 @@ def test_order_depends_on_seed_and_epoch_alone() -> None:
 
 def test_the_order_is_the_same_in_every_version() -> None:
     """A checkpoint of an older version must find its examples: these numbers never change."""
+    assert (ORDER, WINDOW, AUGMENT, SELECT, REPLACE) == (0, 2, 3, 4, 5)
     assert epoch_order(10, seed=1, epoch=2).tolist() == EXPECTED_ORDER
     large, negative = epoch_order(10, 5 * 2**32 + 3, 2**32 - 1), epoch_order(10, -7, 0)
     assert large.tolist() == [0, 3, 1, 6, 8, 2, 5, 9, 4, 7]

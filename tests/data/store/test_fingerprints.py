@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tokenizers import pre_tokenizers
 
 from infrastructure.data.store.examples import Picture, TokenizedExample
 from infrastructure.data.store.fingerprints import (
@@ -37,7 +38,9 @@ def test_tokenizers_that_differ_have_other_hashes() -> None:
         more,
         metaspace_tokenizer(),
         slow_tokenizer(),
+        byte_level_tokenizer(),
     ]
+    tokenizers[-1].backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(use_regex=False)
     assert len({tokenizer_hash(tokenizer) for tokenizer in tokenizers}) == len(tokenizers)
 
 
@@ -97,3 +100,14 @@ def test_example_hashes_see_tokens_masks_borders_and_order() -> None:
                 digest.add(one)
             found.add(digest.hexdigest())
     assert len(found) == len(lists)
+
+
+def test_hashes_of_content_are_the_same_in_every_version() -> None:
+    """So prepared data, and the runs that it was trained in, are recognized."""
+    assert content_number([["user", "ä"], ["assistant", "b"]]) == 18137508637390460774
+    digest = ExampleHash()
+    digest.add(replace(example(1, 70_000), pictures=(PICTURE,)))
+    assert digest.hexdigest() == DIGEST
+
+
+DIGEST = "32f9c9067cd62b617eed9be9ef3e4dfda88523b0416624b700195f4b1ba5e093"

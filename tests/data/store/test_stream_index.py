@@ -31,9 +31,11 @@ def test_unused_rows_are_passed_over() -> None:
 
 def test_a_window_never_crosses_files() -> None:
     builder = WindowIndexBuilder(10, None)
-    for file in (0, 0, 1):
+    for file in (0, 0, 1, 1, 1, 2):
         builder.add(file, 0, 1, 1, True)
-    assert builder.finish().column("file").tolist() == [0, 1]
+    index = builder.finish()
+    assert index.column("file").tolist() == [0, 1, 2]
+    assert index.column("num_items").tolist() == [2, 3, 1]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -59,8 +61,9 @@ def test_the_layout_hash_sees_the_windows_alone() -> None:
 def test_sizes_grow_with_the_content() -> None:
     assert estimated_bytes("x" * 1000) == 1064
     assert estimated_bytes("é" * 1000) == 1064
-    assert estimated_bytes("你" * 1000) == 2064
-    assert estimated_bytes("😀" * 1000) == 4064
+    widths = {0x7F: 1, 0xFF: 1, 0x100: 2, 0xFFFF: 2, 0x10000: 4}
+    for number, width in widths.items():
+        assert estimated_bytes("a" + chr(number) * 998 + "a") == 64 + 1000 * width
     assert estimated_bytes(b"x" * 1000) == 1064
     assert estimated_bytes(None) == estimated_bytes(3) == 64
     of_list = 64 + 3 * 8 + 1064 + 64 + 64

@@ -1,5 +1,6 @@
 """Examples come back as they were written; any flipped bit or cut file is noticed."""
 
+import re
 import zlib
 from dataclasses import replace
 from hashlib import sha256
@@ -13,7 +14,7 @@ from infrastructure.core.errors import DataError
 from infrastructure.data.store import token_store as module
 from infrastructure.data.store.examples import Picture, TokenizedExample
 from infrastructure.data.store.token_store import (
-    CHUNK_BYTES,
+    CONVERSATIONS_FILE,
     META,
     PICTURE_BYTES,
     DamagedEntryError,
@@ -66,6 +67,9 @@ def test_examples_come_back(tmp_path: Path, memory_bytes: int, vocabulary_size: 
     assert all(same(store.example(i), example) for i, example in enumerate(examples))
     assert store.lines("notes.jsonl") == ['{"a": "\u2028"}']
     assert store.meta["about"] == "ä"
+    assert list(store.meta["files"]) == sorted(store.meta["files"])
+    for array in (store._input_ids, store._supervised):
+        assert isinstance(array.values, np.memmap) == (memory_bytes == MAPPED)
     ids = np.load(tmp_path / "entry" / "input_ids.npy", allow_pickle=False)
     assert ids.dtype == (np.uint16 if vocabulary_size <= 1 << 16 else np.uint32)
     assert len(ids) == sum(len(example.input_ids) for example in examples)
@@ -86,6 +90,24 @@ def flip_bit(path: Path, position: int) -> None:
 FILES = ["input_ids.npy", "supervised.npy", "offsets.npy", "tasks.npy", META]
 
 
+def test_the_last_bits_of_any_number_are_kept(tmp_path: Path) -> None:
+    for length in range(1, 18):
+        tokens = np.arange(length, dtype=np.int32)
+        examples = [TokenizedExample(tokens, mask) for mask in (tokens % 3 > 0, tokens % 5 == 0)]
+        folder = tmp_path / str(length)
+        write(folder, examples)
+        for memory_bytes in (IN_MEMORY, MAPPED):
+            store = TokenStore(folder, memory_bytes)
+            assert all(same(store.example(i), example) for i, example in enumerate(examples))
+
+
+def test_entries_up_to_the_limit_are_held_in_memory(tmp_path: Path) -> None:
+    write(tmp_path / "entry", random_examples(9))
+    sizes = [path.stat().st_size for path in (tmp_path / "entry").iterdir() if path.name != META]
+    for memory_bytes, is_in_memory in ((sum(sizes), True), (sum(sizes) - 1, False)):
+        assert TokenStore(tmp_path / "entry", memory_bytes).is_in_memory is is_in_memory
+
+
 LINES = ("notes.jsonl", 3, r"data\.cache_chunk_damaged.*file=notes\.jsonl")
 
 
@@ -94,6 +116,7 @@ LINES = ("notes.jsonl", 3, r"data\.cache_chunk_damaged.*file=notes\.jsonl")
     [
         *[(name, position, None, IN_MEMORY) for name in FILES for position in (20, 140, -2)],
         *[(*LINES, memory_bytes) for memory_bytes in (IN_MEMORY, MAPPED)],
+        *[(name, 20, None, MAPPED) for name in FILES],  # numpy trusts a header
     ],
 )
 def test_a_flipped_bit_is_noticed_at_opening(
@@ -119,6 +142,47 @@ def test_a_cut_or_missing_file_is_noticed_at_opening(tmp_path: Path, name: str) 
             TokenStore(folder, MAPPED)
 
 
+@pytest.mark.parametrize(
+    ("name", "is_noticed"),
+    [
+        ("offsets.npy", (True, True)),
+        ("tasks.npy", (True, True)),
+        ("picture_offsets.npy", (True, True)),
+        ("pictures.jsonl", (True, True)),
+        ("input_ids.npy", (True, False)),
+        ("supervised.npy", (True, False)),
+        (CONVERSATIONS_FILE, (True, False)),
+        (PICTURE_BYTES, (False, False)),
+    ],
+)
+def test_only_large_files_are_checked_where_they_are_used(
+    tmp_path: Path, name: str, is_noticed: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large file is noticed at opening if it is held in memory, and a picture when it is read."""
+    monkeypatch.setattr(module, "CHUNK_BYTES", 256)
+    picture = Picture(sha256(b"x" * 99).hexdigest(), 99, content=b"x" * 99)
+    examples = [replace(example, pictures=(picture,) * 6) for example in random_examples(200)]
+    folder = tmp_path / "entry"
+    folder.mkdir()
+    with TokenStoreWriter(folder, 50_000) as writer:
+        writer.append(examples)
+        (folder / CONVERSATIONS_FILE).write_text("{}\n" * 300)
+        writer.finish({})
+    flip_bit(folder / name, -1)
+    for memory_bytes, must_notice in zip((IN_MEMORY, MAPPED), is_noticed, strict=True):
+        if must_notice:
+            damaged = rf"data\.cache_chunk_damaged\(file={name}, chunk=[1-9]"
+            with pytest.raises(DamagedEntryError, match=damaged):
+                TokenStore(folder, memory_bytes)
+        else:
+            assert same(TokenStore(folder, memory_bytes).example(0), examples[0])
+    intact = TokenStore(folder, MAPPED) if name == PICTURE_BYTES else None
+    if intact is not None:
+        with pytest.raises(DataError, match=rf"image_changed\(path={folder / name}\)"):
+            intact.example(199).pictures[5].read()
+        assert intact.example(199).pictures[4].read() == picture.content
+
+
 def test_damage_after_opening_is_reported_with_the_remedy(tmp_path: Path) -> None:
     write(tmp_path / "entry", random_examples(20))
     store = TokenStore(tmp_path / "entry", MAPPED)
@@ -127,6 +191,20 @@ def test_damage_after_opening_is_reported_with_the_remedy(tmp_path: Path) -> Non
         store.lines("notes.jsonl")
     (tmp_path / "entry" / "tasks.npy").unlink()
     with pytest.raises(DataError, match=r"data\.prepared_data_damaged"):
+        store.array("tasks.npy")
+
+
+def test_an_array_is_checked_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK_BYTES", 256)
+    write(tmp_path / "entry", random_examples(200))
+    store = TokenStore(tmp_path / "entry", MAPPED)
+    assert store.array("tasks.npy").tolist() == store._tasks.tolist()
+    flip_bit(tmp_path / "entry" / "tasks.npy", -1)
+    folder = re.escape(str(tmp_path / "entry"))
+    damaged = (
+        rf"prepared_data_damaged\(folder={folder}, reason=data\.cache_chunk_damaged\(file=tasks"
+    )
+    with pytest.raises(DataError, match=damaged):
         store.array("tasks.npy")
 
 
@@ -154,12 +232,19 @@ def test_an_unfinished_entry_cannot_be_opened(tmp_path: Path) -> None:
 
 def test_a_store_of_several_chunks(tmp_path: Path) -> None:
     long = TokenizedExample(
-        np.arange(CHUNK_BYTES, dtype=np.int32) % 60_000, np.ones(CHUNK_BYTES, dtype=bool)
+        np.arange(1 << 20, dtype=np.int32) % 60_000, np.ones(1 << 20, dtype=bool)
     )
     write(tmp_path / "entry", [*random_examples(5), long, *random_examples(5)])
     store = TokenStore(tmp_path / "entry", MAPPED)
     assert same(store.example(5), long)
     assert len(store.meta["files"]["input_ids.npy"]["crc32"]) == 3
+
+
+def test_entries_of_earlier_releases_are_read(tmp_path: Path) -> None:
+    """Their format and their checksums never change without another version."""
+    write(tmp_path / "entry", random_examples(3))
+    assert TokenStore(tmp_path / "entry", MAPPED).meta["format_version"] == 4
+    assert module._json_checksum({"b": "ä", "a": 1}) == zlib.crc32('{"a": 1, "b": "ä"}'.encode())
 
 
 def test_memory_that_is_released_is_read_from_the_files_from_then_on(tmp_path: Path) -> None:
@@ -170,6 +255,8 @@ def test_memory_that_is_released_is_read_from_the_files_from_then_on(tmp_path: P
     num_tokens = sum(len(example.input_ids) for example in examples)
     assert store.release_memory() == 2 * num_tokens + -(-num_tokens // 8)
     assert store.release_memory() == 0
+    for array in (store._input_ids, store._supervised):
+        assert isinstance(array.values, np.memmap)
     assert all(same(store.example(i), example) for i, example in enumerate(examples))
 
 
@@ -220,7 +307,7 @@ def test_an_entry_of_another_version_is_made_anew(
 ) -> None:
     write(tmp_path / "entry", random_examples(3))
     monkeypatch.setattr(module, "FORMAT_VERSION", module.FORMAT_VERSION + 1)
-    with pytest.raises(DamagedEntryError):
+    with pytest.raises(DamagedEntryError, match=r"cache_metadata_altered\(file=meta\.json\)"):
         TokenStore(tmp_path / "entry", MAPPED)
 
 
@@ -256,6 +343,11 @@ def test_a_mapped_file_is_read_once_for_its_checks(
         (META, lambda path: path.write_text("{}"), r"metadata_unreadable\(file=meta\.json"),
         (META, lambda path: path.write_bytes(b"\xff"), r"metadata_unreadable\(file=meta\.json"),
         (META, lambda path: path.unlink(), r"metadata_unreadable\(file=meta\.json"),
+        (
+            META,
+            lambda path: path.write_text(path.read_text().replace("about", "above")),
+            r"metadata_altered\(file=meta\.json",
+        ),
         ("tasks.npy", lambda path: path.unlink(), r"file_truncated\(file=tasks\.npy"),
         ("notes.jsonl", lambda path: path.write_text(""), r"file_truncated\(file=notes\.jsonl"),
     ],

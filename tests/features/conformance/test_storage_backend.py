@@ -1,8 +1,14 @@
 """Our places keep the contract, and a place with a defect does not."""
 
+import errno
+import json
 import os
+import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import huggingface_hub
@@ -15,8 +21,15 @@ from infrastructure.backup.backends.drive import DrivePlace
 from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.backends.fsspec_place import FsspecPlace
 from infrastructure.backup.backends.hub import HubPlace
+from infrastructure.backup.backends.place_identity import ids_at
 from infrastructure.backup.format.file_operations import Buffer
-from infrastructure.features.conformance.storage_backend import StorageBackendSuite
+from infrastructure.core.errors import StorageError
+from infrastructure.features.conformance import storage_backend
+from infrastructure.features.conformance.storage_backend import (
+    FILE,
+    WRITTEN_BACK,
+    StorageBackendSuite,
+)
 from tests.backup.backends.hub_server import TOKEN, running_hub
 from tests.features.conformance.planted import failure, without_defect
 
@@ -232,6 +245,46 @@ class NoIdentity(Broken):
         return True
 
 
+class SureLater(NoIdentity):
+    num_questions = 0
+
+    def confirm(self, path: Path, content: Content) -> bool:
+        self.num_questions += 1
+        return super().confirm(path, content) and self.num_questions > 2
+
+
+class ForItselfOnly(Broken):
+    """Shows others neither the bytes that it writes nor that it removes a file."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.own: set[Path] = set()
+        self.gone: set[str] = set()
+
+    def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
+        super().write(path, buffers)
+        self.own.add(path)
+
+    def read(self, path: Path) -> Iterator[bytes]:
+        if path.name in self.gone:
+            raise FileNotFoundError(path)
+        return super().read(path) if path in self.own else iter(())
+
+    def names(self, directory: Path) -> list[str]:
+        return [name for name in super().names(directory) if name not in self.gone]
+
+    def remove(self, path: Path) -> None:
+        self.gone.add(path.name)
+
+
+class ListsOthersLate(ListsLate):
+    """Notices its own files at once."""
+
+    def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
+        super().write(path, buffers)
+        self._seen.clear()
+
+
 class HalfWritten(Broken):
     """Under its own name from the first byte on."""
 
@@ -241,6 +294,34 @@ class HalfWritten(Broken):
             for buffer in buffers:
                 file.write(buffer)
                 file.flush()
+
+
+class ReplacesInPlace(HalfWritten):
+    """A file that exists is written under its own name."""
+
+    def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
+        kind = HalfWritten if self.at(path).exists() else Broken
+        kind.write(self, path, buffers)
+
+
+class ResumesInPlace(HalfWritten):
+    """After a failure a file is written under its own name, and behind what there was before."""
+
+    num_failures = 0
+    old: Sequence[Buffer] = ()
+
+    def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
+        kind = HalfWritten if self.num_failures and not self.old else Broken
+        try:
+            is_added = self.num_failures and self.old
+            kind.write(self, path, [*self.old, *buffers] if is_added else buffers)
+        except OSError:
+            self.num_failures += 1
+            raise
+
+
+class ContinuesAfterFailure(ResumesInPlace):
+    old = (b"the beginning",)
 
 
 class TornBeforeItsEnd(HalfWritten):
@@ -277,7 +358,223 @@ def test_a_suite_that_no_other_process_finds_is_named(tmp_path: Path) -> None:
     assert message == "conformance.suite_in_function(suite=Hidden)"
 
 
+def broken(**methods: Callable[..., Any]) -> Callable[[Path], Place]:
+    """Open a place with these methods, each of which gets the place and the sound method, too."""
+
+    def opened(folder: Path) -> Place:
+        place = Broken(folder)
+        for name, method in methods.items():
+            setattr(place, name, partial(method, place, getattr(place, name)))
+        return place
+
+    return opened
+
+
+def reads_other_bytes(_: Place, read: Any, path: Path) -> Iterator[bytes]:
+    yield from (piece.swapcase() for piece in read(path))
+
+
+def fills_other_bytes(_: Place, fill: Any, path: Path, memory: memoryview) -> Iterator[int]:
+    yield from fill(path, memory)
+    memory[-1] ^= 1
+
+
+def reads_what_is_missing(place: Any, read: Any, path: Path) -> Iterator[bytes]:
+    return read(path) if place.at(path).exists() else iter(())
+
+
+def finds_what_is_missing(_: Place, call: Any, path: Path) -> int:
+    try:
+        return call(path) or 0
+    except FileNotFoundError:
+        return 7
+
+
+def creates_over(place: Any, create: Any, path: Path, data: bytes) -> bool:
+    is_new: bool = create(path, data)
+    place.at(path).write_bytes(data)
+    return is_new
+
+
+def writes_beside(path: Path) -> Callable[[Path], Place]:
+    def write(_: Place, sound: Any, other: Path, buffers: Sequence[Buffer]) -> None:
+        sound(other, buffers)
+        if buffers == [b"another"]:
+            sound(path, buffers)
+
+    return broken(write=write)
+
+
+def ignores_failures(_: Place, write: Any, path: Path, buffers: Sequence[Buffer]) -> None:
+    with suppress(OSError):
+        write(path, buffers)
+
+
+def is_another(place: Place, confirm: Any, path: Path, content: Content) -> bool:
+    try:
+        return bool(confirm(path, content))
+    except OSError as error:
+        raise StorageError("another place") from error
+
+
+def has_any_marker(place: Place, confirm: Any, path: Path, content: Content) -> bool:
+    if not ids_at(place):
+        raise OSError(errno.ENOTCONN, "no marker")
+    return True
+
+
+def sure_of(damage: bytes | None) -> Callable[[Path], Place]:
+    def confirm(place: Any, sound: Any, path: Path, content: Content) -> bool:
+        there = place.at(path)
+        held = there.read_bytes() if there.exists() else None
+        return held == damage or bool(sound(path, content))
+
+    return broken(confirm=confirm)
+
+
+def sweeps_whole_files(place: Any, sweep: Any, directory: Path) -> None:
+    if place.at(FILE).exists():
+        place.at(FILE).write_bytes(b"")
+
+
+def leads_to(path: str) -> Callable[[Path], Place]:
+    def write(_: Place, sound: Any, other: Path, buffers: Sequence[Buffer]) -> None:
+        if str(other) != path:
+            sound(other, buffers)
+
+    return broken(write=write)
+
+
+NEAR = ("run-1/objects/ab/abcde", "run-10/x")
+OUT = ("../x", "run-1/../../x", "/etc/passwd")
+
 DEFECTS: list[tuple[Callable[[Path], Place], str, str]] = [
+    (broken(read=reads_other_bytes), "test_what_is_written_is_read", "abcd: 12 of 12 bytes"),
+    (ForItselfOnly, "test_what_is_written_is_read", "abcd: 0 of 12 bytes"),
+    (
+        broken(size=lambda _, size, path: size(path) + 1),
+        "test_what_is_written_is_read",
+        "abcd has another size",
+    ),
+    (
+        broken(read_into=fills_other_bytes),
+        "test_memory_is_filled_to_the_end",
+        "fills the memory with other bytes",
+    ),
+    (
+        ListsOthersLate,
+        "test_a_file_is_listed_as_soon_as_it_was_written",
+        "['1', '2'] were written, ['1'] are listed",
+    ),
+    (
+        broken(names=lambda _, names, path: [*names(path), *["run-1"] * len(path.parts[:1])]),
+        "test_a_file_is_listed_as_soon_as_it_was_written",
+        "['1'] were written, ['1', 'run-1'] are listed",
+    ),
+    (
+        broken(names=lambda _, names, path: [*names(path), *["ab"] * (len(path.parts) == 1)]),
+        "test_a_file_is_listed_as_soon_as_it_was_written",
+        "names are those of one folder",
+    ),
+    (
+        broken(read=reads_what_is_missing),
+        "test_what_was_never_written_is_not_there",
+        "missing_path_answered(call=read, answer=[])",
+    ),
+    *(
+        (
+            broken(**{name: finds_what_is_missing}),
+            "test_what_was_never_written_is_not_there",
+            f"missing_path_answered(call={name}, answer=7)",
+        )
+        for name in ("size", "remove")
+    ),
+    (
+        broken(size=lambda _, size, path: 29),
+        "test_a_second_write_replaces_the_whole_file",
+        "it has the size of the first",
+    ),
+    (
+        broken(create=creates_over),
+        "test_what_is_there_is_not_created_again",
+        "a file that was created as b'one' holds b'another'",
+    ),
+    *(
+        (writes_beside(Path(path)), "test_neighbours_stay_as_they_are", f"has changed {path}")
+        for path in NEAR
+    ),
+    (
+        broken(names=lambda _, names, path: [*names(path), "c"]),
+        "test_neighbours_stay_as_they_are",
+        "a folder lists what lies in another",
+    ),
+    (
+        broken(
+            remove=lambda *_: None,
+            names=lambda _, names, path: [name for name in names(path) if name != FILE.name],
+        ),
+        "test_what_is_removed_is_gone",
+        "conformance.removed_file_readable()",
+    ),
+    (ForItselfOnly, "test_what_is_removed_is_gone", "still listed"),
+    (
+        SureLater,
+        "test_another_place_confirms_nothing",
+        "confirm_answers(doubt=conformance.marker_missing(), answer=True)",
+    ),
+    (
+        broken(confirm=is_another),
+        "test_another_place_confirms_nothing",
+        "confirm_raises(doubt=conformance.marker_missing(), error=another place)",
+    ),
+    (
+        broken(confirm=has_any_marker),
+        "test_another_place_confirms_nothing",
+        "confirm_answers(doubt=conformance.marker_of_another(), answer=True)",
+    ),
+    (
+        ReplacesInPlace,
+        "test_half_a_file_is_never_seen",
+        "conformance.partial_file_of_failed_write(num_bytes=0, total=300000)",
+    ),
+    (
+        ResumesInPlace,
+        "test_half_a_file_is_never_seen",
+        "conformance.partial_file(num_bytes=0, total=300000)",
+    ),
+    (ContinuesAfterFailure, "test_half_a_file_is_never_seen", "another one is not whole"),
+    (
+        broken(write=ignores_failures),
+        "test_half_a_file_is_never_seen",
+        "conformance.failed_write_returns()",
+    ),
+    *(
+        (sure_of(held), "test_other_bytes_are_never_confirmed", f"holds {held!r} is confirmed as")
+        for held in (b"hello there", b"hello there?", b"", None)
+    ),
+    (
+        broken(identify=lambda *_: ""),
+        "test_a_place_is_known_again",
+        "a place has no identity",
+    ),
+    (
+        broken(identify=lambda *_: secrets.token_hex(4)),
+        "test_a_place_is_known_again",
+        "the same place has another identity",
+    ),
+    (
+        broken(identify=lambda _, identify, *known: "x" if known else identify()),
+        "test_a_place_is_known_again",
+        "the place is not taken for itself",
+    ),
+    (
+        broken(sweep=sweeps_whole_files),
+        "test_looking_leaves_nothing_behind",
+        "sweeping takes a whole file away",
+    ),
+    *((leads_to(path), "test_no_path_leads_out", f"leads_out(path={path})") for path in OUT),
+    (broken(advice=lambda *_: "x" * 20), "test_an_error_has_advice", "advice of 'xxxx"),
+    (KeepsRemoved, "test_a_store_of_versions_lies_in_it", "3 versions are there after all but"),
     (ReadsShort, "test_what_is_written_is_read", "bytes are read"),
     (LosesBytes, "test_what_is_written_is_read", "11 of 12 bytes"),
     (FillsShort, "test_memory_is_filled_to_the_end", "stops at"),
@@ -301,7 +598,11 @@ DEFECTS: list[tuple[Callable[[Path], Place], str, str]] = [
         "test_another_place_confirms_nothing",
         "conformance.confirm_answers(doubt=conformance.marker_missing(), ",
     ),
-    (HalfWritten, "test_half_a_file_is_never_seen", "conformance.partial_file"),
+    (
+        HalfWritten,
+        "test_half_a_file_is_never_seen",
+        "conformance.partial_file_of_failed_write(num_bytes=0, total=300000)",
+    ),
     (RaisesItsOwn, "test_what_is_written_is_read", "error=KeyError: 'no such row' at"),
     (IsAnyPlace, "test_a_place_is_known_again", "the same identity"),
     (LeavesProbes, "test_looking_leaves_nothing_behind", "probing leaves"),
@@ -328,6 +629,41 @@ def test_a_defect_is_seen(
         return
     assert message is not None
     assert sentence in message
+
+
+@pytest.mark.parametrize(
+    ("seen", "sentence"),
+    [
+        ({}, None),
+        ({"read": b"other bytes".hex()}, "another process reads b'other bytes'"),
+        ({"names": ["abcd", "x"]}, "another process lists ['abcd', 'x']"),
+        ({"identity": "x"}, "for another process it is another place"),
+        ({"back": b"half"}, "of what another process has written b'half' is read"),
+    ],
+)
+def test_the_answers_of_another_process_are_compared(
+    seen: dict[str, Any], sentence: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(suite: type, method: str, folder: str) -> tuple[Any, bytes]:
+        place = Broken(Path(folder))
+        answer = {"read": b"".join(place.read(FILE)).hex(), "names": place.names(FILE.parent)}
+        answer["identity"] = place.identify()
+        place.write(FILE.with_name("back"), [seen.get("back", WRITTEN_BACK)])
+        changes = {name: value for name, value in seen.items() if name != "back"}
+        lines = ["printed on import", json.dumps({**answer, **changes})]
+        return SimpleNamespace(returncode=0, last_words=""), "\n".join(lines).encode()
+
+    monkeypatch.setattr(storage_backend, "call_elsewhere", call)
+    message = failure(TestFolder(), "test_another_process_sees_what_was_written", tmp_path)
+    assert message == sentence
+
+
+def test_a_place_that_confirms_later_passes(tmp_path: Path) -> None:
+    class Suite(TestFolder):
+        def open(self, folder: Path) -> Place:
+            return SureLater(folder)
+
+    assert failure(Suite(), "test_what_was_written_is_confirmed", tmp_path) is None
 
 
 def test_a_place_that_cannot_rename_may_show_half_a_file_but_not_confirm_it(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """Cells of a workbook are what Excel shows of them."""
 
+import re
+import warnings
+import zipfile
 from datetime import date, datetime, time, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from infrastructure.data.readers.compressed import inflated_bytes
 from infrastructure.data.readers.line_reader import Start
-from infrastructure.data.readers.rows import Row, Unreadable
+from infrastructure.data.readers.row_limits import too_large_words
+from infrastructure.data.readers.rows import LINE_TOO_LONG, BadRow, Row, Unreadable
 from infrastructure.features.excel import reader
 from infrastructure.features.excel.reader import EXCEL
+from tests.data.file_shapes import zipped
 
 pytest.importorskip("openpyxl")
 
@@ -74,10 +80,10 @@ def test_a_cell_is_what_is_shown(
 def test_only_a_formula_without_a_value_is_unreadable(tmp_path: Path) -> None:
     """Empty cells of the same sheet stay empty."""
     (first, second) = read(tmp_path, [["a", None, "=1+1", None], ["b", "c", None, "d"]])
-    assert isinstance(first[2], Unreadable)
-    assert [first[0], first[1], first[3]] == ["a", None, None]
+    assert first == ["a", None, Unreadable("excel.formula_without_value()"), None]
     assert second == ["b", "c", None, "d"]
-    assert read(tmp_path, [["#N/A", None]])[0][1] is None
+    error = Unreadable("excel.error_in_cell(value=#N/A)")
+    assert read(tmp_path, [["#N/A", None]]) == [[error, None]]
 
 
 def test_a_line_has_the_number_that_excel_shows(
@@ -93,7 +99,7 @@ def test_a_line_has_the_number_that_excel_shows(
         if is_read:
             assert len([*EXCEL(path, "rows.xlsx")]) == 2
         else:
-            with pytest.raises(ValueError, match=r"excel\.too_many_lines.*max_lines=3"):
+            with pytest.raises(ValueError, match=r"too_many_lines\(file=rows\.xlsx, max_lines=3\)"):
                 [*EXCEL(path, "rows.xlsx")]
 
 
@@ -112,7 +118,110 @@ def test_the_first_sheet_that_is_shown_is_read() -> None:
         reader._sheet_of(sheets("hidden", "veryHidden"), "a.xlsx")
 
 
+def written(path: Path, **sheets: list[list[Any]]) -> Path:
+    """A workbook with these sheets."""
+    from openpyxl import Workbook
+
+    book = Workbook()
+    book.remove(book.active)
+    for title, lines in sheets.items():
+        sheet = book.create_sheet(title)
+        for line in lines:
+            sheet.append(line)
+    book.worksheets[0].sheet_state = "hidden" if len(sheets) > 1 else "visible"
+    book.save(path)
+    return path
+
+
+def test_three_of_the_other_sheets_are_named(tmp_path: Path) -> None:
+    titles = "abcdef"
+    path = written(tmp_path / "rows.xlsx", **{title: [[title], [1]] for title in titles})
+    assert [row.values for row in EXCEL(path, "x") if isinstance(row, Row)] == [{"b": "1"}]
+    assert EXCEL.unread(path, "x") == "excel.first_sheet_read(file=x, sheets=a, c, d)"
+    path = written(tmp_path / "one.xlsx", b=[["b"], [1]])
+    assert EXCEL.unread(path, "x") == ""
+
+
+def test_the_first_line_with_content_names_the_columns(tmp_path: Path) -> None:
+    lines = [[], [None, " q ", "", "a"], [], ["x", "1", "y", "2"], [None, "3"], [0]]
+    path = written(tmp_path / "rows.xlsx", b=lines)
+    rows = [*EXCEL(path, "x")]
+    values = [row.values for row in rows if isinstance(row, Row)]
+    assert values == [{"q": "1", "a": "2"}, {"q": "3", "a": None}, {"q": None, "a": None}]
+    assert [(row.source, row.line) for row in rows] == [("x", 4), ("x", 5), ("x", 6)]
+    written(path, b=[[], ["z", "b", "z", "b", "a"], ["1"]])
+    with pytest.raises(ValueError, match=r"excel\.column_twice\(file=x, line=2, column=b\)"):
+        [*EXCEL(path, "x")]
+
+
+def test_a_row_of_long_cells_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "MAX_ROW_BYTES", 10)
+    path = tmp_path / "rows.xlsx"
+    written(path, b=[["q", "a"], ["12345", "12345"], ["12345", "123456"], ["1", "2"]])
+    found = [row for row in EXCEL(path, "x") if isinstance(row, BadRow)]
+    assert found == [BadRow("x", 3, LINE_TOO_LONG, too_large_words(), offset=3)]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError("all"), "excel.out_of_memory(file=x)"),
+        (ValueError("a \n b" * 60), f"excel.damaged(file=x, reason={('a ba' + ' ba' * 60)[:100]})"),
+    ],
+)
+def test_damage_has_a_short_reason(
+    tmp_path: Path, error: Exception, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / "rows.xlsx", b=[["q"], ["1"]])
+
+    def fail(*given: object, **settings: object) -> None:
+        raise error
+
+    for place in ("openpyxl.load_workbook", f"{reader.__name__}._marks_of"):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, fail)
+            with pytest.raises(ValueError, match=re.escape(words)):
+                [*EXCEL(path, "x")]
+
+
+STYLES = (
+    b'<styleSheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"/>'  # no default
+)
+
+
+def test_the_size_and_the_styles_that_a_workbook_states_do_not_matter(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.xlsx", b=[["q", "a"], ["1", "=1+1"], ["2", "3"]])
+    with zipfile.ZipFile(path) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    sheet = content["xl/worksheets/sheet1.xml"]
+    assert b'ref="A1:B3"' in sheet
+    content["xl/worksheets/sheet1.xml"] = sheet.replace(b'ref="A1:B3"', b'ref="A1:A2"')
+    content["xl/styles.xml"] = STYLES
+    path.write_bytes(zipped(content))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows = [row.values for row in EXCEL(path, "x") if isinstance(row, Row)]
+    unknown = Unreadable("excel.formula_without_value()")
+    assert rows == [{"q": "1", "a": unknown}, {"q": "2", "a": "3"}]
+    assert EXCEL.has_header
+
+
+def test_a_workbook_may_be_as_large_as_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (reader.MAX_WORKBOOK_BYTES, reader.MAX_LINES) == (64 << 20, 1 << 20)
+    path = written(tmp_path / "rows.xlsx", b=[["q"], ["x" * 9999]])
+    size = inflated_bytes(path, 64 << 20)
+    monkeypatch.setattr(reader, "MAX_WORKBOOK_BYTES", size)
+    assert len([*EXCEL(path, "x")]) == 1
+    monkeypatch.setattr(reader, "MAX_WORKBOOK_BYTES", size - 1)
+    with pytest.raises(ValueError, match=r"excel\.too_large\(file=x, max_mib=0\)"):
+        [*EXCEL(path, "x")]
+
+
 def test_merged_cells_reach_down_to_their_last_line_alone(tmp_path: Path) -> None:
+    below = [["a", "1"], ["b", None], ["c", None]]
+    assert read(tmp_path, below, ("B2:B4",)) == [["a", "1"], ["b", "1"], ["c", "1"]]
     lines = [
         ["a", "1", "x", None],
         ["b", None, None, None],

@@ -1,7 +1,10 @@
 """Checkpoints are whole and verified, or not there. What a store withstands: tests/faults."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +12,9 @@ import torch
 from infrastructure.backup.format.manifest import COPIED_APART
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.retention import Retention
+from infrastructure.backup.writer.writer_process import LOCK_FILE
 from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.lock import Lock
 from infrastructure.models.model_inputs import IN_FORWARD
 from infrastructure.run.checkpoint_paths import (
     best_of,
@@ -138,9 +143,11 @@ def test_a_large_one_is_written_while_the_training_goes_on(
         assert manager.collect(wait=True) == []
         assert steps(manager) == [1, 2, 3]
         manager.begin(snapshot(4))
+        assert [step_of(path) for path in manager.collect(wait=True)] == [4]
+        manager.begin(snapshot(5))
     finally:
         manager.close()
-    assert steps(manager) == [1, 2, 3, 4]
+    assert steps(manager) == [1, 2, 3, 4, 5]
 
 
 def test_a_small_one_is_written_at_once(tmp_path: Path) -> None:
@@ -150,13 +157,127 @@ def test_a_small_one_is_written_at_once(tmp_path: Path) -> None:
     assert [step_of(path) for path in manager.collect()] == [1]
 
 
-def test_nothing_left_to_resume_from_gives_the_reason(tmp_path: Path) -> None:
-    manager = CheckpointManager(tmp_path)
-    with pytest.raises(CheckpointError, match=r"run\.no_checkpoint_saved_yet"):
-        manager.newest()
-    cut(files_of(manager.save(snapshot(1)))[1])
-    with pytest.raises(CheckpointError, match=r"backup\.object_size_mismatch"):
-        CheckpointManager(tmp_path).newest()
+@pytest.mark.parametrize(("more_bytes", "in_background"), [(1, []), (0, [4])])
+def test_what_is_as_large_as_the_limit_is_written_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more_bytes: int, in_background: list[int]
+) -> None:
+    assert checkpoint_manager.BACKGROUND_BYTES == 32 << 20
+    tensors, file = snapshot(4).tensors, TensorBytes("U8", (2,), b"{}")
+    size = sum(one.nbytes for group in tensors.values() for one in group.values()) + 2
+    monkeypatch.setattr(checkpoint_manager, "BACKGROUND_BYTES", size + more_bytes)
+    begun: list[Any] = []
+    writer = SimpleNamespace(
+        begin=lambda state, values, **facts: begun.append((state, values, facts)),
+        collect=lambda wait: None,
+        close=lambda: begun.append("closed"),
+    )
+    made = monkeypatch.setattr(
+        checkpoint_manager, "BackgroundWriter", lambda *given: begun.append(given) or writer
+    )
+    manager = CheckpointManager(tmp_path, Retention(3), lambda: {"files/run.json": file})
+    manager.begin(snapshot(4), kind="manual", score=0.5)
+    assert made is None
+    assert steps(manager) == ([] if in_background else [4])
+    if in_background:
+        given, (state, values, facts) = begun
+        assert given == (tmp_path, Retention(3))
+        assert state.keys() >= {"model/weight", "optimizer/0.exp_avg", "files/run.json"}
+        assert (values, facts) == ({"step": 4}, {"step": 4, "kind": "manual", "score": 0.5})
+        manager.close()
+        assert begun[2:] == ["closed"]
+
+
+def test_who_writes_or_searches_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves the store free again."""
+    manager, alone = CheckpointManager(tmp_path), list[str]()
+
+    def watched(name: str) -> Any:
+        method = getattr(manager.store, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            assert not Lock(tmp_path / LOCK_FILE).take(wait=False)
+            alone.append(name)
+            return method(*given, **named)
+
+        return call
+
+    names = ("sweep", "commit", "place", "publish", "remove_all_but", "newest")
+    for name in names:
+        monkeypatch.setattr(manager.store, name, watched(name))
+    manager.save(snapshot(1))
+    parts = manager.write_by_parts({"step": 2})
+    parts.add(as_bytes({"model/a": torch.ones(1)}))
+    parts.commit()
+    manager.newest()
+    assert {*alone} == {*names}
+    assert alone[0] == "sweep"
+    assert Lock(tmp_path / LOCK_FILE).take(wait=False)
+
+
+def test_nothing_left_to_resume_from_gives_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = CheckpointManager(tmp_path, Retention(9))
+
+    def refusal() -> str:
+        with pytest.raises(CheckpointError) as raised:
+            CheckpointManager(tmp_path).newest()
+        return str(raised.value)
+
+    about = f"run.nothing_to_resume_from(root={tmp_path}, reason="
+    why = "run.no_checkpoint_saved_yet(), advice=run.save_more_often()"
+    assert refusal() == f"{about}{why})"
+    damage = []
+    for step in (1, 2):
+        path = manager.save(snapshot(step))
+        file = files_of(path)[1]
+        size = file.stat().st_size
+        cut(file)
+        problem = f"backup.object_size_mismatch(size={size - 10}, expected_size={size})"
+        problem = f"backup.object_problem(hash={file.name[:12]}, problem={problem})"
+        damage.insert(0, f"{path.stem[:12]}: {problem}")
+    advice = "advice=run.restore_intact_checkpoint()"
+    assert refusal() == f"{about}{'; '.join(damage)}, {advice})"
+    for text in damage:
+        assert f"training.skipping_damaged_checkpoint(damage={text})" in caplog.text
+
+
+class Apart:
+    """Where other machines store their parts; it may be away."""
+
+    error: Exception | None = OSError("it is away")
+
+    def link(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return SimpleNamespace(store="the store of the destination")
+
+
+def test_parts_of_other_machines_are_fetched_where_there_are_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, apart, fetched = CheckpointManager(tmp_path), Apart(), list[Any]()
+    path = manager.save(snapshot(1))
+    manager.apart = lambda: apart  # type: ignore[assignment,return-value]
+    monkeypatch.setattr(
+        checkpoint_manager, "fetch_objects", lambda *given, **named: fetched.append((given, named))
+    )
+    manager.fetch_parts(path)  # whole already: nothing is asked of the destination
+    manifest = replace(manager.store.read(path.stem), values={"step": 1, COPIED_APART: ["ab" * 32]})
+    monkeypatch.setattr(manager.store, "read", lambda name: manifest)
+    for error in (OSError("it is away"), StorageError("another disk"), ValueError("no address")):
+        apart.error = error
+        with pytest.raises(CheckpointError) as raised:
+            manager.fetch_parts(path)
+        assert str(raised.value) == f"run.foreign_parts_unreadable(error={error})"
+    assert fetched == []
+    apart.error = None
+    manager.fetch_parts(path)
+    expected = ("the store of the destination", manifest, manager.store)
+    assert fetched == [(expected, {"run_files": False})]
+    manager.apart = lambda: None
+    manager.fetch_parts(path)
+    assert len(fetched) == 1
 
 
 def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:
@@ -222,6 +343,7 @@ def test_a_checkpoint_that_comes_in_parts_is_whole_and_rotated(tmp_path: Path) -
         assert [step_of(path) for path in manager.collect()] == [step]
     assert steps(manager) == [2, 3]
     newest = manager.newest()
+    assert len(manager.store.read(newest.stem).packs) == 4  # three groups, and the files
     manifest = manager.store.read(newest.stem)
     assert (manifest.kind, manifest.score) == ("manual", 1.5)
     assert manifest.tensors.keys() >= RUN_FILE.keys()
@@ -230,6 +352,22 @@ def test_a_checkpoint_that_comes_in_parts_is_whole_and_rotated(tmp_path: Path) -
     for group, tensors in saved.tensors.items():
         for name, tensor in tensors.items():
             assert torch.equal(loaded.tensors[group][name], tensor)
+
+
+def test_parts_that_hold_the_same_are_one_and_each_is_read_back(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    parts = manager.write_by_parts({"step": 2})
+    parts.add(as_bytes({"model/a": torch.ones(2), "optimizer/a": torch.zeros(3)}))
+    parts.add(as_bytes({"other/a": torch.full((4,), 7.0), "model/a": torch.ones(2)}))
+    parts.commit()
+    newest = manager.newest()
+    assert len(manager.store.read(newest.stem).packs) == 3
+    found = load_checkpoint(newest).tensors
+    assert {name: group["a"].tolist() for name, group in found.items()} == {
+        "model": [1.0] * 2,
+        "optimizer": [0.0] * 3,
+        "other": [7.0] * 4,
+    }
 
 
 def test_a_part_that_the_disk_refuses_makes_no_version_and_holds_nobody_up(
@@ -277,7 +415,7 @@ def test_files_of_the_run_that_cannot_be_read_cost_no_version(
         raise OSError("it is away")
 
     version = CheckpointManager(tmp_path, run_files=refuse).save(snapshot(1))
-    assert "it is away" in caplog.text
+    assert "run.run_files_not_in_checkpoint(error=it is away)" in caplog.text
     verify(version)
     assert load_checkpoint(version).tensors.keys() == snapshot(1).tensors.keys()
 
@@ -328,12 +466,15 @@ def test_the_finished_model_is_the_best_one_where_something_was_measured(
     assert {x for p in model.parameters() for x in p.flatten().tolist()} == {expected}
 
 
-def test_what_cannot_be_taken_leaves_the_last_weights(tmp_path: Path) -> None:
+def test_what_cannot_be_taken_leaves_the_last_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """No rank of a model that is spread holds all of it; a damaged checkpoint holds nothing."""
     checkpoints = checkpoints_in(tmp_path, {2: 0.25, 4: 0.5})
     model = model_of(OF_THE_LAST)
     setattr(model, IN_FORWARD, None)
     assert take_best(model, checkpoints, LAST_STEP) == LAST_STEP
+    assert "run.best_model_not_whole()" in caplog.text
     delattr(model, IN_FORWARD)
     store = CheckpointManager(checkpoints).store
     best = best_of(store)
@@ -341,4 +482,5 @@ def test_what_cannot_be_taken_leaves_the_last_weights(tmp_path: Path) -> None:
     for pack in store.read(best.stem).packs:
         store.objects.path_of(pack.hash).unlink()
     assert take_best(model, checkpoints, LAST_STEP) == LAST_STEP
+    assert "run.best_model_unreadable(error=backup." in caplog.text
     assert {x for p in model.parameters() for x in p.flatten().tolist()} == {OF_THE_LAST}

@@ -8,11 +8,12 @@ import pytest
 from infrastructure.training.checkpoints.save_schedule import (
     LONGEST_SECONDS,
     MEAN_SECONDS_BETWEEN_FAILURES,
-    NUM_REMEMBERED,
     SHORTEST_SECONDS,
     SaveSchedule,
 )
 from infrastructure.training.core.state import StopReason
+
+NUM_REMEMBERED = 50  # saves, and steps
 
 
 class Clock:
@@ -49,6 +50,8 @@ def test_never_by_time(clock: Clock) -> None:
 
 def test_a_step_that_is_saved_is_not_saved_again(clock: Clock) -> None:
     schedule = SaveSchedule(30, clock=clock)
+    clock.now += 30
+    assert schedule.kind_due(0) == "scheduled"
     schedule.start(5)
     clock.now += 100
     assert schedule.kind_due(5) is None

@@ -13,6 +13,7 @@ import torch
 from infrastructure.core.errors import CheckpointError
 from infrastructure.training.checkpoints.snapshot import (
     Snapshot,
+    restore_progress,
     restore_snapshot,
     take_snapshot,
 )
@@ -126,7 +127,9 @@ def test_a_part_that_one_of_the_two_lacks_is_refused(part: str, who: str) -> Non
         lacks.scheduler = None
     snapshot = take_snapshot(saved.state, saved.step)
     has = "current=one, saved=none" if who == "checkpoint" else "current=none, saved=one"
-    with pytest.raises(CheckpointError, match=rf"run\.checkpoint_component_differs\(.*{has}"):
+    name = {"scheduler": "learning-rate schedule", "scaler": "gradient scaler"}[part]
+    differs = rf"run\.checkpoint_component_differs\(component={name}, {has}\)"
+    with pytest.raises(CheckpointError, match=differs):
         restore_snapshot(snapshot, living.state, living.step)
 
 
@@ -134,5 +137,64 @@ def test_an_optimizer_of_other_groups_is_refused() -> None:
     saved, living = Training(), Training()
     snapshot = take_snapshot(saved.state, saved.step)
     living.step.optimizer = torch.optim.AdamW(living.state.model.parameters())
-    with pytest.raises(CheckpointError, match=r"run\.optimizer_differs_from_checkpoint"):
+    differs = r"run\.optimizer_differs_from_checkpoint\(error=loaded state dict"
+    with pytest.raises(CheckpointError, match=differs):
         restore_snapshot(snapshot, living.state, living.step)
+
+
+def test_a_snapshot_is_of_its_moment() -> None:
+    training = Training()
+    state = remarkable(training)
+    state.evaluation["of https://me:hunter2@host"] = 1.0
+    snapshot = take_snapshot(state, training.step)
+    before = json.dumps(snapshot.values)
+    state.recoveries.append({"step": 9})
+    state.skipped.clear()
+    state.position.example = 99
+    state.evaluation["later"] = 2.0
+    assert json.dumps(snapshot.values) == before
+    assert "hunter2" not in before
+    assert snapshot.tensors["random"]["step"].tolist() == [9]
+    again = Training()
+    restore_snapshot(through_json(snapshot), again.state, again.step)
+    again.state.recoveries.append({"step": 10})
+    assert json.dumps(snapshot.values) == before
+
+
+def test_a_measure_of_other_rows_is_forgotten_and_older_checkpoints_hold_less() -> None:
+    training, others = Training(), Training()
+    values = take_snapshot(remarkable(training), training.step).values
+    others.state.measured_on = "other rows"
+    restore_progress(json.loads(json.dumps(values)), others.state)
+    assert (others.state.evaluation, others.state.evaluated_step) == ({}, -1)
+    assert (others.state.best_evaluation_loss, others.state.measured_on) == (math.inf, "other rows")
+    older = Training().state
+    for name in ("skipped", "recoveries", "measured_on"):
+        del values[name]
+    restore_progress(values, older)
+    assert (older.skipped, older.recoveries, older.measured_on) == ([], [], None)
+    assert older.evaluation == {"eval_loss": 1.5, "accuracy": 0.25}
+
+
+def test_an_optimizer_without_a_memory_and_the_form_of_the_model_come_back() -> None:
+    """Layers take the form that they had before the weights are loaded into them."""
+    saved, again = Training(), Training()
+    for training in (saved, again):
+        training.step.optimizer = torch.optim.SGD(training.state.model.parameters(), lr=0.5)
+        training.step.scheduler = None
+    saved.step.optimizer.param_groups[0]["lr"] = 0.25
+    snapshot = take_snapshot(saved.state, saved.step)
+    weight = next(again.state.model.parameters())
+    expected = next(saved.state.model.parameters()).detach().clone()
+    torch.nn.init.zeros_(weight)
+    formed: list[Any] = []
+
+    def take_form(model: torch.nn.Module, loop: Any) -> None:
+        formed.append((model, loop, weight.detach().abs().sum().item()))
+
+    again.step.take_form = take_form  # type: ignore[method-assign]
+    del snapshot.tensors["optimizer"]
+    restore_snapshot(snapshot, again.state, again.step)
+    assert formed == [(again.state.model, snapshot.values["loop"], 0.0)]
+    assert torch.equal(weight, expected)
+    assert again.step.optimizer.param_groups[0]["lr"] == 0.25

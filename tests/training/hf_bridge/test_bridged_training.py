@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,22 +13,37 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.errors import (
+    CheckpointError,
+    CopyNotConfirmedError,
+    NothingLearnedError,
+    StorageError,
+)
 from infrastructure.core.messages import phrase
+from infrastructure.models.trainable_state import trainable_state
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.run.checkpoint_paths import by_step, step_of
+from infrastructure.run.compatibility import Difference, Verdict
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.checkpoints.save_schedule import SaveSchedule
+from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Observer
 from infrastructure.training.hf_bridge import TemperCallback
 from infrastructure.training.hf_bridge.bridged_training import (
     BridgedTraining,
     ResumeRequest,
+    _beginning,
+    _check_free_space,
+    _named_as_accepted,
+    _num_examples,
+    _refuse_changed,
+    _restore_carried,
     _save_timing,
     begin_training,
     hooks_of,
 )
+from infrastructure.training.hf_bridge.carried_state import CarriedState
 from infrastructure.training.hf_bridge.trainer_run import TrainerRun
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from tests.training.hf_bridge.test_callback import At, run_of, steps_of, summary_of
@@ -44,7 +60,7 @@ from tests.training.hf_bridge.tiny_trainer import (
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"world_size": 2}, "trainer.several_processes"),
+        ({"world_size": 2}, r"trainer\.several_processes\(world_size=2\)"),
         ({"deepspeed": "config.json"}, "trainer.deepspeed_or_fsdp"),
         ({"fsdp": ["full_shard"]}, "trainer.deepspeed_or_fsdp"),
     ],
@@ -312,7 +328,20 @@ class Ending:
 
     def close(self, **given: object) -> str:
         self.calls.append(given)
-        return "stopped"
+        return "finished" if given.get("is_finished") else "stopped"
+
+    def finishes(self, step: int, lines: list[str], *, is_whole: bool, has_place: bool) -> None:
+        """Let the training be at `step` of 9, with all that its end needs."""
+        run, note = self.run, self.calls.append
+        run.is_whole, run.report, run.directory = is_whole, lines.append, run.config.output_dir
+        run.directory = Path(run.directory).parent
+        run.files = SimpleNamespace(final=run.directory)
+        run.save_model, run.complete = note, lambda: note("complete")
+        run.copies.has_place, run.copies_line = has_place, lambda: "copies"
+        self.state.step = step
+        self.training.hooks.fire = lambda event, state: note(event)  # type: ignore[method-assign]
+        progress = SimpleNamespace(global_step=step, max_steps=9)
+        self.training.parts = SimpleNamespace(model="the model", state=progress)  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
@@ -344,6 +373,175 @@ def test_an_error_waits_for_the_version_that_is_being_written(
     ending.training.break_off(error)
     closed = [] if is_refused else ["versions closed", {"error": error}]
     assert ending.calls == [(Event.ERROR, error), *closed, "copies closed", "free"]
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize(("step", "reason"), [(9, None), (4, "trainer.ended_early()")])
+@pytest.mark.parametrize("has_place", [False, True])
+def test_a_training_that_ends_has_its_model_its_lines_and_its_copies(
+    tmp_path: Path, is_whole: bool, step: int, reason: str | None, has_place: bool
+) -> None:
+    ending, lines = Ending(tmp_path, emergency_seconds=5.0), list[str]()
+    ending.finishes(step, lines, is_whole=is_whole, has_place=has_place)
+    assert ending.training.end(lambda: ending.calls.append("no loss")) is False
+    assert ending.calls == [
+        *("saved", "versions closed", "no loss", Event.PHASE_END, "the model"),
+        *({"is_finished": True}, "complete", "no loss", "copies closed", "free"),
+    ]
+    assert ending.state.stop_message == reason
+    more = "" if is_whole else f"trainer.model_and_report(directory={tmp_path})"
+    ended = f"trainer.run_ended(run=tiny, status=finished, step={step}, more={more})"
+    assert lines == [ended, *["copies"] * (has_place and not is_whole)]
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_stopped_training_shows_how_it_resumes_and_what_is_copied(
+    tmp_path: Path, is_whole: bool
+) -> None:
+    ending, lines = Ending(tmp_path), list[str]()
+    ending.finishes(4, lines, is_whole=is_whole, has_place=True)
+    ending.state.interrupt("why", StopReason.SIGNAL)
+    assert ending.training.end(lambda: None) is True
+    more = "trainer.run_again_to_resume(how=run it again)"
+    ended = f"trainer.run_ended(run=tiny, status=stopped, step=4, more={more})"
+    assert lines == [ended, "copies"], "the command has no closing lines for a stop"
+
+
+def test_a_training_that_learned_nothing_is_an_error_and_keeps_its_model(tmp_path: Path) -> None:
+    ending = Ending(tmp_path)
+    ending.finishes(9, [], is_whole=False, has_place=False)
+    ending.state.stop("no weight changes", StopReason.NOTHING_LEARNED)
+    with pytest.raises(NothingLearnedError, match="no weight changes") as raised:
+        ending.training.end(lambda: None)
+    assert ending.state.error is raised.value
+    assert "the model" in ending.calls
+    assert ending.calls[-5:] == [
+        *("versions closed", {"error": raised.value}, "copies closed", "free", "copies closed")
+    ]
+
+
+def test_a_copy_that_is_not_confirmed_is_no_error_of_the_training(tmp_path: Path) -> None:
+    ending = Ending(tmp_path)
+    ending.finishes(9, [], is_whole=False, has_place=True)
+
+    def refuse() -> None:
+        raise CopyNotConfirmedError("it is away")
+
+    ending.run.complete = refuse
+    with pytest.raises(CopyNotConfirmedError):
+        ending.training.end(lambda: None)
+    assert ending.state.error is None
+    assert ending.calls[-2:] == ["copies closed", "free"]
+
+
+@pytest.mark.parametrize(
+    ("is_updating", "step", "kept_step", "may"),
+    [(False, 4, 4, True), (False, 4, 5, True), (False, 4, 3, False), (True, 4, 4, False)],
+)
+def test_a_step_may_be_broken_off_where_none_is_lost(
+    is_updating: bool, step: int, kept_step: int, may: bool
+) -> None:
+    training: Any = SimpleNamespace(
+        events=SimpleNamespace(is_updating=is_updating),
+        parts=SimpleNamespace(state=SimpleNamespace(global_step=step)),
+        saves=SimpleNamespace(kept_step=kept_step),
+    )
+    assert BridgedTraining.may_break_off.fget(training) is may  # type: ignore[attr-defined]
+
+
+def test_the_space_that_is_needed_is_that_of_weights_and_of_a_known_optimizer() -> None:
+    model = torch.nn.Linear(3, 2)  # 8 numbers
+    model.bias.requires_grad_(False)
+    optimizer = torch.optim.AdamW([model.weight])
+    seen: list[tuple[int, int]] = []
+    run: Any = SimpleNamespace(
+        copies=SimpleNamespace(check_free_space=lambda size, steps: seen.append((size, steps)))
+    )
+    parts: Any = SimpleNamespace(model=model, optimizer=optimizer)
+    _check_free_space(run, parts, 7)
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    _check_free_space(run, parts, 7)
+    kept = sum(tensor.nbytes for tensor in trainable_state(model).values())
+    assert seen == [(kept, 7), (kept + 2 * 6 * 4 + 4, 7)]  # two moments and the step
+
+
+@pytest.mark.parametrize(
+    ("is_whole", "place", "line"),
+    [
+        (True, None, None),
+        (True, "disk", "trainer.run_line(run=tiny, copies=trainer.copies_go_to(place=disk))"),
+        (False, None, "copies=not backed up)"),
+        (False, "disk", "copies=trainer.copies_go_to(place=disk))"),
+    ],
+)
+def test_a_beginning_names_the_run_and_where_its_copies_go(
+    is_whole: bool, place: str | None, line: str | None
+) -> None:
+    run: Any = SimpleNamespace(
+        **{"name": "tiny", "directory": "runs/tiny", "is_whole": is_whole, "shown_place": place},
+        copies_line=lambda: "not backed up",
+    )
+    if not is_whole:
+        line = f"trainer.run_line_with_folder(run=tiny, folder=runs/tiny, {line}"
+    assert _beginning(run) == line
+
+
+def test_changes_midway_are_all_named_with_those_that_are_accepted() -> None:
+    run: Any = SimpleNamespace(name="tiny")
+    history: Any = [
+        {"step": step, "changes": [{"name": name, "was": 1, "is": 2, "effect": effect}]}
+        for step, name, effect in (
+            (2, "seed", Verdict.CHANGES_THE_RESULT),
+            (3, "data", Verdict.CHANGES_THE_RESULT),
+            (4, "torch", Verdict.ROUNDS_OTHERWISE),
+            (5, "data", Verdict.CHANGES_THE_RESULT),
+        )
+    ]
+    with pytest.raises(CheckpointError) as raised:
+        _refuse_changed(run, history, ["z", "seed"])
+    words = "; ".join(f"run.changed_at_step(name=data, was=1, step={n}, now=2)" for n in (3, 5))
+    about = f"run=tiny, changes={words}, names=['data', 'seed', 'z']"
+    assert str(raised.value) == f"trainer.run_changed_midway({about})"
+    _refuse_changed(run, history, ["data", "seed"])
+
+
+def test_a_difference_has_the_name_that_accepts_it_and_keeps_its_words() -> None:
+    run: Any = SimpleNamespace(name_to_accept=lambda name: name.replace("max_steps", "epochs"))
+    one = Difference("max_steps", 2, 4, Verdict.CHANGES_THE_RESULT)
+    named = _named_as_accepted(one, run)
+    assert named == replace(one, name="epochs", text="max_steps: was 2, is 4")
+    other = replace(one, name="seed")
+    assert _named_as_accepted(other, run) is other
+
+
+@pytest.mark.parametrize(
+    ("data", "count"),
+    [*((one, None) for one in (None, {}, {"num_examples": None}, "x")), ({"num_examples": 22}, 22)],
+)
+def test_the_number_of_rows_is_known_where_there_is_one(data: Any, count: int | None) -> None:
+    facts: Any = {"parts": {"data": data} if data is not None else {}}
+    assert _num_examples(facts) == count
+
+
+@pytest.mark.parametrize("awaits_evaluation", [False, True])
+def test_what_no_version_holds_is_no_loss_before_the_first_step(awaits_evaluation: bool) -> None:
+    lines: list[str] = []
+    run: Any = SimpleNamespace(name="tiny", report=lines.append)
+    trainer: Any = type("Trainer", (), {})()
+    trainer.callback_handler = SimpleNamespace(callbacks=[SyncRefModelCallback()])
+    encoded = torch.frombuffer(bytearray(b'{"stateful_callbacks": {}}'), dtype=torch.uint8)
+    kept = {"attributes": {}, "seconds": 40.0, "awaits_evaluation": awaits_evaluation}
+    snapshot = Snapshot({"trainer": {"trainer_state.json": encoded}}, {"carried": kept, "step": 0})
+    carried = CarriedState(trainer, None, torch.device("cpu"))
+    _restore_carried(run, trainer, carried, snapshot)
+    assert carried.seconds >= 40.0
+    assert lines == ["trainer.evaluation_interrupted(step=0)"] * awaits_evaluation
+    snapshot.values["step"] = 3
+    lost = "trainer.moved_reference_model() (SyncRefModelCallback)"
+    with pytest.raises(CheckpointError) as raised:
+        _restore_carried(run, trainer, carried, snapshot)
+    assert str(raised.value) == f"trainer.cannot_resume_lost_state(run=tiny, lost={lost})"
 
 
 LOGGED = [

@@ -25,6 +25,35 @@ def test_a_call_runs_until_it_returns_or_raises() -> None:
     assert not call.is_running()
 
 
+class Trains:
+    """Calls that make a `TrainCall` deep inside, as a Trainer does."""
+
+    def train(self, num_tries: int = 1) -> list[TrainCall]:
+        return [self.inner() for _ in range(num_tries)]
+
+    def inner(self) -> TrainCall:
+        call = TrainCall()
+        if not self.calls:
+            self.calls.append(call)
+        self.seen.append(self.calls[0].is_tried_again())
+        return call
+
+    def __init__(self) -> None:
+        self.calls: list[TrainCall] = []
+        self.seen: list[bool] = []
+
+
+def test_a_call_knows_its_trainer_and_whether_it_is_tried_again() -> None:
+    trainer = Trains()
+    calls = trainer.train(2)
+    assert [call.trainer for call in calls] == [trainer, trainer]
+    trainer.train()
+    assert trainer.seen == [True, True, False]
+    assert call_and_stay(lambda call: None).trainer is None
+    watchdog = CallWatchdog(calls[0], lambda: None)
+    assert (watchdog.daemon, watchdog.name) == (True, "call-watchdog"), "it keeps no process alive"
+
+
 def test_the_end_of_a_call_without_a_notice_is_noticed() -> None:
     gone = threading.Event()
 
@@ -126,6 +155,52 @@ def test_the_timer_of_a_call_that_has_ended_interrupts_nobody(
     assert received == []
     os.kill(os.getpid(), signal.SIGINT)
     assert received == [signal.SIGINT]
+
+
+def test_handlers_are_left_that_came_later_and_those_of_a_running_call(
+    received: list[int],
+) -> None:
+    outer, inner, later = list[int](), list[int](), list[int]()
+
+    def inside(call: TrainCall) -> None:
+        first = stop_signals_of(call, outer)
+        first.install()
+
+        def deeper(call: TrainCall) -> None:
+            second = stop_signals_of(call, inner)
+            second.install()
+            os.kill(os.getpid(), signal.SIGTERM)
+            second.remove()
+            os.kill(os.getpid(), signal.SIGHUP)
+
+        call_and_stay(deeper)
+        own = signal.signal(signal.SIGINT, lambda number, frame: later.append(number))
+        first.remove()
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.signal(signal.SIGINT, own)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    call_and_stay(inside)
+    assert (inner, outer, later) == ([signal.SIGTERM], [signal.SIGHUP], [signal.SIGINT])
+    assert received == [signal.SIGTERM]
+
+
+def test_elsewhere_than_in_the_main_thread_no_handler_is_changed(received: list[int]) -> None:
+    def inside(call: TrainCall) -> None:
+        signals = stop_signals_of(call, [])
+        thread = threading.Thread(target=signals.install)
+        thread.start()
+        thread.join()
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert received == [signal.SIGHUP]
+        signals.install()
+        thread = threading.Thread(target=signals.remove)
+        thread.start()
+        thread.join()
+
+    call_and_stay(inside)
+    os.kill(os.getpid(), signal.SIGINT)  # restores what was there, and passes it on
+    assert received == [signal.SIGHUP, signal.SIGINT]
 
 
 def test_after_the_call_signals_are_those_of_before_again(received: list[int]) -> None:

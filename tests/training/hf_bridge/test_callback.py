@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pty
+import queue
 import random
 import re
 import shutil
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
@@ -36,6 +38,7 @@ from infrastructure.core.errors import (
 )
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.messages import phrase
+from infrastructure.core.stop_signals import StopSignal, reason_of
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_owner import announce_stop
@@ -51,6 +54,7 @@ from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Extension, Observer
 from infrastructure.training.hf_bridge import TemperCallback, callback
+from infrastructure.training.hf_bridge.bridged_training import BridgedTraining
 from infrastructure.training.hf_bridge.callback import (
     FOLDER,
     exception_of_stop,
@@ -58,6 +62,7 @@ from infrastructure.training.hf_bridge.callback import (
     random_states,
     write_checkpoint_folder,
 )
+from infrastructure.training.hf_bridge.finished_training import FinishedTraining
 from tests.faults.kill_storm import in_child
 from tests.slow import slow
 from tests.training.hf_bridge.tiny_trainer import (
@@ -779,6 +784,126 @@ def test_every_event_that_the_installed_transformers_has_is_known() -> None:
     assert events == {name for name in vars(TemperCallback) if name.startswith("on_")}
 
 
+def test_each_event_is_passed_on_with_what_belongs_to_it(tmp_path: Path) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    class Events:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *given: seen.append((name, *given))
+
+    callback = TemperCallback("tiny", settings(tmp_path))
+    control, state, rows = SimpleNamespace(should_training_stop=False), object(), [1, 2]
+    loader = SimpleNamespace(dataset=rows)
+    for name in vars(TrainerCallback):  # before a training it does nothing
+        if name.startswith("on_") and name != "on_train_begin":
+            getattr(callback, name)(None, state, control)
+    training = object.__new__(BridgedTraining)
+    training.events = Events()  # type: ignore[assignment]
+    callback._training = training
+    callback.on_epoch_begin(None, state, control)
+    callback.on_step_begin(None, state, control)
+    callback.on_substep_end(None, state, control)
+    callback.on_pre_optimizer_step(None, state, control)
+    callback.on_step_end(None, state, control)
+    callback.on_log(None, state, control, logs={"loss": 1.0})
+    callback.on_log(None, state, control)
+    callback.on_evaluate(None, state, control, metrics={"eval_loss": 2.0}, eval_dataloader=loader)
+    callback.on_evaluate(None, state, control)
+    callback.on_save(None, state, control)
+    callback.on_epoch_end(None, state, control)
+    assert seen == [
+        *(("epoch_begins",), ("step_begins",), ("micro_batch_done",), ("gradients_are_final",)),
+        *(("step_ends", control), ("logged", {"loss": 1.0}, control), ("logged", {}, control)),
+        *(("evaluated", {"eval_loss": 2.0}, control, rows), ("evaluated", {}, control, None)),
+        *(("own_checkpoint_saved",), ("epoch_ends", control)),
+    ]
+    assert not control.should_training_stop
+    callback._training = object.__new__(FinishedTraining)
+    callback.on_step_begin(None, state, control)
+    callback.on_epoch_begin(None, state, control)
+    assert (len(seen), control.should_training_stop) == (11, True), "there is nothing to train"
+
+
+def test_a_callback_is_made_of_its_configuration_and_what_may_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(tmp_path)
+    monkeypatch.setattr(callback, "load_config", lambda: config)
+    made = TemperCallback("tiny", accept=["seed", "data"], is_whole=True)
+    assert (made.run.config, made.run.is_whole) == (config, True)
+    assert made.accepted == {"seed", "data"}
+    for is_whole, remedy in ((True, "start_another_run"), (False, "use_another_name")):
+        with pytest.raises(ValueError, match=rf"new_run=trainer\.{remedy}\(\)"):
+            TemperCallback("tiny", accept=["learning_rate"], is_whole=is_whole)
+    with torch.no_grad(), pytest.raises(ValueError, match=r"training\.gradients_disabled"):
+        made.resume_from()
+
+
+@pytest.mark.parametrize(
+    ("number", "is_announced", "message", "reason"),
+    [
+        (signal.SIGTERM, False, reason_of(signal.SIGTERM), StopReason.SIGNAL),
+        (signal.SIGTERM, True, "core.stopped_by_command()", StopReason.COMMAND),
+        (signal.SIGINT, True, reason_of(signal.SIGINT), StopReason.SIGNAL),
+        (signal.SIGHUP, False, reason_of(signal.SIGHUP), StopReason.SIGNAL),
+    ],
+)
+def test_a_signal_is_a_reason_to_stop_and_is_answered(
+    tmp_path: Path, number: signal.Signals, is_announced: bool, message: str, reason: StopReason
+) -> None:
+    lines: queue.Queue[str] = queue.Queue()
+    made = TemperCallback("tiny", settings(tmp_path), say=lines.put)
+    made.run.directory.mkdir(parents=True)
+    if is_announced:
+        announce_stop(made.run.directory, os.getpid())
+    state = TrainingState(torch.nn.Linear(1, 1), step=1, total_steps=4)
+    may = [False]
+    training: Any = type("Training", (), {"may_break_off": property(lambda self: may[0])})()
+    training.state = state
+    stopper = made._stopper(training)
+    try:
+        stopper.handle(number, None)
+        assert lines.get(timeout=60) == "trainer.stopping_after_step()"
+        assert (state.stop_message, state.stop_reason) == (message, reason)
+        assert (state.stop_signal, state.is_interrupted) == (number.name, True)
+        for _ in range(2):
+            stopper.handle(signal.SIGINT, None)
+        may[0] = True
+        with pytest.raises(StopSignal):
+            stopper.handle(signal.SIGINT, None)
+    finally:
+        stopper.close()
+
+
+def holder(*callbacks: object) -> Any:
+    return SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[*callbacks]))
+
+
+def test_of_callbacks_of_one_run_the_last_one_counts(tmp_path: Path) -> None:
+    mine, again = (TemperCallback("tiny", settings(tmp_path)) for _ in range(2))
+    other, own = TemperCallback("other", settings(tmp_path)), EndsAt()
+    assert mine._is_replaced(None) is False
+    for before, is_replaced, after in (
+        ([own, mine, other], False, [own, mine, other]),
+        ([mine, own, again], True, [mine, own, again]),
+        ([again, own, mine, other], False, [again, own, mine, other]),
+        ([mine, own, mine, other, mine], False, [mine, own, other]),
+        ([mine, again, mine, own], False, [mine, own]),
+    ):
+        trainer = holder(*before)
+        assert mine._is_replaced(trainer) is is_replaced
+        assert trainer.callback_handler.callbacks == after
+
+
+def test_who_shows_logs_comes_after_the_one_that_corrects_them(tmp_path: Path) -> None:
+    mine = TemperCallback("tiny", settings(tmp_path))
+    first, second, printer, last = EndsAt(), EndsAt(), PrinterCallback(), PrinterCallback()
+    trainer = holder(first, printer, second, mine, last)
+    mine._correct_logs_first(trainer)
+    assert trainer.callback_handler.callbacks == [first, second, mine, printer, last]
+    mine._correct_logs_first(None)
+
+
 def test_a_folder_without_a_version_is_nothing_to_resume_from(tmp_path: Path) -> None:
     lines: list[str] = []
     callback = TemperCallback("tiny", settings(tmp_path), say=lines.append)
@@ -952,7 +1077,27 @@ def test_a_trainer_that_was_stopped_can_train_again_with_its_noise_once() -> Non
     trainer = SimpleNamespace(is_in_train=True, neftune_noise_alpha=5, neftune_hook_handle=handle)
     leave_training(trainer)
     assert (trainer.is_in_train, removed) == (False, ["noise"])
+    trainer.neftune_noise_alpha = None
+    leave_training(trainer)
+    assert removed == ["noise"], "there is none"
     leave_training(None)
+
+
+@pytest.mark.parametrize("in_kernel", [False, True])
+@pytest.mark.parametrize(
+    ("name", "code"), [("SIGINT", None), ("SIGTERM", 143), ("SIGHUP", 129), (None, 75)]
+)
+def test_a_stop_ends_a_script_with_its_code_and_a_cell_with_its_text(
+    monkeypatch: pytest.MonkeyPatch, in_kernel: bool, name: str | None, code: int | None
+) -> None:
+    monkeypatch.setattr(callback, "in_notebook_kernel", lambda: in_kernel)
+    error = exception_of_stop(name, "run it again")
+    if code is None or in_kernel:
+        assert type(error) is (KeyboardInterrupt if code is None else RunStoppedError)
+        assert str(error) == "run it again"
+    else:
+        assert isinstance(error, SystemExit)
+        assert error.code == code
 
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
@@ -986,7 +1131,11 @@ ALWAYS = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"}
 def test_a_whole_model_with_its_tied_weights_and_its_configuration_where_it_has_one(
     tmp_path: Path, config: str | None
 ) -> None:
-    folder = write_checkpoint_folder(version(whole(config)), tmp_path / "f", tmp_path / "none")
+    snapshot = version(whole(config))
+    snapshot.tensors["model"]["a.weight"] = WEIGHT.t().contiguous().t()  # as training may hold it
+    folder = write_checkpoint_folder(snapshot, tmp_path / "f", tmp_path / "none")
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}, "transformers reads no other"
     assert names(folder) == {"model.safetensors", *ALWAYS, *(["config.json"] if config else [])}
     if config:
         assert (folder / "config.json").read_text() == config
@@ -1021,7 +1170,9 @@ def test_the_tokenizer_and_the_loss_scaler_come_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_drawn", [False, True])
-def test_each_generator_goes_on_where_it_was(has_drawn: bool) -> None:
+def test_each_generator_goes_on_where_it_was(
+    has_drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the second half of a drawn pair of normal numbers that Python and NumPy keep."""
     python, numpy, own = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
@@ -1036,6 +1187,11 @@ def test_each_generator_goes_on_where_it_was(has_drawn: bool) -> None:
         torch.set_rng_state(states["cpu"])
         assert [random.gauss(0, 1), np.random.normal(), float(torch.rand(1))] == expected
         assert "cuda" not in states or torch.cuda.is_available()
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+        devices = {f"cuda_{n}": torch.tensor([n]) for n in range(3)}
+        assert random_states({**captured, **devices})["cuda"] is devices["cuda_1"]
+        assert "cuda" not in random_states({**captured, "cuda_0": devices["cuda_0"]})
     finally:
         random.setstate(python)
         np.random.set_state(numpy)

@@ -140,6 +140,34 @@ def test_a_tensor_of_the_gpu_returns_there_and_one_of_the_cpu_stays() -> None:
     assert (again.counts.device.type, again.means.device.type) == ("meta", "cpu")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("train_dataset", "eval_dataset", "_train_batch_size", "_signature_columns"),
+        *("processing_class", "tokenizer", "_tokenizer", "_processor", "_last_loaded_step"),
+        *("is_in_train", "_initial_num_input_tokens_seen", "_current_train_step_time"),
+    ],
+)
+def test_what_belongs_to_a_process_or_to_its_data_is_not_carried(name: str) -> None:
+    trainer = Trainer()
+    for value in (1, Counting()):
+        setattr(trainer, name, None)
+        held = CarriedState(trainer, None, CPU)
+        setattr(trainer, name, value)
+        carried_names = held.take()[1]["attributes"]
+        assert not [one for one in carried_names if one.startswith(name)]  # type: ignore[union-attr]
+
+
+def test_numbers_of_another_precision_have_changed() -> None:
+    trainer = Trainer()
+    held = carried(trainer)
+    trainer.means = trainer.means.double()
+    tensors, values = written(held)
+    again = Trainer()
+    carried(again).restore(tensors, values)
+    assert again.means.dtype == torch.float64
+
+
 class Counting:
     """A loss, or a reward, with a state of its own."""
 

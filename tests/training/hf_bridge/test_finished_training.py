@@ -60,16 +60,20 @@ def finished(run: Any, stack: ExitStack | None = None) -> FinishedTraining:
     return FinishedTraining(run, parts, None, stack or ExitStack())
 
 
-@pytest.mark.parametrize("has_place", [False, True])
-def test_what_a_kill_has_prevented_is_made(tmp_path: Path, has_place: bool) -> None:
+@pytest.mark.parametrize(("has_place", "is_whole"), [(False, False), (True, False), (True, True)])
+def test_what_a_kill_has_prevented_is_made(tmp_path: Path, has_place: bool, is_whole: bool) -> None:
     run, freed = Run(tmp_path, has_place), []
+    run.is_whole = is_whole
     write_record(run.files.summary_file, {"status": "running", "total_steps": 9})
     stack = ExitStack()
     stack.callback(lambda: freed.append([*run.calls]))
     training = finished(run, stack)
+    nothing: Any = SimpleNamespace(state=SimpleNamespace(log_history=[{"eval_loss": 2.0}]))
+    assert FinishedTraining(run, nothing, None, ExitStack()).metrics() == {}  # type: ignore[arg-type]
     assert training.metrics() == {"train_runtime": 4.0}
     training.end()
-    expected = ["save the model", "compare anew", "complete", *["copies"] * has_place, "close"]
+    reports = has_place and not is_whole
+    expected = ["save the model", "compare anew", "complete", *["copies"] * reports, "close"]
     assert run.calls == expected
     assert freed == [expected]
     summary = read_summary(run.files)

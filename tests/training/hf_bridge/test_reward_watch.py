@@ -84,19 +84,59 @@ def test_functions_of_any_kind_give_what_they_gave_and_are_put_back() -> None:
         assert reward_watch(trainer, stack) is not None
         assert trainer.reward_funcs[0](completions=ANSWERS) == [1.0] * 6
         assert asyncio.run(trainer.reward_funcs[1](completions=ANSWERS)) == [2.0] * 6
+        assert trainer.reward_funcs[0]("positional") == [1.0] * 10, "their number is not known"
         assert trainer.reward_funcs[1].__name__ == "slow"
         assert trainer.reward_funcs[2] is model
     assert trainer.reward_funcs == [judge, slow, model]
 
 
-def test_a_list_of_another_length_is_refused() -> None:
-    trainer, watch = watched(giving([1.0]))
-    with pytest.raises(
-        ValueError, match=r"trainer\.reward_count_mismatch.*num_rewards=1.*num_completions=6"
-    ):
-        step(trainer, watch)
+def test_a_model_that_judges_always_gives_numbers() -> None:
+    trainer, watch = watched(giving(*[[None] * 6] * 2))
+    assert step(trainer, watch).num_without == 1
+    trainer, watch = watched(giving([None] * 6), torch.nn.Identity())
+    watch.begin_step()
+    trainer.reward_funcs[0](completions=ANSWERS)
+    assert watch.end_step() == StepRewards()
+
+
+def test_answers_of_one_step_may_come_in_parts() -> None:
+    trainer, watch = watched(giving([1.0, 1.0], [2.0, 3.0], [2.0, 2.0], [None, None]))
+    counts = []
+    for _ in range(2):
+        watch.begin_step()
+        for _ in range(2):
+            trainer.reward_funcs[0](completions=ANSWERS[:2])
+        counts.append(watch.end_step())
+    assert counts == [StepRewards(), StepRewards(num_tied=1)], "the second holds no number twice"
+
+
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_a_list_of_another_length_is_refused(is_asynchronous: bool) -> None:
+    class Short:
+        async def __call__(self, completions: Any, **_: Any) -> list[float]:
+            return [1.0]
+
+    def short(completions: Any) -> list[float]:
+        return [1.0]
+
+    trainer, _ = watched(Short() if is_asynchronous else short)
+    name = "Short" if is_asynchronous else "short"
+    about = rf"\(name={name}, num_rewards=1, num_completions=6\)"
+    run = asyncio.run if is_asynchronous else list
+    with pytest.raises(ValueError, match=rf"trainer\.reward_count_mismatch{about}"):
+        run(trainer.reward_funcs[0](completions=ANSWERS))  # type: ignore[operator]
+
+
+def test_what_is_added_to_the_rewards_meanwhile_stays() -> None:
+    first, second = giving(), giving()
+    trainer = trainer_with(first)
+    with ExitStack() as stack:
+        reward_watch(trainer, stack)
+        trainer.reward_funcs.append(second)
+    assert trainer.reward_funcs == [first, second]
 
 
 def test_a_trainer_without_rewards_has_none() -> None:
     assert reward_watch(SimpleNamespace(), ExitStack()) is None
+    assert reward_watch(SimpleNamespace(reward_funcs=[]), ExitStack()) is None
     assert reward_watch(None, ExitStack()) is None

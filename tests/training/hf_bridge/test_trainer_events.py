@@ -414,6 +414,40 @@ def test_who_is_stopped_within_an_epoch_evaluates_only_where_nobody_stops_it() -
     assert world.saves.saved == [("stopped", 1, True)]
 
 
+def test_an_interruption_after_the_last_step_saves_a_whole_training() -> None:
+    world = World(length=2)  # one step is an epoch
+    world.state.total_steps = 1
+    world.step()
+    world.state.interrupt("a person", StopReason.SIGNAL)
+    control = stopping(should_evaluate=True)
+    world.events.epoch_ends(control)
+    assert (control.should_training_stop, control.should_evaluate) == (True, True)
+    assert world.saves.saved == [("scheduled", 1, True)]
+    over(world)
+    assert world.saves.saved == [("scheduled", 1, True)] * 2, "its evaluation is done by then"
+
+
+@pytest.mark.parametrize("needs_own", [False, True])
+def test_at_the_end_of_an_epoch_a_version_takes_the_place_of_a_folder(needs_own: bool) -> None:
+    world = World(needs_own=needs_own)
+    world.step()
+    control = stopping(should_save=True)
+    world.events.epoch_ends(control)
+    assert (control.should_save, world.saves.due) == (needs_own, "scheduled")
+    world.saves.is_ending = True
+    world.events.epoch_begins()
+    assert world.saves.saved == [("scheduled", 1, True)]
+    assert world.saves.is_ending is False, "there is another epoch"
+
+
+def test_between_gradients_and_the_end_of_their_step_weights_are_changing() -> None:
+    world = World()
+    seen: list[bool] = []
+    world.events._fire = lambda event: seen.append(world.events.is_updating)  # type: ignore[method-assign]
+    world.step()
+    assert seen == [False, False, True, True, False]  # from the start of the step to its end
+
+
 def test_tokens_that_are_counted_at_the_end_count() -> None:
     world = World()
     world.step()
@@ -426,6 +460,7 @@ def test_a_deadline_that_is_near_interrupts() -> None:
     world.saves.schedule.deadline_is_near = True
     assert world.step().should_training_stop
     assert world.state.stop_reason is StopReason.DEADLINE
+    assert world.state.stop_message == "run.deadline_near()"
     assert world.state.is_interrupted
 
 

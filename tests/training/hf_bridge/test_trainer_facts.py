@@ -70,6 +70,7 @@ def test_each_argument_of_the_lists_is_one_of_a_class_and_stands_in_one_list() -
         assert one <= known, "a misspelt name would make nothing harmless"
     assert sum(map(len, lists)) == len(frozenset().union(*lists))
     assert OF_THE_BEST <= ROUNDS_OTHERWISE
+    assert [*map(len, lists)] == [83, 13, 26], "a name that is lost is compared, or is not"
 
 
 @pytest.mark.parametrize("kind", argument_classes(), ids=lambda kind: kind.__name__)
@@ -94,7 +95,9 @@ def test_each_argument_of_each_class_is_compared_unless_it_is_harmless(kind: Any
     assert decides & fields_of(kind) <= compared - ROUNDS_OTHERWISE
 
 
-@pytest.mark.parametrize("name", ["data", "torch", "trl", "max_steps", "base_model", "ref_model"])
+@pytest.mark.parametrize(
+    "name", ["data", "torch", "trl", "max_steps", "base_model", "ref_model", "device", "attention"]
+)
 def test_what_may_differ_has_a_name(name: str) -> None:
     assert checked_names([name]) == {name}
 
@@ -122,6 +125,7 @@ def test_the_refusal_of_what_cannot_differ_names_the_way_to_a_new_run(
     with pytest.raises(ValueError, match="accept_without_effect") as refused:
         checked_names(["learning_rate"], is_whole)
     assert f"new_run={remedy}" in str(refused.value)
+    assert "reason=trainer.taken_from_checkpoint(name=learning_rate)" in str(refused.value)
 
 
 def test_a_callback_finds_the_trainer_that_it_was_added_to(tmp_path: Path) -> None:
@@ -338,6 +342,12 @@ def test_before_it_loads_only_the_lora_is_compared() -> None:
     assert (only["parts"], only["arguments"]) == ({"lora": WAS["parts"]["lora"]}, {})
     assert only["device"] == "cpu"
     assert trainer_facts.lora_of(facts(parts={"lora": None}))["parts"] == {}
+    now = trainer_facts.facts_before_loading(SimpleNamespace(model=tiny_lora()), WAS)
+    lora: Any = now["parts"].pop("lora")
+    assert now == {**WAS, "versions": {}, "arguments": {}, "parts": {}}
+    assert lora["default"]["r"] == 2
+    plain = SimpleNamespace(model=torch.nn.Linear(1, 1))
+    assert trainer_facts.facts_before_loading(plain, WAS)["parts"] == {}
 
 
 @pytest.mark.parametrize(
@@ -354,10 +364,10 @@ def test_how_to_accept_and_what_else_helps(is_whole: bool, accept: str, remedy: 
 
 
 def test_why_what_is_fixed_and_what_has_a_shape_can_never_differ() -> None:
-    both = TrainerJudge().why_never(["lora", "learning_rate"]).split("; ")
-    assert [("learning_rate" in one, "lora" in one) for one in both] == [
-        (True, False),
-        (False, True),
+    assert TrainerJudge().why_never(["lora", "learning_rate", "optimizer"]).split("; ") == [
+        "trainer.taken_from_checkpoint(name=learning_rate)",
+        "trainer.taken_from_checkpoint(name=optimizer)",
+        "trainer.shape_is_fixed(name=lora)",
     ]
 
 
@@ -380,14 +390,21 @@ def test_parts_are_models_and_whatever_can_be_called(value: object, expected: bo
 
 
 def test_callbacks_that_are_known_to_watch_only_are_left_out() -> None:
-    from transformers import DefaultFlowCallback, EarlyStoppingCallback, ProgressCallback
+    from transformers import (
+        DefaultFlowCallback,
+        EarlyStoppingCallback,
+        PrinterCallback,
+        ProgressCallback,
+    )
     from transformers.integrations import TensorBoardCallback
 
     watching: tuple[Any, ...] = (
         DefaultFlowCallback,
         ProgressCallback,
+        PrinterCallback,
         TensorBoardCallback,
         TemperCallback,
+        type("Notebook", (), {"__module__": "transformers.utils.notebook"}),
     )
     for kind in watching:
         assert trainer_facts._watches(object.__new__(kind)), kind
@@ -401,7 +418,8 @@ def test_a_group_is_read_with_its_rate_before_the_schedule() -> None:
     optimizer = torch.optim.AdamW([weight], lr=0.25, weight_decay=0.5, fused=False)
     before = trainer_facts._groups(optimizer)
     assert [(group["lr"], group["weight_decay"]) for group in before] == [(0.25, 0.5)]  # type: ignore[index,call-overload]
-    assert not {"params", "fused", "foreach", "initial_lr"} & {*before[0]}  # type: ignore[misc]
+    hidden = {"params", "fused", "foreach", "capturable", "initial_lr"}
+    assert not hidden & {*before[0]}  # type: ignore[misc]
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     optimizer.param_groups[0]["lr"] = 0.125
     assert trainer_facts._groups(optimizer) == before
@@ -495,6 +513,13 @@ def test_an_argument_is_read_and_given_where_it_is_not_at_its_default() -> None:
     assert given == ["beta", "ref_model_init_kwargs", "loss_type"]
     assert (arguments["beta"], arguments["loss_type"]) == (0.25, ["hinge"])
     assert arguments["ref_model_init_kwargs"] == {"dtype": "bfloat16"}
+    for name in (
+        *("device_map", "attn_implementation", "revision", "use_safetensors", "cache_dir"),
+        *("token", "local_files_only", "trust_remote_code", "low_cpu_mem_usage", "use_cache"),
+    ):
+        other.ref_model_init_kwargs = {name: 1, "dtype": "bfloat16"}
+        loading = reader_of()._arguments(other)[0]["ref_model_init_kwargs"]
+        assert loading == {"dtype": "bfloat16"}, name
     del other.seed  # another version of a library has a field that it does not set
     delattr(SomeArguments, "seed")
     try:
@@ -508,6 +533,15 @@ def test_an_init_argument_of_another_kind_is_read_whole() -> None:
     arguments, given = reader_of()._arguments(one({"revision": 1}, "text"))
     assert arguments == {"extra_kwargs": {"revision": 1}, "model_init_kwargs": "text"}
     assert given == ["extra_kwargs", "model_init_kwargs"]
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_what_follows_from_the_length_of_a_run_is_compared_as_it_was_set(is_whole: bool) -> None:
+    kind = dataclasses.make_dataclass("One", [("warmup_steps", int, 0)])
+    config = SimpleNamespace(value=lambda key: f"as {key} has it")
+    run = SimpleNamespace(is_whole=is_whole, config=config)
+    value = "as training.warmup_steps has it" if is_whole else 7
+    assert reader_of(run=run)._arguments(kind(7)) == ({"warmup_steps": value}, ["warmup_steps"])
 
 
 def test_models_tensors_and_types_are_known_by_what_they_hold() -> None:
@@ -598,7 +632,13 @@ def test_a_trainer_is_its_class_and_whatever_it_holds_that_acts() -> None:
         return prediction
 
     holds = {"data_collator": collate, "own_loss": measure, "compute_metrics": measure, "beta": 1}
-    holds |= {"model": torch.nn.Identity(), "__hidden": measure}
+    holds |= {"__hidden": measure}
+    of_no_part = "model model_wrapped model_init processing_class tokenizer deepspeed optimizer"
+    of_no_part += " lr_scheduler train_dataset eval_dataset accelerator state control hp_name"
+    of_no_part += " preprocess_logits_for_metrics hp_space objective compute_objective"
+    of_no_part += " is_fsdp_enabled optimizer_cls_and_kwargs label_smoother gather_function"
+    of_no_part += " _processor _tokenizer image_processor feature_extractor"
+    holds |= dict.fromkeys(of_no_part.split(), measure)
     trainer = fake_trainer((), **holds)
     parts: Any = reader_of(trainer)._of_trainer()
     assert parts.keys() == {"trainer", "data_collator", "callbacks", "own_callbacks"}
@@ -766,6 +806,7 @@ def test_other_rows_are_other_data_and_reading_them_draws_nothing() -> None:
     state = torch.get_rng_state()
     facts = rows_facts(Rows(), RUN_KEY, CPU)
     assert facts == rows_facts(Rows(), RUN_KEY, CPU)
+    assert {len(block) for block in facts["blocks"]} == {8}
     assert facts["num_examples"] == facts["num_hashed"] == len(Rows())
     for index in range(len(Rows())):
         other = Rows()
@@ -877,6 +918,7 @@ def test_as_many_rows_are_compared_as_time_allowed_at_the_beginning(
     seconds = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: next(seconds))
     monkeypatch.setattr(trainer_facts, "time", clock)
+    assert trainer_facts.MOST_SECONDS == 120.0
     monkeypatch.setattr(trainer_facts, "MOST_SECONDS", 25.0)
     first = rows_facts(Of([*range(1000)]), RUN_KEY, CPU)
     assert 20 < first["num_hashed"] < 30

@@ -1,7 +1,8 @@
 """The run of the training of a Trainer that somebody has made: its versions, record and model."""
 
 import json
-from contextlib import ExitStack
+import os
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,15 @@ from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.core.checksums import damaged_files, read_record
-from infrastructure.core.errors import CheckpointError, CopyNotConfirmedError
+from infrastructure.config.sources.load import load_config
+from infrastructure.core.checksums import damaged_files, read_record, write_record
+from infrastructure.core.errors import (
+    CheckpointError,
+    CopyNotConfirmedError,
+    InputError,
+    StorageError,
+)
+from infrastructure.monitoring.records.run_list import how_to_run_again
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.hf_bridge import trainer_run
@@ -87,11 +95,19 @@ def test_the_trained_model_is_whole_with_its_tokenizer_and_written_once(
     assert (calls, lines) == (["before", "checked"], [])
     (run.final / "tokenizer.json").write_text("[]")
     run.save_model(model)
-    assert (calls[2:], len(lines)) == (["before", "checked"], 1)
+    assert (calls[2:], lines) == (
+        ["before", "checked"],
+        ["trainer.model_written_again(damaged=['tokenizer.json'])"],
+    )
     assert damaged_files(run.final) == []
     run.final.rename(run.final.with_name(".final.0a1b2c3d.old"))  # killed while it was replaced
     run.save_model(model)
     assert len(calls) == 4
+    (run.final / "SHA256SUMS").write_text("no sums")
+    run.save_model(model)
+    assert (len(calls), len(lines)) == (6, 2)
+    assert "SHA256SUMS" in lines[1]
+    assert damaged_files(run.final) == []
 
 
 def test_a_model_that_is_not_what_was_trained_is_not_there(run: TrainerRun) -> None:
@@ -107,6 +123,7 @@ def test_a_model_that_is_not_what_was_trained_is_not_there(run: TrainerRun) -> N
 def test_a_model_of_nobody_s_library_is_its_weights(run: TrainerRun) -> None:
     model = torch.nn.Linear(2, 1)
     run.save_model(model)
+    assert {path.name for path in run.final.iterdir()} == {"model.safetensors", "SHA256SUMS"}
     found = load_file(run.final / "model.safetensors")
     assert {name: one.tolist() for name, one in found.items()} == {
         name: one.tolist() for name, one in model.state_dict().items()
@@ -164,7 +181,18 @@ def test_settings_that_take_effect_are_not_called_idle(tmp_path: Path) -> None:
     config = settings(tmp_path, training=training, **more)
     assert TrainerRun("tiny", config, print).notes() == []
     idle = settings(tmp_path, training={"seed": 4}, model={"name": "x"})
-    assert len(TrainerRun("tiny", idle, print).notes()) == 2
+    assert sorted(TrainerRun("tiny", idle, print).notes()) == [
+        f"trainer.setting_without_effect(key={key})" for key in ("model.name", "training.seed")
+    ]
+    (tmp_path / "file.yaml").write_text("training: {seed: 4}")
+    for given, keys in (
+        ({}, []),  # a file is for other trainings, too
+        ({"cell": {"model": {"name": "x"}}}, ["model.name"]),
+        ({"flags": {"training.num_epochs": 2}}, ["training.num_epochs"]),
+    ):
+        config = load_config(tmp_path / "file.yaml", environment={}, **given)  # type: ignore[arg-type]
+        notes = TrainerRun("tiny", config, print).notes()
+        assert notes == [f"trainer.setting_without_effect(key={key})" for key in keys]
     assert TrainerRun("tiny", idle, print, is_whole=True).notes() == []
 
 
@@ -200,6 +228,8 @@ def test_where_all_versions_of_here_are_damaged_that_of_the_place_serves(
     assert backup.record.id_of(str(tmp_path / "disk/temper")) == backup.place_id
     assert newest is not None
     assert step_of(newest) == 3
+    place = tmp_path / "disk/temper"
+    assert f"trainer.run_restored(name=tiny, destination={place})" in lines
 
 
 def test_a_place_that_may_be_missing_is_not_searched_for_versions(tmp_path: Path) -> None:
@@ -207,6 +237,29 @@ def test_a_place_that_may_be_missing_is_not_searched_for_versions(tmp_path: Path
     with ExitStack() as stack:
         run.enter(stack)
         assert run.newest() is None
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_a_place_is_checked_once_and_is_no_error_of_a_finished_training(
+    run: TrainerRun, monkeypatch: pytest.MonkeyPatch, lines: list[str], is_finished: bool
+) -> None:
+    checks: list[str] = []
+    monkeypatch.setattr(run.copies, "check_place", lambda: checks.append("checked"))
+    for _ in range(2):
+        run.check_place()
+    assert checks == ["checked"]
+
+    def refuse() -> None:
+        raise StorageError("backup.place_is_away")
+
+    run._is_place_checked = False
+    monkeypatch.setattr(run.copies, "check_place", refuse)
+    monkeypatch.setattr(run.copies, "problem", lambda: None)
+    write_record(run.files.summary_file, {"status": "finished" if is_finished else "stopped"})
+    with pytest.raises(CopyNotConfirmedError if is_finished else StorageError):
+        run.check_place()
+    assert lines == ["backup.place_is_away"] * is_finished
+    assert run.copies.completion.problem == ("backup.place_is_away" if is_finished else None)
 
 
 @pytest.mark.parametrize("problem", [None, "it is away"])
@@ -247,9 +300,72 @@ def test_the_record_holds_the_settings_that_have_an_effect(tmp_path: Path, is_wh
     assert record["settings"] == json.loads(json.dumps(config.to_dict()))
     assert record["decided"] == run.decided
     assert record["trainer"] == {"arguments_class": "TrainingArguments"}
+    assert (record["hardware"]["device"], record["hardware"]["processes"]) == ("cpu", 1)
+    assert {"python", "torch", "trl", "accelerate"} <= record["versions"].keys()
+    assert run.how_to_resume() == (
+        "trainer.run_command_again()" if is_whole else how_to_run_again(record)
+    )
     counts = [p.numel() for p in parts.model.parameters() if p.requires_grad]
     assert record["model"]["num_trainable"] == sum(counts)
     assert record["model"]["num_parameters"] == sum(p.numel() for p in parts.model.parameters())
+
+
+def test_a_name_has_at_most_100_characters_and_a_folder_may_begin_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = settings(tmp_path, output_dir="~/mine")
+    name = "a" * 100
+    assert TrainerRun(name, config, print).directory == tmp_path / "mine" / name
+    with pytest.raises(ValueError, match=r"trainer\.invalid_run_name\(name=a{101}\)"):
+        TrainerRun(name + "a", config, print)
+    monkeypatch.chdir(tmp_path)
+    relative = TrainerRun("tiny", settings(tmp_path, output_dir="there"), print)
+    assert relative.directory == tmp_path / "there/tiny"
+
+
+@pytest.mark.parametrize(
+    ("pid", "num_refusals", "num_tries"),
+    [
+        (os.getpid(), 0, 1),
+        (os.getpid(), 41, 42),  # its training has just ended, by an exception
+        (os.getpid(), 42, None),  # more than two seconds
+        (1, 1, None),
+        (None, 1, None),
+    ],
+)
+def test_a_run_that_this_process_has_just_left_is_waited_for(
+    run: TrainerRun,
+    monkeypatch: pytest.MonkeyPatch,
+    pid: int | None,
+    num_refusals: int,
+    num_tries: int | None,
+) -> None:
+    now, tries = [0.0], list[Path]()
+
+    def only(path: Path) -> Any:
+        tries.append(path)
+        if len(tries) <= num_refusals:
+            raise InputError("trainer.extension_needs_own_loop", name="busy")
+        return nullcontext()
+
+    def sleep(seconds: float) -> None:
+        now[0] = round(now[0] + seconds, 6)
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(trainer_run, "time", clock)
+    monkeypatch.setattr(trainer_run, "only_trainer_of", only)
+    holder = None if pid is None else SimpleNamespace(pid=pid)
+    monkeypatch.setattr(trainer_run, "read_trainer", lambda path: holder)
+    with ExitStack() as stack:
+        if num_tries is None:
+            with pytest.raises(ValueError, match="busy"):
+                run.enter(stack)
+            assert now[0] == (2.05 if pid == os.getpid() else 0.0)
+        else:
+            run.enter(stack)
+            assert len(tries) == num_tries
+    assert {*tries} == {run.directory}
 
 
 def test_a_model_is_named_by_where_it_came_from_or_by_its_class() -> None:

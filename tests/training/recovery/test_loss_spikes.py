@@ -1,5 +1,6 @@
 """A spike is a loss far above those before it, once there are enough of them."""
 
+import dataclasses
 import math
 
 import pytest
@@ -8,6 +9,7 @@ from infrastructure.training.recovery.loss_spikes import (
     NUM_ITEMS_NEEDED,
     NUM_NEEDED,
     NUM_REMEMBERED,
+    BadLossError,
     BadStep,
     LossSpikeDetector,
 )
@@ -19,7 +21,34 @@ def watching(losses: list[float]) -> LossSpikeDetector:
     return watch
 
 
-@pytest.mark.parametrize(("loss", "expected"), [(2.99, False), (3.01, True), (1e30, True)])
+@pytest.mark.parametrize(
+    ("losses", "num_items", "limit"),
+    [
+        ([], 8, math.inf),
+        ([2.0], 8, 10.0),
+        ([2.0], 7, math.inf),
+        ([1.0] * 18 + [3.0], 8, 15.0),  # 19: the highest counts
+        ([1.0] * 18 + [3.0], 7, math.inf),
+        ([1.0] * 19 + [3.0], 7, 5.0),  # 20: the median counts
+        ([1.0] * 19 + [0.0], 8, 5.0),
+        ([0.0] * 20, 8, math.inf),  # no multiple of 0 is a limit
+        ([9.0] * 26 + [1.0] * 25, 8, 25.0),  # of the last 50 as many are 9 as 1
+        ([1000.0] * 50 + [1.0] * 50, 8, 21.0),  # 2 % of the highest median above the median
+    ],
+)
+def test_the_limit_is_five_times_the_usual_loss(
+    losses: list[float], num_items: int, limit: float
+) -> None:
+    watch = LossSpikeDetector()
+    for loss in losses:
+        watch.observe(loss)
+    assert watch.limit(num_items) == pytest.approx(limit)
+    assert num_items < NUM_ITEMS_NEEDED or watch.limit() == watch.limit(num_items)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"), [(2.99, False), (3.0, False), (3.01, True), (1e30, True)]
+)
 def test_a_spike_is_above_the_factor_times_the_median(loss: float, expected: bool) -> None:
     assert watching([1.0] * NUM_NEEDED).observe(loss) is expected
 
@@ -35,10 +64,11 @@ def test_a_token_that_is_missed_where_nothing_is_left_to_learn_is_no_spike() -> 
 
 def test_a_run_that_began_before_the_highest_was_known_goes_on() -> None:
     saved = watching([0.003] * NUM_NEEDED).state_dict()
-    del saved["highest"]
+    del saved["highest"], saved["is_signed"]
     again = LossSpikeDetector(factor=3.0)
     again.load_state_dict(saved)
     assert again.limit() == pytest.approx(0.009)
+    assert (again.highest, again.is_signed) == (0.0, False)
 
 
 def test_before_there_is_a_median_the_highest_loss_is_the_measure() -> None:
@@ -53,7 +83,9 @@ def test_losses_that_cross_zero_once_have_no_spikes_afterwards() -> None:
     """As a policy's: near 0 nearly always, with a median above it."""
     watch = watching([0.02, -0.001, *[0.01] * NUM_NEEDED])
     assert not watch.observe(0.9)
+    watch.is_high = True
     watch.forget()
+    assert watch == LossSpikeDetector(factor=3.0)
     watching_anew = [watch.observe(loss) for loss in (1.0, 1.0, 9.0)]
     assert watching_anew == [False, False, True]
 
@@ -77,6 +109,11 @@ def test_what_was_seen_outlives_a_restart() -> None:
     watch.until_step = 9
     again.load_state_dict(watch.state_dict())
     assert again == watch
+    assert (again.is_high, again.is_signed, again.highest) == (True, False, 2.0)
+    watch.observe(-1.0)
+    again.load_state_dict(watch.state_dict())
+    assert again == watch
+    assert again.is_signed
 
 
 def test_a_bad_step_is_reported_in_one_line() -> None:
@@ -90,4 +127,8 @@ def test_a_bad_step_is_reported_in_one_line() -> None:
     assert (
         spike.numbers == "training.bad_loss_numbers(loss=0.05428, norm=5.539, extent=)"
     )  # where the step is named already
-    assert not bad.is_exact
+    assert bad.is_exact is False
+    assert (bad.epoch, bad.example, bad.num_examples) == (0, 0, 0)
+    assert dataclasses.replace(bad, rows=("a",)).is_exact is True
+    error = BadLossError(spike)
+    assert (str(error), error.bad) == (f"step 111: {spike.numbers}", spike)

@@ -1,6 +1,8 @@
 """A note is short, without secrets, and the notes are not without end."""
 
 import json
+import logging
+import time
 
 import pytest
 import torch
@@ -11,9 +13,11 @@ from infrastructure.training.recovery.recovery_log import (
     MAX_CHARACTERS,
     MAX_RECORDS,
     MAX_ROWS,
+    clipped,
     num_rollbacks,
     record_recovery,
     row_names,
+    shortened,
 )
 
 SECRET = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz"
@@ -39,6 +43,32 @@ def test_a_note_hides_secrets_and_is_short(caplog: pytest.LogCaptureFixture) -> 
     assert "and 495 more" in caplog.text  # a line names a few rows alone
     record_recovery(noted, "save_refused", "goes on", message, step=3)
     assert noted.recoveries[-1]["step"] == 3
+
+
+def test_a_note_is_what_happened_where_and_when(caplog: pytest.LogCaptureFixture) -> None:
+    noted, before = state(), int(time.time())
+    record_recovery(noted, RecoveryKind.LOSS_SPIKE, "noted", "9 after 1", ["a:3", "a:5"], step=4)
+    record_recovery(noted, "save_refused", "goes on", "full")
+    spike, refused = noted.recoveries
+    assert before <= time.mktime(time.strptime(spike.pop("time"), "%Y-%m-%dT%H:%M:%S%z"))
+    rows = {"rows": ["a:3", "a:5"], "is_rollback": False}
+    about = {"step": 4, "kind": "loss_spike", "action": "noted", "message": "9 after 1"}
+    assert spike == {**about, **rows}
+    assert (refused["rows"], "is_rollback" in refused) == ([], False)
+    assert [(one.levelno, one.getMessage()) for one in caplog.records] == [
+        (logging.WARNING, "loss spike at step 4 (9 after 1): noted; rows a:3, a:5"),
+        (logging.WARNING, "save refused at step 7 (full): goes on"),
+    ]
+
+
+def test_what_is_too_long_is_cut_at_its_limit() -> None:
+    assert (MAX_CHARACTERS, MAX_ROWS, MAX_RECORDS) == (1000, 50, 200)
+    assert clipped("x" * 1000) == "x" * 1000
+    assert clipped("x" * 1001) == "x" * 999 + "…"
+    rows = [str(number) for number in range(51)]
+    assert shortened(rows[:50]) == rows[:50]
+    assert shortened(rows) == [*rows[:50], "and 1 more"]
+    assert shortened(rows, 2) == ["0", "1", "and 49 more"]
 
 
 def test_of_many_notes_those_of_ways_back_stay() -> None:
@@ -81,15 +111,24 @@ def test_the_rollbacks_of_a_run_of_before_are_counted() -> None:
     assert num_rollbacks(noted) == 2
 
 
-def test_rows_are_named_by_the_source_that_knows_them() -> None:
+def test_rows_are_named_by_the_source_that_knows_them(caplog: pytest.LogCaptureFixture) -> None:
     class Knows:
         def places(self, epoch: int, example: int, count: int) -> list[str]:
             return [f"file:{epoch}:{n}" for n in range(example, example + count)]
 
     class Cannot:
+        def __init__(self, error: Exception) -> None:
+            self.error = error
+
         def places(self, epoch: int, example: int, count: int) -> list[str]:
-            raise DataError("the file is gone")
+            raise self.error
 
     assert row_names(Knows(), 2, 5, 2) == ["file:2:5", "file:2:6"]
     positions = [f"training.row_place(number={number}, epoch=2)" for number in (5, 6)]
-    assert row_names(Cannot(), 2, 5, 2) == row_names(object(), 2, 5, 2) == positions
+    assert row_names(object(), 2, 5, 2) == positions
+    assert caplog.text == ""
+    for error in (DataError("it is gone"), OSError("it is away"), ValueError("no JSON")):
+        assert row_names(Cannot(error), 2, 5, 2) == positions
+        assert f"training.row_names_unavailable(error={error})" in caplog.text
+    with pytest.raises(KeyError):
+        row_names(Cannot(KeyError("a bug")), 2, 5, 2)

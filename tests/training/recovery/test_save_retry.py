@@ -92,9 +92,27 @@ def test_after_each_refusal_it_waits_twice_as_long_and_after_a_save_no_more() ->
         assert not policy.is_retry_due
         now[0] += 1.0
         assert policy.is_retry_due
+    assert [entry["action"] for entry in state.recoveries] == [
+        f"training.save_retried_later(wait_seconds={seconds})" for seconds in (10.0, 20.0, 40.0)
+    ]
+    assert {entry["kind"] for entry in state.recoveries} == {"save_refused"}
+    assert "No space left" in state.recoveries[0]["message"]
     policy.reset()
     assert not policy.is_retry_due
     with policy.tolerated(state):  # the fourth, and the first since
         raise torch.OutOfMemoryError("while it is gathered")
     assert policy.count == 1
     assert len(state.recoveries) == 4
+
+
+def test_two_refusals_are_borne_and_the_first_is_tried_again_after_ten_seconds() -> None:
+    policy = SaveRetryPolicy()
+    assert (policy.max_failed, policy.retry_seconds, policy.count) == (2, 10.0, 0)
+    state, cause = TrainingState(torch.nn.Linear(1, 1)), OSError("full")
+    for _ in range(2):
+        with policy.tolerated(state):
+            raise cause
+    with pytest.raises(StorageError) as raised, policy.tolerated(state):
+        raise cause
+    assert raised.value.__cause__ is cause
+    assert (policy.count, len(state.recoveries)) == (3, 2)

@@ -1,7 +1,10 @@
+import importlib.metadata
+import platform
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import safetensors
 import torch
 
@@ -11,6 +14,7 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.named_object import address_of
 from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.resume import fingerprint
 from infrastructure.training.resume.fingerprint import (
     base_facts,
     code_of_objects,
@@ -28,7 +32,16 @@ def test_versions_are_those_installed() -> None:
     assert versions["torch"] == torch.__version__
     assert versions["numpy"] == np.__version__
     assert versions["safetensors"] == safetensors.__version__
-    assert "unheard-of" not in versions
+    assert versions["python"] == platform.python_version()
+    recorded = "transformers peft bitsandbytes unsloth datasets tokenizers safetensors numpy"
+    for name in (*recorded.split(), "unheard-of"):
+        try:
+            expected = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            expected = None
+        assert versions.get(name) == expected
+    more = installed_versions("pytest", "unheard-of")
+    assert more == {**versions, "pytest": pytest.__version__}
 
 
 def test_a_cpu_is_a_cpu_whatever_its_model() -> None:
@@ -36,6 +49,22 @@ def test_a_cpu_is_a_cpu_whatever_its_model() -> None:
     assert (facts["device"], facts["world_size"]) == ("cpu", 3)
     assert facts["deterministic"] is True  # nothing there adds up in an order of its own
     assert facts["machine"]
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+@pytest.mark.parametrize("drivers", [[], ["570.1", "9"]])
+def test_a_gpu_is_its_model_and_its_driver(
+    monkeypatch: pytest.MonkeyPatch, drivers: list[str], is_deterministic: bool
+) -> None:
+    found = [SimpleNamespace(driver=driver) for driver in drivers]
+    monkeypatch.setattr(fingerprint, "gpus", lambda: found)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: is_deterministic)
+    facts = machine_facts(torch.device("cuda", 1), 2)
+    assert (facts["device"], facts["driver"]) == ("GPU 1", drivers[0] if drivers else None)
+    assert (facts["deterministic"], facts["world_size"]) == (is_deterministic, 2)
+    assert machine_facts(torch.device("cpu"), 2)["driver"] is None
+    assert facts["versions"] == installed_versions()
 
 
 def test_only_what_decides_the_result_is_kept() -> None:
@@ -73,6 +102,9 @@ def test_a_base_is_known_by_its_hash_or_by_its_commit() -> None:
         "base_is_frozen": True,
     }
     assert base_facts({"base_sha256": None, "revision": "c0ffee"})["base_model"] == "c0ffee"
+    second = {"base_sha256": "ab", "second_base": {"sha256": "x", "revision": "1"}}
+    assert base_facts(second) == {"base_model": "ab with x", "base_is_frozen": True}
+    assert base_facts({}) == {"base_model": None, "base_is_frozen": False}
 
 
 def test_the_tower_of_a_model_put_together_is_known_by_its_hash_or_by_its_commit() -> None:
@@ -115,6 +147,15 @@ def test_of_a_configuration_what_decides_counts_however_deep_it_lies() -> None:
     assert config_facts(config_of()) == {}
     assert config_facts(None) is None
     assert config_facts({"eps": 1}) is None
+    for name in (
+        *("_name_or_path", "transformers_version", "_commit_hash", "use_cache", "auto_map"),
+        *("attn_implementation", "_attn_implementation", "_attn_implementation_autoset"),
+        *("_attn_implementation_internal", "base_model_name_or_path", "revision", "auto_mapping"),
+        *("dtype", "torch_dtype", "inference_mode", "peft_version", "architectures"),
+        *("_from_model_config", "runtime_config", "init_lora_weights", "loftq_config"),
+        *("corda_config", "eva_config"),
+    ):
+        assert config_facts(config_of(**{name: "x", "eps": 1})) == {"eps": 1}, name
 
 
 class Processor:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,13 +16,16 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import Phase, Position, TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.resume.overrides import (
     apply_hyperparameters,
+    forget_optimizer,
     hyperparameters,
     move_position,
+    resumed_total_steps,
     steps_left,
 )
 
@@ -200,6 +204,41 @@ def test_what_is_left_are_the_steps_to_the_end_of_the_last_epoch(
     values = {"position": {"epoch": epoch, "example": example}}
     phases = [Phase("a", num_epochs=2), Phase("b", num_epochs=1)]
     assert steps_left(values, 12, 5, phases) == steps
+
+
+@pytest.mark.parametrize(
+    ("planned_steps", "max_steps", "total"),
+    [
+        (9, None, 70),  # as before: whatever the checkpoint says
+        (9, 60, 70),
+        (12, None, 50 + 5),  # two more steps in this epoch, and one epoch of three
+        (12, 55, 55),
+        (12, 54, 54),
+        (12, 99, 55),
+    ],
+)
+def test_a_training_whose_plan_has_changed_ends_after_the_epochs_that_are_left(
+    planned_steps: int, max_steps: int | None, total: int
+) -> None:
+    loop: Any = SimpleNamespace(
+        data=SimpleNamespace(num_examples=12),
+        global_batch_size=5,
+        phases=[Phase("a", num_epochs=2), Phase("b", num_epochs=1)],
+        config=SimpleNamespace(max_steps=max_steps),
+    )
+    was = {"planned_steps": 9, "total_steps": 70}
+    values = {"step": 50, "position": {"epoch": 1, "example": 4}}
+    assert resumed_total_steps(was, values, loop, planned_steps) == total
+
+
+def test_an_optimizer_that_is_forgotten_is_as_the_new_one() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    old = {"0.exp_avg": torch.ones(2)}
+    snapshot = Snapshot({"model": {"w": weight}, "optimizer": old}, {"optimizer": 1, "step": 4})
+    forget_optimizer(snapshot, torch.optim.SGD([weight], lr=0.25))
+    assert snapshot.tensors == {"model": {"w": weight}, "optimizer": {}}
+    assert snapshot.values["optimizer"]["param_groups"][0]["lr"] == 0.25
+    assert snapshot.values["step"] == 4
 
 
 def test_settings_of_groups_are_set_with_the_rate_of_this_step() -> None:
