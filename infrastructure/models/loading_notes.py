@@ -22,7 +22,7 @@ def notes_on_loading(
     Args:
         name: the name of the model.
         unexpected: the stored weights that the model does not have, according to transformers.
-        stored: the names of all weights in the files, as far as they are known.
+        stored: the name of each weight in the files, if they are known.
     """
     notes = []
     if unused := sorted({*unexpected, *_left_out(model, stored)}):

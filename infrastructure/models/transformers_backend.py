@@ -101,7 +101,7 @@ def load_causal_lm(source: ModelSource, options: LoadOptions) -> torch.nn.Module
 
 
 def _stored_names(source: ModelSource, options: LoadOptions) -> set[str]:
-    """Return the names of all weights in a model's files; none if the files are unknown."""
+    """Return the name of each weight in a model's files; none if the files are unknown."""
     folder: Path | None = source.folder
     if source.kind is SourceKind.HUB:
         revision = source.revision or options.revision
@@ -332,7 +332,8 @@ def load_tokenizer(source: ModelSource, options: LoadOptions) -> "PreTrainedToke
     because padding is recognized by the lengths of examples.
 
     Raises:
-        ValueError: there is no tokenizer, it is damaged, or it has no end token.
+        ValueError: there is no tokenizer, it is damaged, it splits text at random, or it has no
+            end token.
     """
     transformers = require("transformers", "models.load_tokenizer")
     if source.kind is not SourceKind.HUB:
@@ -348,6 +349,9 @@ def load_tokenizer(source: ModelSource, options: LoadOptions) -> "PreTrainedToke
             reason=shortened(" ".join(str(error).split())),
         ) from error
     ensure_special_tokens(tokenizer, source.location)
+    backend = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if dropout := getattr(backend, "dropout", None):
+        raise InputError("models.tokenizer_is_random", location=source.location, dropout=dropout)
     return tokenizer
 
 

@@ -65,7 +65,7 @@ def test_layers_beyond_those_of_the_configuration_are_named(
 
 
 @pytest.mark.parametrize("is_own", [False, True])
-def test_a_head_of_its_own_is_not_said_to_be_tied(
+def test_the_saved_configuration_ties_no_separate_head(
     llama_folder: Path, tmp_path: Path, input_ids: torch.Tensor, is_own: bool
 ) -> None:
     """transformers keeps such a head; a program that ties it, as config.json says, would not."""
@@ -77,8 +77,8 @@ def test_a_head_of_its_own_is_not_said_to_be_tied(
     noted = (f"models.head_not_tied(name={folder}, setting=tie_word_embeddings)",)
     assert loaded.notes == (noted if is_own else ())
     save_model(loaded.model, loaded.tokenizer, tmp_path / "saved")
-    said = json.loads((tmp_path / "saved" / "config.json").read_text())["tie_word_embeddings"]
-    assert said is not is_own
+    is_tied = json.loads((tmp_path / "saved" / "config.json").read_text())["tie_word_embeddings"]
+    assert is_tied is not is_own
     assert ("lm_head.weight" in load_file(tmp_path / "saved" / "model.safetensors")) is is_own
     with torch.no_grad():
         logits = loaded.model.eval()(input_ids).logits
