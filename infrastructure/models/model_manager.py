@@ -128,9 +128,7 @@ def check_saved(source: ModelSource) -> None:
     if source.kind in SAVED:
         check_sums(source.folder)
     if source.kind is SourceKind.LORA_FOLDER:
-        base = base_of_lora(source.folder)
-        if source.folder not in base.folder.parents:
-            check_saved(base)
+        check_saved(base_of_lora(source.folder))
 
 
 class ModelManager:

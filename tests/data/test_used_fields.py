@@ -173,7 +173,8 @@ def test_qwen3_learns_every_answer_of_60_conversations(tmp_path: Path) -> None:
     report = data.prepare()
     assert report.num_train + report.num_evaluation == 60
     (line,) = [line for line in report.lines() if "data.training_template_used" in line]
-    assert "data.training_template_used" in line
+    assert line.endswith(", marks=)")
+    assert "data.training_template_used(origin=" in line
     assert tokenizer.chat_template == own  # what is saved and used
     trls = tokenizer_for(training_templates()["qwen3"])
     encoder = ConversationEncoder(tokenizer_for(own), max_length=500)

@@ -1,7 +1,10 @@
 """A run that cannot succeed does not start; one that is checked shows it; checks can be off."""
 
 import json
+import time
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,12 +12,17 @@ import torch
 
 from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.console import Report
 from infrastructure.core.errors import PreflightError
 from infrastructure.deployment import deploy_training
-from infrastructure.deployment.deploy_training import TrainingDeployment, keep_round
+from infrastructure.deployment.deploy_training import (
+    TrainingDeployment,
+    checked_before,
+    keep_round,
+)
 from infrastructure.monitoring.records.run_reader import read_rounds
 from infrastructure.run.directory import RunDirectory
-from infrastructure.testing.results import CheckResult
+from infrastructure.testing.results import MARKS, CheckResult
 from infrastructure.training.model_adapters.base_adapter import LossOutput
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
 from tests.deployment.runs import deploy, newest_step, runs_of, small_settings
@@ -107,6 +115,51 @@ def test_a_round_is_added_to_those_that_are_there(tmp_path: Path) -> None:
     assert [one["step"] for one in read_rounds(tmp_path)] == [0, 7]
 
 
+@pytest.mark.parametrize("is_verbose", [False, True])
+def test_warnings_are_shown_and_what_was_not_checked_on_request(
+    is_verbose: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = [
+        CheckResult("one", "pass", "as it should be", seconds=1.0),
+        CheckResult("two", "warn", "it is slow", "train less"),
+        CheckResult("three", "skipped", "no GPU", seconds=9.0),
+    ]
+    given: list[Any] = []
+
+    def check(*of: Any) -> list[CheckResult]:
+        given.append(of)
+        return results
+
+    monkeypatch.setattr(deploy_training, "preflight", check)
+    trainer: Any = SimpleNamespace(sharding=None)
+    config = DeploymentConfig(output_dir=str(tmp_path), enable_testing=True)
+    lines: list[str] = []
+    report = Report(lines.append, is_verbose)
+    assert checked_before(config, trainer, report, True) == results
+    assert given == [(trainer, tmp_path, True)]
+    verdict = "1 passed, 1 with a warning in 1.0 s"
+    assert [line.strip() for line in lines] == [
+        f"{MARKS['warn']}  two: it is slow",
+        "→ train less",
+        f"deployment.checks_line(verdict={verdict})",
+        *["Not checked: three: no GPU"] * is_verbose,
+    ]
+    lines.clear()
+    results.pop(1)
+    checked_before(config, trainer, report)
+    assert given[1:] == [(trainer, tmp_path, False)]
+    assert lines[0] == "deployment.checks_line(verdict=1 passed in 1.0 s)"
+    keep_round(tmp_path, 7, results)
+    [kept] = read_rounds(tmp_path)
+    assert (kept["step"], kept["verdict"]) == (7, "1 passed in 1.0 s")
+    assert [(one["name"], one["status"]) for one in kept["checks"]] == [
+        *(("one", "pass"), ("three", "skipped"))
+    ]
+    assert abs(time.time() - datetime.fromisoformat(kept["time"]).timestamp()) < 60
+    keep_round(tmp_path, 8, [])
+    assert len(read_rounds(tmp_path)) == 1
+
+
 @pytest.mark.parametrize("contents", ["{", "3", '["x", null]'])
 def test_a_damaged_file_of_rounds_is_begun_anew(tmp_path: Path, contents: str) -> None:
     (tmp_path / "checks.json").write_text(contents)
@@ -126,4 +179,5 @@ def test_rounds_that_cannot_be_written_stop_nothing(
 ) -> None:
     (tmp_path / "run").write_text("a file where the folder should be")
     keep_round(tmp_path / "run", 1, RESULTS)
-    assert "deployment.file_not_written(" in caplog.text
+    file = tmp_path / "run/checks.json"
+    assert f"deployment.file_not_written(file={file}, error=" in caplog.text

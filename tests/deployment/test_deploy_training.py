@@ -21,11 +21,12 @@ from safetensors.torch import load_file, save_file
 from infrastructure.commands.resume import resume
 from infrastructure.commands.train import train
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.merging.precedence import GivenValue, Layer, Source
 from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.core import stop_signals
 from infrastructure.core.agent import AgentFolder
 from infrastructure.core.checksums import write_record
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.messages import phrase
 from infrastructure.core.stop_signals import (
     StopSignal,
@@ -39,6 +40,7 @@ from infrastructure.evaluation.evaluate import measure_model
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.records.run_owner import announce_stop
 from infrastructure.run.checkpoint_paths import step_of
+from infrastructure.run.compatibility import Difference, Verdict
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.lock import only_trainer_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
@@ -460,6 +462,10 @@ def test_what_is_shorter_than_configured_is_noted() -> None:
     assert notes(max_steps=10) == []
     [note] = notes(max_steps=12)
     assert "deployment.max_steps_without_effect(max_steps=12, total_steps=10)" in note
+    for layer, num_notes in ((Layer.FILE, 0), (Layer.FLAG, 1)):
+        given = GivenValue("training.max_steps", 12, Source(layer, "somewhere"))
+        config = DeploymentConfig().changed([given])
+        assert len(deploy_training.shorter_than_given(config, 10)) == num_notes
 
 
 @pytest.mark.parametrize(
@@ -489,8 +495,11 @@ def test_what_was_measured_before_is_of_the_rows_that_are_held_out_now(
     monkeypatch.setattr(deploy_training, "measure", lambda trainer, count: anew)
     adapter = SimpleNamespace(on_disk=on_disk)
     trainer: Any = SimpleNamespace(held_out_identity=lambda: rows, adapter=adapter)
-    deployment = TrainingDeployment(DeploymentConfig(), say=lambda line: None)
+    lines: list[str] = []
+    deployment = TrainingDeployment(DeploymentConfig(), lines.append)
     found = deployment._before(run, trainer)
+    is_changed = (measured_on, rows) == ("a", "b")
+    assert lines == ["deployment.held_out_rows_changed()"] * is_changed
     nothing = HeldOut({})
     assert found == (anew if again else nothing if on_disk else before)
     assert deploy_training.measured_before(run) == (anew if again else before)
@@ -529,14 +538,200 @@ def test_a_checkpoint_that_is_lost_here_is_looked_for_at_the_place(
 
     monkeypatch.setattr(deploy_training, "restore_run", restore)
     place = DeploymentConfig(backup={"place": str(tmp_path / "place")})
+    lines: list[str] = []
     for config in (DeploymentConfig(), place):
-        deployment = TrainingDeployment(config, say=lambda line: None)
+        deployment = TrainingDeployment(config, lines.append)
         if config is place:
             assert deployment._newest(run) == tmp_path / "brought back"
         else:
             with pytest.raises(CheckpointError):
                 deployment._newest(run)
     assert requested == [("mine", place.backup, tmp_path / "runs")]
+    [line] = lines
+    looking = "deployment.looking_for_intact_version(error=run.nothing_to_resume_from("
+    assert line.startswith(looking)
+    assert line.endswith(f", place={tmp_path / 'place'})")
+
+
+@pytest.mark.parametrize(
+    ("here", "place", "is_missing", "there", "restores"),
+    [
+        (["a-version"], "there", False, ["mine"], None),
+        ([], None, False, ["mine"], False),
+        ([], "there", True, ["mine"], False),
+        ([], "there", False, ["other"], False),
+        ([], "there", False, ["other", "mine"], True),
+    ],
+)
+def test_a_run_without_checkpoints_here_is_looked_for_at_its_destination(
+    here: list[str],
+    place: str | None,
+    is_missing: bool,
+    there: list[str],
+    restores: bool | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines: list[str] = []
+    checked: list[RunDirectory] = []
+    restored: list[tuple[Any, ...]] = []
+    run = RunDirectory(tmp_path / "runs/mine")
+
+    class Copies:
+        """Copies of a run whose destination may be away."""
+
+        backup = SimpleNamespace(is_missing=is_missing, place_id="an id")
+
+        def __init__(self, run: RunDirectory, *_: object) -> None:
+            checked.append(run)
+
+        def check_place(self) -> None: ...
+
+    monkeypatch.setattr(deploy_training, "RunReplication", Copies)
+    monkeypatch.setattr(CheckpointManager, "checkpoints", lambda self: here)
+    monkeypatch.setattr(deploy_training, "runs_at_place", lambda options: there)
+    monkeypatch.setattr(deploy_training, "restore_run", lambda *given: restored.append(given))
+    config = DeploymentConfig(backup={"place": place and str(tmp_path / place)})
+    deployment = TrainingDeployment(config, lines.append)
+    for _ in range(2):
+        assert deployment._has_version(run) is (restores is not False)
+    assert checked == ([] if restores is None else [run]), "once"
+    where = str(tmp_path / "there")
+    line = f"deployment.looking_at_destination(run_id=mine, destination={where})"
+    assert lines == [line] * (2 if restores else 0)
+    assert restored == [("mine", config.backup, tmp_path / "runs")] * (2 if restores else 0)
+    assert deployment._place_id == (None if restores is None else "an id")
+
+
+@pytest.mark.parametrize(
+    ("place", "found", "error", "expected"),
+    [
+        (None, "mine", None, None),
+        ("there", None, None, None),
+        ("there", "mine", None, "mine"),
+        ("there", StorageError("away"), "deployment.unfinished_run_may_be_there()", None),
+        ("there", "mine", "deployment.remaining_copies_stay()", None),
+        ("away", "mine", None, None),
+    ],
+)
+def test_a_run_of_these_settings_comes_from_the_destination(
+    place: str | None,
+    found: Any,
+    error: str | None,
+    expected: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines: list[str] = []
+    run = RunDirectory(tmp_path / "mine")
+
+    def look(config: DeploymentConfig, accepted: object) -> str | None:
+        if isinstance(found, Exception):
+            raise found
+        result: str | None = found
+        return result
+
+    def restore(*given: Any, report: object) -> Any:
+        assert given == ("mine", config.backup, tmp_path)
+        assert report is deployment.report
+        if error is not None:
+            raise CheckpointError("damaged")
+        return run, tmp_path / "a-version"
+
+    monkeypatch.setattr(deploy_training, "run_at_place", look)
+    monkeypatch.setattr(deploy_training, "restore_run", restore)
+    config = DeploymentConfig(
+        backup={"place": place and str(tmp_path / place)}, output_dir=str(tmp_path)
+    )
+    deployment = TrainingDeployment(config, lines.append)
+    deployment.is_place_missing = place == "away"
+    if error is None:
+        assert deployment._run_from_place() == (expected and run)
+    else:
+        with pytest.raises((StorageError, CheckpointError)) as caught:
+            deployment._run_from_place()
+        assert caught.value.__notes__ == [error]
+    where = f"run_id=mine, destination={tmp_path / 'there'}"
+    is_restored = place == "there" and found == "mine"
+    assert lines == [f"deployment.restoring_matching_run({where})"] * is_restored
+
+
+def test_the_first_measurement_is_kept_unless_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    measured: list[Any] = []
+
+    def measure_it(trainer: Any, *more: Any) -> HeldOut:
+        measured.append((trainer, len(more)))
+        if is_interrupted:
+            raise KeyboardInterrupt
+        return HeldOut({"eval_loss": 2.0})
+
+    monkeypatch.setattr(deploy_training, "measure", measure_it)
+    run = RunDirectory(tmp_path / "mine")
+    run.path.mkdir()
+    deployment = TrainingDeployment(DeploymentConfig(), str)
+    on_disk: Any = SimpleNamespace(adapter=SimpleNamespace(on_disk=True))
+    trainer: Any = SimpleNamespace(adapter=SimpleNamespace(on_disk=False))
+    is_interrupted = False
+    assert deployment._measure(run, on_disk).metrics == {"eval_loss": 2.0}
+    assert deploy_training.measured_before(run) == HeldOut({})
+    assert f"deployment.baseline_unreadable(file={run.before_file}, error=" in caplog.text
+    assert deployment._measure(run, trainer).metrics == {"eval_loss": 2.0}
+    assert deploy_training.measured_before(run).metrics == {"eval_loss": 2.0}
+    assert measured == [(on_disk, 0), (trainer, 1)]
+    for text in ("torn", "[]", "{}"):
+        run.before_file.write_text(text)
+        assert deploy_training.measured_before(run) == HeldOut({})
+    is_interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        deployment._measure(run, trainer)
+    assert not run.path.exists()
+
+
+def test_accepted_changes_without_a_step_left_are_named() -> None:
+    lines: list[str] = []
+    deployment = TrainingDeployment(DeploymentConfig(), lines.append)
+    changes = [
+        Difference(name, "a", "b", verdict)
+        for name, verdict in (
+            ("data", Verdict.CHANGES_THE_RESULT),
+            ("torch", Verdict.HARMLESS),
+            ("seed", Verdict.CHANGES_THE_RESULT),
+        )
+    ]
+    deployment._note_without_effect(changes[1:2])
+    assert lines == []
+    deployment._note_without_effect(changes)
+    assert lines == ["deployment.accepted_change_without_effect(names=data, seed)"]
+
+
+@pytest.mark.parametrize("was_finished", [True, False])
+def test_a_finished_run_is_completed_and_shown(
+    was_finished: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, done = RunDirectory(tmp_path / "mine"), list[Any]()
+    run.path.mkdir()
+    copies = SimpleNamespace(
+        compare_anew=lambda: done.append("compare"),
+        report_incomplete=lambda: done.append("incomplete"),
+    )
+    monkeypatch.setattr(deploy_training, "RunReplication", lambda *given: copies)
+    monkeypatch.setattr(
+        deploy_training, "complete_finished", lambda *given: done.append(given) or {"a": 1}
+    )
+    monkeypatch.setattr(
+        deploy_training, "closing_lines", lambda *given: done.append(given) or ["the result"]
+    )
+    lines: list[str] = []
+    deployment = TrainingDeployment(DeploymentConfig(backup={"finish_seconds": 7.0}), lines.append)
+    deployment._how_to_train_again = "; so again"
+    summary = deployment.complete(run, True, was_finished=was_finished)
+    assert summary == {"a": 1}
+    assert done == ["compare", (run, copies, 7.0), (run.path, {"a": 1}, True), "incomplete"]
+    code = "run_finished_before" if was_finished else "run_finished"
+    of_run = f"run_id=mine, model={run.final}, hint=; so again"
+    assert lines == ["the result", f"deployment.{code}({of_run})"]
 
 
 def test_helpers_of_a_training_are_ended_however_it_ends() -> None:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,12 +18,17 @@ from infrastructure.commands.train import detach
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import result_settings
 from infrastructure.config.merging.precedence import GivenValue, Layer, Source
+from infrastructure.config.sources.spelling import as_flag, as_keyword, speaking
 from infrastructure.core.errors import RunFailedError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.deployment import detached
 from infrastructure.deployment.detached import DetachedTraining
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
-from infrastructure.monitoring.records.run_owner import read_trainer, write_trainer
+from infrastructure.monitoring.records.run_owner import (
+    read_trainer,
+    this_process,
+    write_trainer,
+)
 from tests.deployment.runs import (
     deploy,
     detached_trainings_are_forks,
@@ -324,3 +330,106 @@ def test_what_is_begun_is_handed_over_whole(
     assert dead.folder.is_dir(), "a folder of a sweep's own leaves those of others alone"
     message = json.loads(sent.getvalue())
     assert (message["accept"], message["run"], message["observer"]) == ([], None, None)
+    for speak, is_python in ((as_keyword, True), (as_flag, False)):
+        sent.truncate(sent.seek(0))
+        with speaking(speak):
+            detached.start(config, folder=given)
+        assert json.loads(sent.getvalue())["is_python"] is is_python
+
+
+def test_output_is_followed_until_the_run_is_known(tmp_path: Path) -> None:
+    training = DetachedTraining(tmp_path)
+    lines: list[str] = []
+    waits: list[float] = []
+    output = tmp_path / detached.OUTPUT_NAME
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        with output.open("a") as file:
+            file.write("cond\nthird" if len(waits) == 1 else "\nlast")
+        if len(waits) == 2:
+            (tmp_path / detached.RUN_NAME).write_text(str(tmp_path / "run"))
+
+    output.write_text("first\nse")
+    write_trainer(tmp_path, os.getpid())
+    assert detached.follow(training, lines.append, sleep) == tmp_path / "run"
+    assert lines == ["first", "second", "third", "last"]
+    assert waits == [detached.LOOK_SECONDS] * 2
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("1\ntemper: 2\n3\n4\n", "2 3 4"),
+        ("temper: one", "one"),
+        ("", "deployment.printed_nothing()"),
+        (None, "deployment.printed_nothing()"),
+    ],
+)
+def test_a_process_that_ends_before_its_run_is_named_with_its_last_lines(
+    output: str | None, reason: str, tmp_path: Path
+) -> None:
+    if output is not None:
+        (tmp_path / detached.OUTPUT_NAME).write_text(output)
+    with pytest.raises(RunFailedError) as caught:
+        detached.follow(DetachedTraining(tmp_path), lambda line: None)
+    assert str(caught.value) == f"deployment.ended_before_training(reason={reason})"
+
+
+def test_a_preparing_process_that_trains_by_now_is_stopped_as_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[tuple[Path, float]] = []
+
+    def end(folder: Path, trainer: object, patience: float) -> bool:
+        ended.append((folder, patience))
+        (training.folder / detached.RUN_NAME).write_text(str(run))
+        return True
+
+    training = prepare(tmp_path / "runs", small_config(tmp_path), os.getpid())
+    run, lines = write_run(tmp_path), list[str]()
+    monkeypatch.setattr(detached, "_end", end)
+    assert detached.stop_preparing(training, lines.append, 7.0)
+    assert ended == [(training.folder, 7.0), (run, 7.0)]
+    assert [line.partition("(")[0] for line in lines] == ["deployment.stopped_without_checkpoint"]
+
+
+def test_a_process_with_the_number_of_another_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run may go on in a process of its own by then."""
+    sent: list[tuple[int, int]] = []
+    announced: list[tuple[Path, int]] = []
+
+    def kill(pid: int, number: int) -> None:
+        sent.append((pid, number))
+        write_trainer(tmp_path, os.getppid())
+
+    write_trainer(tmp_path, os.getpid())
+    monkeypatch.setattr(detached.os, "kill", kill)
+    monkeypatch.setattr(detached, "announce_stop", lambda *given: announced.append(given))
+    assert detached.end(DetachedTraining(tmp_path), 5.0)
+    assert sent == [(os.getpid(), signal.SIGTERM)]
+    assert announced == [(tmp_path, os.getpid())]
+    assert detached.end(DetachedTraining(tmp_path / "nothing"))
+    assert len(sent) == 1
+
+
+def test_one_process_alone_starts_several_runs(tmp_path: Path) -> None:
+    path, about = tmp_path / "lock", {"folder": "a-sweep"}
+    code = "sweep.already_running"
+    with detached.only_runner(path, code, **about):
+        assert path.read_text() == this_process()
+        with (
+            pytest.raises(ValueError, match=re.escape(f"{code}(holder={this_process()}")),
+            detached.only_runner(path, code, **about),
+        ):
+            pass
+        path.write_text("")
+        with (
+            pytest.raises(ValueError, match=r"holder=another process, folder=a-sweep\)"),
+            detached.only_runner(path, code, **about),
+        ):
+            pass
+    with detached.only_runner(path, code, **about):
+        pass

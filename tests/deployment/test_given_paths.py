@@ -1,6 +1,7 @@
 """What is said of data and model before PyTorch is loaded."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from infrastructure.core.errors import StorageError
 from infrastructure.data.defaults import make_ready
 from infrastructure.data.encoding.chat_format import shipped_templates
 from infrastructure.data.preparation.plan import read_chat_template
+from infrastructure.deployment import given_paths
 from infrastructure.deployment.given_paths import check_given, check_measured
 
 
@@ -198,3 +200,101 @@ def test_rows_that_cannot_be_rounded_are_found_by_their_widths(
         save_file(odd, tmp_path / "m" / "model.safetensors")
         with pytest.raises(ValueError, match=sentence):
             check(str(tmp_path / "m"))
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "settings", "how"),
+    [
+        (False, {"device": "cuda:1"}, "core.pytorch_sees_no_gpu(device=cuda:1)"),
+        (False, {"device": "auto"}, None),
+        (True, {"device": "cuda:1"}, None),
+        (False, {"cuda_visible_devices": "0"}, "visible_device_not_found(devices=0)"),
+        (True, {"cuda_visible_devices": "0"}, None),
+        (False, {"training.mixed_precision": "fp16"}, "core.fp16_needs_gpu()"),
+        (False, {"training.mixed_precision": "fp8"}, "core.fp8_needs_newer_gpu()"),
+        (False, {"training.mixed_precision": "bf16"}, None),
+        (True, {"training.mixed_precision": "fp16"}, None),
+        (True, {"training.mixed_precision": "fp16", "device": "cpu"}, "core.fp16_needs_gpu()"),
+        (False, {"model.attention": "flash_attention_2"}, "flash"),
+        (True, {"model.attention": "flash_attention_2"}, None),
+        (True, {"model.attention": "flash_attention_2", "device": "cpu"}, "flash"),
+    ],
+)
+def test_what_needs_a_gpu_is_refused_where_there_is_none(
+    has_gpu: bool, settings: dict[str, Any], how: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(given_paths, "has_no_gpu", lambda: not has_gpu)
+    config = DeploymentConfig(**settings)
+    if how is None:
+        given_paths.check_device(config)
+        return
+    with pytest.raises(ValueError, match=re.escape(how)):
+        given_paths.check_device(config)
+
+
+def test_a_lora_is_not_fully_fine_tuned(tmp_path: Path, config: DeploymentConfig) -> None:
+    lora = tmp_path / "lora"
+    lora.mkdir()
+    (lora / "adapter_config.json").write_text("{}")
+    for model, is_refused in (
+        ({"name": str(lora)}, False),
+        ({"name": str(lora), "lora_config": {"r": 4}}, False),
+        ({"name": config.model.name, "lora_config": None}, False),
+        ({"name": str(lora), "lora_config": None}, True),
+    ):
+        given = DeploymentConfig(model=model)
+        if is_refused:
+            of = rf"\(key=model\.lora_config, model={lora}\)"
+            with pytest.raises(ValueError, match=f"lora_despite_full_fine_tuning{of}"):
+                given_paths._refuse_lora_without(given)
+        else:
+            given_paths._refuse_lora_without(given)
+
+
+def test_a_model_to_measure_is_a_folder_or_a_finished_run(
+    config: DeploymentConfig, tmp_path: Path
+) -> None:
+    given_paths.check_model(config.model.name)
+    run = tmp_path / "runs" / "mine"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    for path in (run, tmp_path / "rows.jsonl", tmp_path / "missing"):
+        with pytest.raises(ValueError, match=re.escape(str(path))):
+            given_paths.check_model(str(path))
+    shutil.copytree(config.model.name, run / "final")
+    given_paths.check_model(str(run))
+    config.data.max_length = 128
+    check_measured(config, str(run))
+    with pytest.raises(ValueError, match="missing"):
+        check_measured(config, str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize(
+    ("change", "how"),
+    [
+        ({"data.max_length": 100_000}, r"\(.*100000|100,000"),
+        ({"data.eval_path": "nowhere.jsonl"}, r"path_not_found\(.*held-out data.*nowhere"),
+        ({"training.metrics_sinks": ["nothing:Sink"]}, "nothing"),
+        ({"monitor.alert_sinks": ["nothing:Sink"]}, "nothing"),
+        ({"backup.place": "nothing://x"}, "nothing"),
+        ({"model.quantization": "4bit"}, "quantiz"),
+        ({"model.name": "rows.jsonl"}, r"rows\.jsonl"),
+    ],
+)
+def test_what_is_given_wrongly_is_found_at_once(
+    change: dict[str, Any],
+    how: str,
+    config: DeploymentConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config.data.max_length = 64
+    check_given(config, ["data"])
+    with pytest.raises(ValueError, match=r"unknown_accepted_name\(name=dat"):
+        check_given(config, ["dat"])
+    for key, value in change.items():
+        config.assign(key, value)
+    with pytest.raises(ValueError, match=how):
+        check_given(config)
+    assert not (tmp_path / "runs").exists()

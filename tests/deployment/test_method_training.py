@@ -11,7 +11,13 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.console import Report
 from infrastructure.deployment import method_training
-from infrastructure.deployment.method_training import MethodTraining, _Measured, translated
+from infrastructure.deployment.method_training import (
+    MethodTraining,
+    _Measured,
+    setting_of,
+    translated,
+)
+from infrastructure.evaluation.plain_reading import Trained
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import write_summary
 from infrastructure.training.core import precision, product_choice
@@ -85,6 +91,126 @@ def test_what_is_measured_after_is_the_model_that_is_kept(
     assert (summary["final_step"], summary["after"]) == (4, {"eval_loss": 1.5})
 
 
+def test_other_held_out_rows_make_the_first_measurement_void(tmp_path: Path) -> None:
+    measured = _Measured(RunDirectory(tmp_path), DeploymentConfig(), lambda path: None)
+    model = torch.nn.Linear(1, 1)
+    state: Any = TrainingState(model, torch.optim.SGD(model.parameters()))
+    measured.take_best(model)  # before it began, there is nothing to take
+
+    def measure(step: int, rows: str | None, loss: float) -> None:
+        state.step, state.measured_on, state.evaluation = step, rows, {"eval_loss": loss}
+        measured.eval_end(state)
+
+    measured.train_start(state)
+    measure(0, "rows", 2.0)
+    measure(2, None, 1.5)
+    measure(4, "rows", 1.0)
+    assert (measured.before, measured.changed_after) == ({"eval_loss": 2.0}, None)
+    assert "held_out_changed_after" not in measured.summary()
+    measured.train_start(state)
+    measure(6, "others", 3.0)
+    assert measured.summary()["held_out_changed_after"] == 4
+    assert (measured.before, measured.after) == ({}, {"eval_loss": 3.0})
+    measure(8, "others", 2.5)
+    assert measured.state_dict() == {
+        **{"before": {}, "after": {"eval_loss": 2.5}, "measured_on": "others"},
+        "by_step": {str(2 * n): {"eval_loss": loss} for n, loss in enumerate((1.5, 1, 3, 2.5), 1)},
+        "changed_after": 4,
+    }
+    again = _Measured(RunDirectory(tmp_path), DeploymentConfig(), lambda path: None)
+    again.load_state_dict(measured.state_dict())
+    assert again.state_dict() == measured.state_dict()
+    older = {name: of for name, of in measured.state_dict().items() if name != "by_step"}
+    again.load_state_dict(older)
+    assert again.by_step == {}
+
+
+@pytest.mark.parametrize(
+    ("ends_with_best", "best", "final_step", "after"),
+    [
+        (True, 4, 4, {"loss": 4}),
+        (True, 6, 6, {}),
+        (True, 8, None, {"loss": 8}),
+        (False, 4, None, {"loss": 8}),
+    ],
+)
+def test_the_best_checkpoint_is_taken_where_a_run_ends_with_it(
+    ends_with_best: bool,
+    best: int,
+    final_step: int | None,
+    after: dict[str, object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config: Any = SimpleNamespace(training=SimpleNamespace(ends_with_best=ends_with_best))
+    run = RunDirectory(tmp_path)
+    measured = _Measured(run, config, lambda path: None)
+    taken: list[tuple[object, ...]] = []
+    state: Any = SimpleNamespace(step=8)
+    measured.state = state
+    measured.by_step = {"4": {"loss": 4}, "8": {"loss": 8}}
+    measured.after = {"loss": 8}
+
+    def take(*given: object) -> int:
+        taken.append(given)
+        return best
+
+    monkeypatch.setattr(method_training, "take_best", take)
+    model = torch.nn.Linear(1, 1)
+    measured.take_best(model)
+    assert (measured.final_step, measured.after) == (final_step, after)
+    assert taken == [(model, run.checkpoints, 8)] * ends_with_best
+
+
+@pytest.mark.parametrize(
+    ("method", "has_loss"), [("dpo", True), ("grpo", False), ("nothing-known", True)]
+)
+def test_the_advice_at_the_end_is_about_what_was_measured(
+    method: str, has_loss: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def advise(*values: Any, **named: Any) -> list[str]:
+        given.append((values, named))
+        return ["train longer"] if len(given) == 1 else []
+
+    monkeypatch.setattr(method_training, "advice_at_end", advise)
+    training = SimpleNamespace(
+        method=method, best_metric="f1", best_is_greater=True, max_steps=8, ends_with_best=False
+    )
+    run, config = RunDirectory(tmp_path), SimpleNamespace(training=training)
+    measured = _Measured(run, config, lambda path: None)  # type: ignore[arg-type]
+    assert measured.summary() == {}
+    position = SimpleNamespace(epoch=3)
+    state = SimpleNamespace(step=8, position=position, is_cut_short=False, error=None)
+    measured.state = state  # type: ignore[assignment]
+    measured.before, measured.after = {"a": 1}, {"b": 2}
+    assert measured.summary() == {
+        **{"before": {"a": 1}, "after": {"b": 2}, "advice": ["train longer"]}
+    }
+    measured.final_step, training.max_steps = 4, 9
+    assert "advice" not in measured.summary()
+    both = ({"a": 1}, {"b": 2}) if has_loss else ({}, {})
+    assert given == [
+        ((run, "f1", 8, 3, *both), {"best_is_greater": True, "is_cut_short": True}),
+        ((run, "f1", 4, 3, *both), {"best_is_greater": True, "is_cut_short": False}),
+    ]
+    for change in ({"is_cut_short": True}, {"error": OSError()}):
+        measured.state = SimpleNamespace(**{**vars(state), **change})  # type: ignore[assignment]
+        assert not measured.is_finished
+        assert "advice" not in measured.summary()
+    assert len(given) == 2
+
+
+def test_a_setting_has_the_name_that_accepts_it() -> None:
+    assert setting_of("per_device_train_batch_size") == "batch_size"
+    assert setting_of("data") == "data"
+    assert setting_of("adam_beta1") == "method_settings"
+    arguments = translated(["method_settings"])
+    assert "adam_beta1" in arguments
+    assert "per_device_train_batch_size" not in arguments
+
+
 @pytest.mark.parametrize("is_shown", [False, True])
 def test_a_notebook_s_panel_shows_the_result_and_nothing_else_does(
     is_shown: bool, tmp_path: Path
@@ -132,7 +258,8 @@ def test_a_session_adds_to_the_cost_of_those_before_it(
     write_summary(run, {"status": "interrupted", "paths": {}, "cost": {"seconds": 600.0}})
     config = DeploymentConfig(price_per_hour="36 EUR")
     own = Observer()
-    report = Report(str, is_verbose=False)
+    lines: list[str] = []
+    report = Report(lines.append, is_verbose=False)
     training = MethodTraining(
         run, config, report, (), str, make_progress, [own], how_to_begin_anew="so"
     )
@@ -155,6 +282,21 @@ def test_a_session_adds_to_the_cost_of_those_before_it(
     summary = callback.run.more_of_summary()
     assert (summary["cost"]["seconds"], summary["forecast"]) == (640.0, ["as foretold"])
     assert summary["num_pairs"] == 3
+    read: list[Any] = []
+
+    def check(folder: Path, trained: Trained) -> list[str]:
+        read.append((folder, trained))
+        return ["it was read"]
+
+    monkeypatch.setattr(method_training, "check_saved", check)
+    trl.questions = lambda count: ["a question"] * count
+    trl.tokenizer, trl.end_token_ids = "a tokenizer", [3]
+    trl.precision = SimpleNamespace(autocast="of bf16")
+    callback.run.check_saved("a model", tmp_path / "final")
+    expected = ("a model", "a tokenizer", ["a question"] * 3, [3], "of bf16")
+    assert read == [(tmp_path / "final", Trained(*expected))]
+    assert lines == ["it was read"]
+    assert callback.run.before_saving == measured.take_best
 
 
 class BegunError(Exception):

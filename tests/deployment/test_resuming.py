@@ -16,7 +16,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import GivenValue, Layer, Source
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.checksums import write_record
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, InputError, StorageError
 from infrastructure.data.readers.sources import data_files_hash
 from infrastructure.deployment import resuming
 from infrastructure.deployment.deploy_training import TrainingDeployment
@@ -448,3 +448,120 @@ def test_only_what_changes_the_result_is_explained() -> None:
     lines = describe_differences([one, other], 7)
     assert explain(["data"])[0] in lines
     assert explain(["seed"])[0] not in lines
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now", "is_other"),
+    [
+        ({"files_sha256": "a"}, "a", False),
+        ({"files_sha256": "a"}, "b", True),
+        ({"files_sha256": "a"}, None, False),  # of the Hub
+        ({"files_sha256": None}, "b", False),
+        ({}, "b", False),
+        (None, "b", False),
+    ],
+)
+def test_other_data_is_other_files(
+    recorded: dict[str, Any] | None,
+    now: str | None,
+    is_other: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, config = RunDirectory(tmp_path), DeploymentConfig()
+    write_record(run.run_file, {"configuration": config.to_dict(), "data": recorded})
+    monkeypatch.setattr(resuming, "data_files_hash", lambda data: now)
+    assert resuming.has_other_data(run, config) is is_other
+
+
+def test_settings_that_would_have_changed_a_finished_result_are_all_named(tmp_path: Path) -> None:
+    was = DeploymentConfig(training={"max_steps": 4, "learning_rate": 0.5, "log_frequency": 3})
+    now = DeploymentConfig(training={"max_steps": 6, "learning_rate": 0.25, "log_frequency": 1})
+    run = RunDirectory(tmp_path / "mine")
+    refuse_changed(run, was, was)
+    with pytest.raises(CheckpointError) as caught:
+        refuse_changed(run, was, now)
+    text = str(caught.value)
+    changes = ["setting=learning_rate, before=0.5, now=0.25", "setting=max_steps, before=4, now=6"]
+    shown = sorted(re.findall(r"setting_was_and_is\((.*?)\)", text))
+    assert shown == changes
+    assert text.startswith("deployment.finished_run_settings_changed(run_id=mine, changed=")
+    assert {*text.rpartition("names=")[2].rstrip(")").split(",")} == {"learning_rate", "max_steps"}
+
+
+@pytest.mark.parametrize("version", [None, "7"])
+@pytest.mark.parametrize(
+    ("name", "folder", "asked"),
+    [
+        ("mine", "runs", "mine"),
+        (None, "runs", None),
+        ("elsewhere/mine", "elsewhere", "elsewhere/mine"),
+        ("elsewhere/mine/final", "elsewhere", "elsewhere/mine/final"),
+    ],
+)
+def test_a_run_from_a_backup_comes_to_where_it_was_named(
+    name: str | None,
+    folder: str,
+    asked: str | None,
+    version: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if version is not None and name is None:
+        return
+    requested: list[object] = []
+    run = RunDirectory(tmp_path)
+    options = BackupConfig(place=str(tmp_path / "place"))
+
+    def named(place: Any, run_name: str | None) -> str:
+        requested.append(run_name)
+        return "full-id"
+
+    def restore(*given: object) -> Any:
+        requested.append(given)
+        return run, tmp_path / "a-version"
+
+    monkeypatch.setattr(resuming, "named_run", named)
+    monkeypatch.setattr(resuming, "step_at_place", lambda place, run_id, of: int(of) + 1)
+    monkeypatch.setattr(resuming, "restore_run", restore)
+    lines: list[str] = []
+    say = lines.append
+    given = name if version is None else f"{name}@{version}"
+    found = resuming._from_place(given, Path("runs"), options, say)
+    assert found == (run, None if version is None else tmp_path / "a-version")
+    step = None if version is None else 8
+    assert requested == [asked, ("full-id", options, Path(folder), step, say)]
+    restoring = f"run_id=full-id, output_dir={folder}, url={tmp_path / 'place'}"
+    assert lines == [f"deployment.restoring_run_from_backup({restoring})"]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "text"),
+    [
+        (
+            "mine",
+            InputError("none"),
+            "deployment.named_run_not_found(name=mine, output_dir=runs, reason=none)",
+        ),
+        (None, InputError("none"), "deployment.no_run_to_resume(output_dir=runs, reason=none)"),
+        ("mine", StorageError("away"), "away"),
+    ],
+)
+def test_a_run_that_is_not_at_its_backup_either_is_named(
+    name: str | None,
+    error: Exception,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> str:
+        raise error
+
+    monkeypatch.setattr(resuming, "named_run", fail)
+    options = BackupConfig(place=str(tmp_path / "place"))
+    with pytest.raises(type(error)) as caught:
+        resuming._from_place(name, Path("runs"), options, print)
+    assert str(caught.value) == text
+    notes = getattr(caught.value, "__notes__", [])
+    is_away = isinstance(error, StorageError)
+    assert notes == ["deployment.run_may_be_there(output_dir=runs)"] * is_away

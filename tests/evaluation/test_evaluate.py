@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +24,9 @@ from infrastructure.core.features import fields_for
 from infrastructure.data.data_pipeline import DataPipeline
 from infrastructure.data.store.examples import GenerationPrompt
 from infrastructure.evaluation import evaluate, evaluation_page, run_settings
-from infrastructure.evaluation.comparison import MeasureDifference
+from infrastructure.evaluation.comparison import MeasureDifference, compare
 from infrastructure.evaluation.evaluate import (
+    Evaluation,
     _notes_of,
     measure_model,
     set_aside,
@@ -463,3 +465,113 @@ def test_a_base_that_the_run_quantised_is_quantised_unless_another_is_given(
         with pytest.raises(ValueError, match="far enough"):
             measure_model(config.changed(settings))
     assert kinds == ["4bit", None, "8bit"]
+
+
+def two_models() -> list[ModelRows]:
+    question = GenerationPrompt("prompt 1", [1], "yes", 1, "odd", place="rows:1")
+    loss = RowLoss(3.0, 1, 2)
+    right, wrong = (Answer(question, text, text == "no") for text in ("yes", "no"))
+    first = [
+        MeasuredRow("rows:1", "odd", loss, right, {"exact_match": 1.0}),
+        MeasuredRow("rows:2", "", RowLoss(1.0, 3, 6)),
+    ]
+    second = [MeasuredRow("rows:1", "odd", loss, wrong, {"exact_match": 0.0})]
+    metrics = {"eval_loss": 0.5, "eval_token_accuracy": 0.25, "eval_own": 2.0}
+    return [ModelRows("one", metrics, first, 2), ModelRows("two", {"eval_loss": 1.5}, second, 1)]
+
+
+def test_the_numbers_of_two_models_are_kept_with_their_differences() -> None:
+    models = two_models()
+    alone = evaluate._evaluation(models[:1], {})
+    assert (alone.metrics, alone.num_questions) == (models[0].metrics, 1)
+    assert alone.exact_match == {"all": 1.0, "odd": 1.0}
+    assert alone.example == {"prompt": "prompt 1", "expected": "yes", "written": "yes"}
+    assert alone.against == {}
+    assert alone.scores["all"]["loss"]["value"] == 0.5
+    assert alone.scores["odd"]["loss"] == {
+        **{"value": 1.5, "low": pytest.approx(math.nan, nan_ok=True)},
+        **{"high": pytest.approx(math.nan, nan_ok=True), "rows": 1},
+    }
+    compared = compare(*models)
+    against = evaluate._evaluation(models, compared).against
+    assert (against["model"], against["metrics"]) == ("two", {"eval_loss": 1.5})
+    assert against["scores"]["odd"]["exact_match"]["value"] == 0.0
+    [loss, *_, exact] = against["differences"]["all"]
+    assert (loss["measure"], loss["num_rows"], loss["first"]) == ("loss", 1, 1.5)
+    assert (exact["measure"], exact["only_first"], exact["verdict"]) == (
+        *("exact_match", 1, "no clear difference"),
+    )
+    nothing = evaluate._evaluation([ModelRows("one", {}, [])], {})
+    assert (nothing.example, nothing.exact_match, nothing.num_questions) == ({}, {}, 0)
+
+
+def test_the_lines_of_an_evaluation_are_its_notes_tables_and_files() -> None:
+    models = two_models()
+    config = DeploymentConfig(data_path="rows.jsonl")
+    evaluation = Evaluation({}, {}, 7, notes=["a note"], page="page.html", file="file.json")
+    lines = evaluate._lines(config, evaluation, models, compare(*models))
+    tables = lines.pop(2).split("\n\n")
+    assert lines == [
+        *("note: a note", "Measured on rows.jsonl", "(7 prompts answered)"),
+        "evaluation.answers_page(page=page.html)",
+        "evaluation.results_file(file=file.json)",
+    ]
+    heads = [table.splitlines()[0].split()[0] for table in tables[:4]]
+    assert heads == ["one", "task", "two", "task"]
+    of_one = tables[0].splitlines()
+    assert of_one[2].split() == ["loss", "per", "token", "0.5000", "0.1667", "to", "1.500", "2"]
+    assert of_one[-1].split() == ["eval_own", "2"]
+    assert "held-out loss" not in tables[0]
+    legend = "evaluation.comparison_legend(first=one, second=two)"
+    assert tables[4].startswith(f"{legend}\nmeasure ")
+    assert len(tables) == 5
+    evaluation.page = ""
+    without_loss = [ModelRows("one", {"eval_loss": 0.25}, [MeasuredRow("rows:1")])]
+    lines = evaluate._lines(config, evaluation, without_loss, {})
+    assert lines[2].splitlines()[2].split()[-1] == "0.2500"
+    assert lines[2].splitlines()[2].startswith("held-out loss")
+    assert not any("answers_page" in line for line in lines)
+    nan = evaluate._lines(config, evaluation, [ModelRows("one", {}, [])], {})
+    assert nan[2].splitlines()[2].split()[-1] == "NaN"
+
+
+def test_each_row_of_an_evaluation_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = SimpleNamespace(strftime=lambda form: f"at {form}")
+    monkeypatch.setattr(evaluate, "time", now)
+    config = DeploymentConfig(
+        data_path="rows.jsonl", model_name="org/model", output_dir=str(tmp_path)
+    )
+    models = two_models()
+    models[1].rows.append(MeasuredRow("rows:9", loss=RowLoss(math.nan, 0, 1)))
+    evaluation = evaluate._evaluation(models, {})
+    evaluate._write(config, evaluation, models, "<html>")
+    stem = tmp_path / "evaluations/at %Y%m%d-%H%M%S-model"
+    files = (evaluation.file, evaluation.answers, evaluation.page)
+    assert files == (f"{stem}.json", f"{stem}.jsonl", f"{stem}.html")
+    assert Path(evaluation.page).read_text() == "<html>"
+    numbers = json.loads(Path(evaluation.file).read_text())
+    assert (numbers["model"], numbers["data"], numbers["page"]) == (
+        *("org/model", "rows.jsonl", evaluation.page),
+    )
+    answered = {"prompt": "prompt 1", "expected": "yes"}
+    loss = {"loss_sum": 3.0, "num_right": 1, "num_tokens": 2}
+    assert [json.loads(line) for line in Path(evaluation.answers).read_text().splitlines()] == [
+        {
+            **{"model": "one", "row": "rows:1", "task": "odd", **loss, **answered},
+            **{"written": "yes", "is_cut": False, "exact_match": 1.0},
+        },
+        {
+            **{"model": "one", "row": "rows:2", "task": ""},
+            **{"loss_sum": 1.0, "num_right": 3, "num_tokens": 6},
+        },
+        {
+            **{"model": "two", "row": "rows:1", "task": "odd", **loss, **answered},
+            **{"written": "no", "is_cut": True, "exact_match": 0.0},
+        },
+        {
+            **{"model": "two", "row": "rows:9", "task": ""},
+            **{"loss_sum": "NaN", "num_right": 0, "num_tokens": 1},
+        },
+    ]

@@ -215,3 +215,25 @@ def test_exact_match_is_counted_by_task() -> None:
     ]
     assert exact_match_by_task(answers) == {"a": 0.5, "b": 1.0, "all": 0.5}
     assert exact_match_by_task([]) == {}
+
+
+def test_an_answer_may_be_a_few_tokens_longer_than_expected(
+    loaded: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[Any, ...]] = []
+
+    def generate(model: Any, tokenizer: Any, questions: Any, ends: Any, *more: Any) -> list[Answer]:
+        given.append((len(questions), ends, *more))
+        return [Answer(question, "x") for question in questions]
+
+    monkeypatch.setattr(generation, "_generate_batch", generate)
+    polled: list[bool] = []
+    generate_answers(*loaded, QUESTIONS, [5, 1], poll=lambda: polled.append(True))
+    assert given == [(4, [1, 2, 5], [14] * 4, None, False)]
+    given.clear()
+    generate_answers(*loaded, QUESTIONS, [5], max_tokens=3, only_exact=True)
+    assert given == [(1, [2, 5], [3], None, False), (3, [2, 5], [3] * 3, None, True)]
+    assert polled == [True]
+    given.clear()
+    assert generate_answers(*loaded, [], [5], only_exact=True) == []
+    assert given == []

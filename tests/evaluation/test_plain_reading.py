@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -465,6 +466,29 @@ def test_a_model_that_scores_texts_gives_its_scores(monkeypatch: pytest.MonkeyPa
     answers, scores = plain_reading._written_by(model, trained, [3])
     assert answers == []
     assert [of.tolist() for of in scores] == [[[1.0, 0.0]], [[3.0, 0.0]]]
+
+
+@pytest.mark.parametrize(("is_half", "tolerance"), [(False, 1e-3), (True, 0.05)])
+def test_a_trained_model_ends_where_its_settings_and_the_evaluation_say(
+    is_half: bool, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = Inner()
+    requested: list[object] = []
+
+    def write(of: object, trained: Trained, ends: object) -> Any:
+        assert of is model
+        requested.append((ends, torch.is_autocast_enabled("cpu")))
+        return [[0]], [OURS[:1]]
+
+    monkeypatch.setattr(plain_reading, "_written_by", write)
+    monkeypatch.setattr(plain_reading, "known_ends", lambda model: [9, 1])
+    trained = replace(expected_of([], []).trained, model=model, end_ids=[5, 1])
+    half = partial(torch.autocast, "cpu", torch.bfloat16, enabled=is_half)
+    expected = Expected.of(replace(trained, autocast=half))
+    assert requested == [([1, 5, 9], is_half)]
+    assert expected.tolerance == tolerance
+    assert (expected.answers, expected.trained.model) == ([[0]], None)
+    assert expected.loading == PlainLoading.like(model)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from infrastructure.models import added_modules
 from infrastructure.models.added_modules import (
     ADDED_WEIGHTS,
     attach,
+    attach_described,
     detach,
     is_added,
     load_added,
@@ -189,3 +190,60 @@ def test_a_model_without_layers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"models\.layers_not_identified"):
         KeyValueMemory.build(torch.nn.Linear(2, 2), FACTS)
     load_added(torch.nn.Linear(2, 2), tmp_path)  # nothing is there
+
+
+def test_modules_that_a_record_describes_are_added_beside_those_that_are_there() -> None:
+    model = make("llama").eval().bfloat16()
+    memory = KeyValueMemory.build(model, FACTS)
+    attach(model, memory)
+    assert {p.dtype for p in memory.parameters()} == {torch.float32}
+    assert not memory.training, "as the model"
+    described = {"extensions": added_modules.facts_of_added(model)}
+    attach_described(model, described)
+    assert added_to(model) == {"memory": memory}
+    other = make("llama")
+    attach_described(other, {})
+    assert added_to(other) == {}
+    attach_described(other, described)
+    assert added_to(other)["memory"].facts == FACTS
+    assert added_to(other)["memory"].training
+    with pytest.raises(ValueError, match=r"not_registered\(source=the run, .*name=memori,"):
+        attach_described(other, {"extensions": {"memori": FACTS}})
+
+
+def test_each_module_gets_its_own_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Second(KeyValueMemory):
+        kind = "memory_2"
+
+    monkeypatch.setitem(added_modules.KINDS, "memory_2", Second)
+    model = make("llama")
+    for number, kind in enumerate((KeyValueMemory, Second)):
+        torch.manual_seed(number)
+        attach(model, kind.build(model, {**FACTS, "slots": 3 + number}))
+    expected = logits(model)
+    added_modules.save_added(model, tmp_path)
+    again = make("llama")
+    load_added(again, tmp_path)
+    assert [*added_to(again)] == ["memory", "memory_2"]
+    for kind, module in added_to(model).items():
+        own = added_to(again)[kind].state_dict()
+        assert all(torch.equal(own[n], tensor) for n, tensor in module.state_dict().items())
+    detach(again, "memory")
+    assert [*added_to(again)] == ["memory_2"]
+    assert torch.equal(logits(model), expected)
+    (tmp_path / ADDED_WEIGHTS).unlink()
+    shown = rf"weights_unreadable\(file={tmp_path / ADDED_WEIGHTS}, error="
+    with pytest.raises(ValueError, match=shown):
+        load_added(make("llama"), tmp_path)
+
+
+def test_layers_are_the_one_list_that_is_as_long_as_the_decoder() -> None:
+    model: Any = make("llama")
+    layers = added_modules.decoder_layers(model)
+    assert layers is model.model.layers
+    model.model.others = torch.nn.ModuleList([torch.nn.Linear(1, 1)])
+    assert added_modules.decoder_layers(model) is layers
+    assert added_modules.hidden_size(model) == 32
+    model.model.others = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in layers)
+    with pytest.raises(ValueError, match=r"layers_not_identified\(name=LlamaForCausalLM\)"):
+        added_modules.decoder_layers(model)

@@ -174,3 +174,58 @@ def test_where_it_does_not_fit_or_comes_too_late_the_training_goes_on_without_it
     monkeypatch.delitem(sys.modules, "unsloth")
     monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
     assert "models.unsloth_imported_too_late" in str(chosen(model).sentence)
+
+
+@pytest.mark.parametrize("model_type", backend_choice.MODEL_TYPES)
+def test_each_type_with_kernels_is_loaded_by_unsloth(
+    tmp_path: Path, model_type: str, prepared: list[tuple[str, Path | None]]
+) -> None:
+    assert chosen(folder_of(tmp_path, model_type), strategy="finetune").backend == "unsloth"
+
+
+def test_what_unsloth_supports_is_no_reason_against_it(
+    model: Path, prepared: list[tuple[str, Path | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for settings in (
+        {"gradient_checkpointing": True},
+        {"gradient_checkpointing": False, "gradient_checkpointing_mode": "selective"},
+        {"memory_efficient_attention": True},
+        {"model": {"attention": "sdpa", "adapter": "standard"}},
+        {"num_processes": 1},
+    ):
+        assert chosen(model, **settings).backend == "unsloth", settings
+    registered = "models.registered_model(name=tactical_mappo)"
+    assert chosen("tactical_mappo", model={"adapter": "auto"}).sentence == NOT_TAKEN.format(
+        registered
+    )
+    assert len(prepared) == 5
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("x" * 300)
+
+    monkeypatch.setattr(backend_choice, "prepare_backend", fail)
+    reason = f"models.unsloth_import_failed(error=RuntimeError: {'x' * 186})"
+    assert chosen(model).sentence == NOT_TAKEN.format(reason)
+
+
+def test_a_lora_of_a_hub_model_is_judged_by_the_version_that_it_was_made_for(
+    model: Path,
+    tmp_path: Path,
+    prepared: list[tuple[str, Path | None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lora, fetched = tmp_path / "lora", list[str | None]()
+    lora.mkdir()
+
+    def fetch(name: str, file: str, revision: str | None) -> str:
+        fetched.append(revision)
+        return str(model / file)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
+    facts = {"peft_type": "LORA", "base_model_name_or_path": "owner/name"}
+    for revision in ("v1", None):
+        (lora / "adapter_config.json").write_text(json.dumps({**facts, "revision": revision}))
+        assert chosen(lora).backend == "unsloth"
+    assert fetched == ["v1", None]
+    (model / "config.json").write_text('{"model_type": 7}')
+    assert "models.config_unreadable_before_load" in str(chosen(model).sentence)

@@ -184,3 +184,80 @@ def test_autocast_keeps_fp32_sums_and_gradients(
     assert_near(actual, (weights * losses).sum().double(), 2e-2)
     assert_near(hidden.grad, expected[0].double(), 2e-2)  # type: ignore[arg-type]
     assert_near(weight.grad, expected[1].double(), 2e-2)  # type: ignore[arg-type]
+
+
+def test_only_a_gradient_that_is_needed_is_computed() -> None:
+    hidden, weight, targets = example()
+    expected = reference(hidden, weight, targets)[2]
+    linear_cross_entropy_sum(hidden.detach(), weight, targets).backward()
+    assert_near(weight.grad, expected, 1e-6)  # type: ignore[arg-type]
+
+
+def test_gradients_in_bf16_are_summed_in_fp32() -> None:
+    hidden, weight, targets = example(num_rows=200, dtype=torch.bfloat16)
+    expected = reference(hidden, weight, targets)
+    linear_cross_entropy_sum(hidden, weight, targets).backward()
+    assert_near(hidden.grad, expected[1], 2e-2)  # type: ignore[arg-type]
+    assert_near(weight.grad, expected[2], 2e-2)  # type: ignore[arg-type]
+
+
+def test_a_function_of_ones_own_gets_fp32_and_the_weights() -> None:
+    hidden, _, targets = example()
+    seen: list[torch.Tensor] = []
+
+    def own(logits: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        seen.append(logits)
+        return logits.gather(1, given[:, None]).squeeze(1)
+
+    weights = weights_of(NUM_ROWS)
+    head = create_head("plain").bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for given in (None, weights):
+            found = head_loss(head, hidden, targets, SizeGrid.EIGHTHS, given, own)
+            chosen = head(hidden).float().gather(1, targets[:, None]).squeeze(1)
+            expected = (chosen if given is None else given * chosen).sum()
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert {logits.dtype for logits in seen} == {torch.float32}
+    assert sum(len(logits) for logits in seen[: len(seen) // 2]) == NUM_ROWS
+
+
+@pytest.mark.parametrize(
+    ("change", "is_plain"),
+    [
+        (lambda head: None, True),
+        (lambda head: head.register_forward_hook(lambda *_: None), False),
+        (lambda head: head.register_forward_pre_hook(lambda *_: None), False),
+        (lambda head: setattr(head, "forward", head.forward), False),
+        (lambda head: setattr(head, "bias", torch.nn.Parameter(torch.ones(2))), False),
+        (lambda head: setattr(head, "__class__", type("Own", (torch.nn.Linear,), {})), False),
+        (
+            lambda head: setattr(
+                head, "weight", torch.nn.Parameter(torch.ones(2, 2, dtype=torch.uint8), False)
+            ),
+            False,
+        ),
+    ],
+)
+def test_a_plain_head_is_one_product(change: Any, is_plain: bool) -> None:
+    head: Any = torch.nn.Linear(2, 2, bias=False)
+    change(head)
+    assert chunked_loss.is_plain_linear(head) is is_plain
+    head.in_forward = lambda compute, *given: compute(*given)
+    assert chunked_loss.is_plain_linear(head), "it was checked before it was sharded"
+    head._parameters["weight"] = type("Own", (torch.nn.Parameter,), {})(torch.ones(2, 2))
+    assert not chunked_loss.is_plain_linear(head)
+
+
+def test_chunks_and_pieces_have_a_size_and_a_least_number_of_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    rows = chunked_loss.chunk_rows
+    assert (rows(1 << 13, cpu), rows(1 << 13, cpu, torch.bfloat16)) == (512, 1024)
+    assert (rows(1 << 15, cpu), rows(1 << 14, cpu)) == (256, 256)
+    assert rows(1 << 16, gpu) == rows(1 << 16, gpu, torch.bfloat16) == 512
+    assert (rows(1 << 17, gpu), rows(1 << 18, gpu)) == (256, 256)
+    pieces = [chunked_loss.piece_rows(torch.empty(9, size)) for size in (1 << 14, 1 << 15, 1 << 16)]
+    assert pieces == [32, 16, 16]
+    assert chunked_loss.piece_rows(torch.empty(9, 1 << 14, device="meta")) == 9

@@ -1,10 +1,13 @@
 """Counted operations against PyTorch's own counter, and what a device reaches."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from infrastructure.models import flops
 from infrastructure.models.flops import (
     FlopsEstimate,
     arithmetic_of,
@@ -52,3 +55,49 @@ def test_what_this_processor_reaches_is_measured_without_a_trace() -> None:
     speed = measure_operations_per_second(torch.device("cpu"), torch.float32)
     assert 1e8 < speed < 1e14
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_each_weight_and_each_position_has_its_operations(tied: bool) -> None:
+    model = llama(tied)
+    table = model.get_input_embeddings().weight
+    total = sum(p.numel() for p in model.parameters()) - (0 if tied else table.numel())
+    assert arithmetic_of(model) == FlopsEstimate(6.0 * total, 12.0 * 2 * 64)
+    assert FlopsEstimate(7.0, 3.0).per_second(2.0, 5.0) == 2 * (7 + 3 * 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "chosen", "share"),
+    [
+        ("mlp.experts.up", (8, 2, 3), 2, 0.25),
+        ("mlp.experts.up", (8, 2, 3), 8, 1.0),
+        ("mlp.experts.up", (4, 2, 3), 6, 1.0),
+        ("mlp.experts.up", (8, 2, 3), None, 1.0),
+        ("mlp.experts.up", (8, 6), 2, 1.0),
+        ("mlp.others.up", (8, 2, 3), 2, 1.0),
+    ],
+)
+def test_a_token_uses_its_share_of_the_experts(
+    name: str, shape: tuple[int, ...], chosen: int | None, share: float
+) -> None:
+    model = torch.nn.Module()
+    model.config = SimpleNamespace(num_experts_per_tok=chosen)  # type: ignore[assignment]
+    part: torch.nn.Module = model
+    for step in name.split(".")[:-1]:
+        part.add_module(step, torch.nn.Module())
+        part = part.get_submodule(step)
+    part.up = torch.nn.Parameter(torch.ones(shape))
+    assert arithmetic_of(model).per_token == 6.0 * share * part.up.numel()
+
+
+def test_the_fastest_product_counts_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds, products = [0.001, 5.0, 4.0, 2.0, 8.0, 9.0], list[torch.Tensor]()
+
+    def product(factor: torch.Tensor) -> float:
+        products.append(factor)
+        return seconds[len(products) - 1]
+
+    monkeypatch.setattr(flops, "_seconds_of_product", product)
+    assert measure_operations_per_second(torch.device("cpu"), torch.bfloat16) == 512**3
+    assert len(products) == len(seconds)
+    assert (products[0].shape, products[0].dtype) == ((512, 512), torch.bfloat16)

@@ -204,3 +204,59 @@ def test_no_hook_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
         loss(model, batch)
     assert loss.last_mlp(model) is not None
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    ],
+)
+def test_each_kind_of_hook_makes_a_part_special(register: str) -> None:
+    plain = torch.nn.Linear(1, 1)
+    assert not last_mlp.is_special(plain)
+    handle = getattr(plain, register)(lambda *_: None)
+    assert last_mlp.is_special(plain)
+    handle.remove()
+    assert not last_mlp.is_special(plain)
+    assert [last_mlp.is_special(torch.nn.Dropout(share)) for share in (0.0, 0.1)] == [False, True]
+
+
+def test_a_model_without_layers_or_sharded_has_no_last_mlp() -> None:
+    assert last_mlp.last_mlp(torch.nn.Linear(1, 1)) is None
+    assert last_mlp.last_mlp(tiny_model("gpt2")) is None, "another structure"
+    model = tiny_model("llama")
+    assert last_mlp.last_mlp(model) is model.model.layers[-1].mlp
+    model.in_forward = lambda compute, *given: compute(*given)
+    assert last_mlp.last_mlp(model) is None
+
+
+@pytest.mark.parametrize(
+    ("num_positions", "grid", "is_narrowed"),
+    [
+        (0, SizeGrid.EXACT, False),
+        (39, SizeGrid.EXACT, True),
+        (40, SizeGrid.EXACT, False),
+        (31, SizeGrid.EIGHTHS, True),
+        (33, SizeGrid.EIGHTHS, False),  # 40 rows would be computed
+    ],
+)
+def test_an_mlp_is_narrowed_if_that_saves_rows(
+    num_positions: int, grid: SizeGrid, is_narrowed: bool
+) -> None:
+    mlp = torch.nn.Linear(2, 2)
+    positions = torch.randperm(40, generator=torch.Generator().manual_seed(0))[:num_positions]
+    given = torch.randn(4, 10, 2)
+    whole_output = mlp(given)
+    with last_mlp.mlp_at(mlp, positions, 40, grid):
+        output = mlp(given)
+    computed_at = output.flatten(0, 1).any(dim=-1)
+    if is_narrowed:
+        assert sorted(positions.tolist()) == computed_at.nonzero().flatten().tolist()
+    picked = (tensor.flatten(0, 1)[positions] for tensor in (output, whole_output))
+    torch.testing.assert_close(*picked)
+    assert output.shape == given.shape
+    assert computed_at.all() or is_narrowed

@@ -1,5 +1,7 @@
 """LoRA goes where it is asked to, wrong targets are refused, layers are ordered by name."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,8 +12,11 @@ from infrastructure.models.lora import (
     apply_lora,
     count_parameters,
     layer_of,
+    merge_lora,
+    peft_arguments,
     target_paths,
 )
+from tests.training.seeing_models import llava_config, tiny_tokenizer
 
 
 def tiny_llama() -> torch.nn.Module:
@@ -105,3 +110,116 @@ def test_layer_of(name: str, layer: int) -> None:
 def test_every_layer_of_a_real_model_is_found(make: object) -> None:
     model = make()  # type: ignore[operator]
     assert {layer_of(name) for name, _ in model.named_parameters()} == {0, 1, 2, HEAD_LAYER}
+
+
+@pytest.fixture(scope="module")
+def llava() -> torch.nn.Module:
+    from transformers import AutoModelForImageTextToText
+
+    with torch.device("meta"):
+        return AutoModelForImageTextToText.from_config(llava_config(tiny_tokenizer("<image>")))
+
+
+def mixtral() -> torch.nn.Module:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    with torch.device("meta"):
+        return MixtralForCausalLM(
+            MixtralConfig(vocab_size=40, num_attention_heads=2, num_local_experts=2, **sizes)
+        )
+
+
+def test_the_layers_of_one_part_are_given_by_their_full_names(llava: torch.nn.Module) -> None:
+    within = "model.language_model"
+    targets = LoraConfig(r=3, alpha=5, dropout=0.25, use_rslora=True, target_modules=["q_proj"])
+    assert peft_arguments(llava, targets, within) == {
+        **{"r": 3, "lora_alpha": 5, "lora_dropout": 0.25, "fan_in_fan_out": False},
+        **{"use_dora": False, "use_rslora": True, "modules_to_save": None},
+        "target_modules": [f"{within}.layers.{k}.self_attn.q_proj" for k in (0, 1)],
+    }
+    everywhere = peft_arguments(llava, LoraConfig(), in_full=["multi_modal_projector"])
+    assert everywhere["modules_to_save"] == ["multi_modal_projector"]
+    names = everywhere["target_modules"]
+    assert names == sorted(target_paths(llava, "all-linear") - set(PROJECTOR_LAYERS))
+    assert any("vision_tower" in name for name in names)
+    with pytest.raises(ValueError, match=r"lora_targets_outside_language\(targets=\['fc1'\]\)"):
+        peft_arguments(llava, LoraConfig(target_modules=["fc1"]), within)
+
+
+PROJECTOR_LAYERS = [f"model.multi_modal_projector.linear_{k}" for k in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "expected"),
+    [
+        (tiny_llama, "all-linear", {"target_modules": "all-linear", "fan_in_fan_out": False}),
+        (tiny_gpt2, ["c_attn"], {"target_modules": ["c_attn"], "fan_in_fan_out": True}),
+        (
+            mixtral,
+            ["o_proj", "q_proj", "down_proj"],
+            {
+                "target_modules": [f"model.layers.0.self_attn.{n}_proj" for n in "oq"],
+                "target_parameters": ["model.layers.0.mlp.experts.down_proj"],
+                "modules_to_save": None,
+            },
+        ),
+        (mixtral, ["q_proj"], {"target_parameters": None}),
+    ],
+)
+def test_targets_are_given_to_peft_by_name_if_it_understands_the_names(
+    model: Any, targets: Any, expected: dict[str, Any]
+) -> None:
+    found = peft_arguments(model(), LoraConfig(target_modules=targets))
+    assert expected.items() <= found.items()
+    full = peft_arguments(mixtral(), LoraConfig(target_modules=["q_proj"]), None, ["lm_head"])
+    assert full["modules_to_save"] == ["lm_head"]
+
+
+def test_a_refused_target_is_named_beside_all_that_there_are() -> None:
+    model = tiny_llama()
+    there = "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
+    for names, problem in (
+        (["q_proj", "w_proj", "x_proj"], "models.not_a_linear_layer(layer=w_proj)"),
+        ([], "models.lora_targets_empty()"),
+    ):
+        with pytest.raises(ValueError, match="lora_targets_invalid") as refused:
+            apply_lora(model, LoraConfig(target_modules=names))
+        shown = f"problem={problem}, name=LlamaForCausalLM, layers={there})"
+        assert str(refused.value) == f"models.lora_targets_invalid({shown}"
+    with pytest.raises(ValueError, match="lora_option_on_experts") as refused:
+        peft_arguments(mixtral(), LoraConfig(dropout=0.5))
+    shown = "layers=down_proj, gate_up_proj, model=MixtralForCausalLM)"
+    assert str(refused.value).endswith(f"name=model.lora_config.dropout, {shown}")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("target", ["lm_head", "q_proj"])
+def test_a_merged_model_computes_what_the_lora_did(tied: bool, target: str) -> None:
+    model: Any = tiny_llama()
+    model.config.tie_word_embeddings = tied
+    if tied:
+        model.tie_weights()
+    embeddings = model.get_input_embeddings().weight.detach().clone()
+    tuned = apply_lora(model, LoraConfig(r=2, target_modules=[target]))
+    with torch.no_grad():
+        for name, parameter in tuned.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+        ids = torch.arange(8).unsqueeze(0)
+        expected = tuned(ids).logits
+        assert (expected - model(ids).logits).abs().max() == 0, "it is beside the layers"
+        merged: Any = merge_lora(tuned)
+        torch.testing.assert_close(merged(ids).logits, expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(merged.get_input_embeddings().weight, embeddings)
+    is_shared = merged.lm_head.weight is merged.get_input_embeddings().weight
+    assert is_shared is merged.config.tie_word_embeddings is (tied and target == "q_proj")
+    assert not [name for name, _ in merged.named_parameters() if "lora" in name]
+
+
+def test_what_is_no_number_is_not_merged() -> None:
+    tuned = apply_lora(tiny_llama(), LoraConfig(r=2, target_modules=["q_proj"]))
+    with torch.no_grad():
+        next(p for n, p in tuned.named_parameters() if "lora_B" in n).fill_(torch.nan)
+    with pytest.raises(ValueError, match="NaN"):
+        merge_lora(tuned)

@@ -7,18 +7,27 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForImageTextToText
 
 from infrastructure.models.model_inputs import (
     accepted_arguments,
     attention_implementation,
+    bidirectional_mask,
+    compute_dtype,
+    forward_parameters,
     inner_model,
+    is_sharded,
+    language_part,
     logits_of,
     probing,
     relative_difference,
     text_part,
+    tolerance,
     vision_tower,
+    within_forward,
 )
-from tests.training.seeing_models import save_llava
+from tests.models.architectures import tiny_model
+from tests.training.seeing_models import llava_config, save_llava, tiny_tokenizer
 
 ARGUMENTS = {"input_ids": torch.ones(1, 2), "attention_mask": torch.ones(1, 2)}
 
@@ -134,3 +143,60 @@ def test_attention_is_that_of_the_part_that_reads_text() -> None:
     around.get_decoder = lambda: decoder  # type: ignore
     assert text_part(around) is decoder
     assert attention_implementation(around) == "sdpa"
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_every_token_of_a_row_attends_to_its_tokens_and_to_no_padding(architecture: str) -> None:
+    model: Any = tiny_model(architecture, torch.bfloat16)
+    real = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    mask = bidirectional_mask(model, real)
+    assert (mask.shape, mask.dtype) == ((2, 1, 3, 3), torch.bool)
+    assert all(torch.equal(mask[:, 0, place], real.bool()) for place in range(3))
+    model.set_attn_implementation("eager")
+    added = bidirectional_mask(model, real)
+    assert added.dtype == torch.bfloat16
+    assert torch.equal(added == 0, mask)
+    assert added[0, 0, 0, 2] == torch.finfo(torch.bfloat16).min
+
+
+def test_a_model_computes_in_the_format_of_autocast_or_of_its_weights() -> None:
+    model = torch.nn.Linear(1, 1, dtype=torch.float16)
+    model.counts = torch.nn.Parameter(torch.ones(1, dtype=torch.int64), requires_grad=False)
+    model._parameters = {"counts": model.counts, "weight": model.weight}
+    assert compute_dtype(model) is torch.float16
+    with torch.autocast("cpu", torch.bfloat16):
+        assert compute_dtype(model) is torch.bfloat16
+    dtypes = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    assert [tolerance(dtype) for dtype in dtypes] == [1e-4, 1e-4, 5e-2, 5e-2]
+
+
+def test_the_language_part_is_named_as_its_weights_are() -> None:
+    with torch.device("meta"):
+        llava = AutoModelForImageTextToText.from_config(llava_config(tiny_tokenizer("<image>")))
+    assert language_part(Wrapper(llava)) == "model.language_model"
+    decoder: Any = torch.nn.Linear(1, 1)
+    decoder.get_decoder = lambda: decoder
+    for model in (torch.nn.Linear(1, 1), decoder):
+        with pytest.raises(ValueError, match=r"language_part_not_identified\(name=Linear\)"):
+            language_part(model)
+
+
+def test_parts_are_computed_within_the_forward_of_a_sharded_module() -> None:
+    module: Any = torch.nn.Linear(1, 1)
+    assert within_forward(module, max, 3, 7) == 7
+    assert not is_sharded(module)
+    module.in_forward = lambda compute, *given: ("inside", compute(*given))
+    assert within_forward(module, max, 3, 7) == ("inside", 7)
+    assert is_sharded(module)
+
+
+def test_parameters_of_a_forward_are_those_that_have_a_name() -> None:
+    class Takes(torch.nn.Module):
+        def forward(self, first: Any, /, second: Any, *rest: Any, third: Any = 1) -> None: ...
+
+    assert forward_parameters(Takes()) == ({"second", "third"}, False)
+    assert forward_parameters(Wrapper(TakesAnything())) == ({"use_cache"}, True)
+    first = torch.zeros(1, 2, 3)
+    assert logits_of((torch.zeros(2, 3), first, torch.ones(1, 2, 3))) is first
+    with pytest.raises(ValueError, match=r"models\.forward_returns_no_logits"):
+        logits_of({"logits": torch.zeros(2, 3)})

@@ -12,14 +12,24 @@ from safetensors.torch import load_file, save_file
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.core.errors import DamagedFileError
+from infrastructure.models import model_manager
 from infrastructure.models.fitting import choose_dtype
-from infrastructure.models.model_manager import LoadedModel, ModelManager, load_saved
+from infrastructure.models.lora import apply_lora
+from infrastructure.models.model_manager import (
+    LoadedModel,
+    ModelManager,
+    extensions_folder,
+    load_saved,
+)
+from infrastructure.models.registry import MODELS, ModelEntry
 from infrastructure.models.saved_model import (
     weight_files,
     weights_sha256,
 )
 from infrastructure.models.saving import save_model
+from infrastructure.models.source import find_source
 from infrastructure.models.trainable_state import trainable_state
+from tests.models.architectures import tiny_model
 
 CPU = torch.device("cpu")
 TEXTS = [f"{a} + {b} = {a + b}" for a in range(30) for b in range(30)]
@@ -566,3 +576,205 @@ def test_load_saved_is_for_looking_only(llama_folder: Path, input_ids: torch.Ten
     assert not loaded.model.training
     assert not any(p.requires_grad for p in loaded.model.parameters())
     assert torch.equal(loaded.model(input_ids).logits, plain_logits(llama_folder, input_ids))
+
+
+def lora_of(base: Path, folder: Path) -> Path:
+    """A folder that says that it has a LoRA of this base."""
+    folder.mkdir(parents=True)
+    facts = {"peft_type": "LORA", "base_model_name_or_path": str(base)}
+    (folder / "adapter_config.json").write_text(json.dumps(facts))
+    return folder
+
+
+def test_weights_of_extensions_lie_beside_a_lora_or_beside_its_base(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    lora = lora_of(llama_folder, tmp_path / "lora")
+    sources = [find_source(str(name)) for name in (llama_folder, lora)]
+    assert [*map(extensions_folder, sources)] == [None, None]
+    (llama_folder / "extensions.json").touch()
+    assert [*map(extensions_folder, sources)] == [llama_folder, llama_folder]
+    (lora / "extensions.json").touch()
+    assert [*map(extensions_folder, sources)] == [llama_folder, lora]
+    assert extensions_folder(find_source("embedded")) is None
+    of_hub = find_source(str(lora_of(Path("owner/name"), tmp_path / "of hub")))
+    assert extensions_folder(of_hub) is None
+
+
+def test_each_kind_of_a_saved_model_is_compared_with_its_sums(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    full = load(llama_folder)
+    save_model(full.model, full.tokenizer, tmp_path / "full")
+    save_model(load("tactical_mappo").model, None, tmp_path / "m", registered_name="tactical_mappo")
+    loaded = load(tmp_path / "m")
+    assert loaded.description["kind"] == "registered folder"
+    assert loaded.description["base_sha256"] == weights_sha256(weight_files(tmp_path / "m"))
+    for file in ("full/generation_config.json", "m/temper_model.json"):
+        (tmp_path / file).write_text((tmp_path / file).read_text() + " ")
+        with pytest.raises(DamagedFileError, match=rf"files={Path(file).name}"):
+            load((tmp_path / file).parent)
+
+
+def test_all_weights_train_in_32_bits_and_those_below_a_lora_need_not(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    """Also before anything is loaded."""
+
+    def manager(name: object, dtype: str = "fp16", **settings: Any) -> ModelManager:
+        given = {"name": str(name), "dtype": dtype, **settings}
+        return ModelManager(ModelConfig(**given), device=CPU, seed=0, tokenizer_texts=lambda: TEXTS)
+
+    of_lora = load(llama_folder, lora_config=LoraConfig(r=2))
+    save_model(of_lora.model, of_lora.tokenizer, tmp_path / "lora")
+    total = sum(p.numel() for p in load(llama_folder).model.parameters())
+    for name, lora in ((llama_folder, LoraConfig(r=2)), (tmp_path / "lora", None)):
+        halved = manager(name, lora_config=lora)
+        assert halved.weight_bytes() == 2 * total
+        assert next(halved.load_few_blocks().parameters()).dtype is torch.float16
+        assert halved.load().description["dtype"] == "float16"
+    for name in (llama_folder, "embedded"):
+        trained = manager(name, embedded=TINY)
+        assert trained.load_tokenizer() is not None, "which has no such weights"
+        with pytest.raises(ValueError, match=r"models\.fp16_full_fine_tuning"):
+            trained.load()
+    with pytest.raises(ValueError, match=r"models\.fp16_full_fine_tuning"):
+        manager(llama_folder).weight_bytes()
+    assert (
+        ModelManager(ModelConfig(name="tactical_mappo"), device=CPU, seed=0).load_tokenizer()
+        is None
+    )
+
+
+def test_few_blocks_are_drawn_from_the_seed(llama_folder: Path) -> None:
+    def blocks(seed: int) -> torch.Tensor:
+        manager = ModelManager(ModelConfig(name=str(llama_folder)), device=CPU, seed=seed)
+        return next(manager.load_few_blocks().parameters())
+
+    state = torch.get_rng_state()
+    assert torch.equal(blocks(1), blocks(1))
+    assert not torch.equal(blocks(1), blocks(2))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_known_tokenizer_is_read_instead_of_trained(tmp_path: Path) -> None:
+    first: Any = load_embedded()
+    first.tokenizer.backend_tokenizer.save(str(tmp_path / "known.json"))
+    first.tokenizer.save_pretrained(tmp_path / "saved")
+    config = ModelConfig(name="embedded", embedded=TINY)
+    for folder in (None, tmp_path / "saved"):
+        manager = ModelManager(
+            config,
+            device=CPU,
+            seed=0,
+            tokenizer_texts=lambda: pytest.fail("it was trained"),
+            tokenizer_directory=folder,
+        )
+        manager.known_tokenizer = tmp_path / "known.json" if folder is None else tmp_path
+        tokenizer: Any = manager.load_tokenizer()
+        assert tokenizer.get_vocab() == first.tokenizer.get_vocab()
+        assert tokenizer.chat_template == first.tokenizer.chat_template
+
+
+class Blocks(torch.nn.Linear):
+    supports_gradient_checkpointing = True
+
+
+def test_each_model_recomputes_in_the_mode_that_is_set(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned = load(llama_folder, lora_config=LoraConfig(r=2))
+    save_model(tuned.model, tuned.tokenizer, tmp_path / "lora")
+    monkeypatch.setitem(MODELS, "blocks", ModelEntry(lambda: Blocks(1, 1), "standard"))
+    found: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        model_manager,
+        "checkpoint_gradients",
+        lambda model, mode: found.append((type(model).__name__, mode)),
+    )
+    for is_on in (False, True):
+        for name in ("blocks", "embedded", llama_folder, tmp_path / "lora"):
+            manager = ModelManager(
+                ModelConfig(name=str(name), embedded=TINY),
+                device=CPU,
+                seed=0,
+                gradient_checkpointing=is_on,
+                checkpointing_mode="selective",
+                tokenizer_texts=lambda: TEXTS,
+            )
+            manager.load()
+        assert bool(found) is is_on
+    assert found == [("Blocks", "selective"), *[("LlamaForCausalLM", "selective")] * 3]
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused_before_the_weights_are_read(
+    llama_folder: Path,
+) -> None:
+    edit_json(llama_folder / "config.json", vocab_size=299)
+    (llama_folder / "model.safetensors").unlink()
+    shown = rf"tokenizer_larger_than_model\(name={llama_folder}, largest=299, num_tokens=299\)"
+    with pytest.raises(ValueError, match=shown):
+        load(llama_folder)
+
+
+def test_what_is_changed_about_a_model_at_loading(llama_folder: Path) -> None:
+    """Generation settings that could not be saved, and router logits, which end `generate`."""
+    model = tiny_model("qwen3_moe_balanced", vocab_size=300)
+    model.save_pretrained(llama_folder)
+    (llama_folder / "generation_config.json").write_text('{"do_sample": false, "top_p": 0.5}')
+    for lora in (None, LoraConfig(r=2, target_modules=["q_proj"])):
+        loaded = load(llama_folder, lora_config=lora)
+        inner = loaded.model if lora is None else loaded.model.get_base_model()  # type: ignore[operator]
+        assert len(inner._forward_pre_hooks) == 1
+        shown = "generation_settings_removed(file=generation_config.json, names=top_p 0.5)"
+        assert loaded.notes == (f"models.{shown}",)
+
+
+class FakeUnsloth:
+    """Loads by plain transformers and PEFT what Unsloth would load, and notes what it is given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[Any] = []
+        monkeypatch.setattr(model_manager, "prepare_backend", self.calls.append)
+        monkeypatch.setattr(model_manager, "load_unsloth", self.load)
+        monkeypatch.setattr(model_manager, "apply_unsloth_lora", self.apply)
+
+    def load(self, source: Any, options: Any, **named: Any) -> Any:
+        self.calls.append((source.location, named))
+        self.plain = load(source.location)
+        self.plain.tokenizer.pad_token = None  # type: ignore[union-attr]
+        return self.plain.model, self.plain.tokenizer
+
+    def apply(self, model: torch.nn.Module, lora: LoraConfig, **named: Any) -> torch.nn.Module:
+        self.calls.append(named)
+        return apply_lora(model, lora)
+
+
+def test_unsloth_loads_as_it_is_configured(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeUnsloth(monkeypatch)
+    options = {"backend": "unsloth", "max_length": 77, "gradient_checkpointing": True, "seed": 9}
+    lora = LoraConfig(r=2, target_modules=["q_proj"])
+    tuned = load(llama_folder, lora_config=lora, **options)
+    save_model(tuned.model, tuned.tokenizer, tmp_path / "lora")
+    full, again = load(llama_folder, **options), load(tmp_path / "lora", **options)
+    named = {"max_length": 77, "train_all": False, "gradient_checkpointing": True}
+    assert [call for call in fake.calls if not isinstance(call, ModelConfig)] == [
+        (str(llama_folder), named),
+        {"seed": 9, "gradient_checkpointing": True},
+        (str(llama_folder), {**named, "train_all": True}),
+        (str(tmp_path / "lora"), named),
+    ]
+    prepared = [isinstance(call, ModelConfig) for call in fake.calls]
+    assert prepared == [True, False, False, True, False, True, False], "before it loads"
+    for loaded in (tuned, full, again):
+        assert loaded.description["backend"] == "unsloth"
+        assert loaded.tokenizer.pad_token == "</s>"  # type: ignore[union-attr]
+    other = lora.copy_with(r=4)
+    with pytest.raises(ValueError, match=r"models\.lora_settings_differ\(.*r=4 \(there 2\)"):
+        load(tmp_path / "lora", lora_config=other, **options)
+    fake.calls.clear()
+    with pytest.raises(ValueError, match=r"models\.not_a_linear_layer\(layer=wq\)"):
+        load(llama_folder, lora_config=LoraConfig(target_modules=["wq"]), **options)
+    assert len(fake.calls) == 1, "it is refused before the weights are read"

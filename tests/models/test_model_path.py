@@ -85,3 +85,23 @@ def test_a_name_is_refused_whether_the_hub_lacks_it_or_cannot_be_reached(
         with pytest.raises(ValueError, match=rf"models\.model_not_found\({shown}"):
             refuse_missing_on_hub(name, "v2", "a.b")
     assert requests[0] == ("my-modle", "config.json", "v2")
+
+
+def test_what_is_nowhere_is_answered_with_what_a_model_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, hint in (("./no", "hint_model_folder_or_run"), ("a/final", "hint_run_model_folder")):
+        with pytest.raises(ValueError, match="folder_missing") as refused:
+            refuse_missing(name if name[0] == "." else f"./{name}")
+        assert f"hint=models.{hint}()" in str(refused.value)
+    refuse_missing("owner/name")
+    with pytest.raises(ValueError, match=r"gguf_cannot_be_trained\(path=owner/model\.gguf"):
+        refuse_missing("owner/model.gguf")
+    (tmp_path / "models/my-model").mkdir(parents=True)
+    (tmp_path / "models/my-modle.txt").touch()
+    with pytest.raises(ValueError, match=r"did_you_mean\(meant=\./models/my-model\)"):
+        refuse_missing("./models/my-modle/")
+    shown = r"hub_unreachable\(\), hint=, files=models\.language_model_files\(\)\)"
+    with pytest.raises(ValueError, match=shown):
+        refuse_missing_on_hub("owner/name")

@@ -1,5 +1,6 @@
 """Packed attention is causal attention of each example alone, and sdpa for everything else."""
 
+import contextlib
 import gc
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModelForImageTextToText
 
 from infrastructure.features.cpu_kernels import short_attention
 from infrastructure.models import packed_attention as module
@@ -32,6 +34,7 @@ from infrastructure.models.packed_attention import (
 from infrastructure.models.packing_check import pack_rows
 from infrastructure.models.token_loss import TokenLoss
 from tests.models.architectures import VOCAB_SIZE, gradients, tiny_model
+from tests.training.seeing_models import llava_config, tiny_tokenizer
 
 LENGTHS = [5, 1, 9, 3]
 CAUSAL = SimpleNamespace(is_causal=True, config=SimpleNamespace())
@@ -410,3 +413,126 @@ def test_the_kernel_computes_the_same_attention(
 def test_a_window_counts_where_an_example_is_longer(limit: int) -> None:
     window = sliding_window(torch.nn.Module(), max(LENGTHS), {"sliding_window": limit})
     assert window == (limit if limit < max(LENGTHS) else None)
+
+
+def test_an_ordinary_mask_is_left_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def forward(*arguments: Any, **named: Any) -> Any:
+        given.append((arguments, named))
+        return "output", None
+
+    monkeypatch.setattr("transformers.integrations.sdpa_attention.sdpa_attention_forward", forward)
+    for mask in (None, torch.zeros(1, 1, 5, 5, dtype=torch.bool)):
+        arguments: Any = (CAUSAL, "query", "key", "value", mask, 0.25, 0.5, False)
+        assert packed_attention(*arguments, more=1) == ("output", None)
+        assert given.pop() == (arguments, {"more": 1})
+
+
+class Way:
+    """An attention of a feature that takes a row or leaves it."""
+
+    def __init__(self, takes: bool, form: str) -> None:
+        self.is_taken, self.given_form, self.calls = takes, form, list[Any]()
+
+    def takes(self, *given: Any) -> bool:
+        self.calls.append(given)
+        return self.is_taken
+
+    def attend(self, *given: Any) -> Any:
+        self.calls.append(given)
+        return "output"
+
+    def form(self, *given: Any) -> str:
+        self.calls.append(given)
+        return self.given_form
+
+
+def test_the_first_added_way_that_takes_a_row_attends(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = left, taken, unseen = Way(False, "a"), Way(True, ""), Way(True, "c")
+    monkeypatch.setattr(module, "added_ways", lambda: ways)
+    query, key, value = (random_heads(n) for n in (4, 2, 2))
+    mask = segment_mask(boundaries(LENGTHS), max(LENGTHS))
+    arguments: Any = (CAUSAL, query, key, value, mask, 0.25, 0.5)
+    assert packed_attention(*arguments, sliding_window=3) == ("output", None)
+    assert left.calls == [(value, mask, 0.25, 3)]
+    assert taken.calls == [(value, mask, 0.25, 3), (query, key, value, mask, 0.5)]
+    assert unseen.calls == []
+    model, cpu = tiny_model("llama"), torch.device("cpu")
+    use_packed_attention(model)
+    assert attention_form(model, cpu, torch.float32, 8) == f"{ATTENTION_NAME}, a, c"
+    assert unseen.calls == [(cpu, torch.float32, 8)]
+    assert attention_form(torch.nn.Linear(1, 1), cpu, torch.float32, 8) == "its own"
+
+
+def test_dropout_and_windows_reach_each_example() -> None:
+    heads = [random_heads(2)] * 3
+    assert not by_segment(*heads, LENGTHS, 1.0, None, None).any()
+    alone = by_segment(*heads, LENGTHS, 0.0, None, 1)
+    torch.testing.assert_close(alone, heads[2].transpose(1, 2))
+    assert module.window_mask(heads[0], None) is module.window_mask(heads[0], 18) is None
+    mask = module.window_mask(heads[0], 17)
+    assert mask is not None
+    assert not mask[17, 0]
+    assert mask.sum() == 18 * 19 / 2 - 1, "that is all"
+
+
+@pytest.mark.parametrize(
+    ("is_causal", "of_module", "is_refused"),
+    [(None, True, False), (None, False, True), (True, False, False), (False, True, True)],
+)
+def test_attention_is_causal_by_the_call_or_else_by_the_layer(
+    is_causal: bool | None, of_module: bool, is_refused: bool
+) -> None:
+    layer: Any = SimpleNamespace(is_causal=of_module)
+    heads = random_heads(1)
+    refused = pytest.raises(PackingUnsupportedError, match="packed_attention_is_causal")
+    with refused if is_refused else contextlib.nullcontext():
+        module.refuse_unsupported(layer, heads, heads, is_causal, {"softcap": None})
+    with pytest.raises(PackingUnsupportedError, match="packed_attention_one_row"):
+        module.refuse_unsupported(CAUSAL, heads, heads[:, :, 1:], True, {})  # type: ignore[arg-type]
+    every = dict.fromkeys((*module.UNSUPPORTED_ARGUMENTS, "other"), 1)
+    shown = r"arguments=softcap, position_bias, s_aux, head_mask\)"
+    with pytest.raises(PackingUnsupportedError, match=shown):
+        module.refuse_unsupported(layer, heads, heads, True, every)
+
+
+def test_a_window_that_a_layer_does_not_name_is_shown_with_the_longest_example() -> None:
+    layer: Any = SimpleNamespace(config=SimpleNamespace(sliding_window=8))
+    assert sliding_window(layer, 8, {}) is None
+    assert sliding_window(layer, 9, {"sliding_window": None}) is None, "this one has none"
+    shown = r"example_exceeds_window\(max_length=9, name=sliding_window, limit=8\)"
+    with pytest.raises(PackingUnsupportedError, match=shown):
+        sliding_window(layer, 9, {})
+
+
+def test_a_kernel_needs_windows_and_grouped_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def whole(query: Any, *, window_size: Any, enable_gqa: Any, scale: Any) -> None: ...
+
+    def partial(query: Any, *, window_size: Any, enable_gqa: Any) -> None: ...
+
+    for kernel, expected in ((whole, whole), (partial, None)):
+        there = SimpleNamespace(varlen_attn=kernel)
+        monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", there)  # type: ignore[arg-type]
+        assert module.varlen_kernel.__wrapped__() is expected
+
+
+def test_a_batch_becomes_the_arguments_of_its_model() -> None:
+    model = tiny_model("llama")
+    ids = torch.ones(2, 3, dtype=torch.int64)
+    named = {name: object() for name in ("attention_mask", "position_ids", "token_type_ids")}
+    batch = {"input_ids": ids, **named, "labels": ids, "pictures": {"pixel_values": 1}}
+    assert model_arguments(model, batch) == {"input_ids": ids, **named, "pixel_values": 1}
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    both = {"input_ids": ids, "attention_mask": mask, "is_bidirectional": True}
+    assert model_arguments(model, both)["attention_mask"].shape == (2, 1, 3, 3)  # type: ignore[attr-defined]
+    assert model_arguments(model, {**both, "is_bidirectional": False})["attention_mask"] is mask
+    packed = {**pack_rows([torch.arange(3), torch.arange(5)]), "pictures": {"pixel_values": 1}}
+    assert use_packed_attention(model)
+    for step, given in ((1, packed), (4, {**packed, "length_step": 4})):
+        arguments: Any = model_arguments(model, given)
+        assert arguments.keys() == {"input_ids", "position_ids", "attention_mask", "pixel_values"}
+        assert arguments["attention_mask"].shape == (1, step, 5, 3)
+    with torch.device("meta"):
+        llava = AutoModelForImageTextToText.from_config(llava_config(tiny_tokenizer("<image>")))
+    assert model_arguments(llava, packed)["use_cache"] is False

@@ -205,3 +205,57 @@ def test_a_first_row_is_longer_than_a_window_that_is_small() -> None:
     assert all(int(row.min()) >= 0 and int(row.max()) < VOCAB_SIZE for row in (*rows, *other))
     with pytest.raises(ValueError, match=r"models\.no_token_embedding\(name=Linear\)"):
         packing_check.probe_rows(torch.nn.Linear(1, 1), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "attention", "reason"),
+    [
+        ("llama", None, "LlamaForCausalLM with attention 'temper_packed' isolates packed rows"),
+        ("gemma2", None, "Gemma2ForCausalLM with attention 'sdpa' isolates packed rows"),
+        (
+            "bloom",
+            None,
+            "models.padded_not_packed()models.packed_rows_not_isolated("
+            "name=BloomForCausalLM with attention 'eager', rows=packed rows, difference={}",
+        ),
+    ],
+)
+def test_the_reason_names_the_model_its_attention_and_the_larger_difference(
+    architecture: str, attention: str | None, reason: str
+) -> None:
+    check = prepare_packing(tiny_model(architecture, attention=attention))
+    assert check.reason.startswith(reason.format(f"{max(check.difference, check.leak)})"))
+
+
+def test_rows_with_images_are_checked_after_rows_of_text() -> None:
+    model = tiny_model("llama")
+    seen: list[object] = []
+
+    def measure(given: torch.nn.Module) -> tuple[float, float]:
+        seen.append(given)
+        return 0.25, 0.125
+
+    check = prepare_packing(model, with_pictures=measure)
+    assert seen == [model, model], "by each attention"
+    assert (check.isolated, check.difference, check.leak) == (False, 0.25, 0.125)
+    parts = check.reason.removeprefix("models.padded_not_packed()").split("; ")
+    names = [f"LlamaForCausalLM with attention '{name}'" for name in (ATTENTION_NAME, "sdpa")]
+    rows = "rows=models.packed_rows_with_images(), difference=0.25)"
+    assert parts == [f"models.packed_rows_not_isolated(name={name}, {rows}" for name in names]
+    assert attention_implementation(model) == "sdpa"
+
+    def fail(_: torch.nn.Module) -> tuple[float, float]:
+        raise ValueError("no picture")
+
+    cannot = "cannot read models.packed_rows_with_images() (ValueError: no picture)"
+    assert check_packing(model, None, fail).reason == f"{names[1]} {cannot}"
+
+
+def test_rows_are_joined_end_to_end() -> None:
+    rows = [torch.tensor([5, 6, 7]), torch.tensor([8, 9])]
+    found: Any = pack_rows(rows)
+    assert found["input_ids"].tolist() == [[5, 6, 7, 8, 9]]
+    assert found["position_ids"].tolist() == [[0, 1, 2, 0, 1]]
+    assert (found["cu_seq_lens"].tolist(), found["cu_seq_lens"].dtype) == ([0, 3, 5], torch.int32)
+    lengths = [pack_rows(rows, longest)["max_length"] for longest in (None, 2, 3, 4)]
+    assert lengths == [3, 3, 3, 4]

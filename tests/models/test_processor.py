@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -91,3 +93,47 @@ def test_a_model_of_text_is_refused_by_its_name(saved_llama: Path, llava: Path) 
     text = LoadOptions(torch.device("cpu"), torch.float32)
     with pytest.raises(ValueError, match=r"models\.not_a_causal_model"):
         load_config(find_source(str(llava)), text)
+
+
+def test_what_is_wrong_with_a_processor_is_named_with_its_place(
+    llava: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoProcessor
+
+    source = find_source(str(llava))
+    given: list[Any] = []
+
+    def fail(*names: object, **named: object) -> None:
+        given.append((*names, named))
+        raise ImportError(f"needs\n Torchvision {'x' * 400}")
+
+    monkeypatch.setattr(AutoProcessor, "from_pretrained", fail)
+    monkeypatch.setattr(module, "is_installed", lambda package: package == "torchvision")
+    shown = f"location={llava}, reason=needs Torchvision {'x' * 281}…)"
+    with pytest.raises(ValueError, match="processor_not_loaded") as refused:
+        load_processor(source, replace(OPTIONS, trust_remote_code=True))
+    assert str(refused.value) == f"models.processor_not_loaded({shown}"
+    assert given == [(str(llava), {"trust_remote_code": True})]
+    monkeypatch.setattr(module, "is_installed", lambda _: False)
+    with pytest.raises(MissingPackageError, match=rf"needs_torchvision\(location={llava}\)"):
+        load_processor(source, OPTIONS)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=rf"tokenizer_missing\(folder={tmp_path}\)"):
+        load_processor(find_source(str(tmp_path)), OPTIONS)
+    (tmp_path / "tokenizer.json").touch()
+    with pytest.raises(ValueError, match=rf"processor_missing\(location={tmp_path}\)"):
+        load_processor(find_source(str(tmp_path)), OPTIONS)
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, "of both"), ("own", "own")])
+def test_a_tokenizer_keeps_its_template_and_gets_a_padding_token(
+    llava: Path, own: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoProcessor
+
+    made = load_processor(find_source(str(llava)), OPTIONS)
+    made.tokenizer.chat_template, made.chat_template = own, "of both"
+    made.tokenizer.pad_token = None
+    monkeypatch.setattr(AutoProcessor, "from_pretrained", lambda *_, **__: made)
+    tokenizer = load_processor(find_source(str(llava)), OPTIONS).tokenizer
+    assert (tokenizer.chat_template, tokenizer.pad_token) == (expected, "<|end|>")

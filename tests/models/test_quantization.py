@@ -1,21 +1,26 @@
 """Four and eight bits train for real, on a CPU, also when an evaluation comes in between."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.models.flops import arithmetic_of
 from infrastructure.models.model_manager import LoadedModel, ModelManager, load_saved
 from infrastructure.models.quantization import (
+    keep_trainable_layout,
     layers_not_in_blocks,
+    note_on_experts,
     quantization_config,
     quantized_layers,
 )
 from infrastructure.models.saving import save_model
+from infrastructure.models.transformers_backend import LoadOptions, _placement
 
 CPU = torch.device("cpu")
 
@@ -143,3 +148,42 @@ def test_a_quantisation_is_its_own_settings_and_no_other() -> None:
     assert (eight.load_in_4bit, eight.load_in_8bit) == (False, True)
     with pytest.raises(ValueError, match=r"what=quantization, name=3bit"):
         quantization_config("3bit", torch.float32)
+
+
+def test_quantized_weights_are_made_plain_ones_that_compute_the_same(
+    llama_folder: Path, input_ids: torch.Tensor, tmp_path: Path
+) -> None:
+    """They are for a merged model, which other libraries read, however narrow it is."""
+    quantized: Any = load(llama_folder, "4bit").model.get_base_model()  # type: ignore[operator]
+    config = ModelConfig(name=str(llama_folder), quantization="4bit", lora_config=LoraConfig(r=8))
+    manager = ModelManager(config, device=CPU, seed=0)
+    manager.dequantizes = True
+    plain: Any = manager.load().model.get_base_model()  # type: ignore[operator]
+    assert quantized_layers(plain) == []
+    assert {p.dtype for p in plain.parameters()} == {torch.float32}
+    plain.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = quantized.eval()(input_ids).logits
+        torch.testing.assert_close(plain.eval()(input_ids).logits, expected, atol=5e-3, rtol=0)
+    options = LoadOptions(CPU, torch.float32, quantization="4bit")
+    narrow: Any = LlamaConfig(hidden_size=32, num_attention_heads=2)
+    with pytest.raises(ValueError, match="width_for_4bit_on_cpu"):
+        _placement(narrow, options)
+    assert _placement(narrow, replace(options, dequantizes=True))
+
+
+class Linear4bit(torch.nn.Linear):
+    support_avx512bf16_for_cpu = True
+
+
+def test_the_layout_for_inference_is_kept_from_quantized_layers_alone() -> None:
+    model = torch.nn.ModuleList([Linear4bit(1, 1), torch.nn.Linear(1, 1)])
+    model[1].support_avx512bf16_for_cpu = True
+    keep_trainable_layout(model)
+    assert [layer.support_avx512bf16_for_cpu for layer in model] == [False, True]
+
+
+def test_experts_that_are_not_quantized_are_counted() -> None:
+    experts = [torch.ones(2, 500, 100, dtype=torch.bfloat16), torch.ones(1, 50, 1000)]
+    shown = "quantized_bits=4, num_weights=0.15, bits=16)"
+    assert note_on_experts(experts, "4bit") == f"models.experts_not_quantized({shown}"

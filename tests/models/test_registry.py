@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from infrastructure.config.registries import REGISTERED_MODELS
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.models.model_manager import ModelManager
 from infrastructure.models.registry import MODELS, ModelEntry, register_model
@@ -16,8 +17,11 @@ CPU = torch.device("cpu")
 def registered() -> Iterator[str]:
     name = "one-layer"
     register_model(name, ModelEntry(lambda: torch.nn.Linear(3, 2), adapter="standard"))
+    assert name in REGISTERED_MODELS
+    assert MODELS[name].adapter == "standard"
     yield name
     del MODELS[name]
+    REGISTERED_MODELS.remove(name)
 
 
 def test_a_registered_module_is_built_from_the_seed(registered: str) -> None:
@@ -44,3 +48,4 @@ def test_names_that_cannot_be_registered(name: str, code: str) -> None:
     with pytest.raises(ValueError, match=rf"models\.{code}\(name={name}\)"):
         register_model(name, ModelEntry(lambda: torch.nn.Linear(1, 1), adapter="standard"))
     assert before == MODELS
+    assert (name in REGISTERED_MODELS) is (name == "tactical_mappo")

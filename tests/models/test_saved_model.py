@@ -210,3 +210,55 @@ def test_the_code_of_a_quantisation_gives_its_settings() -> None:
     }
     assert code_of_quantization(None, "bfloat16") == words_of_quantization(None) == ""
     assert {words_of_quantization(kind)[0] for kind in ("4bit", "8bit")} == {"4", "8"}
+
+
+def test_the_first_of_several_files_is_named_with_their_number(tmp_path: Path) -> None:
+    shards = {"c": "3.safetensors", "a": "1.safetensors", "b": "2.safetensors"}
+    save(tmp_path, "b", stem="2")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    shown = f"weights_incomplete(folder={tmp_path}, problem=models.shards_missing(num_missing=2, "
+    with pytest.raises(ValueError, match="weights_incomplete") as refused:
+        weight_files(tmp_path)
+    assert str(refused.value) == f"models.{shown}num_shards=3, shard=1.safetensors))"
+    for name in ("1", "3"):
+        save(tmp_path, "b", stem=name)
+    assert [file.name for file in weight_files(tmp_path)] == sorted(shards.values())
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(ValueError, match=rf"missing\(folder={other}, file=model\.safetensors\)"):
+        weight_files(other)
+    for name in ("b.bin", "a.bin"):
+        (other / name).touch()
+    with pytest.raises(ValueError, match=rf"are_pickled\(folder={other}, file=a\.bin\)"):
+        weight_files(other)
+    for name in ("b.gguf", "a.gguf"):
+        (other / name).touch()
+    with pytest.raises(ValueError, match=r"gguf_cannot_be_trained\(path=.*/a\.gguf"):
+        look_into(other)
+    (other / "run.json").touch()
+    with pytest.raises(ValueError, match=rf"run_has_no_final\(path={other}\)"):
+        look_into(other)
+
+
+def test_of_several_rounded_models_the_first_counts(tmp_path: Path) -> None:
+    for kind in ("int8", "fp8", "int4"):
+        save(tmp_path / f"final-{kind}", "a.weight")
+    assert rounded_beside(tmp_path) == tmp_path / "final-fp8"
+
+
+def test_all_files_that_differ_are_named(tmp_path: Path) -> None:
+    folder = save(tmp_path, "a.weight")
+    write_sums(folder)
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_text("changed")
+    shown = rf"mismatch\(folder={tmp_path}, files=config\.json, model\.safetensors, sums="
+    with pytest.raises(DamagedFileError, match=shown):
+        check_sums(folder)
+
+
+def test_a_model_without_a_class_is_named_as_this_model(tmp_path: Path) -> None:
+    folder = save(tmp_path, *LLAMA, architectures=[])
+    with pytest.raises(ValueError, match=r"layer=w_proj, model=this model, layers=q_proj, up_proj"):
+        refuse_unknown_layers(folder, ["w_proj"])
+    assert words_of_quantization("4bit") == "4-bit NF4"
+    assert words_of_quantization("8bit") == "8-bit LLM.int8()"

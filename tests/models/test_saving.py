@@ -15,13 +15,14 @@ from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.core.checksums import damaged_files
 from infrastructure.models.model_manager import LoadedModel, ModelManager, load_saved
 from infrastructure.models.quantization import quantized_layers
+from infrastructure.models.saved_model import code_of_quantization, words_of_quantization
 from infrastructure.models.saving import (
+    load_registered,
     save_model,
     save_tokenizer,
     save_whole,
     write_lora_card,
 )
-from infrastructure.models.saving_check import make_writable
 from infrastructure.models.trainable_state import trainable_state
 
 CPU = torch.device("cpu")
@@ -171,56 +172,6 @@ def test_a_tokenizer_is_written_the_same_wherever_it_was_loaded_from(
     written = [tmp_path / name / "tokenizer_config.json" for name in ("here", "elsewhere")]
     assert written[0].read_bytes() == written[1].read_bytes()
     assert "is_local" not in json.loads(written[0].read_text())
-
-
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
-        *(
-            ({"do_sample": False, name: value}, {})
-            for name, value in {
-                **dict.fromkeys(("temperature", "top_p", "min_p", "top_h", "typical_p"), 0.3),
-                **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), 0.1),
-                "top_k": 7,
-            }.items()
-        ),
-        ({"do_sample": True, "temperature": 0.3}, {"temperature": 0.3}),
-        *(
-            ({"do_sample": False, "num_beams": 1, name: value}, {})
-            for name, value in {
-                "early_stopping": True,
-                "length_penalty": 0.3,
-                "num_return_sequences": 3,
-            }.items()
-        ),
-        (
-            {"do_sample": False, "num_beams": 3, "length_penalty": 0.3, "temperature": 0.3},
-            {"num_beams": 3, "length_penalty": 0.3},
-        ),
-        ({"output_scores": True}, {}),
-        ({"pad_token_id": -1, "eos_token_id": 2}, {"eos_token_id": 2}),
-    ],
-)
-def test_what_has_no_effect_and_cannot_be_written_is_taken_out_and_no_more(
-    tmp_path: Path, given: dict[str, Any], kept: dict[str, Any]
-) -> None:
-    from transformers import GenerationConfig
-
-    config = GenerationConfig()
-    for name, value in given.items():
-        setattr(config, name, value)
-    model: Any = SimpleNamespace(generation_config=config)
-    try:
-        GenerationConfig.from_dict(config.to_dict()).save_pretrained(tmp_path)
-        is_writable = True
-    except ValueError:
-        is_writable = False
-    notes = make_writable(model)
-    assert bool(notes) is not is_writable
-    config.save_pretrained(tmp_path)
-    for name, value in {**(given if is_writable else {}), **kept}.items():
-        assert getattr(config, name) == value
-    assert make_writable(model) == []
 
 
 def loaded_by_card(folder: Path, base: str | None = None) -> Any:
@@ -397,3 +348,86 @@ def test_saving_again_replaces_the_whole_directory(llama_folder: Path, tmp_path:
     assert not (target / "left_over").exists()
     assert not (target / "tokenizer.json").exists()
     assert [path.name for path in tmp_path.iterdir() if path.name != "llama"] == ["final"]
+
+
+class Own(torch.nn.Linear):
+    """A model of one's own that is saved as transformers saves its models."""
+
+    config = None
+
+    def save_pretrained(self, folder: Path, **named: Any) -> None:
+        folder.mkdir(exist_ok=True)
+        self.saved = named
+
+
+def test_what_is_for_training_only_is_not_saved(tmp_path: Path) -> None:
+    model = Own(2, 2)
+    save_model(model, None, tmp_path / "plain")
+    assert model.saved == {}, "what needs no change is left to transformers"
+    model.training_only = torch.nn.Linear(1, 1)
+    model.inner = torch.nn.ModuleDict({"training_only": torch.nn.Linear(1, 1)})
+    save_model(model, None, tmp_path / "final")
+    assert model.saved["state_dict"].keys() == {"weight", "bias"}
+    given = {name: torch.ones(1) for name in ("weight", "training_only.weight", "my_training_only")}
+    save_whole(model, None, tmp_path / "whole", given)
+    assert model.saved["state_dict"].keys() == {"weight", "my_training_only"}
+
+
+def test_a_tokenizer_is_written_beside_each_kind_of_model(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    loaded = load(llama_folder)
+    state = dict(loaded.model.state_dict())
+    save_whole(loaded.model, loaded.tokenizer, tmp_path / "whole", state)
+    assert (tmp_path / "whole/tokenizer.json").is_file()
+    custom: Any = SimpleNamespace(encode=ord)
+    save_whole(torch.nn.Linear(1, 1), custom, tmp_path / "custom", {"w": torch.ones(2, 2).t()})
+    assert load_file(tmp_path / "custom/model.safetensors")["w"].tolist() == [[1, 1], [1, 1]]
+
+    class Processor:
+        def save_pretrained(self, folder: Path) -> None:
+            (folder / "processor_config.json").touch()
+
+    save_model(loaded.model, loaded.tokenizer, tmp_path / "seeing", processor=Processor())
+    assert (tmp_path / "seeing/processor_config.json").is_file()
+    embedded = load("embedded", embedded=TINY, lora_config=LoraConfig(r=2))
+    save_model(embedded.model, embedded.tokenizer, tmp_path / "lora", processor=Processor())
+    for folder in ("lora", "lora/base"):
+        assert (tmp_path / folder / "processor_config.json").is_file()
+    assert "AutoModelForImageTextToText" in (tmp_path / "lora/README.md").read_text()
+
+
+def test_a_registered_module_is_described_and_loaded_by_its_name(tmp_path: Path) -> None:
+    model = load("tactical_mappo").model
+    save_model(model, None, tmp_path / "m", registered_name="tactical_mappo")
+    manifest = json.loads((tmp_path / "m/temper_model.json").read_text())
+    total = sum(p.numel() for p in model.parameters())
+    assert manifest == {"model": "tactical_mappo", "num_parameters": total}
+    assert load_registered(tmp_path / "m")[0] == "tactical_mappo"
+    save_model(torch.nn.Linear(2, 2), None, tmp_path / "m", registered_name="tactical_mappo")
+    shown = rf"code_mismatch\(directory={tmp_path / 'm'}, name=tactical_mappo, reason=Error"
+    with pytest.raises(ValueError, match=shown) as refused:
+        load_registered(tmp_path / "m")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["4bit", "8bit"])
+@pytest.mark.parametrize("base", ["owner/name", "here"])
+def test_the_card_names_the_quantization_and_the_whole_path(
+    kind: str, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    written = {"peft_type": "LORA", "base_model_name_or_path": base}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(written))
+    model: Any = torch.nn.Linear(1, 1, dtype=torch.bfloat16)
+    form = {f"load_in_{name}": name == kind for name in ("4bit", "8bit")}
+    model.config = SimpleNamespace(quantization_config=SimpleNamespace(**form))
+    write_lora_card(tmp_path, model)
+    text = (tmp_path / "README.md").read_text()
+    words = words_of_quantization(kind)
+    assert f"models.card_base_quantized(form={words})" in text
+    assert f",\n    {code_of_quantization(kind, 'bfloat16')}\n)\n" in text
+    assert "import AutoModelForCausalLM, BitsAndBytesConfig\n" in text
+    assert (f'base = "{tmp_path / base}"  #' in text) is (base == "here")
+    assert ("base_model: owner/name\n" in text) is (base == "owner/name")

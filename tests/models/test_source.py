@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.models.saved_model import (
     SourceKind,
     weight_files,
@@ -16,6 +17,7 @@ from infrastructure.models.saved_model import (
 from infrastructure.models.source import (
     find_source,
     registered_name,
+    starts_from_scratch,
 )
 
 
@@ -166,3 +168,26 @@ def test_registered_name(tmp_path: Path) -> None:
     assert registered_name(str(tmp_path)) is None
     (tmp_path / "temper_model.json").write_text('{"model": "tactical_mappo"}')
     assert registered_name(str(tmp_path)) == "tactical_mappo"
+
+
+def test_a_name_is_a_kind_before_it_is_a_folder(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert find_source("~/llama").folder == llama_folder
+    for name in ("tactical_mappo", "embedded"):
+        shutil.copytree(llama_folder, tmp_path / name)
+        assert find_source(name).location == name
+        assert find_source(f"./{name}").folder == tmp_path / name
+    (tmp_path / "run/final").mkdir(parents=True)
+    (tmp_path / "run/final/temper_model.json").write_text('{"model": "other"}')
+    assert registered_name("run") == registered_name("~/run") == "other"
+    assert registered_name("llama") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("embedded", True), ("tactical_mappo", True), ("owner/name", False)]
+)
+def test_new_weights_are_those_of_a_model_that_is_made_here(name: str, expected: bool) -> None:
+    assert starts_from_scratch(ModelConfig(name=name)) is expected

@@ -13,11 +13,15 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.models.token_functions import (
     LOSSES,
     METRICS,
+    MetricSums,
+    TokenFunctionError,
+    checked,
     cross_entropy,
     metrics_by_key,
     own_loss,
     register_loss,
     register_metric,
+    token_accuracy,
 )
 from infrastructure.models.token_loss import TokenLoss
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -156,3 +160,50 @@ def configure_nothing() -> Any:
     from infrastructure.config.sections.data_config import DataConfig
 
     return DataConfig()
+
+
+def test_results_that_cannot_be_summed_are_named() -> None:
+    logits, targets = torch.zeros(3, 5, requires_grad=True), torch.tensor([0, 1, 2])
+    for returned, shown in (
+        (lambda logits, targets: 7, "returned=int, count=3, expected=[3])"),
+        (lambda logits, targets: logits, "returned=[3, 5], count=3, expected=[3])"),
+    ):
+        with pytest.raises(TokenFunctionError, match="token_function_shape") as refused:
+            checked("metric 'm'", returned)(logits, targets)
+        assert str(refused.value).startswith("models.token_function_shape(function=metric 'm' at ")
+        assert str(refused.value).endswith(shown)
+
+
+def test_a_loss_needs_a_gradient_where_one_is_computed() -> None:
+    def flat(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.ones(len(targets))
+
+    targets = torch.tensor([0, 1])
+    learns, frozen = torch.zeros(2, 5, requires_grad=True), torch.zeros(2, 5)
+    loss = checked("loss 'l'", flat, is_trained_on=True)
+    with pytest.raises(ValueError, match=r"loss_without_gradient\(function=loss 'l' at .*:\d+"):
+        loss(learns, targets)
+    assert loss(frozen, targets).tolist() == checked("m", flat)(learns, targets).tolist() == [1, 1]
+    with torch.no_grad():
+        loss(learns, targets)
+    trained = checked("loss", cross_entropy, is_trained_on=True)(learns, targets)
+    assert trained.requires_grad
+
+
+def test_sums_of_metrics_grow_with_each_call() -> None:
+    sums = MetricSums({"a": token_accuracy, "n": lambda logits, targets: targets.float()})
+    logits = torch.eye(4)
+    assert sums(logits, torch.tensor([0, 1, 3, 2])).tolist() == [0.0] * 4
+    assert sums(logits[:1], torch.tensor([0])).dtype is torch.float32
+    assert (sums.sums, sums.count) == ({"a": 3.0, "n": 6.0}, 5)
+
+
+def test_a_metric_whose_name_is_taken_is_named() -> None:
+    refused = pytest.raises(ValueError, match=r"taken\(name=loss, key=eval_loss\)")
+    with METRICS.registered("loss", accuracy), refused:
+        metrics_by_key(["loss"])
+    assert [*metrics_by_key(["token_accuracy", "accuracy"])] == [
+        "eval_token_accuracy",
+        "eval_accuracy",
+    ]
+    assert metrics_by_key([]) == {}

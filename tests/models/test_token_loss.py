@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from infrastructure.models import token_loss
+from infrastructure.models.token_functions import token_accuracy
 from infrastructure.models.token_loss import TokenLoss, backbone, supervised_targets
+from infrastructure.optimization.size_grid import SizeGrid
 from tests.models.architectures import ARCHITECTURES, VOCAB_SIZE, gradients, tiny_model
 
 METHODS = {
@@ -294,3 +296,54 @@ def test_a_balancing_loss_needs_all_logits() -> None:
         chosen.prepare(model)
         assert chosen.balances is balances
         assert chosen.method == ("all logits" if balances else "hidden states")
+
+
+def test_metrics_are_summed_over_targets_without_their_weights() -> None:
+    model, batch = tiny_model("llama"), padded_batch()
+    positions, targets = supervised_targets(batch.pop("labels"))
+    given = {"target_positions": positions, "targets": targets}
+    own = TokenLoss()
+    metrics = {"n": lambda logits, targets: targets.float(), "one": token_accuracy}
+    found = own.metric_sums(model, {**batch, **given, "target_weights": torch.zeros(12)}, metrics)
+    assert found["n"] == (float(targets.sum()), 12)
+    chosen = model.eval()(**batch).logits.flatten(0, 1)[positions].argmax(dim=-1)
+    assert found["one"] == (float((chosen == targets).sum()), 12)
+
+
+def test_a_model_is_tested_once_and_each_reason_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, tested = TokenLoss(), list[object]()
+    choose = token_loss.choose_method
+    monkeypatch.setattr(token_loss, "choose_method", lambda m: tested.append(m) or choose(m))
+    model = Headed("scaled")
+    own.prepare(model)
+    own.prepare(model)
+    assert tested == [model]
+    reasons = (
+        "not from hidden states (models.head_output_changed())",
+        "not from kept logits (models.forward_keeps_all_logits())",
+    )
+    assert (own.method, own.reason) == ("all logits", "; ".join(reasons))
+    shown = r"logits_shape_mismatch\(logits_shape=\(1, 7, 97\), input_shape=\(1, 8\)\)"
+    with pytest.raises(ValueError, match=shown):
+        TokenLoss().prepare(BigramModel("cut"))
+
+
+def test_kept_logits_are_those_of_few_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as the grid rounds to; the added ones repeat the last and do not count."""
+    model, batch = tiny_model("gemma2"), padded_batch()
+    kept: list[list[int]] = []
+    call = token_loss.call_model
+
+    def noting(called: Any, arguments: Any) -> Any:
+        kept.extend([arguments["logits_to_keep"].tolist()] * ("logits_to_keep" in arguments))
+        return call(called, arguments)
+
+    expected, _ = TokenLoss()(model, batch)
+    own = TokenLoss()
+    own.prepare(model)
+    monkeypatch.setattr(token_loss, "call_model", noting)
+    found, _ = own(model, batch, SizeGrid.EIGHTHS)
+    columns = [*range(2, 11)]
+    num_rows = SizeGrid.EIGHTHS.rows_up(len(columns))
+    assert kept == [columns + [10] * (num_rows - len(columns))]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)

@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 
 from infrastructure.data.samples import SAMPLE_TRAIN
-from infrastructure.models.tokenizer import SPECIAL_TOKENS, train_tokenizer
+from infrastructure.models.tokenizer import (
+    MAX_RUN,
+    SPECIAL_TOKENS,
+    _in_short_words,
+    train_tokenizer,
+)
 
 NUM_BYTES = 256
 VOCAB_SIZE = 800
@@ -180,3 +185,10 @@ def test_an_endless_word_does_not_stop_the_training(character: str) -> None:
     found = train_tokenizer([*texts, character * 300_000], 400)
     assert time.monotonic() - started < 60  # it was minutes
     assert found.decode(found(character * 3000)["input_ids"]) == character * 3000
+
+
+def test_a_word_is_cut_only_if_it_is_longer_than_others_are() -> None:
+    kept = ["a b", "a" * MAX_RUN, " " * MAX_RUN, f"{'a' * MAX_RUN} {'b' * MAX_RUN}"]
+    assert list(_in_short_words(kept)) == [f" {text}" for text in kept]
+    long = "x" + "a" * MAX_RUN + " b"
+    assert list(_in_short_words([long])) == ["x" + "a" * (MAX_RUN - 1), "a b"]

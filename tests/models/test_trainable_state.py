@@ -10,7 +10,9 @@ from infrastructure.core.errors import CheckpointError
 from infrastructure.models.lora import apply_lora
 from infrastructure.models.trainable_state import (
     load_trainable_state,
+    own_part,
     trainable_state,
+    whole,
 )
 
 
@@ -130,3 +132,38 @@ def test_what_does_not_fit_changes_nothing(change: Change, sentence: str) -> Non
     with pytest.raises(CheckpointError, match=sentence):
         load_trainable_state(model, saved)
     assert all(torch.equal(before[name], t) for name, t in trainable_state(model).items())
+
+
+def test_the_first_of_several_names_is_shown_with_their_number() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+    whole_state = trainable_state(model)
+    rest = {name: whole_state[name] for name in ("1.weight", "0.weight")}
+    with pytest.raises(CheckpointError, match=r"lacks_tensors\(count=2, name=0\.bias\)"):
+        load_trainable_state(model, rest)
+    more = {**whole_state, **dict.fromkeys(("c", "a", "b"), torch.zeros(1))}
+    with pytest.raises(CheckpointError, match=r"extra_tensors\(count=3, name=a\)"):
+        load_trainable_state(model, more)
+
+
+def test_a_module_that_trains_in_full_beside_a_lora_is_held_while_frozen() -> None:
+    model = apply_lora(llama(), LoraConfig(r=2, target_modules=["q_proj"]), None, ["lm_head"])
+    model.requires_grad_(False)
+    names = trainable_state(model).keys()
+    assert "base_model.model.lm_head.modules_to_save.default.weight" in names
+    assert "base_model.model.lm_head.original_module.weight" not in names
+
+
+class Sharded:
+    """A tensor that lies on several ranks."""
+
+    def full_tensor(self) -> str:
+        return "whole"
+
+    def to_local(self) -> str:
+        return "part"
+
+
+def test_a_sharded_tensor_has_a_whole_and_an_own_part() -> None:
+    plain, sharded = torch.ones(2), Sharded()
+    assert whole(plain) is own_part(plain) is plain
+    assert (whole(sharded), own_part(sharded)) == ("whole", "part")  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.core.errors import MissingPackageError
@@ -20,6 +21,7 @@ from infrastructure.models.saved_model import ModelSource, SourceKind
 from infrastructure.models.transformers_backend import LoadOptions
 from infrastructure.models.unsloth_backend import (
     apply_unsloth_lora,
+    check_unsloth_lora,
     check_versions,
     load_unsloth,
     prepare_backend,
@@ -454,3 +456,15 @@ def test_what_unsloth_cannot_load_is_refused_in_one_line(
     shown = rf"location=owner/name, reason=no kernels x{{{300 - len('no kernels ')}}}\)$"
     with pytest.raises(ValueError, match=rf"^models\.unsloth_cannot_load\({shown}"):
         load_unsloth(source, options, max_length=9, train_all=True, gradient_checkpointing=False)
+
+
+def test_experts_get_no_lora_by_unsloth() -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    with torch.device("meta"):
+        mixtral = MixtralForCausalLM(MixtralConfig(vocab_size=40, num_attention_heads=2, **sizes))
+    for targets in ("all-linear", ["q_proj", "down_proj"]):
+        with pytest.raises(ValueError, match=r"lora_on_experts\(name=MixtralForCausalLM\)"):
+            check_unsloth_lora(mixtral, LoraConfig(target_modules=targets))
+    check_unsloth_lora(mixtral, LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match=r"models\.not_a_linear_layer\(layer=w_proj\)"):
+        check_unsloth_lora(mixtral, LoraConfig(target_modules=["w_proj"]))

@@ -131,3 +131,12 @@ def test_signs_that_change_in_pairs_do_not_cancel_out() -> None:
     changed = weights.clone()
     changed[[1, 5]] *= -1  # the topmost bits of two words
     assert weights_hash([("a", weights)]) != weights_hash([("a", changed)])
+
+
+def test_hashes_are_those_of_earlier_checkpoints() -> None:
+    """Another hash would refuse a base whose weights have not changed."""
+    named = [("a", torch.arange(10.0)), ("b.c", torch.arange(21, dtype=torch.int16).view(3, 7))]
+    small = "780f992f38d6cea1f26eebb21bc6d56ea39a61b6cd7640dfc04f60e8ef16f6a8"
+    assert weights_hash(named) == small
+    large = "5acef5cc163d51b0eb68bf9c4e341e2c983346f7eab473aba94f1ecaf9af968c"
+    assert hash_of(torch.arange((1 << 20) + 2)) == large

@@ -1,6 +1,7 @@
 """A model whose weights stay on the disk: it takes no memory, and its rows are read one by one."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.models import weights_on_disk
 from infrastructure.models.model_change import ModelChange
 from infrastructure.models.model_manager import ModelManager
+from infrastructure.models.saved_model import ModelSource, SourceKind
 from infrastructure.models.transformers_backend import LoadOptions
 from infrastructure.models.weights_on_disk import (
     few_blocks,
     lies_in,
     put_back,
     taken_out,
+    weight_bytes,
     weights_in,
 )
 
@@ -162,3 +165,52 @@ def test_a_file_that_was_cut_after_it_was_looked_at_is_named(tmp_path: Path) -> 
     assert weight.rows(0, 2).tolist() == [[0, 1], [2, 3]]
     with pytest.raises(OSError, match=r"models\.weight_file_truncated\(file=.*w\.safetensors\)"):
         weight.rows(2, 1)
+
+
+def test_a_model_of_the_hub_is_fetched_in_the_version_that_is_loaded(
+    saved_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[Any] = []
+
+    def fetch(name: str, **named: Any) -> str:
+        fetched.append((name, named["revision"]))
+        assert named["allow_patterns"] == ["*.safetensors", "*.json"]
+        return str(saved_llama)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    source = ModelSource(SourceKind.HUB, "owner/name")
+    options = LoadOptions(torch.device("cpu"), torch.bfloat16, revision="v2")
+    in_folder = ModelSource(SourceKind.FOLDER, str(saved_llama))
+    expected = weight_bytes(in_folder, options)
+    assert weight_bytes(source, options) == weight_bytes(replace(source, revision="v1"), options)
+    assert weight_bytes(in_folder, replace(options, dtype=torch.float32)) == 2 * expected
+    assert fetched == [("owner/name", "v2"), ("owner/name", "v1")]
+
+
+def test_what_is_put_back_goes_where_it_is_used(saved_llama: Path, tmp_path: Path) -> None:
+    """LoRA matrices are in memory, a base is not; a buffer keeps its place."""
+    model = on_disk(saved_llama, lora_config=LoraConfig(r=4))
+    name, matrix = next((n, p) for n, p in model.named_parameters() if "lora_" in n)
+    buffer_name, buffer = next(iter(model.named_buffers()))
+    new = {name: torch.ones(matrix.shape), buffer_name: torch.full(buffer.shape, 5.0)}
+    put_back(model, new.items(), tmp_path)
+    assert model.get_parameter(name) is matrix
+    assert model.get_buffer(buffer_name) is buffer
+    for key, tensor in (*model.named_parameters(), *model.named_buffers()):
+        assert key not in new or torch.equal(tensor, new[key])
+        assert tensor.is_meta is ("lora_" not in key and "inv_freq" not in key)
+        assert not tensor.is_meta or not tensor.requires_grad
+    assert taken_out(torch.nn.Linear(1, 1)) == {}
+
+
+def test_layers_are_made_as_they_are_loaded(saved_llama: Path) -> None:
+    manager = manager_of(saved_llama, attention="eager", dtype="bf16", lora_config=LoraConfig(r=4))
+    manager.on_disk = True
+    model: Any = manager.load().model
+    assert model.config._attn_implementation == "eager"
+    frozen = [p for n, p in model.named_parameters() if "lora_" not in n]
+    assert {(p.dtype, p.requires_grad) for p in frozen} == {(torch.bfloat16, False)}
+    stored = [one for one in map(lies_in, frozen) if one is not None]
+    assert {one.dtype for one in stored} == {torch.float32}, "as they are in the file"
+    few = manager.load_few_blocks()
+    assert few.config._attn_implementation == "eager"  # type: ignore[union-attr]

@@ -63,7 +63,11 @@ def test_little_that_was_learnt_is_named(tmp_path: Path) -> None:
     assert "run.held_out_loss_rose(before=4, after=5)" in rose
     assert rose.startswith("run.advice_learn_more_slowly(")
     assert rose.endswith(": run.lower_learning_rate()")
-    for now, was, shown in ((0.6932, "0.6931", "0.6932"), (0.693102, "0.693100", "0.693102")):
+    for now, was, shown in (
+        (0.6932, "0.6931", "0.6932"),
+        (0.693102, "0.693100", "0.693102"),
+        (0.69310003, "0.69310000", "0.69310003"),
+    ):
         assert suggested(tmp_path, 0.6931, now) == (
             f"run.held_out_loss_rose_slightly(was={was}, now={shown}): run.another_learning_rate()"
         )
@@ -92,16 +96,33 @@ def test_a_short_training_without_a_right_answer_is_named(tmp_path: Path) -> Non
     assert lines_of(60, 0.01) == lines_of(200, 0.0) == []
 
 
-@pytest.mark.parametrize(("score", "is_named"), [(3.0, True), (3.95, False), (None, False)])
+@pytest.mark.parametrize(
+    ("score", "is_named"), [(3.0, True), (3.92, True), (3.9201, False), (None, False)]
+)
 def test_only_a_loss_that_is_clearly_lower_counts(
     tmp_path: Path, score: float | None, is_named: bool
 ) -> None:
     Store(tmp_path / "checkpoints").commit({}, {}, step=40, score=score)
     text = suggested(tmp_path, 9.0, 4.0)
-    better = "run.advice_earlier_step_better(step=40, metric=loss, best=3, last=4)"
+    best = "3" if score == 3.0 else "3.920"
+    better = f"run.advice_earlier_step_better(step=40, metric=loss, best={best}, last=4)"
     assert (better in text) == is_named
     assert suggested(tmp_path, 9.0, 4.0, best_metric="exact_match") == ""
     assert suggested(tmp_path, 9.0, 4.0, num_steps=40) == ""  # it is the end itself
+    Store(tmp_path / "checkpoints").commit({}, {}, step=100, score=9.0)
+    assert suggested(tmp_path, 9.0, None) == "", "the loss of the end was not measured"
+
+
+def test_the_command_names_the_run_as_a_shell_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, quoted in (("a b", "'a b'"), ("runs/c", "runs/c")):
+        Store(tmp_path / name / "checkpoints").commit({}, {}, step=40, score=1.0)
+        text = suggested(tmp_path / name, 9.0, 4.0)
+        assert text.endswith(f": temper export {quoted}@best FOLDER")
+    monkeypatch.chdir(tmp_path / "runs")
+    assert f": temper export '{tmp_path}/a b'@best" in suggested(tmp_path / "a b", 9.0, 4.0)
 
 
 @pytest.mark.parametrize(("last", "is_named"), [(-0.5, True), (-0.895, False), (None, False)])

@@ -151,9 +151,27 @@ def test_all_that_stops_is_reported_at_once_with_both_values() -> None:
     with pytest.raises(CheckpointError) as raised:
         check_compatible(FACTS, found, ["learning_rate"])
     text = str(raised.value)
-    assert "seed: was 0, is 1; data: was abababababab, is efefefefefef" in text
-    assert "run.accept_the_change(accept_option=accept=seed,data)" in text
-    assert "run.start_new_run_by_command()" in text
+    assert text == (
+        "run.changed_since_checkpoint("
+        "changes=seed: was 0, is 1; data: was abababababab, is efefefefefef, reason=, "
+        "remedies=run.restore_what_changed(), "
+        "or run.accept_the_change(accept_option=accept=seed,data), "
+        "or run.start_new_run_by_command())"
+    )
+
+
+def test_a_change_that_can_never_be_accepted_leaves_nothing_to_accept() -> None:
+    found = with_settings(
+        **{"training.seed": 1, "model.dtype": "float32", "model.backend": "unsloth"}
+    )
+    with pytest.raises(CheckpointError) as raised:
+        check_compatible(FACTS, found)
+    changes, _, reason = str(raised.value).partition(", reason=")
+    assert changes.count(": was ") == 3
+    assert reason == (
+        " (run.fixed_within_run(names=dtype, backend)), "
+        "remedies=run.restore_what_changed(), or run.start_new_run_by_command())"
+    )
 
 
 @pytest.mark.parametrize(
@@ -388,7 +406,14 @@ def test_another_place_to_compute_only_rounds_otherwise(name: str) -> None:
 @pytest.mark.parametrize(
     ("package", "was", "now", "verdict"),
     [
-        ("torch", "2.8.0", "2.8.1", Verdict.ROUNDS_OTHERWISE),
+        *(
+            (name, "2.8.0", "2.8.1", Verdict.ROUNDS_OTHERWISE)
+            for name in ("torch", "transformers", "peft", "bitsandbytes", "unsloth", "trl")
+        ),
+        *(
+            (name, "1.0.0", "2.1.0", Verdict.HARMLESS)
+            for name in ("datasets", "tokenizers", "safetensors")
+        ),
         ("accelerate", "1.0.0", "1.0.1", Verdict.ROUNDS_OTHERWISE),
         ("numpy", "2.0.1", "2.0.2", Verdict.HARMLESS),
         ("numpy", "2.0.1", "2.1.1", Verdict.ROUNDS_OTHERWISE),
@@ -421,8 +446,29 @@ def test_lines_for_what_was_accepted_and_for_what_rounds_otherwise() -> None:
     assert lines() == lines(Verdict.HARMLESS) == []
     [accepted] = lines(Verdict.CHANGES_THE_RESULT, Verdict.HARMLESS)
     [rounded] = lines(Verdict.ROUNDS_OTHERWISE)
-    assert accepted.startswith("accepted:")
-    assert "run.not_bit_exact_after_change(step=7" in rounded
+    assert accepted == "accepted: CHANGES_THE_RESULT: was 1, is 2"
+    one = "ROUNDS_OTHERWISE: was 1, is 2"
+    assert rounded == f"run.not_bit_exact_after_change(step=7, changes={one})"
     both = lines(Verdict.CHANGES_THE_RESULT, Verdict.ROUNDS_OTHERWISE, Verdict.ROUNDS_OTHERWISE)
     assert both[1] == accepted
-    assert both[0].count("ROUNDS_OTHERWISE") == 2
+    assert f"changes={one}; {one})" in both[0]
+
+
+def test_packages_are_compared_by_name_where_either_side_has_them() -> None:
+    was, now = ({"versions": dict.fromkeys(names, v)} for names, v in (("cb", "1"), ("ca", "2")))
+    found = compatibility.version_differences(was, now)
+    assert [(d.name, d.was, d.current) for d in found] == [
+        ("a", None, "2"),
+        ("b", "1", None),
+        ("c", "1", "2"),
+    ]
+
+
+def test_a_difference_is_shown_with_its_cause_or_by_its_own_text() -> None:
+    def shown(**more: str) -> str:
+        return str(Difference("rows", "a" * 63, "b" * 64, Verdict.HARMLESS, **more))
+
+    assert shown() == f"rows: was {'a' * 63}, is {'b' * 12}"
+    assert shown(cause="moved") == f"{shown()} (moved)"
+    assert shown(cause="moved", text="other rows") == "other rows"
+    assert "aB3aB3" not in shown(text="of hf_" + "aB3" * 12)

@@ -65,6 +65,29 @@ def test_a_checkpoint_is_named_by_step_or_path(runs: Path) -> None:
         assert checkpoint == path.resolve()
 
 
+def test_a_path_is_a_run_even_if_it_reads_like_a_checkpoint(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (runs / "20260101-000000-a-11").rename(runs / "a@10")
+    run, checkpoint = find_run(f"{runs}/a@10", runs)
+    assert (run.run_id, checkpoint) == ("a@10", None)
+    path = by_step(Store(run.checkpoints))[20]
+    monkeypatch.chdir(runs)
+    assert find_run(str(path.relative_to(runs)), Path("none")) == (run, path)
+    with pytest.raises(ValueError, match=rf"which={path.stem}, steps=5\)"):
+        find_run(f"{runs}/b-22/checkpoints/versions/{path.name}", runs)
+
+
+def test_the_files_of_a_run_have_their_names(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "a")
+    files = (run.run_file, run.summary_file, run.before_file, run.quarantine_file)
+    folders = (run.trained_rows_file, run.checkpoints, run.final, run.tokenizer)
+    assert [path.relative_to(run.path).as_posix() for path in (*files, *folders)] == [
+        *("run.json", "summary.json", "before.json", "quarantine.jsonl"),
+        *("trained_rows.json", "checkpoints", "final", "tokenizer"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -72,7 +95,11 @@ def test_a_checkpoint_is_named_by_step_or_path(runs: Path) -> None:
             "20260101-000000-a-12",
             r"did_you_mean\(meant=20260101-000000-a-11\)",
         ),
-        ("20260101-000000-a-11@15", r"run\.no_such_checkpoint.*15.*steps=10, 20"),
+        (
+            "20260101-000000-a-11@15",
+            r"such_checkpoint\(run=.*a-11, which=at step '15', steps=10, 20",
+        ),
+        ("20260101-000000-a-11@last", r"no_such_checkpoint\(.*which=at step 'last', steps=10, 20"),
     ],
 )
 def test_a_wrong_name_is_answered_with_what_there_is(runs: Path, name: str, message: str) -> None:
@@ -92,6 +119,7 @@ def test_a_new_run_is_planned_and_not_made(tmp_path: Path) -> None:
     assert not run.path.exists()
     assert is_called(run, "owner/name of model")
     assert not is_called(run, "another")
+    assert is_called(RunDirectory(tmp_path / "my_run"), "my_run")
 
 
 def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
@@ -109,14 +137,18 @@ def test_a_damaged_run_file_is_named(tmp_path: Path) -> None:
         RunDirectory(tmp_path).read_run()
 
 
-def test_a_run_is_called_by_its_model_and_its_method(tmp_path: Path) -> None:
+def test_a_run_is_called_by_its_model_and_its_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "runs" / "20261124-074404-my-llama-ab12"
     (run / "final").mkdir(parents=True)
     (tmp_path / "plain").mkdir()
-    for path in (run, run / "final"):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(run / "final")
+    for path in (run, run / "final", "."):
         assert default_name(str(path), "sft") == "my-llama"
         assert default_name(str(path), "dpo") == "my-llama-dpo"
-    assert default_name(str(tmp_path / "plain"), "sft") == "plain"
+    assert default_name(str(tmp_path / "plain"), "sft") == default_name("~/plain", "sft") == "plain"
     assert default_name("embedded", "sft") == "embedded"
     assert default_name("owner/name", "grpo") == "owner/name-grpo"
     assert "-my-llama-dpo-" in plan_run(tmp_path, default_name(str(run), "dpo")).run_id
@@ -150,6 +182,8 @@ def test_the_best_checkpoint_and_that_of_a_step_are_found(runs: Path) -> None:
         ("20260102-030405-a-ffff", "20260102-030406-new-0000"),
         ("20260102-235959-a-ffff", "20260103-000000-new-0000"),
         ("20270101-000000-a-fffe", "20270101-000000-new-ffff"),  # the clock was set back
+        ("20270101-000000-a", "20270101-000000-new-0001"),
+        ("2027-my-own-folder", "20260102-030405-new-8000"),
     ],
 )
 def test_a_new_run_comes_after_all_others(
@@ -206,7 +240,10 @@ def test_what_run_json_lacks_is_named(tmp_path: Path) -> None:
     cases: list[tuple[object, str]] = [
         (None, r"run\.run_file_missing\(.*run_file=run\.json\)"),
         ({"configuration": 3}, r"run\.run_file_without_configuration"),
-        ({"trainer": {"class": "x"}}, r"run\.run_of_a_trainer"),
+        (
+            {"trainer": {"class": "x"}, "command": "a.py --b"},
+            r"run_of_a_trainer\(.*run_script_again\(command=a\.py --b\)",
+        ),
         ({"configuration": broken}, r"run\.recorded_configuration_invalid\(.*training\.batch_size"),
         ({"configuration": {"values": {}}}, r"run\.recorded_configuration_unreadable"),
     ]

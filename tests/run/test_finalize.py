@@ -56,7 +56,9 @@ TOKEN = "hf_" + "aB3" * 12
         (True, None, {"status": "finished", "reason": None, "error": None}),
         (False, None, {"status": "stopped", "reason": None, "error": None}),
         (False, KeyboardInterrupt(), {"status": "stopped", "reason": "interrupted", "error": None}),
+        (False, KeyboardInterrupt("full"), {"reason": "full", "signal": None}),
         (False, StopSignal(15), {"status": "stopped", "signal": "SIGTERM", "error": None}),
+        (True, RuntimeError("bad"), {"status": "failed", "error": "RuntimeError: bad"}),
         (False, RuntimeError("bad"), {"status": "failed", "error": "RuntimeError: bad"}),
     ],
 )
@@ -83,7 +85,12 @@ def test_what_happened_under_way_is_in_the_summary(run: RunDirectory) -> None:
 
 def test_a_reason_that_was_given_counts_and_a_secret_does_not_get_in(run: RunDirectory) -> None:
     stopped = Training(stop_message="two steps are enough")
-    assert summary_of(run, stopped, 1.0, is_finished=False)["reason"] == "two steps are enough"
+    for error in (None, KeyboardInterrupt("other"), StopSignal(15)):
+        summary = summary_of(run, stopped, 1.0, is_finished=False, error=error)
+        assert summary["reason"] == "two steps are enough"
+    stopped.stop_signal = "SIGHUP"
+    summary = summary_of(run, stopped, 1.0, is_finished=False, error=StopSignal(15))
+    assert summary["signal"] == "SIGHUP"
     failed = summary_of(run, Training(), 1.0, is_finished=False, error=ValueError(TOKEN))
     assert TOKEN not in failed["error"]
 
@@ -114,17 +121,19 @@ def test_a_disk_that_refuses_the_seal_costs_nothing(
 ) -> None:
     run.summary_file.mkdir()
     seal(run, {"status": "finished"})
-    assert "run.summary_not_updated" in caplog.text
+    assert f"run.summary_not_updated(summary_file={run.summary_file}, error=" in caplog.text
 
 
 def test_a_report_that_cannot_be_drawn_costs_nothing(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(path: Path) -> None:
-        raise KeyError("a quantity that nobody knows")
+        raise KeyError("a quantity")
 
     monkeypatch.setattr(finalize, "write_report", fail)
     write_report_of(run)
+    failure = "run.report_not_written(file=report.html, error=KeyError('a quantity'))"
+    assert failure in caplog.text
 
 
 class Copies:
@@ -188,7 +197,7 @@ def words_of(run: RunDirectory) -> str:
 
 def test_where_a_killed_run_went_on_stays_known_to_its_end(run: RunDirectory) -> None:
     record_running(run, 100)
-    assert "went_on" not in read_summary(run)
+    assert read_summary(run) == {"status": "running", "total_steps": 100}
     record_running(run, 100)
     often = "times=monitoring.once(), cause=monitoring.a_kill()"
     once = f"monitoring.resumed_times({often}, start=the first step, restored=)."

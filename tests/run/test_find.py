@@ -13,7 +13,7 @@ import pytest
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import BACKEND, result_settings
-from infrastructure.core.checksums import write_record
+from infrastructure.core.checksums import read_record, write_record
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.run import find
 from infrastructure.run.directory import RunDirectory
@@ -120,6 +120,16 @@ def test_never_are_two_inside(tmp_path: Path) -> None:
     assert sum(int(words[1]) for words in outputs) > 30
 
 
+def test_a_holder_that_has_not_written_its_name_is_another_process(tmp_path: Path) -> None:
+    config = DeploymentConfig(output_dir=str(tmp_path))
+    first = Beginning(config)
+    [file] = (tmp_path / BEGINNING).iterdir()
+    file.write_text("")
+    with pytest.raises(ValueError, match=r"same_run_is_starting\(holder=another process\)"):
+        Beginning(config)
+    first.end()
+
+
 def test_an_output_folder_that_cannot_be_made_is_no_matter_of_this(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     begun = time.monotonic()
@@ -194,6 +204,10 @@ def test_bad_losses_dealt_with_otherwise_are_another_training(
     assert again.path == run.path
     other = DeploymentConfig(**output, **{f"training.recovery.{key}": "stop"})
     assert (newest_of_this_purpose(other, []) is not None) is found
+    write_record(run.summary_file, {"status": "finished", "recoveries": None})
+    assert newest_of_this_purpose(other, []) is not None
+    write_record(run.summary_file, {"status": "stopped", "recoveries": [{"kind": key}]})
+    assert newest_of_this_purpose(other, []) is not None, "it resumes with these settings"
 
 
 def test_a_run_that_was_begun_with_unsloth_is_not_that_of_the_plain_command(
@@ -234,6 +248,42 @@ def other_run(folder: Path, name: str, steps: int = 1, **settings: Any) -> RunDi
 
 
 NEAR, NEARER = (f"2026010{n}-000000-a-0000" for n in (1, 2))
+
+
+def test_a_run_without_its_record_is_known_by_its_checkpoints(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = DeploymentConfig(output_dir=str(tmp_path / "runs"))
+    run = other_run(tmp_path, NEAR)
+    of_a_script = other_run(tmp_path, NEARER)
+    write_record(of_a_script.run_file, {"trainer": {"class": "x"}})
+    assert newest_of_this_purpose(config, []) == run
+    run.run_file.unlink()
+    assert newest_of_this_purpose(config, []) == run
+    assert newest_of_this_purpose(with_seed(config), []) is None
+    assert not has_other_settings(run, config)
+    assert has_other_settings(run, with_seed(config))
+    assert unfinished_beside(with_seed(config)) is None
+    assert caplog.text == ""
+    lost = other_run(tmp_path, "20260103-000000-a-0000", steps=0)
+    lost.run_file.write_text("{")
+    assert newest_of_this_purpose(config, []) == run
+    damaged = f"core.damaged_record(path={lost.run_file}"
+    assert f"run.unreadable_run_skipped(run={lost.run_id}, error={damaged}" in caplog.text
+    assert not has_other_settings(lost, config)
+
+
+def test_a_default_that_has_changed_since_a_run_began_is_no_other_setting(tmp_path: Path) -> None:
+    config = DeploymentConfig(output_dir=str(tmp_path / "runs"))
+    run = other_run(tmp_path, NEAR, **{"training.seed": 7})
+    record = read_record(run.run_file)
+    record["configuration"]["sources"].pop("training.seed")
+    write_record(run.run_file, record)
+    assert newest_of_this_purpose(config, []) == run
+    assert not has_other_settings(run, config)
+    assert unfinished_beside(config) is None
+    other = DeploymentConfig(**{"training.seed": 8, "output_dir": config.output_dir})
+    assert newest_of_this_purpose(other, []) is None
 
 
 def test_an_unfinished_run_with_other_settings_is_named_with_them(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_who_goes_back_behind_a_change_has_not_made_it(tmp_path: Path) -> None:
 
 
 def test_no_secret_and_no_hash_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["temper"])  # written too: it may name a file of these tests
+    monkeypatch.setattr(sys, "argv", ["temper", "train", "a b", TOKEN])
     run = made(tmp_path)
     secrets = [
         Difference("settings.api_token", "first", "second", Verdict.CHANGES_THE_RESULT),
@@ -77,6 +77,7 @@ def test_no_secret_and_no_hash_is_written(tmp_path: Path, monkeypatch: pytest.Mo
         Difference("rows", {"of": ["c" * 64]}, None, Verdict.CHANGES_THE_RESULT),
     ]
     history = extended(run, [], OTHER_ROWS, *secrets, step=4)
+    assert history[0]["command"].startswith("temper train 'a b' ")
     text = run.run_file.read_text() + json.dumps(public_history(history))
     for hidden in (TOKEN, "first", "second", "a" * 13, "c" * 13):
         assert hidden not in text
@@ -132,6 +133,8 @@ def test_the_history_is_that_of_the_newest_version_or_of_the_one_of_a_step(tmp_p
     assert steps(history_of(run, 6)) == [2, 4], "what changed after step 6 did not make it"
     assert steps(history_of(run, 4)) == [2]
     assert steps(history_of(run, 2)) == []
+    write_record(run.run_file, {HISTORY: [entry(1), entry(3)]})
+    assert steps(history_of(run, 5)) == [1, 3], "no version is of step 5"
 
 
 def test_versions_without_a_history_or_damaged_are_skipped(tmp_path: Path) -> None:

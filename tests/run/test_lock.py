@@ -1,17 +1,22 @@
 """One process trains a run at a time, and begins with a tidy directory."""
 
+import errno
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
-from infrastructure.monitoring.records.run_owner import read_trainer
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.monitoring.records.run_owner import HOLDER_FILE, read_trainer
 from infrastructure.run import lock
+from infrastructure.run.find import Beginning
 from infrastructure.run.lock import (
     only_trainer_of,
     refuse_trained_elsewhere,
     waited_for,
 )
+from infrastructure.run.repair import is_free
 
 HALF_WRITTEN = ".summary.json.a1b2c3d4.part"
 
@@ -38,6 +43,8 @@ def test_inside_nobody_else_trains_it_and_it_is_known_who_does(tmp_path: Path) -
     refuse_trained_elsewhere(tmp_path)
     with waited_for(tmp_path, 0.0):
         assert not is_trained(tmp_path), "who waits does not train"
+        with pytest.raises(ValueError, match=rf"\(run={tmp_path.name}, trainer=another process\)"):
+            refuse_trained_elsewhere(tmp_path)
 
 
 def test_an_error_inside_leaves_the_run_free(tmp_path: Path) -> None:
@@ -80,10 +87,43 @@ def test_waiting_ends_as_soon_as_the_run_is_free(
     monkeypatch.setattr(lock, "_is_trained_elsewhere", lambda path: answers.pop(0))
     monkeypatch.setattr(lock.time, "sleep", slept.append)
     with waited_for(tmp_path, 600.0):
-        assert (answers, len(slept)) == ([], 2)
-        with pytest.raises(ValueError, match=r"run\.run_is_being_trained"):
+        assert (answers, slept) == ([], [0.1, 0.1])
+        with pytest.raises(ValueError, match=r"run_is_being_trained\(.*trainer=another process\)"):
             refuse_trained_elsewhere(tmp_path)
     refuse_trained_elsewhere(tmp_path)
     answers[:] = [True] * 9
     with waited_for(tmp_path, 0.0):
         assert len(answers) == 8, "the time is up"
+
+
+MACHINE = os.uname().nodename
+
+
+@pytest.mark.parametrize(
+    ("line", "is_waited_for"),
+    [
+        (None, False),
+        (f"process {os.getppid()} on {MACHINE}", True),
+        (f"process {os.getpid()} on {MACHINE}", False),
+        (f"process {os.getppid()} on {MACHINE} ended", False),
+        ("process 7 on another-machine", False),
+    ],
+)
+def test_only_another_process_that_is_known_to_run_is_waited_for(
+    tmp_path: Path, line: str | None, is_waited_for: bool
+) -> None:
+    if line is not None:
+        (tmp_path / HOLDER_FILE).write_text(f"{line}\n")
+    assert lock._is_trained_elsewhere(tmp_path) is is_waited_for
+
+
+def test_a_file_system_without_locks_keeps_no_run_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    refuse_trained_elsewhere(tmp_path)
+    assert is_free(tmp_path)
+    Beginning(DeploymentConfig(output_dir=str(tmp_path))).end()

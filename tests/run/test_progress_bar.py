@@ -35,6 +35,8 @@ def test_a_bar_is_drawn_where_a_person_looks_on(
         move(1000, 1000)
     assert ("verifying" in stream.getvalue()) is is_drawn
     assert ("100%" in stream.getvalue()) is is_drawn
+    assert ("1.00k/1.00k" in stream.getvalue()) is is_drawn
+    assert ("B/s" in stream.getvalue()) is is_drawn
     assert tqdm.monitor is None
 
 

@@ -10,19 +10,26 @@ from typing import Any
 import pytest
 
 from infrastructure.backup.format.store import Store
-from infrastructure.backup.repair.run_files_repair import SEAL, read_seal, seal_of
+from infrastructure.backup.repair.run_files_repair import SEAL, RunFileRepair, read_seal, seal_of
+from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.commands.main import main
 from infrastructure.commands.resume import resume
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.checksums import damaged_files, read_record, write_record
-from infrastructure.core.errors import DamagedFileError
+from infrastructure.core.errors import DamagedFileError, StorageError
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.model_repair import repair_model
 from infrastructure.evaluation.prompting import answer_questions
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.lock import only_trainer_of
-from infrastructure.run.repair import hash_or_none, repair_run
+from infrastructure.run.repair import (
+    hash_or_none,
+    repair_records,
+    repair_records_of,
+    repair_run,
+    write_seal,
+)
 from tests.deployment.runs import deploy, losses, small_settings
 from tests.deployment.test_resuming import resumed_from, stop_after
 from tests.slow import slow_but
@@ -304,3 +311,113 @@ def test_what_nothing_restores_is_sealed_as_it_is_and_reported_once(tmp_path: Pa
     assert now is not None
     assert read_seal(run.path) == {**sealed, "metrics.csv": now}
     assert now != sealed["metrics.csv"]
+
+
+# -- without a training ---------------------------------------------------------------------------
+
+
+def small_run(folder: Path, name: str = "20260101-000000-a-0000", steps: int = 1) -> RunDirectory:
+    """A run with a record, a tokenizer, and versions that hold both."""
+    run = RunDirectory(folder / name)
+    run.tokenizer.mkdir(parents=True)
+    (run.tokenizer / "tokenizer.json").write_text("{}")
+    write_record(run.run_file, {"run_id": run.run_id})
+    for step in range(1, steps + 1):
+        Store(run.checkpoints).commit(read_run_files(run.path), {"step": step}, step=step)
+    return run
+
+
+def test_records_of_all_runs_come_back_from_here_or_from_the_place(tmp_path: Path) -> None:
+    output, lines = tmp_path / "runs", list[str]()
+    runs = [small_run(output, f"2026010{n}-000000-a-0000") for n in range(1, 6)]
+    here, there, held, _, nowhere = runs
+    (tmp_path / "place").mkdir()
+    shutil.move(there.checkpoints, tmp_path / "place" / there.run_id / "")
+    shutil.rmtree(nowhere.checkpoints / "objects")
+    shutil.copytree(tmp_path / "place" / there.run_id / "versions", there.checkpoints / "versions")
+    for run in (here, there, held, nowhere):
+        run.run_file.write_text("{")
+    options = BackupConfig(place=str(tmp_path / "place"))
+    with only_trainer_of(held.path):
+        repair_records(output, options, lines.append)
+    assert [run.has_record() for run in runs] == [True, True, False, True, False]
+    assert [line.partition("(path=run.json, ")[0] for line in lines] == [
+        f"note: run {here.run_id}: backup.run_file_restored",
+        f"note: run {there.run_id}: backup.run_file_restored",
+        f"note: run {nowhere.run_id}: backup.run_file_lost",
+    ]
+    held.run_file.unlink()
+    repair_records(output, BackupConfig(), lines.append)
+    assert held.has_record()
+
+
+def test_a_record_that_cannot_be_repaired_leaves_those_of_other_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = (small_run(tmp_path, f"2026010{n}-000000-a-0000") for n in (1, 2))
+    for run in (bad, good):
+        run.run_file.unlink()
+    whole = RunFileRepair.restore
+
+    def restore(self: RunFileRepair, path: str) -> Any:
+        if self.directory == bad.path:
+            raise OSError(28, "No space left on device")
+        return whole(self, path)
+
+    monkeypatch.setattr(RunFileRepair, "restore", restore)
+    lines: list[str] = []
+    repair_records(tmp_path, BackupConfig(), lines.append)
+    error = "error=[Errno 28] No space left on device"
+    assert lines[0] == f"run.run_file_unreadable(run={bad.run_id}, run_file=run.json, {error})"
+    assert (len(lines), good.has_record()) == (2, True)
+
+
+def test_a_run_is_repaired_from_its_own_versions_unless_it_is_trained(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = small_run(tmp_path)
+    (run.tokenizer / "tokenizer.json").write_text("[]")
+    run.run_file.write_text("{")
+    with only_trainer_of(run.path):
+        repair_records_of(run)
+    assert (run.has_record(), caplog.text) == (False, "")
+    repair_records_of(run)
+    assert (run.has_record(), (run.tokenizer / "tokenizer.json").read_text()) == (True, "{}")
+    assert caplog.text.count("backup.run_file_restored(path=") == 2
+    shutil.rmtree(run.checkpoints)
+    run.run_file.unlink()
+    repair_records_of(run)
+    assert not run.has_record()
+
+
+def test_a_tokenizer_that_is_lost_is_removed_and_no_longer_sealed(tmp_path: Path) -> None:
+    run = small_run(tmp_path)
+    (run.path / "metrics.jsonl").write_text("{}\n")
+    sealed = seal_of(run.path)
+    write_record(run.summary_file, {"status": "finished", SEAL: sealed})
+    Store(run.checkpoints).commit({}, {}, step=2)
+    lines: list[str] = []
+    repair_run(run, BackupConfig(), lines.append)
+    assert (lines, read_seal(run.path)) == ([], sealed)
+    (run.tokenizer / "tokenizer.json").write_text("[]")
+    repair_run(run, BackupConfig(), lines.append)
+    assert lines == ["note: backup.file_damaged_after_end(path=tokenizer/tokenizer.json)"]
+    assert not run.tokenizer.exists()
+    assert read_seal(run.path) == {"metrics.jsonl": sealed["metrics.jsonl"]}
+
+
+def test_a_seal_that_cannot_be_written_is_an_error_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(tmp_path)
+    write_record(run.summary_file, {"status": "finished"})
+    write_seal(run, {"a": "1", "b": None})
+    assert read_record(run.summary_file) == {"status": "finished", SEAL: {"a": "1"}}
+    run.summary_file.write_text("{")
+    write_seal(run, {"a": "2"})
+    assert run.summary_file.read_text() == "{", "it is written again when the run ends"
+    run.summary_file.unlink()
+    refusal = rf"run\.summary_not_writable\(summary_file={run.summary_file}, error="
+    with pytest.raises(StorageError, match=refusal):
+        write_seal(run, {"a": "2"})
+    assert hash_or_none(run.summary_file) is None

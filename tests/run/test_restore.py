@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,7 +15,7 @@ from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import result_settings
 from infrastructure.config.sections.backup_config import BackupConfig
-from infrastructure.core.checksums import read_record, write_record
+from infrastructure.core.checksums import read_record, write_record, write_sums
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.run.checkpoint_paths import best_of, by_step, step_of
 from infrastructure.run.directory import RunDirectory
@@ -31,6 +32,7 @@ from infrastructure.run.restore import (
     step_at_place,
     why_empty,
 )
+from tests.backup.memory_place import MemoryPlace
 
 RUN = "20260101-000000-one-0000"
 RATE = {"name": "learning_rate", "was": 1, "is": 2, "effect": "changes the result"}
@@ -44,6 +46,7 @@ class Disk:
         self.place = FolderPlace(folder / "disk")
         self.options = BackupConfig(place=str(folder / "disk"))
         self.output = folder / "runs"
+        self.lines: list[str] = []
         self.run = RunDirectory(self.output / RUN)
 
     def there(self, step: int, record: object = None, run_id: str = RUN, **facts: Any) -> str:
@@ -65,9 +68,23 @@ class Disk:
         tensors = {**files, "model/w": TensorBytes("U8", (1,), bytes([step]))}
         return store.commit(tensors, values or {"step": step}, step=step, **facts)
 
+    def finished(self, steps: int) -> None:
+        """The model and the last files of a run that has ended at the place."""
+        for name, files in (("final", ["model"]), ("report", ["summary.json", "report.html"])):
+            folder = self.place.root / RUN / name
+            folder.mkdir(parents=True)
+            for file in files:
+                (folder / file).write_text(file)
+        published = {"published": f"{self.place.url}/{RUN}/final"}
+        summary: Any = {"status": "finished", "steps": steps, "backup": published}
+        write_record(self.place.root / RUN / "report/summary.json", summary)
+        for name in ("final", "report"):
+            write_sums(self.place.root / RUN / name)
+
     def restore(self, step: int | None = None) -> int:
         """The step of the checkpoint that comes back."""
-        _, checkpoint = restore_run(RUN, self.options, self.output, step)
+        run, checkpoint = restore_run(RUN, self.options, self.output, step, self.lines.append)
+        assert run == self.run
         return step_of(checkpoint)
 
     def record(self) -> dict[str, Any]:
@@ -146,7 +163,42 @@ def test_of_a_chosen_step_nothing_else_comes_back(disk: Disk) -> None:
     assert sorted(by_step(Store(disk.run.checkpoints))) == [4]
     with pytest.raises(CheckpointError) as raised:
         disk.restore(9)
-    assert "3, 4, 5" in "".join(raised.value.__notes__)
+    assert raised.value.__notes__[-1] == "it has: 3, 4, 5"
+
+
+def test_a_run_that_is_finished_at_its_place_comes_back_with_its_model(disk: Disk) -> None:
+    disk.there(5, "new")
+    disk.finished(5)
+    assert disk.restore(5) == 5
+    assert not disk.run.final.exists(), "of a chosen step nothing else comes back"
+    assert disk.restore() == 5
+    assert disk.lines == [f"run.finished_at_destination(url={disk.place.url}/{RUN}/final)"]
+    assert disk.run.is_finished()
+    assert (disk.run.final / "model").read_text() == "model"
+    assert (disk.run.path / "report.html").read_text() == "report.html"
+    assert disk.restore() == 5
+    assert len(disk.lines) == 1, "it is finished here"
+
+
+def test_a_finished_run_whose_model_is_damaged_can_resume(
+    disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk.there(5, "new")
+    disk.finished(5)
+    (disk.place.root / RUN / "final/model").write_text("other")
+    assert disk.restore() == 5
+    assert f"run.finished_run_not_restored(run={RUN}, error=" in caplog.text
+    assert not disk.run.is_finished()
+    back = {"place": disk.place.url, "was_killed": False}
+    assert disk.record()["brought_back"] == back, "it had ended there"
+
+
+def test_a_run_that_was_trained_on_after_its_end_is_not_finished(disk: Disk) -> None:
+    disk.there(6, "new")
+    disk.finished(5)
+    assert disk.restore() == 6
+    assert (disk.lines, disk.run.final.exists()) == ([], False)
+    assert disk.record()["brought_back"]["was_killed"] is True
 
 
 def trained(settings: object, *changes: dict[str, Any]) -> dict[str, Any]:
@@ -181,12 +233,13 @@ def test_a_version_is_named_by_its_step_its_name_or_as_the_best(disk: Disk) -> N
     assert step_at_place(disk.place, RUN, names[5]) == 5
     assert step_at_place(disk.place, RUN, "4") == 4  # whether it is there is for who fetches it
     disk.there(7, run_id="unmeasured")
-    with pytest.raises(ValueError, match="unmeasured"):
+    with pytest.raises(ValueError, match=r"no_measured_checkpoint_there\(run=unmeasured\)"):
         step_at_place(disk.place, "unmeasured", "best")
     for version in (None, "best", "120", names[3]):
         check_version(RUN, version)
     for version in ("", "last", "-1", "1.5"):
-        with pytest.raises(ValueError, match=r"run\.malformed_checkpoint_name"):
+        malformed = rf"malformed_checkpoint_name\(run={RUN}, version={version}, best=best\)"
+        with pytest.raises(ValueError, match=malformed):
             check_version(RUN, version)
 
 
@@ -208,7 +261,8 @@ def test_a_run_at_a_place_is_named_by_its_id_or_its_name(disk: Disk) -> None:
         ("runs/20260101-000000-one-0000/final", "20260101-000000-one-0000"),
     ):
         assert named_run(disk.place, name) == expected
-    with pytest.raises(ValueError, match=r"unknown_run_at_destination\(url=.*name=twoo,.*two-0000"):
+    unknown = rf"unknown_run_at_destination\(url={disk.place.url}, .*name=twoo,.*two-0000"
+    with pytest.raises(ValueError, match=unknown):
         named_run(disk.place, "twoo")
 
 
@@ -221,6 +275,16 @@ def test_a_place_without_runs_has_its_reason(disk: Disk, tmp_path: Path) -> None
     gone = FolderPlace(tmp_path / "gone")
     assert why_empty(gone) == "run.destination_folder_missing()"
     assert why_empty(disk.place) == ""
+    memory = MemoryPlace()
+
+    for error, reason in (
+        (OSError(5, f"Input/output error of {'hf_' + 'aB3' * 12}"), ": Input/output error of "),
+        (FileNotFoundError(2, "No such bucket"), ": No such bucket"),
+        (OSError("refused"), ": refused"),
+    ):
+        memory.fault = Mock(side_effect=error)
+        assert why_empty(memory).startswith(reason)
+        assert "aB3aB3" not in why_empty(memory)
 
 
 def test_a_place_that_does_not_answer_is_named_with_its_reason(disk: Disk) -> None:
@@ -228,11 +292,11 @@ def test_a_place_that_does_not_answer_is_named_with_its_reason(disk: Disk) -> No
         raise OSError(5, f"Input/output error of {'hf_' + 'aB3' * 12}")
 
     assert answer_of(disk.place, lambda: 7) == 7
-    refusal = r"destination_not_responding\(.*reason=Input/output"
+    refusal = r"destination_not_responding\(.*reason=Input/output.*, advice=backup\."
     with pytest.raises(StorageError, match=refusal) as raised:
         answer_of(disk.place, fail)
     assert "aB3aB3" not in str(raised.value)
-    assert disk.place.url in str(raised.value)
+    assert f"(url={disk.place.url}, " in str(raised.value)
 
 
 def test_a_version_that_cannot_be_read_gives_way_to_the_one_before(
@@ -245,7 +309,8 @@ def test_a_version_that_cannot_be_read_gives_way_to_the_one_before(
     [newest] = (disk.place.root / RUN).rglob(f"{store.versions()[0]}*")
     newest.write_text("{")
     assert newest_values(disk.place, RUN) == {"step": 2}
-    assert "run.unreadable_version_skipped" in caplog.text
+    skipped = f"version_skipped(root={RUN}, name={store.versions()[0][:12]}, error="
+    assert skipped in caplog.text
     assert newest_values(disk.place, "none") == {}
 
 

@@ -4,11 +4,17 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from infrastructure.run.summary_text import closing_lines, paths_of, steps_ahead
+from infrastructure.run.summary_text import (
+    Paths,
+    closing_lines,
+    early_lines,
+    paths_of,
+    steps_ahead,
+)
 
 
 def a_summary(run: Path, **more: Any) -> dict[str, Any]:
@@ -34,16 +40,56 @@ def test_the_end_shows_table_example_and_places(tmp_path: Path) -> None:
     assert f"run.files_head(run={tmp_path})" in lines
 
 
+def test_all_lines_of_the_end_are_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "r"
+    (run / "final").mkdir(parents=True)
+    (run / "final/tokenizer_config.json").write_text("{}")
+    for name in ("checkpoints", "stacks", "metrics.jsonl", "report.html"):
+        (run / name).mkdir()
+    assert [*paths_of(run)] == ["run", "model", "stacks", "checkpoints", "metrics", "report"]
+    more = {"status": "finished", "steps": 3, "total_steps": 9, "loss_function": "mse"}
+    example = {"prompt": "q", "expected": "e\n  \nf", "before": None, "after": "a"}
+    lines = closing_lines(run, a_summary(run, **more, example=example))
+    table = lines.pop(2)
+    assert "held-out loss (mse)" in table
+    assert lines == [
+        "run.finished_early(steps=3, total=9, reason=)",
+        "",
+        "run.exact_match_over(prompts=run.held_out_prompts(count=8, few=))",
+        "",
+        "run.held_out_example()",
+        "  prompt    q",
+        "  expected  e",
+        "            f",
+        "  before    (nothing)",
+        "  after     a",
+        "",
+        "run.files_head(run=r)",
+        "  final          monitoring.path_final()",
+        "  stacks         stackwise.path_stacks()",
+        "  checkpoints    monitoring.path_checkpoints()",
+        "  metrics.jsonl  monitoring.path_metrics()",
+        "run.ask_line(command=temper ask r/final)",
+        "run.report_line(how=run.open_report_in_browser(run=r))",
+    ]
+
+
 def test_the_last_table_counts_the_held_out_rows_that_were_not_answered(tmp_path: Path) -> None:
     lines = closing_lines(tmp_path, a_summary(tmp_path, num_held_out=10))
     (line,) = [line for line in lines if "run.exact_match_over" in line]
     assert "run.answered_held_out_prompts(answered=8, total=10)" in line
+    for prompts in (7, 8):
+        whole = a_summary(tmp_path, num_held_out=10, validation_prompts=prompts)
+        assert line in closing_lines(tmp_path, whole)
     cut = closing_lines(tmp_path, a_summary(tmp_path, num_held_out=10, validation_prompts=9))
     (line,) = [line for line in cut if "run.exact_match_over" in line]
     assert "run.prompts_with_short_answers(answered=8, total=10)" in line
     lines = closing_lines(tmp_path, a_summary(tmp_path, num_held_out=8))
     assert "run.exact_match_over(prompts=run.held_out_prompts(count=8, few=))" in lines
-    for number, few_words in ((1, "run.too_few_prompts()"), (5, "")):
+    for number, few_words in ((4, "run.too_few_prompts()"), (5, "")):
         few = a_summary(tmp_path, num_questions=number, num_held_out=number)
         prompts = f"run.held_out_prompts(count={number}, few={few_words})"
         assert f"run.exact_match_over(prompts={prompts})" in closing_lines(tmp_path, few)
@@ -70,6 +116,8 @@ def test_the_end_before_the_last_step_has_its_reason(tmp_path: Path) -> None:
     assert early[0] == "run.finished_early(steps=126, total=840, reason=: it is enough)"
     whole = closing_lines(tmp_path, a_summary(tmp_path, **{**more, "steps": 840}))
     assert not [line for line in whole if "run.finished_early" in line]
+    for unclear in ({"status": "stopped"}, {"steps": None}, {"total_steps": None}):
+        assert early_lines(cast(Any, {**more, **unclear})) == []
 
 
 def test_where_the_result_is_shown_already_only_places_follow(tmp_path: Path) -> None:
@@ -128,7 +176,15 @@ def test_a_text_without_line_breaks_is_cut_too(tmp_path: Path) -> None:
     long = "begin" + "x" * 5000 + "end"
     example = {"prompt": long, "expected": "y", "before": "\n".join("abcdefghij"), "after": long}
     lines = closing_lines(tmp_path, a_summary(tmp_path, example=example))
-    assert max(map(len, lines)) < 500
+    assert max(map(len, lines)) == 400 + len("  after     ")
+    for length, is_cut in ((400, False), (401, True)):
+        example["before"] = "b" * length
+        [line] = [
+            line
+            for line in closing_lines(tmp_path, a_summary(tmp_path, example=example))
+            if line.startswith("  before")
+        ]
+        assert line == "  before    " + ("b" * 398 + " …" if is_cut else "b" * length)
     assert any("prompt" in line and line.endswith("end") for line in lines)
     assert any("after" in line and "begin" in line for line in lines)
     assert "            run.example_lines_omitted(count=2)" in lines
@@ -172,6 +228,8 @@ def test_the_model_of_an_unfinished_run_is_missing_in_words(tmp_path: Path) -> N
         paths["model"]
     with pytest.raises(KeyError, match="'rack'"):
         paths["rack"]
+    with pytest.raises(KeyError, match="'model'"):
+        Paths()["model"]
 
 
 def test_what_else_is_known_at_the_end_has_its_line(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ class RowSchema:
         try:
             return self.conversation(row)
         except ShapeError as error:
-            shown = excerpt(json.dumps(row.values, ensure_ascii=True, default=str))
+            shown = excerpt(json.dumps(row.values, default=str))
             return BadRow(row.source, row.line, error.reason, error.detail, shown, row.offset)
 
     def conversation(self, row: Row) -> Conversation:
@@ -322,8 +322,8 @@ def value_of(values: RowValues, column: str | None) -> object:
 
 def _held(values: RowValues, column: str) -> tuple[object, bool]:
     """Return a row's value in a column, and whether the row has that column."""
-    if column in values or "." not in column:
-        return values.get(column), column in values
+    if column in values:
+        return values[column], True
     outer, _, inner = column.partition(".")
     held = values.get(outer)
     if not isinstance(held, Mapping):
@@ -435,7 +435,7 @@ def _optional_text(values: RowValues, column: str | None) -> str:
     value = value_of(values, column)
     if isinstance(value, Mapping) and isinstance(value.get("parts"), list):
         value = value["parts"]  # as in Gemini's system instruction
-    if value is None or value == "":
+    if value is None:
         return ""
     if isinstance(value, list) and all(isinstance(_part(part), str) for part in value):
         value = "\n\n".join(str(_part(part)) for part in value)

@@ -239,7 +239,7 @@ def _refuse_truth_values(rows: Sequence[Row], parts: dict[str, str]) -> None:
     """
     answer = parts.get("answer")
     values = [value_of(row.values, answer) for row in rows]
-    if answer and all(isinstance(value, bool) for value in values):
+    if all(isinstance(value, bool) for value in values):
         raise InputError("data.boolean_answers", column=answer)
 
 
@@ -401,7 +401,7 @@ def _kind_of_chat(values: Sequence[object]) -> tuple[str | None, tuple[str, str]
 
 def _are_turns(values: Sequence[object]) -> bool:
     """Return whether each value is a list of two or more texts, alternating user and assistant."""
-    return bool(values) and all(
+    return all(
         isinstance(value, list) and len(value) > 1 and all(isinstance(text, str) for text in value)
         for value in values
     )
@@ -419,7 +419,7 @@ def _known_pairs(rows: Sequence[Row], columns: list[str], request: ShapeRequest)
             named = [by_name[name] for name in pair.contexts if name in by_name]
             prompt, answer = by_name[pair.prompt], by_name[pair.answer]
             context = [request.context_column] if request.context_column else named
-            candidates.append(_pair_with(pair.shape, prompt, answer, context[:1], columns))
+            candidates.append(_pair_with(pair.shape, prompt, answer, context, columns))
     return candidates
 
 
@@ -440,10 +440,10 @@ def _with_more(
             parts[CHOICES] = column
             words += phrase("data.recognized_choices", column=column)
             break
-    history = [c for c in matching((HISTORY,), columns) if c not in taken]
-    if history and any(isinstance(row.values.get(history[0]), list) for row in rows):
-        parts[HISTORY] = history[0]
-        words += phrase("data.recognized_history", column=history[0])
+    for column in matching((HISTORY,), columns):
+        if column not in taken and any(isinstance(row.values.get(column), list) for row in rows):
+            parts[HISTORY] = column
+            words += phrase("data.recognized_history", column=column)
     return name, parts, words
 
 
@@ -471,7 +471,7 @@ def _pair_candidates(columns: list[str], request: ShapeRequest) -> list[Candidat
         left = [request.prompt_column] if request.prompt_column else matching(prompts, columns)
         right = [request.answer_column] if request.answer_column else matching(answers, columns)
         candidates += [_pair(name, p, a, columns, request) for p in left for a in right if p != a]
-    if request.prompt_column or request.answer_column:
+    if request.prompt_column:
         candidates = list(
             {(c[1]["prompt"], c[1]["answer"]): c for c in reversed(candidates)}.values()
         )

@@ -389,7 +389,7 @@ def _contradictions(config: DeploymentConfig, kind: Method) -> Iterator[str]:
                     "methods.completion_leaves_no_prompt",
                     longest=longest,
                     max_length=config.data.max_length,
-                    suggested=max(1, config.data.max_length // 2),
+                    suggested=config.data.max_length // 2,
                 )
             )
     if config.device.startswith("cuda:") and config.device != "cuda:0":

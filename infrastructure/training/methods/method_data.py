@@ -690,7 +690,7 @@ def _split(rows: list[WrittenRow], share: float) -> tuple[list[WrittenRow], list
     part.
     """
     numbers = [content_number([["prompt", _spelt(row.columns["prompt"])]]) for row in rows]
-    if not share or len(set(numbers)) < 2:
+    if not share or not rows:
         return rows, []
     limit = max(int(share * 2.0**64), min(numbers) + 1)  # at least one prompt
     if limit > max(numbers):

@@ -10,6 +10,7 @@ from infrastructure.config.merging.contradictions import (
     CONTRADICTIONS,
     SHARDED,
     all_contradictions,
+    contradicting,
     contradictions_in,
     key_of,
     named_facts,
@@ -94,3 +95,45 @@ def test_what_a_vision_encoder_cannot_be_with_is_refused(
 def test_all_else_goes_with_a_vision_encoder() -> None:
     assert DeploymentConfig(**TOWER).problems() == []
     assert DeploymentConfig(**TOWER, **{"training.extension_learning_rate": 0.1}).problems() == []
+
+
+def test_the_setting_that_contradicts_a_fact_is_named() -> None:
+    lora = {"model.name": "a/b", "model.lora_config": True}
+    both = {f"model.lora_config.use_{kind}": True for kind in ("rslora", "dora")}
+    unsloth = "model.backend=unsloth"
+    for settings, fact, expected in (
+        ({**lora, **both}, unsloth, ["model.lora_config.use_dora"]),
+        ({**lora, "model.lora_config.use_rslora": True}, unsloth, ["model.lora_config.use_rslora"]),
+        (lora, unsloth, []),
+        ({"enable_gpu_optimization": False}, "training.compile_mode=auto", ["enable_gpu_opt"]),
+        ({"enable_gpu_optimization": False}, "training.compile_mode=default", []),
+        ({}, "training.compile_mode=auto", []),
+    ):
+        found = [*contradicting(fact, DeploymentConfig(**settings))]
+        assert len(found) == len(expected)
+        assert all(map(str.startswith, map(str, found), expected))
+    refused = DeploymentConfig(**lora, **both, **{"model.backend": "unsloth"}).problems()
+    lora_variant = "lora_variant=model.lora_config.use_dora, backend=unsloth"
+    assert refused == [f"config.lora_variant_with_unsloth({lora_variant})"]
+
+
+@pytest.mark.parametrize(
+    ("fact", "holds"),
+    [
+        ("data.streaming", True),
+        ("not data.streaming", False),
+        ("data.packing=true", True),
+        ("data.packing=false|true", True),
+        ("data.packing=false", False),
+        ("not data.packing=false", True),
+        ("training.optimizer=adamw|sgd", True),
+        ("not training.optimizer=adamw|sgd", False),
+        ("training.optimizer=sgd|adam", False),
+        ("model.lora_config.use_dora", False),  # inside a section that is off
+        ("strategy=standard", True),
+    ],
+)
+def test_a_fact_is_a_setting_one_of_its_values_or_neither(fact: str, holds: bool) -> None:
+    config = DeploymentConfig(**{"data.streaming": True})
+    row = ("config.auto_compile_not_measured", fact)
+    assert bool([*contradictions_in((row,), config)]) is holds

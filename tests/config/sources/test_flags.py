@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -220,3 +221,29 @@ def test_settings_in_a_text_are_written_as_flags(settings: list[str], flags: str
 )
 def test_a_keyword_sets_what_its_flag_sets(name: str, key: str) -> None:
     assert key_of_keyword(name) == key
+
+
+@pytest.mark.parametrize(
+    ("cell", "key", "value", "place"),
+    [
+        ({"model": "a/b"}, "model.name", "a/b", "cell model"),
+        ({"model": {"name": "a/b"}}, "model.name", "a/b", "cell model.name"),
+        ({"data": Path("rows.jsonl")}, "data.path", "rows.jsonl", "cell data"),
+        ({"data": {"path": Path("rows.jsonl")}}, "data.path", "rows.jsonl", "cell data.path"),
+        ({"data_path": "rows.jsonl"}, "data.path", "rows.jsonl", "cell data_path"),
+        ({"lora": True}, "model.lora_config", True, "cell lora"),
+        ({"lora": {"r": 4}}, "model.lora_config.r", 4, "cell lora.r"),
+        ({"lr": 0.5}, "training.learning_rate", 0.5, "cell lr"),
+        ({"training": {"seed": 7}}, "training.seed", 7, "cell training.seed"),
+        ({"optimization": {"seed": 7}}, "training.seed", 7, "cell optimization.seed"),
+        ({"training.seed": 7}, "training.seed", 7, "cell training.seed"),
+        ({"backup_place": Path("/a")}, "backup.place", "/a", "cell backup_place"),
+    ],
+)
+def test_a_keyword_is_a_section_a_setting_or_the_argument_of_a_function(
+    cell: dict[str, Any], key: str, value: object, place: str
+) -> None:
+    config = load_config(environment={}, cell=cell)
+    assert (config.value(key), config.source(key).place) == (value, place)
+    changed = {one for one in config.sources() if not config.is_default(one)}
+    assert changed == {key} | ({"model.lora_config"} if "lora" in cell else set())

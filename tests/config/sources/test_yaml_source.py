@@ -34,6 +34,9 @@ def laughing(line: str, first: str = "1") -> str:
         ("0o17", 15),
         ("0x1F", 31),
         ("-7", -7),
+        *(("-.inf", -float("inf")), ("+.INF", float("inf")), ("+7", 7), ("1.e3", 1000.0)),
+        *(("NULL", None), ("Null", None), ("TRUE", True), ("FALSE", False)),
+        *((text, text) for text in ("0o8", "0xg", "1e", "e5", "tRUE", "nULL", "inf", "1.2.3")),
         ("true", True),
         ("False", False),
         ("null", None),
@@ -110,28 +113,35 @@ def test_an_empty_file_sets_nothing(text: str, tmp_path: Path) -> None:
             "a: !!python/object/apply:os.system [ls]\n",
             "config.yaml_invalid(place=a.yaml:1, reason=could not",
         ),
-        ("a: &x\n  b: *x\n", "config.yaml_recursive_anchor"),
+        ("a: &x\n  b: *x\n", "config.yaml_recursive_anchor(path=a.yaml, line=1)"),
         ("a: 1\nb:\n  <<: 4\n", "config.yaml_invalid_merge(path=a.yaml, line=3)"),
-        ("b: &b\n  <<: *b\n", "config.yaml_recursive_anchor"),
-        ("b: &b [1, *b]\n", "config.yaml_recursive_anchor"),
+        ("\nb: &b\n  <<: *b\n", "config.yaml_recursive_anchor(path=a.yaml, line=2)"),
+        ("b: &b [1, *b]\n", "config.yaml_recursive_anchor(path=a.yaml, line=1)"),
         ("a: " + "[" * 5000, "config.yaml_too_deep(location=a.yaml, max_depth=50)"),
         ("a: " + "[" * 60 + "]" * 60, "config.yaml_too_deep(location=a.yaml:1, max_depth=50)"),
         ("a: " + "{a: " * 5000, "config.yaml_too_deep(location=a.yaml, max_depth=50)"),
         ("a: " + "9" * 5000, "config.yaml_invalid(place=a.yaml:1, reason=config.number_too_long()"),
-        (laughing("NEW: &NEW [OLD, OLD, OLD]"), "config.yaml_too_many_values"),
-        (laughing("NEW: &NEW {a: OLD, b: OLD}"), "config.yaml_too_many_values"),
+        (
+            laughing("NEW: &NEW [OLD, OLD, OLD]"),
+            "config.yaml_too_many_values(path=a.yaml, line=9, max_values=5000)",
+        ),
+        (laughing("NEW: &NEW {a: OLD, b: OLD}"), "config.yaml_too_many_values(path=a.yaml, line="),
         (
             laughing("NEW: &NEW {<<: [OLD, OLD]}", "{x: 1}"),
-            "config.yaml_too_many_values",
+            "config.yaml_too_many_values(path=a.yaml, line=",
         ),
-        ("#" * (256 << 10) + "\n", "config.yaml_file_too_large"),
+        (
+            "#" * (256 << 10) + "\n",
+            "config.yaml_file_too_large(path=a.yaml, max_kib=256)",
+        ),
         ("a: *nowhere\n", "config.yaml_invalid(place=a.yaml:1, reason=found undefined alias"),
-        ("? [a, b]\n: 1\n", "config.yaml_invalid_key"),
+        ("a: 1\n? [a, b]\n: 1\n", "yaml_invalid_key(path=a.yaml, line=2, key=['a', 'b'])"),
+        ("null: 1\n", "yaml_invalid_key(path=a.yaml, line=1, key=None)"),
         (
             "a: 1\n---\nb: 2\n",
             "config.yaml_invalid(place=a.yaml:2, reason=but found another document",
         ),
-        (b"a: \xff\xfe\n", "config.file_not_utf8"),
+        (b"a: \xff\xfe\n", "config.file_not_utf8(path=a.yaml, offset=3)"),
         ("a: \x00\n", "config.yaml_invalid(place=a.yaml"),
     ],
 )
@@ -145,7 +155,34 @@ def test_a_broken_file_is_one_sentence_with_its_place(
 
 
 def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"config\.file_not_found"):
+    with pytest.raises(ValueError, match=r"config\.file_not_found\(path=.*/nowhere\.yaml\)"):
         load_config(tmp_path / "nowhere.yaml", environment={})
-    with pytest.raises(ValueError, match=r"config\.file_unreadable"):
+    unreadable = rf"config\.file_unreadable\(path={tmp_path}, reason=Is a directory\)"
+    with pytest.raises(ValueError, match=unreadable):
         load_config(tmp_path, environment={})
+
+
+ALIASED = "a: &a " + "[" * 20 + "]" * 20 + "\nb: "
+
+
+@pytest.mark.parametrize(
+    ("largest", "too_large"),
+    [
+        ("#" * ((256 << 10) - 1) + "\n", "#" * (256 << 10) + "\n"),
+        ("a: " + "[" * 49 + "]" * 49, "a: " + "[" * 50 + "]" * 50),
+        ("a: " + "[" * 48 + "1" + "]" * 48, "a: " + "[" * 49 + "1" + "]" * 49),
+        (ALIASED + "[" * 29 + "*a" + "]" * 29, ALIASED + "[" * 30 + "*a" + "]" * 30),
+        ("a: [" + "1," * 4997 + "]", "a: [" + "1," * 4998 + "]"),
+        ("a: &x [" + "1," * 2494 + "]\nb: *x", "a: &x [" + "1," * 2499 + "]\nb: *x"),
+    ],
+)
+def test_a_file_is_read_up_to_its_bounds(largest: str, too_large: str, tmp_path: Path) -> None:
+    read(tmp_path, largest)
+    with pytest.raises(ValueError, match=r"config\.yaml_(file_too_large|too_(deep|many_values))\("):
+        read(tmp_path, too_large)
+
+
+def test_an_anchor_may_be_used_twice_beside_itself(tmp_path: Path) -> None:
+    values, lines = read(tmp_path, "x: &x [1]\na: [*x, *x]\nb:\n  c: *x\n1.5: {true: 2}\n")
+    assert values == {"x": [1], "a": [[1], [1]], "b": {"c": [1]}, 1.5: {True: 2}}
+    assert lines == {"x": 1, "a": 2, "b": 3, "b.c": 4, "1.5": 5, "1.5.True": 5}

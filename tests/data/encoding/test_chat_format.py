@@ -1,9 +1,11 @@
 """A chat template is analysed by what it renders of a few known conversations."""
 
+import importlib.metadata
 import json
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from infrastructure.data.encoding.chat_format import (
     FormatError,
@@ -12,9 +14,12 @@ from infrastructure.data.encoding.chat_format import (
     _any_of,
     end_of_text,
     leading_ids,
+    marks_without_token,
+    shipped_templates,
     spelled_tags,
     start_of_text,
     tags_of,
+    training_format,
 )
 from infrastructure.data.readers.rows import Conversation, Turn
 from tests.data.builders import (
@@ -233,12 +238,45 @@ def test_the_plain_format_writes_each_message_on_its_line() -> None:
     for text, whole in (("T", "T</s>"), ("T</s>", "T</s>"), ("T</s>\n", "T</s>\n</s>")):
         document = plain.write(Conversation((Turn("text", text),)))
         assert (document.text, document.spans) == (whole, ((0, len(whole)),))
+        assert document.is_learnt == (True,)
     left_out = Turn("assistant", "A", is_learnt=False)
     assert plain.write(Conversation((QUESTION, left_out, *turns[3:]))).is_learnt == (False, True)
     called = Turn("assistant", "A", json.dumps({"tool_calls": [CALL]}))
     with pytest.raises(FormatError) as refused:
         plain.write(Conversation((QUESTION, called, QUESTION, ANSWER)))
     assert refused.value.sentence == ("data.message_calls_tools(number=2): data.no_chat_template()")
+
+
+def test_a_template_that_forgets_gets_the_training_template_of_its_family() -> None:
+    shipped = shipped_templates()
+    assert [*shipped] == sorted(shipped)
+    assert not any(name.endswith("_training") for name in shipped)
+    tokenizer = byte_level_tokenizer(shipped["qwen3"].read_text("utf-8"))
+    own = TemplateFormat(tokenizer)
+    assert (own.can_find_answers(last_only=False), own.can_find_answers(last_only=True)) == (
+        *(False, True),
+    )
+    assert training_format(tokenizer, own, last_only=True) is own
+    found = training_format(tokenizer, own)
+    assert found.origin == f"TRL {importlib.metadata.version('trl')}"
+    assert found.marks_answers
+    assert own.origin == ""
+    for template in (CHATML, MARKED, FORGETFUL):
+        own = form(template)
+        assert training_format(byte_level_tokenizer(template), own) is own
+    assert not form(FORGETFUL).can_find_answers(last_only=False)
+
+
+FORGETFUL = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if loop.last and "
+    "m['role'] == 'assistant' %}<think>{% endif %}{{ m['content'] }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_marks_that_are_no_tokens_are_named_once() -> None:
+    template = "<|im_start|>a<|turn|>b<|end|>{{ '<|turn|>' }}<||><| x|>"
+    assert marks_without_token(template, byte_level_tokenizer()) == ["<|turn|>", "<|end|>"]
 
 
 def test_bos_is_what_the_tokenizer_puts_before_a_text() -> None:
@@ -249,6 +287,13 @@ def test_bos_is_what_the_tokenizer_puts_before_a_text() -> None:
         (slow_tokenizer(), (), ""),
     ):
         assert (leading_ids(tokenizer), start_of_text(tokenizer)) == (ids, text)
+    two = metaspace_tokenizer()
+    start = ("<s>", two.bos_token_id)
+    two.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> <s> $A", special_tokens=[start]
+    )
+    assert (leading_ids(two), start_of_text(two)) == ((two.bos_token_id,) * 2, "")
+    assert PlainFormat(two).write(Conversation((QUESTION, ANSWER))).lead == leading_ids(two)
 
 
 def test_an_end_of_text_is_one_token() -> None:

@@ -670,10 +670,11 @@ def test_white_space_in_quotes_of_python() -> None:
     assert account(lambda row: repr([turn.text for turn in row.turns]), row) == WHOLE
 
 
-def test_many_texts_in_quotes_of_python() -> None:
+@pytest.mark.parametrize("way", [repr, json.dumps])
+def test_many_texts_in_quotes(way: Callable[[list[str]], str]) -> None:
     turns = tuple(Turn(("user", "assistant")[n % 2], f"it's {n}") for n in range(66))
     row = Conversation(turns)
-    assert account(lambda row: repr([turn.text for turn in row.turns]), row) == WHOLE
+    assert account(lambda row: way([turn.text for turn in row.turns]), row) == WHOLE
 
 
 def test_rows_that_differ_in_texts_numbers_and_ids_share_a_marked_writing() -> None:
@@ -728,6 +729,23 @@ def test_tags_of_reasoning_stay_in_every_text() -> None:
     row = Conversation((Turn("user", "x</think>y"), Turn("assistant", "b")))
     (missing,) = account(write, row).missing
     assert (missing.text, missing.is_cut) == ("x</think>y", True)
+    row = Conversation((Turn("user", "Q"), Turn("assistant", "so</think>Rome.")))
+    (missing,) = account(write, row).missing
+    assert (missing.kind, missing.text, missing.is_cut) == ("data.lost_reasoning", "so", False)
+
+
+def test_a_message_of_another_role_is_named_by_it() -> None:
+    row = Conversation((Turn("critic", "Hm."), Turn("assistant", "b")))
+    (missing,) = account(lambda row: row.turns[1].text, row).missing
+    assert missing.kind == "data.lost_message_of_role(role=critic)"
+
+
+def test_keys_and_numbers_that_a_template_looks_into_stay() -> None:
+    def write(conversation: Conversation) -> str:
+        held = arguments_of(conversation)
+        return f"{head(conversation)} {held.get('city')} {2 * held.get('days', 0)}"
+
+    assert account(write, calling({"city": "Rome", "days": 3})) == WHOLE
 
 
 @pytest.mark.parametrize("most", range(9))

@@ -1,11 +1,12 @@
 """Every shape becomes the same kind of conversation; rows that do not fit say why."""
 
 import json
+from datetime import date
 from typing import Any
 
 import pytest
 
-from infrastructure.data.encoding.row_schema import RowSchema, ShapeError, are_tools
+from infrastructure.data.encoding.row_schema import RowSchema, ShapeError, are_tools, with_context
 from infrastructure.data.encoding.schema_detection import ShapeRequest, recognise_shape
 from infrastructure.data.readers import rows as reasons
 from infrastructure.data.readers.rows import BadRow, Conversation, Label, Row, Turn
@@ -86,6 +87,7 @@ def test_what_follows_the_last_answer_is_kept_and_teaches_nothing() -> None:
     assert [(turn.role, turn.text) for turn in found.taught] == [("system", "S"), *TURNS]
     assert found.turns[-1].text == "unanswered"
     assert (found.answer.text, found.prompt[-1].text) == ("A", "Q")
+    assert found.turns[1].fields == ""  # parts of text alone are a text
     cut = CHAT.convert(row(messages=messages[:-1]))
     assert isinstance(cut, Conversation)
     assert found.pairs() == cut.pairs()  # they teach the same
@@ -166,6 +168,16 @@ def test_arguments_of_calls_are_objects_however_they_are_written() -> None:
     assert calls_of({"from": "function_call", "value": json.dumps([bare, bare])}) == [bare, bare]
 
 
+def test_a_message_keeps_its_text_beside_its_calls_and_other_fields() -> None:
+    answer = {"role": "assistant", "content": "I look.", "tool_calls": [CALL["function"]]}
+    answer |= {"day": date(2024, 1, 2), "word": "é", "none": None}
+    found = CHAT.convert(row(messages=[USER, answer]))
+    assert isinstance(found, Conversation)
+    call = '{"name": "add", "arguments": {"a": 1}}'
+    fields = f'{{"tool_calls": [{call}], "day": "2024-01-02", "word": "é"}}'
+    assert found.turns[1] == Turn("assistant", "I look.", fields)
+
+
 def test_tools_are_objects_each_perhaps_as_json_text() -> None:
     tool = {"type": "function", "function": {"name": "add"}}
     for given in ([tool], json.dumps([tool]), [json.dumps(tool)]):
@@ -173,10 +185,11 @@ def test_tools_are_objects_each_perhaps_as_json_text() -> None:
         found = recognise_shape([row(**values)], ShapeRequest()).convert(row(**values))
         assert isinstance(found, Conversation)
         assert json.loads(found.inputs) == {"tools": [tool]}
-    values["tools"] = [{"description": "no name"}]
-    bad = recognise_shape([row(**values)], ShapeRequest()).convert(row(**values))
-    assert isinstance(bad, BadRow)
-    assert bad.detail == "data.tools_without_names(column=tools)"
+    for wrong in ([{"description": "no name"}], [tool, {"description": "no name"}]):
+        values["tools"] = wrong
+        bad = recognise_shape([row(**values)], ShapeRequest()).convert(row(**values))
+        assert isinstance(bad, BadRow)
+        assert bad.detail == "data.tools_without_names(column=tools)"
 
 
 def test_the_last_answer_alone() -> None:
@@ -236,11 +249,20 @@ BAD_CHATS: list[tuple[Any, str, str]] = [
         f"data.message_role_unknown({SECOND}, role=wizard)",
     ),
     ([USER, {"role": "assistant", "content": ""}], reasons.EMPTY, f"data.value_empty({SECOND})"),
+    ([MESSAGES[1], USER | {"content": " "}], reasons.EMPTY, f"data.value_empty({SECOND})"),
     ([USER, {"role": "assistant", "content": None}], reasons.EMPTY, f"data.value_empty({SECOND})"),
     (
-        [USER, {"role": "assistant", "content": None, "tool_calls": [{}]}],
-        reasons.WRONG_TYPE,
-        f"data.calls_without_names({SECOND})",
+        [USER, {"role": "assistant", "content": None}, *MESSAGES],
+        reasons.EMPTY,
+        f"data.value_empty({SECOND})",
+    ),
+    *(
+        (
+            [USER, {"role": "assistant", "content": None, "tool_calls": calls}],
+            reasons.WRONG_TYPE,
+            f"data.calls_without_names({SECOND})",
+        )
+        for calls in ([{}], [{"name": "f"}, {}], 5, {"name": "f"})
     ),
     (
         [USER, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{a"}]}],
@@ -271,6 +293,14 @@ BAD_CHATS: list[tuple[Any, str, str]] = [
         [{"role": "user", "content": [{"type": "audio"}]}],
         reasons.WRONG_TYPE,
         "data.message_not_only_text(where=data.place_message(number=1, column=messages))",
+    ),
+    (
+        [
+            USER,
+            {"role": "assistant", "content": [{"type": "text", "text": "A"}, {"type": "audio"}]},
+        ],
+        reasons.WRONG_TYPE,
+        f"data.message_not_only_text({SECOND})",
     ),
 ]
 
@@ -328,15 +358,19 @@ def test_the_choices_stand_below_the_question_and_the_right_one_answers(
     for wrong in (2, -1, True, None, "Z", Label("name", 2), ["A"]):
         bad = CHOOSING.convert(row(question="Q", options=options, answer=wrong))
         assert isinstance(bad, BadRow)
-        assert bad.reason == reasons.WRONG_TYPE
+        unknown = "data.choice_unknown(answer=answer, column=options)"
+        assert (bad.reason, bad.detail) == (reasons.WRONG_TYPE, unknown)
 
 
-@pytest.mark.parametrize("options", ["two", [], [1, 2], {}, None, {"text": "two"}])
+CHOICES_MISSING = "data.choices_missing(column=options)"
+
+
+@pytest.mark.parametrize("options", ["two", [], [1, 2], ["two", 3], {}, None, {"text": "two"}])
 def test_without_choices_a_row_that_needs_them_is_set_aside(options: Any) -> None:
     for answer in (0, "A"):
         bad = CHOOSING.convert(row(question="Q", options=options, answer=answer))
         assert isinstance(bad, BadRow)
-        assert bad.reason == reasons.WRONG_TYPE
+        assert (bad.reason, bad.detail) == (reasons.WRONG_TYPE, CHOICES_MISSING)
     missing = CHOOSING.convert(row(question="Q", answer=0))
     assert isinstance(missing, BadRow)
     assert missing.reason == reasons.MISSING_COLUMN
@@ -544,9 +578,12 @@ def test_a_system_message_may_come_in_parts(value: Any, text: str | None) -> Non
     assert found == ([("system", text)] if text else []) + TURNS
     own = [{"role": "system", "content": "mine"}, *MESSAGES]
     assert turns(shape, messages=own, s=value) == [("system", "mine"), *TURNS]
-    bad = shape.convert(row(messages=MESSAGES, s=["a", 1]))
-    assert isinstance(bad, BadRow)
-    assert bad.reason == reasons.WRONG_TYPE
+    for wrong, kind in ((["a", 1], "a list"), ({"a": 1}, "an object")):
+        bad = shape.convert(row(messages=MESSAGES, s=wrong))
+        assert isinstance(bad, BadRow)
+        assert bad.reason == reasons.WRONG_TYPE
+        where = "where=data.place_column(column=s)"
+        assert bad.detail == f"data.value_not_text({where}, kind={kind}, advice=)"
 
 
 def test_columns_inside_objects_are_read_and_missed() -> None:
@@ -572,7 +609,8 @@ def test_columns_inside_objects_are_read_and_missed() -> None:
         ({"value": "A", "text": "B"}, "A"),
         ({"value": [{"text": "A"}]}, "A"),
         (["A", "B"], "A"),
-        ([{"text": "A"}], "A"),
+        ([{"text": "A"}, "B"], "A"),
+        (["A", {"text": "B"}], "A"),
         ([], reasons.EMPTY),
         ({"text": []}, reasons.EMPTY),
         ({"other": "A"}, reasons.WRONG_TYPE),
@@ -599,7 +637,10 @@ def test_earlier_rounds_are_pairs_of_texts() -> None:
         assert turns(shape, q="Q", a="A", h=nothing) == TURNS
     for wrong, reason in (
         ("R", reasons.WRONG_TYPE),
+        (5, reasons.WRONG_TYPE),
         ([["R", "B", "S"]], reasons.WRONG_TYPE),
+        ([["R", "B"], ["S"]], reasons.WRONG_TYPE),
+        ([["R", "B"], "SC"], reasons.WRONG_TYPE),
         ([["R", None]], reasons.EMPTY),
         ([[" ", "B"]], reasons.EMPTY),
     ):
@@ -613,12 +654,15 @@ def test_texts_by_turns_are_those_of_user_and_assistant() -> None:
     assert turns(shape, t=["Q", "A", "R"], s="S") == [("system", "S"), *TURNS, ("user", "R")]
     assert turns(shape, t=json.dumps(["Q", "A"])) == TURNS
     assert turns(shape, t=MESSAGES) == TURNS  # of a row that is not like the others
-    for wrong, number in ((["Q", ""], 2), ([" ", "A"], 1)):
+    for wrong, detail in (
+        (["Q", ""], "data.value_empty(where=data.place_message(number=2, column=t))"),
+        ([" ", "A"], "data.value_empty(where=data.place_message(number=1, column=t))"),
+        ("QA", "data.column_not_list(column=t, kind=text)"),
+        (["Q", 5], "data.message_not_object(where=data.place_message(number=1, column=t), kind="),
+    ):
         bad = shape.convert(row(t=wrong))
         assert isinstance(bad, BadRow)
-        assert (
-            bad.detail == f"data.value_empty(where=data.place_message(number={number}, column=t))"
-        )
+        assert bad.detail.startswith(detail)
     alone = shape.convert(row(t=["Q"]))
     assert isinstance(alone, BadRow)
     assert alone.reason == reasons.NOT_SUPERVISED
@@ -634,6 +678,10 @@ def test_images_inside_messages_are_found_under_every_key_of_a_text(key: str) ->
     found = RowSchema(name, {"chat": "m"}, "").convert(row(m=messages))
     assert isinstance(found, Conversation), found
     assert len(found.pictures) == found.num_pictures == 1
+    alone = [{**role, key: parts[:1]}, messages[1]]
+    found = RowSchema(name, {"chat": "m"}, "").convert(row(m=alone))
+    assert isinstance(found, Conversation), found
+    assert (found.turns[0].text, found.turns[0].parts) == ("", [{"type": "image"}])
 
 
 IMAGE = {"type": "image"}
@@ -680,6 +728,22 @@ def test_pictures_of_a_column_stand_at_their_marks_or_before_the_question(
     assert seen(PAIRED, q=question, a="A", image=images) == ([parts, "A"], named)
 
 
+def test_a_marked_text_loses_its_marks_and_keeps_its_other_fields() -> None:
+    shape = RowSchema("messages", {"chat": "m", "pictures": "image"}, "")
+    marked = {"role": "user", "content": "é<image>\nQ", "name": "ü"}
+    found = shape.convert(row(m=[marked, MESSAGES[1]], image="a.png"))
+    assert isinstance(found, Conversation)
+    parts = '[{"type": "text", "text": "é"}, {"type": "image"}, {"type": "text", "text": "Q"}]'
+    assert found.turns[0] == Turn("user", "éQ", f'{{"name": "ü", "content": {parts}}}')
+
+
+@pytest.mark.parametrize(
+    ("context", "expected"), [(None, "Q"), ("", "Q"), (" \n", "Q"), (" C", "Q\n\n C")]
+)
+def test_a_context_stands_in_a_paragraph_of_its_own(context: str | None, expected: str) -> None:
+    assert with_context("Q", context) == expected
+
+
 @pytest.mark.parametrize(
     ("question", "images", "num_marks", "count"),
     [("<image>Q", TWO, 1, 2), ("<image><image>Q", ["a.png"], 2, 1)],
@@ -717,6 +781,9 @@ def test_pictures_of_a_column_go_to_the_parts_without_their_own() -> None:
         assert f"place={place}" in detail
     odd = [{**first, "content": [{"type": "image", "image": 5}, text("Q")]}, answer]
     assert "place=data.image_of_message(number=1, column=messages)" in seen(columns, messages=odd)
+    noted = {"role": "assistant", "content": [IMAGE, text("<image>A")]}
+    shown = ["Q", [IMAGE, text("<image>A")]]
+    assert seen(PAIRED, q="Q", a=noted, image="a.png") == (shown, ["a.png"])
     both = PAIRED | {"answer": "m"}
     pair = {"q": [{**first, "content": [IMAGE, text("Q")]}], "m": [answer]}
     assert seen(both, **pair, image="a.png") == ([[IMAGE, text("Q")], "A"], ["a.png"])
@@ -757,3 +824,55 @@ def test_a_bad_row_keeps_its_place_and_its_first_characters() -> None:
     assert isinstance(found, BadRow)
     assert (found.source, found.line, found.offset) == ("b.csv", 9, 77)
     assert found.excerpt == '{"question": "\\u00e9", "answer": ""}'
+    dated = PAIR.convert(row(answer="", day=date(2024, 1, 2)))
+    assert isinstance(dated, BadRow)
+    assert dated.excerpt == '{"answer": "", "day": "2024-01-02"}'
+
+
+def test_what_a_template_is_given_is_text_that_json_has() -> None:
+    shape = RowSchema("qa", {**PAIR.columns, "options": "o", "tools": "t"}, "")
+    given = {"o": {"day": date(2024, 1, 2), "word": "é"}, "t": [{"name": "ü"}]}
+    found = shape.convert(row(question="Q", answer="A", **given))
+    assert isinstance(found, Conversation)
+    options = '"chat_template_kwargs": {"day": "2024-01-02", "word": "é"}'
+    assert found.inputs == f'{{"tools": [{{"name": "ü"}}], {options}}}'
+
+
+def test_a_chat_and_a_text_have_no_prompt_of_their_own() -> None:
+    assert CHAT.convert(row(messages=MESSAGES)) == Conversation(
+        (Turn("user", "Q"), Turn("assistant", "A")), "", "a.jsonl", 7
+    )
+    assert RowSchema("text", {"text": "t"}, "").convert(row(t="T")) == Conversation(
+        (Turn("text", "T"),), "", "a.jsonl", 7
+    )
+
+
+BEGINS_OTHERWISE = "data.answer_column_begins_otherwise(column=a)"
+PLACED = "data.value_not_text(where=data.place_column(column={}), kind=a number, advice="
+
+
+@pytest.mark.parametrize(
+    ("values", "detail"),
+    [
+        ({"h": "R"}, "data.history_not_pairs(column=h)"),
+        ({"h": [["R", 0.5]]}, PLACED.format("h")),
+        ({"c": 0.5}, PLACED.format("c")),
+        ({"s": 0.5}, PLACED.format("s")),
+        ({"s": "\ud800"}, "data.character_cut_in(where=data.place_column(column=s))"),
+        ({"a": {"text": []}}, "data.column_without_answer(column=a)"),
+        ({"a": [{"role": "tool", "content": "1"}, MESSAGES[1]]}, BEGINS_OTHERWISE),
+        ({"a": [USER]}, BEGINS_OTHERWISE),
+        ({"q": [USER], "a": [USER]}, "data.no_assistant_message()"),
+        ({"q": MESSAGES[1:], "c": "C"}, "data.columns_without_prompt()"),
+        ({"q": []}, "data.column_without_messages(column=q)"),
+        (
+            {"a": [{"role": "wizard"}]},
+            "data.message_role_unknown(where=data.place_message(number=1, column=a), role=wizard)",
+        ),
+    ],
+)
+def test_a_detail_names_the_column_that_is_wrong(values: dict[str, Any], detail: str) -> None:
+    columns = {"prompt": "q", "answer": "a", "context": "c", "history": "h", "system": "s"}
+    bad = RowSchema("qa", columns, "").convert(row(**{"q": "Q", "a": "A", **values}))
+    assert isinstance(bad, BadRow)
+    assert bad.detail.startswith(detail)

@@ -8,6 +8,7 @@ from infrastructure.data.encoding.schema_detection import (
     ShapeRequest,
     advice,
     common_columns,
+    picture_words,
     recognise_question,
     recognise_shape,
     shown,
@@ -79,6 +80,54 @@ QA_ROW, CHAT_ROW = {"question": "Q", "answer": "A"}, {"messages": MESSAGES}
         ),
         (rows(JUDGED), {"shape": "prompt"}, "prompt", None),
         (rows(JUDGED | {"label": "sums"}), {}, "prompt", None),
+        # a named column of a pair is of no chat
+        (
+            BOTH,
+            {"prompt_column": "question"},
+            "prompt",
+            columns(prompt="question", answer="answer"),
+        ),
+        (BOTH, {"answer_column": "answer"}, "qa", columns(prompt="question", answer="answer")),
+        (
+            rows({**CHAT_ROW, **QA_ROW, "note": "x"}),
+            {"context_column": "note"},
+            "qa",
+            columns(prompt="question", answer="answer", context="note"),
+        ),
+        (names("ask", "answer"), {"prompt_column": "ask"}, "prompt", None),
+        (names("x", "query", "answer", "instruction"), {}, "qa", None),
+        (
+            rows({"t": {"q": "T"}}),
+            {"shape": "text", "text_column": "t.q"},
+            "text",
+            columns(text="t.q"),
+        ),
+        (
+            rows(QA_ROW | {"note": None}),
+            {"context_column": "note"},
+            "qa",
+            columns(prompt="question", answer="answer", context="note"),
+        ),
+        (
+            rows(QA_ROW, QA_ROW, QA_ROW | {"note": "x"}),
+            {"context_column": "note"},
+            "qa",
+            columns(prompt="question", answer="answer", context="note"),
+        ),
+        # the answer is no context, in few rows either
+        (
+            rows({"question": "Q"}, {"question": "Q"}, {"question": "Q", "context": "A"}),
+            {"answer_column": "context"},
+            None,
+            columns(prompt="question", answer="context"),
+        ),
+        (names("src", "tgt", "context"), {}, "prompt", columns(prompt="src", answer="tgt")),
+        (
+            rows({"prompt": "Q", "completion": "A", "chosen": "B", "rejected": "C"}),
+            {"shape": "prompt"},
+            "prompt",
+            columns(prompt="prompt", answer="completion"),
+        ),
     ],
 )
 def test_the_shape_is_that_of_the_columns_or_of_the_request(
@@ -182,6 +231,13 @@ MIXED: list[tuple[list[dict[str, Any]], str]] = [
         rf"^{NO_COMMON}=5, .*data\.unclear_shape\(\), .*more=data\.more_groups\(count=2\)",
     ),
     ([row | {"id": 1} for row in (QA_ROW, CHAT_ROW, {"text": "T"})], rf"^{DIFFERENT}=3,"),
+    ([row | {"id": 1} for row in (QA_ROW, CHAT_ROW, {"foo": "T"})], rf"^{DIFFERENT}=3,"),
+    (
+        [CHAT_ROW, QA_ROW, QA_ROW, {"text": "T"}, {"a": 1}],  # the largest group is the first
+        rf"^{NO_COMMON}=5, groups={group(2, 'qa', 'question, answer', 2)}; "
+        rf"{group(1, 'messages', 'messages', 1)}; {group(1, 'text', 'text', 4)}, "
+        r"more=data\.more_groups\(count=1\)\)\)$",
+    ),
     (
         [{}],
         rf"^{NO_COMMON}=1, groups=data\.rows_of_shape\("
@@ -205,10 +261,14 @@ WRONG_REQUESTS: list[tuple[dict[str, str], str]] = [
     ({"text_column": "answer", "prompt_column": "question"}, r"data\.text_and_pair_columns"),
     ({"text_column": "answer", "shape": "qa"}, r"data\.text_column_with_shape\(shape=qa\)"),
     ({"prompt_column": "a", "answer_column": "a"}, r"data\.prompt_is_answer_column\(column=a\)"),
-    (
-        {"prompt_column": "question", "shape": "messages"},
-        r"data\.pair_columns_with_shape\(shape=messages\)",
+    *(
+        (
+            {name: "question", "shape": "messages"},
+            r"data\.pair_columns_with_shape\(shape=messages\)",
+        )
+        for name in ("prompt_column", "answer_column", "context_column")
     ),
+    ({"text_column": "question", "answer_column": "answer"}, r"data\.text_and_pair_columns"),
 ]
 UNCLEAR: list[tuple[list[Row], dict[str, str], str]] = [
     *((rows(*values), {}, sentence) for values, sentence in MIXED),
@@ -232,6 +292,23 @@ UNCLEAR: list[tuple[list[Row], dict[str, str], str]] = [
     (names("foo", "bar"), {"shape": "text"}, r"data\.not_in_shape\(shape=text\)"),
     (names("text", "content"), {}, r"data\.ambiguous_shape\(num_ways=2,"),
     (names("question", "answer"), {"shape": "messages"}, r"data\.unrecognized_rows"),
+    (names("text"), {"shape": "qa"}, r"data\.not_in_shape\(shape=qa\)"),
+    (
+        names("foo", "bar"),
+        {"shape": "qa", "prompt_column": "foo"},
+        r"data\.not_in_shape\(shape=qa\)",
+    ),
+    # pairs of known names are searched for only if no column is named
+    (names("frage", "antwort", "x"), {"prompt_column": "x"}, r"unknown\(column=x, held=the prom"),
+    (names("frage", "antwort", "x"), {"answer_column": "x"}, r"unknown\(column=x, held=the answ"),
+    # a question that is a list is a message, in any of the rows
+    (rows({"q": "Q", "a": "A"}, {"q": ["Q"], "a": "A"}), {}, r"data\.unrecognized_rows"),
+    (rows({"dialog": [{"content": "Q"}]}), {}, r"data\.unrecognized_rows"),
+    (
+        names("text", "img"),
+        {"image_column": "img"},
+        r"data\.images_without_prompt\(column=img, text_column=text\)",
+    ),
     (names("prompt", "chosen", "rejected"), {}, r"data\.preference_pairs"),
     *((names("question", "answer"), request, sentence) for request, sentence in WRONG_REQUESTS),
 ]
@@ -260,6 +337,9 @@ def test_choices_are_those_that_each_answer_names() -> None:
     for other in ({"answer": "x"}, {"answer": 2}, {"choices": []}, {"choices": "x"}):
         assert parts(row, row | other) == pair
         assert parts(row | other, row) == pair
+    both = recognise_shape(rows(row | {"options": ["x", "y"]}), ShapeRequest())
+    assert both.columns == pair | {"choices": "choices"}
+    assert both.reason.endswith("data.recognized_choices(column=choices)")
     named = {"prompt_column": "choices", "answer_column": "answer"}
     assert parts(row, **named) == {"prompt": "choices", "answer": "answer"}
 
@@ -288,6 +368,8 @@ def test_what_a_question_alone_brings() -> None:
     assert "data.recognized_context(column=context)" in found.reason
     named = recognise_question(rows(row), ShapeRequest(prompt_column="context"), ("a", "b"))
     assert named.columns == {"prompt": "context", "system": "system", "history": "history"}
+    whole = recognise_question(rows(row), ShapeRequest(prompt_column="question"), ("a", "b"))
+    assert "context" not in whole.columns  # the named column holds the whole prompt
     request = ShapeRequest(context_column="note")
     assert recognise_question(rows(row | {"note": "N"}), request).columns["context"] == "note"
     without = recognise_question(rows({"system": "S", **pair}), ShapeRequest(), ("a", "b"))
@@ -368,11 +450,15 @@ def test_a_column_that_a_template_reads_is_no_other_part() -> None:
         ({"input_ids": [1], "labels": [1]}, "rows_of_token_ids"),
         ({"text": "T", "input_ids": [1]}, "rows_of_token_ids"),
         ({"annotations": [], "data": {}, "id": 1}, "label_studio_tasks"),
+        ({"annotations": [], "data": {}}, "label_studio_tasks"),
+        ({"parent_id": "1", "role": "user", "text": "T"}, "one_message_per_row"),
+        ({"replies": []}, "message_trees"),
     ],
 )
 def test_well_known_files_that_are_no_examples_are_named(row: dict[str, Any], code: str) -> None:
-    with pytest.raises(ValueError, match=rf"data\.{code}\(\)"):
-        recognise_shape(rows(row), ShapeRequest())
+    for request in ({}, {"task_column": next(iter(row)), "image_column": "none"}):
+        with pytest.raises(ValueError, match=rf"data\.{code}\(\)"):
+            recognise_shape(rows(row, dict.fromkeys(row)), ShapeRequest(**request))
     if "text" in row:  # who names a column has looked at it
         assert recognise_shape(rows(row), ShapeRequest(text_column="text")).name == "text"
 
@@ -442,6 +528,21 @@ PAIR = {"chosen": "A", "rejected": "B"}
             "data.put_into_messages(chosen=chosen)",
         ),
         (
+            {"prompt": "Q", "chosen": MESSAGES, "rejected": MESSAGES},
+            "'chosen' and 'rejected'",
+            "data.put_into_messages(chosen=chosen)",
+        ),
+        (
+            {"conversations": MESSAGES, "chosen": MESSAGES, "rejected": MESSAGES},
+            "'chosen' and 'rejected'",
+            "data.put_into_messages(chosen=chosen)",
+        ),
+        (
+            {"query": "R", "prompt": "Q", **PAIR},
+            "'chosen' and 'rejected'",
+            "data.set_pair_columns(prompt=prompt, answer=chosen)",
+        ),
+        (
             {"question": "Q", "answer_a": "A", "answer_b": "B"},
             "'answer_a' and 'answer_b'",
             "data.set_pair_columns(prompt=question, answer=answer_a)",
@@ -480,8 +581,9 @@ def test_pairs_of_a_better_and_a_worse_answer_are_refused_with_what_can_be_learn
         recognise_shape(rows(row), ShapeRequest())
     assert str(caught.value).startswith(f"data.preference_pairs(columns={columns_}, ")
     assert str(caught.value).endswith(f"instead={instead})")
-    better = next(name for name in row if name not in ("prompt", "query", "input", "question"))
-    if "prompt" in row:
+    prompts = ("prompt", "query", "input", "question", "conversations")
+    better = next(name for name in row if name not in prompts)
+    if next(iter(row)) == "prompt":
         assert recognise_shape(rows(row), ShapeRequest(answer_column=better)).name == "prompt"
     assert recognise_shape(rows(row), ShapeRequest(text_column=better)).name == "text"
 
@@ -491,7 +593,7 @@ def test_pairs_of_a_better_and_a_worse_answer_are_refused_with_what_can_be_learn
     [
         ({"id": "1", "sentence": "x"}, "data.set_text_column(column=sentence)"),
         ({"ID": 1, "sentence": "x"}, "data.set_text_column(column=sentence)"),
-        ({"mein text": "x"}, 'data.set_text_column(column="mein text")'),
+        ({"mein téxt": "x"}, 'data.set_text_column(column="mein téxt")'),
         ({"swali": "Q", "jibu": "A"}, "data.set_prompt_and_answer(first=swali, second=jibu)"),
         (
             {"t": {"de": "Q", "en": "A", "n": 1}},
@@ -502,6 +604,7 @@ def test_pairs_of_a_better_and_a_worse_answer_are_refused_with_what_can_be_learn
         ({"sentence": "x", "tags": ["a"]}, "data.set_columns()"),
         ({"a": "x", "b": "y", "c": "z"}, "data.set_columns()"),
         ({"a": "x", "b" * 49: "y"}, "data.set_text_column(column=a)"),
+        ({"a": "x", "b" * 48: "y"}, f"data.set_prompt_and_answer(first=a, second={'b' * 48})"),
         ({"a": "x", "b": ""}, "data.set_text_column(column=a)"),
         ({"n": 1}, "data.set_columns()"),
     ],
@@ -510,6 +613,100 @@ def test_the_way_on_names_the_columns_of_text(row: dict[str, Any], advice_: str)
     with pytest.raises(ValueError, match=r"data\.unrecognized_rows\(") as caught:
         recognise_shape(rows(row), ShapeRequest())
     assert str(caught.value).endswith(f"advice={advice_})")
+
+
+def test_the_first_row_decides_what_a_column_holds() -> None:
+    for second, advice_ in (
+        ({"sentence": "y", "tags": None}, "data.set_columns()"),
+        ({"sentence": 5, "tags": ["a"]}, "data.set_columns()"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            recognise_shape(rows({"sentence": "x", "tags": ["a"]}, second), ShapeRequest())
+        assert str(caught.value).endswith(f"advice={advice_})")
+    with pytest.raises(ValueError, match=r"advice=data\.set_text_column\(column=sentence\)"):
+        recognise_shape(rows({"sentence": "x"}, {"sentence": 5}), ShapeRequest())
+    mixed = rows({"chosen": "A", "rejected": "B"}, {"chosen": MESSAGES, "rejected": MESSAGES})
+    with pytest.raises(ValueError, match=r"instead=data\.put_into_messages\(chosen=chosen\)"):
+        recognise_shape(mixed, ShapeRequest())
+
+
+PAIRS = (
+    ("prompt", ("prompt", "input"), ("completion", "response", "answer", "output", "target")),
+    ("qa", ("question", "query", "problem"), ("answer", "response", "solution", "output")),
+    ("alpaca", ("instruction",), ("output", "response")),
+)
+
+
+@pytest.mark.parametrize(("name", "prompts", "answers"), PAIRS)
+def test_each_usual_name_is_known(
+    name: str, prompts: tuple[str, ...], answers: tuple[str, ...]
+) -> None:
+    for prompt in prompts:
+        for answer in answers:
+            found = recognise_shape(names(prompt.title(), f" {answer}"), ShapeRequest())
+            expected = {"prompt": prompt.title(), "answer": f" {answer}"}
+            assert (found.name, found.columns) == (name, expected)
+        alone = recognise_question(names("x", prompt), ShapeRequest())
+        assert alone.columns.get("prompt") == (prompt if prompt != "problem" else None)
+
+
+def test_each_usual_name_of_another_part_is_known() -> None:
+    for column in ("messages", "conversations", "conversation", "dialogue", "dialog", "chat"):
+        alone = recognise_question(rows({column: MESSAGES}), ShapeRequest())
+        assert parts({column: MESSAGES}) == {"chat": column} == {"chat": alone.columns["prompt"]}
+        assert parts({column: ["Q", "A"]}) == {"chat": column, "turns": column}
+    for column in ("contents", "turns", "utterances"):
+        assert parts({column: MESSAGES}) == {"chat": column}
+        assert parts({column: ["Q", "A"]}) == {"chat": column, "turns": column}
+    for column in ("text", "content", "document"):
+        assert parts({column: "T"}) == {"text": column}
+    for column in ("system", "system_prompt", "systemInstruction", "system_instruction"):
+        assert parts(QA_ROW | {column: "S"})["system"] == column
+    for column in ("input", "context"):
+        assert parts({"instruction": "Q", "output": "A", column: "C"})["context"] == column
+    two = recognise_shape(
+        names("instruction", "output", "context", "input", "system_prompt", "system"),
+        ShapeRequest(),
+    )
+    assert (two.columns["context"], two.columns["system"]) == ("input", "system")
+    assert "data.recognized_context(column=input)" in two.reason
+    assert "data.recognized_system_message(column=system)" in two.reason
+
+
+@pytest.mark.parametrize(
+    ("slip", "known"),
+    [
+        ("conversaton", "conversation"),
+        ("dialogs", "dialog"),
+        ("chats", "chat"),
+        ("promtp", "prompt"),
+        ("completon", "completion"),
+        ("instructon", "instruction"),
+        ("outptu", "output"),
+        ("anwser", "answer"),
+        ("texts", "text"),
+    ],
+)
+def test_a_slip_in_each_usual_name_is_noticed(slip: str, known: str) -> None:
+    with pytest.raises(ValueError, match=rf"meant_column\(name={slip}, known={known}\)"):
+        recognise_shape(names("x", slip), ShapeRequest())
+
+
+def test_where_rows_hold_pictures_is_described() -> None:
+    image = {"type": "image", "image": "a.png"}
+    shown_ = [{"role": "user", "content": [image]}, MESSAGES[1]]
+    sample = rows(CHAT_ROW, {"messages": [MESSAGES[0]]}, {"messages": shown_})
+    chat = recognise_shape(sample, ShapeRequest())
+    assert picture_words(sample, chat) == "data.images_in_messages(place=a.jsonl:3)"
+    assert picture_words(sample[:2], chat) == ""
+    named = rows(QA_ROW | {"img": "a.png", "image": "b.png"})
+    for request, column in (({}, "image"), ({"image_column": "img"}, "img")):
+        schema = recognise_shape(named, ShapeRequest(**request))
+        assert schema.columns["pictures"] == column
+        assert picture_words(named, schema) == f"data.place_column(column={column})"
+    none = recognise_shape(named, ShapeRequest(image_column="none"))
+    assert "pictures" not in none.columns
+    assert picture_words(named, none) == ""
 
 
 def test_a_slip_in_a_usual_name_is_named_unless_the_request_has_a_shape() -> None:
@@ -548,6 +745,8 @@ def test_half_of_the_rows_make_a_column_a_common_one() -> None:
         (["### Instruction:\nQ"], "### Instruction:"),
         (["<|user|>Q"], "<|user|>"),
         (["x\n\nHuman: Q"], "Human:"),
+        (["[INST] Q", "<|user|>Q"], "<|user|>"),
+        (["<|user|>Q", "[INST] Q"], "<|user|>"),
         (["Human: Q", None, "x < |user| >"], None),
     ],
 )
@@ -593,6 +792,9 @@ def test_chats_are_known_by_most_rows_and_texts_by_turns_by_all() -> None:
         ([MESSAGES, shared, shared], "sharegpt"),
         ([authored], "messages"),
         (["[broken", MESSAGES], "messages"),
+        ([MESSAGES, [], 5, {"a": 1}, None], "messages"),
+        ([[*shared, *MESSAGES]], "sharegpt"),
+        ([[{"role": "user"}]], "messages"),
     ):
         found = recognise_shape(rows(*({"dialog": one} for one in chats)), ShapeRequest())
         assert (found.name, found.columns) == (name, {"chat": "dialog"})
@@ -676,6 +878,9 @@ def test_ambiguous_columns_are_shown_with_three_of_their_ways() -> None:
     ways = "; ".join(f"qa ({name}, answer)" for name in ("question", "query", "problem"))
     assert "data.ambiguous_shape(num_ways=3, columns=question, " in str(caught.value)
     assert f"ways={ways})" in str(caught.value)
+    below = names("question", "query", "answer", "context")
+    with pytest.raises(ValueError, match=r"ways=qa \(question, answer\); qa \(query, answer\)\)"):
+        recognise_shape(below, ShapeRequest())
     more = names("question", "query", "answer", "response")
     with pytest.raises(ValueError, match=r"num_ways=4, ") as caught:
         recognise_shape(more, ShapeRequest())

@@ -1,6 +1,7 @@
 """The preview shows what is trained, masked, and ends an answer; it escapes all of it."""
 
 import numpy as np
+import pytest
 
 from infrastructure.data.encoding.token_preview import (
     MOST_TOKENS,
@@ -47,9 +48,8 @@ def test_letters_of_several_tokens_are_whole() -> None:
 def test_colours() -> None:
     tokenizer = byte_level_tokenizer()
     shown = token_preview(preview_example(tokenizer), tokenizer, has_colour=True)
-    assert "\033[2mb\033[0m" in shown
-    assert "\033[32m The\033[0m" in shown
-    assert "\033[7;32m<|endoftext|>■\033[0m" in shown
+    masked = "|".join(f"\033[2m{one}\033[0m" for one in "<b>")
+    assert shown == f"{masked}⟦\033[32m The\033[0m|\033[7;32m<|endoftext|>■\033[0m⟧"
 
 
 def test_each_answer_has_its_stop_and_white_space_behind_it_is_none() -> None:
@@ -69,6 +69,28 @@ def test_each_answer_has_its_stop_and_white_space_behind_it_is_none() -> None:
         wanted = ends & encoded.example.supervised
         assert stops == np.flatnonzero(wanted).tolist()
         assert f"num_ends={len(stops)}," in counts_line(kinds)
+
+
+@pytest.mark.parametrize(
+    ("text", "trained", "expected"),
+    [
+        ("<s>b</s>", "111", "TTS"),
+        ("</s>b", "11", "TT"),
+        ("</s></s>", "11", "TS"),
+        ("</s>\n\n", "11", "ST"),
+        ("b</s>b</s>", "1101", "TS.S"),
+        ("b</s>\nb", "1100", "TS.."),
+        ("b</s>", "10", "T."),
+    ],
+)
+def test_only_the_last_special_token_of_a_run_is_a_stop(
+    text: str, trained: str, expected: str
+) -> None:
+    tokenizer = byte_level_tokenizer(additional_special_tokens=["<s>", "</s>"])
+    ids = np.array(tokenizer(text)["input_ids"], dtype=np.int32)
+    example = TokenizedExample(ids, np.array([one == "1" for one in trained]))
+    letters = {TokenUse.MASKED: ".", TokenUse.TRAINED: "T", TokenUse.STOP: "S"}
+    assert "".join(letters[kind] for kind in kinds_of(example, tokenizer)) == expected
 
 
 def test_an_answer_that_was_cut_has_no_stop_and_a_long_one_is_cut_here() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -496,6 +497,12 @@ def test_ends_are_those_of_a_template() -> None:
     assert ends_of_template(byte_level_tokenizer(CHATML, eos_token=None)) == []
     ends_in_text = CHATML.replace("<|im_end|>", " end")
     assert answer_end_ids(byte_level_tokenizer(ends_in_text)) == [tokenizer.eos_token_id]
+    refuses = byte_level_tokenizer("{{ raise_exception('no') }}")
+    assert answer_end_ids(refuses) == [tokenizer.eos_token_id]
+    marked = MARKED.replace("{% endgeneration %}", "<eot>{% endgeneration %}")
+    plain = byte_level_tokenizer(marked.replace("<|im_end|>", ""))
+    plain.add_tokens(["<eot>"])  # a token that is not special
+    assert answer_end_ids(plain) == [tokenizer.eos_token_id]
 
 
 def test_text_models_refuse_pictures_with_the_reason() -> None:
@@ -505,9 +512,11 @@ def test_text_models_refuse_pictures_with_the_reason() -> None:
     assert (bad.reason, bad.detail) == (reasons.PICTURE, "data.model_accepts_text_only()")
 
 
-def test_a_token_that_takes_the_space_beside_it_is_tokenised_in_the_whole_text() -> None:
+@pytest.mark.parametrize("side", ["lstrip", "rstrip"])
+def test_a_token_that_takes_the_space_beside_it_is_tokenised_in_the_whole_text(side: str) -> None:
     tokenizer = byte_level_tokenizer(CHATML)
-    greedy = AddedToken("<|im_end|>", rstrip=True, special=True)
+    options: Any = {side: True}
+    greedy = AddedToken("<|im_end|>", special=True, **options)
     tokenizer.add_special_tokens({"additional_special_tokens": [greedy]})
     whole = tokenizer.apply_chat_template(TWO.messages())["input_ids"]
     assert encode(tokenizer, TWO).example.input_ids.tolist() == whole
@@ -531,9 +540,73 @@ def test_rows_come_back_in_their_order_whatever_becomes_of_them() -> None:
     assert encoder.encode([]) == []
 
 
+NO_SYSTEM = CHATML.replace("messages %}", "messages if m.role != 'system' %}")
+
+
+def test_what_a_template_leaves_out_of_a_prompt_is_marked() -> None:
+    encoder = ConversationEncoder(byte_level_tokenizer(NO_SYSTEM), max_length=99)
+    thought = Turn("assistant", "Yes.", json.dumps({"reasoning": "so"}))
+    turns = [Turn("system", "Be."), Turn("user", "Q"), thought, Turn("user", "R")]
+    account = encoder.prompt_account(turns)
+    assert [(one.message, one.text) for one in account.missing] == [(1, "Be."), (3, "so")]
+    left_out = "data.message_left_out(role=system, text=Be.)"
+    assert encoder.prompt_text(turns) == f"{left_out}\nuser: Q\nassistant: Yes.\nuser: R"
+    found = encode(byte_level_tokenizer(NO_SYSTEM), TWO).account
+    assert [(one.message, one.text) for one in found.missing] == [(1, "Be brief.")]
+    assert encode(byte_level_tokenizer(CHATML), TWO).account.missing == ()
+
+
+def test_letters_without_a_token_refuse_an_answer_and_are_noted_in_a_question() -> None:
+    tokenizer = metaspace_tokenizer()
+    lost = refusal(tokenizer, talk(("user", "Q"), ("assistant", "It is Ω.")))
+    assert lost.reason == reasons.NOT_IN_TOKENS
+    assert lost.detail.startswith("data.text_decoded_differently(text=It is Ω.")
+    noted = encode(tokenizer, talk(("user", "Is it Ω?"), ("assistant", "No.")))
+    assert noted.survival.kind == ""
+    shown = tokenizer.decode(tokenizer("Is it Ω?", add_special_tokens=False)["input_ids"])
+    differently = f"data.text_decoded_differently(text=Is it Ω?, decoded={shown})"
+    assert noted.survival.unread == differently
+    assert encode(tokenizer, ONE).survival.unread == ""
+
+
+@pytest.mark.parametrize("train_on", ["answers", "last_answer", "all"])
+def test_rows_with_tools_have_the_template_for_tools(train_on: str) -> None:
+    templates: Any = {"default": CHATML, "tool_use": "{{ 'T: ' if tools }}" + CHATML}
+    tokenizer = byte_level_tokenizer(templates)
+    encoder = ConversationEncoder(tokenizer, max_length=99, train_on=train_on)
+    tools = json.dumps({"tools": [{"name": "f"}]})
+    for inputs, begins in ((tools, "T: <|im_start|>"), ('{"tools": []}', "<|"), ("", "<|")):
+        (found,) = encoder.encode([Conversation(ONE.turns, inputs=inputs)])
+        assert isinstance(found, Encoded)
+        assert tokenizer.decode(found.example.input_ids).startswith(begins)
+        assert tokenizer.decode(encoder.prompt_ids(ONE.turns[:1], inputs)).startswith(begins)
+    assert encoder.template_sources == [*templates.values()]
+    assert ConversationEncoder(byte_level_tokenizer(), max_length=9).template_sources == []
+
+
 def test_a_task_stays_with_its_row() -> None:
     row = Conversation(ONE.turns, task="sum")
     assert encode(byte_level_tokenizer(CHATML), row).example.task == "sum"
+
+
+@pytest.mark.parametrize("build", TOKENIZERS)
+@pytest.mark.parametrize("template", [None, CHATML, MARKED])
+def test_what_a_row_excludes_or_gives_is_not_learnt(build: Any, template: str | None) -> None:
+    tokenizer = build(template)
+    texts = learnt_texts(tokenizer, encode(tokenizer, TWO))
+    first, last = texts
+    excluded = list(TWO.turns)
+    excluded[2] = replace(excluded[2], is_learnt=False)
+    for row in (replace(TWO, turns=tuple(excluded)), replace(TWO, num_given=4)):
+        assert learnt_texts(tokenizer, encode(tokenizer, row)) == [last]
+    assert learnt_texts(tokenizer, encode(tokenizer, replace(TWO, num_given=2))) == texts
+    row = replace(TWO, turns=tuple(excluded))
+    parts = learnt_texts(tokenizer, encode(tokenizer, row, train_on="all"))
+    whole = tokenizer.decode(encode(tokenizer, TWO).example.input_ids[1:]).strip()
+    assert len(parts) == 2
+    assert whole.startswith(parts[0])
+    assert whole.endswith(parts[1])
+    assert whole[len(parts[0]) : -len(parts[1])].strip() == first
 
 
 @pytest.mark.parametrize("build", TOKENIZERS)

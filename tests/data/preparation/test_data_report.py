@@ -41,6 +41,7 @@ FACTS: dict[str, Any] = {
     "max_length": 64,
     "shape_reason": "columns decide",
     "end_tokens": {"<a>": 9, "<b>": 1},
+    "seconds": 2.5,
 }
 
 
@@ -64,7 +65,7 @@ def test_the_figures_of_the_rows_are_in_the_lines() -> None:
     )
     quantiles = "5% ≤ 7, 50% ≤ 20"
     assert lengths == (f"data.length_quantiles(quantiles={quantiles}, longest=31, max_length=64)")
-    assert origin.startswith("data.prepared_in(")
+    assert origin == "data.prepared_in(seconds=2.5)"
     assert report_of(from_cache=True).lines()[-1] == "data.read_from_cache()"
     short = report_of(files=files(2)).lines(is_verbose=False)
     assert short == [
@@ -80,7 +81,7 @@ def test_the_figures_of_the_rows_are_in_the_lines() -> None:
     ("given", "names"),
     [
         (files(3), "names=0.csv (csv), 1.csv (csv), 2.csv (csv))"),
-        (files(5), "'2.csv (csv)'], count=2))"),
+        (files(4), "'2.csv (csv)'], count=1))"),
         (files(1) * 4, "names=0.csv (csv))"),
         ([*files(1), {"name": "0.csv", "format": "text"}], "names=0.csv (csv), 0.csv (text))"),
     ],
@@ -97,9 +98,9 @@ def test_the_tasks_with_the_most_examples_are_named() -> None:
     assert tasks_of() == tasks_of(**{"": 50}) == []
     some = {"": 2000, "a": 1, "b": 3}
     assert tasks_of(**some) == ["data.tasks(tasks=data.no_task() 2,000, b 3, a 1)"]
-    many = {f"t{n:02}": 99 - n for n in range(14)}
+    many = {f"t{n:02}": 99 - n for n in range(13)}
     named = ", ".join(f"t{n:02} {99 - n}" for n in range(12))
-    assert tasks_of(**many) == [f"data.tasks(tasks=data.more_names(names={named}, count=2))"]
+    assert tasks_of(**many) == [f"data.tasks(tasks=data.more_names(names={named}, count=1))"]
     assert tasks_of(**dict(list(many.items())[:12])) == [f"data.tasks(tasks={named})"]
 
 
@@ -171,14 +172,15 @@ def test_unused_columns_are_in_the_lines() -> None:
 def test_rows_of_another_encoding_are_named_with_their_file() -> None:
     quarantine = Quarantine()
     quarantine.add([BadRow("a", 1, EMPTY), BadRow("b", 2, INVALID_UTF8, encoding="cp1252")])
+    quarantine.add([BadRow("c", 3, INVALID_UTF8, encoding="cp1250")])
     lines = report_of(quarantine=quarantine).lines()
     remedy = "remedy=data.windows_text(encoding=cp1252)"
     assert f"data.file_read_partly(file=b, {remedy})" in lines
-    skipped = "data.rows_skipped(count=2, percent=3.33"
+    skipped = "data.rows_skipped(count=3, percent=5.0,"
     [line] = [line for line in lines if line.startswith(skipped)]
-    assert line.endswith("reasons=1 empty, 1 invalid UTF-8)")
+    assert line.endswith("reasons=2 invalid UTF-8, 1 empty)")
     [first] = [one for one in report_of(quarantine=quarantine).lines(False) if skipped in one]
-    assert first == f"data.first_skipped(skipped={line}, example=a:1: empty)"
+    assert first == f"data.first_skipped(skipped={line}, example=b:2: invalid UTF-8)"
 
 
 def test_a_stored_report_is_read_again() -> None:

@@ -73,6 +73,8 @@ def test_other_data_is_let_pass(tmp_path: Path) -> None:
     check_meant(DataConfig(path=str(notes)))
     (notes / "readme.md").write_text("Read me.\n")
     check_meant(DataConfig(path=str(notes)))
+    write_jsonl(tmp_path / "table" / "readme.jsonl", pairs(2))
+    check_meant(DataConfig(path=str(tmp_path / "table")))  # which is no document
     (notes / "readme.md").write_text("Read me.\n\nAll of it.\n")
     check_meant(DataConfig(path=str(notes / "readme.md")))  # a file that is named is meant
 

@@ -7,11 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import pytest
 
 from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.data.encoding.chat_format import shipped_templates
 from infrastructure.data.preparation import plan as module
 from infrastructure.data.preparation.plan import (
+    chat_template_of,
     find_shape,
     look_at_pictures,
     look_at_rows,
@@ -20,6 +23,8 @@ from infrastructure.data.preparation.plan import (
     pictures_in,
     plan_key,
     plan_preparation,
+    read_chat_template,
+    template_notes,
     total_bytes_of,
     training_texts,
 )
@@ -30,6 +35,7 @@ from tests.data.builders import (
     MARKED,
     byte_level_tokenizer,
     pairs,
+    pipeline,
     slow_tokenizer,
     write_jsonl,
 )
@@ -88,6 +94,7 @@ CHANGES: dict[str, Callable[[PreparationPlan], PreparationPlan]] = {
     "a file's encoding": with_first(TRAIN, encoding="cp1252"),
     "a file's split": with_first(TRAIN, split="train"),
     "the held-out file": with_first(EVALUATION, name="another.jsonl"),
+    "the order of files": lambda plan: replace(plan, files=(plan.files[0][::-1], plan.files[1])),
     "no held-out file": lambda plan: replace(plan, files=(plan.files[TRAIN], [])),
     "the columns": with_shape(TRAIN, columns={"prompt": "answer", "answer": "question"}),
     "the held-out columns": with_shape(EVALUATION, columns={"prompt": "a", "answer": "b"}),
@@ -137,6 +144,10 @@ def test_where_files_lie_counts_where_paths_of_pictures_do(
     moved = {"path": str(tmp_path / "elsewhere" / "train")}
     see = with_encoder(pictures=SEEING)
     assert plan_key(see(planned(config, **moved))) != plan_key(see(planned(config)))
+    shutil.copy(str(config.eval_path), tmp_path / "elsewhere" / "held_out.jsonl")
+    other = {"eval_path": str(tmp_path / "elsewhere" / "held_out.jsonl")}
+    assert plan_key(planned(config, **other)) == plan_key(planned(config))
+    assert plan_key(see(planned(config, **other))) != plan_key(see(planned(config)))
 
 
 def test_a_plan_follows_the_settings(config: DataConfig) -> None:
@@ -166,7 +177,7 @@ def test_a_plan_follows_the_settings(config: DataConfig) -> None:
 @pytest.mark.parametrize(
     ("megabytes", "cores", "setting", "processes"),
     [
-        *((1, 64, "auto", 0), (300, 64, "auto", 8), (300, 4, "auto", 3), (300, 2, "auto", 0)),
+        *((199, 64, "auto", 0), (200, 64, "auto", 8), (200, 3, "auto", 2), (300, 2, "auto", 0)),
         *((1, 2, 5, 5), (300, 64, 0, 0)),
     ],
 )
@@ -180,12 +191,23 @@ def test_processes_are_started_where_they_pay(
 
 
 def test_texts_to_train_a_tokenizer_on_are_those_that_are_trained_on(
-    config: DataConfig, monkeypatch: pytest.MonkeyPatch
+    config: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [text for row in pairs(40) for text in (row["question"], row["answer"])]
     assert list(training_texts(config)) == texts  # all, where others are held out
-    shared = config.copy_with(eval_path=None, validation_split=0.5)
-    assert 10 < len(list(training_texts(shared))) < 70
+    rows: list[Any] = [*pairs(30), "{broken", {"question": "?"}, *pairs(30, 30)]
+    data = write_jsonl(tmp_path / "rows.jsonl", rows)
+    settings = {"validation_split": 0.2, "max_bad_rows_percent": 50}
+    prepared = pipeline(data, tmp_path / "cache", **settings)
+    places = prepared.places_of(range(prepared.num_examples))
+    kept = [rows[int(place.rpartition(":")[2]) - 1] for place in places]
+    assert len(kept) in range(30, 60)
+    expected = [text for row in kept for text in (row["question"], row["answer"])]
+    assert list(training_texts(DataConfig(path=str(data), **settings))) == expected
+    turns = [{"role": r, "content": f"by {r}"} for r in ("user", "assistant", "user")]
+    chats = write_jsonl(tmp_path / "chats.jsonl", [{"messages": turns}])
+    unsplit = DataConfig(path=str(chats), validation_split=0)
+    assert list(training_texts(unsplit)) == ["by user", "by assistant"]  # to the last answer
     monkeypatch.setattr(module, "MAX_TOKENIZER_ROWS", 30)
     assert list(training_texts(config)) == texts[:60]
 
@@ -195,16 +217,23 @@ def test_bad_rows_of_any_file_are_refused_before_anything_is_loaded(
 ) -> None:
     files = discover(str(tmp_path / "train"))
     assert look_at_rows(files, config).columns == {"prompt": "question", "answer": "answer"}
-    write_jsonl(tmp_path / "train" / "2.jsonl", ["{broken"] * 10)
+    bad: list[Any] = ["{broken", {"question": "?"}]  # the second one can be read
+    write_jsonl(tmp_path / "train" / "2.jsonl", bad * 5)
     with pytest.raises(ValueError, match=r"data\.too_many_bad_rows.*num_bad=10.*num_rows=50"):
         look_at_rows(discover(str(tmp_path / "train")), config)
 
 
-def test_settings_that_the_plan_does_not_read_reach_it_too(config: DataConfig) -> None:
+def test_settings_that_the_plan_does_not_read_reach_it_too(
+    config: DataConfig, tmp_path: Path
+) -> None:
     shared = config.copy_with(validation_split=0.3, num_workers=3)
     plan = plan_preparation(shared, byte_level_tokenizer(), 7)
     assert plan.validation_split == 0.0  # others are held out
     assert (plan.num_processes, plan.worker_bytes, plan.notes) == (3, 7, ())
+    text = write_jsonl(tmp_path / "text.jsonl", [{"text": "<|im_start|>user: Hi"}] * 2)
+    advice, *others = planned(config, path=str(text)).notes
+    assert advice.startswith("data.text_holds_formatted_chat(column=text,")
+    assert others == []
     for streaming in (False, True):
         plan = planned(config, augmentation="any", streaming=streaming)
         assert plan.keep_conversations is not streaming
@@ -246,12 +275,12 @@ def test_rows_are_looked_at_one_by_one_where_the_files_are_small(
     assert look_at_rows(files, config.copy_with(max_bad_rows_percent=20)).name == "qa"
 
 
-@pytest.mark.parametrize(("megabytes", "processes"), [(2, 0), (3, 4), (99, 4)])
+@pytest.mark.parametrize(("megabytes", "processes"), [(2.4, 0), (2.5, 4), (99, 4)])
 def test_slow_tokenizers_use_processes_sooner(
-    monkeypatch: pytest.MonkeyPatch, megabytes: int, processes: int
+    monkeypatch: pytest.MonkeyPatch, megabytes: float, processes: int
 ) -> None:
     monkeypatch.setattr(module, "processor", lambda: SimpleNamespace(num_cores=5))
-    halves: Any = [SimpleNamespace(stamp=lambda: (megabytes * 10**6, 0))] * 2
+    halves: Any = [SimpleNamespace(stamp=lambda: (int(megabytes * 10**6), 0))] * 2
     assert num_processes(DataConfig(), halves, slow_tokenizer()) == processes
 
 
@@ -268,6 +297,9 @@ def test_data_without_a_readable_row_is_refused_with_the_first_fault(tmp_path: P
     write_jsonl(tmp_path / "b.jsonl", ["{broken", "[1]"])
     fault = r"reason=b\.jsonl:1: broken JSON .*: data\.write_with_json_dumps\(\)\)"
     with pytest.raises(ValueError, match=rf"data\.no_readable_row\(file=a\.csv, {fault}"):
+        find_shape(discover(str(tmp_path)), config)
+    write_jsonl(tmp_path / "b.jsonl", ["[1]"])  # for which there is no remedy
+    with pytest.raises(ValueError, match=r"reason=b\.jsonl:1: wrong type \([^:]*\)\)$"):
         find_shape(discover(str(tmp_path)), config)
     (tmp_path / "b.jsonl").unlink()
     with pytest.raises(ValueError, match=r"reason=data\.file_without_rows\(\)\)"):
@@ -313,6 +345,39 @@ def test_one_of_the_first_pictures_has_to_be_usable(
         look_at_pictures(files, config)
 
 
+def test_pictures_of_a_saved_data_set_lie_in_its_folder(tmp_path: Path) -> None:
+    rows = [{"question": "?", "answer": "red", "image": "red.png"}]
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "rows"))
+    config = DataConfig(path=str(tmp_path / "rows"))
+    (tmp_path / "red.png").write_bytes(encoded(picture("red")))
+    with pytest.raises(ValueError, match=r"data\.images_unusable"):
+        look_at_pictures(discover(str(config.path)), config)
+    (tmp_path / "red.png").rename(tmp_path / "rows" / "red.png")
+    look_at_pictures(discover(str(config.path)), config)
+
+
+def test_pictures_of_the_first_file_alone_are_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "red.png").write_bytes(encoded(picture("red")))
+    config = shown(tmp_path, ["gone.png"])
+    files = discover(str(config.path)) + discover(str(shown(tmp_path / "more", ["red.png"]).path))
+    (tmp_path / "more" / "red.png").write_bytes(encoded(picture("red")))
+    with pytest.raises(ValueError, match=r"rows=data\.only_row\(\), fault=rows\.jsonl:1: "):
+        look_at_pictures(files, config)
+
+
+def test_rows_with_pictures_are_refused_where_model_or_settings_see_none(tmp_path: Path) -> None:
+    config, tokenizer = shown(tmp_path, ["a.png"]), byte_level_tokenizer()
+    place = r"place=data\.place_column\(column=image\)\)"
+    with pytest.raises(ValueError, match=rf"data\.images_need_vision_model\({place}"):
+        plan_preparation(config, tokenizer)
+    sees: Any = object()
+    assert plan_preparation(config, tokenizer, pictures=sees).encoder.pictures is sees
+    for setting, value in (("streaming", True), ("augmentation", "any")):
+        refusal = rf"data\.setting_without_image_support\(key=data\.{setting}, {place}"
+        with pytest.raises(ValueError, match=refusal):
+            plan_preparation(config.copy_with(**{setting: value}), tokenizer, pictures=sees)
+
+
 def test_where_rows_hold_pictures_is_described(tmp_path: Path) -> None:
     assert pictures_in(shown(tmp_path, ["a.png"])) == "data.place_column(column=image)"
     assert pictures_in(shown(tmp_path, ["no picture"])) == ""
@@ -341,6 +406,7 @@ def test_the_first_hundred_rows_decide(tmp_path: Path) -> None:
         (["x" * 41, "reply"], "x" * 39 + "…"),
         (["x" * 40, "reply"], None),
         (["ask", "It is so. "], "ask"),
+        (["Is it so?", "reply"], "Is it so?"),
         (["ask", "So it is!"], "ask"),
     ],
 )
@@ -355,3 +421,43 @@ def test_a_header_that_reads_like_a_row_is_suspected(
     data = write_jsonl(tmp_path / "a.jsonl", [dict.fromkeys(header, "x")])  # has no header
     with pytest.raises(ValueError, match=r"data\.unrecognized_rows"):
         find_shape(discover(str(data)), DataConfig())
+
+
+def test_the_template_is_the_configured_one_or_else_the_tokenizers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = byte_level_tokenizer(CHATML)
+    assert chat_template_of(DataConfig(), own) == CHATML
+    assert chat_template_of(DataConfig(chat_template=MARKED), own) == MARKED
+    with pytest.raises(ValueError, match=r"data\.dialogue_needs_template\(\)"):
+        chat_template_of(DataConfig(), byte_level_tokenizer())
+    (tmp_path / "mine.jinja").write_text("größer", "utf-8")
+    assert read_chat_template(str(tmp_path / "mine.jinja")) == "größer"
+    names = dict.fromkeys(("aa", "bb"), tmp_path / "mine.jinja")
+    lack = "data.shipped_template_unavailable(lack=data.{}())"
+    for shipped, installed, alternative in (
+        (names, True, "data.shipped_template_names(names=aa, bb)"),
+        ({}, True, lack.format("trl_without_named_templates")),
+        ({}, None, lack.format("trl_not_installed")),
+    ):
+        monkeypatch.setattr(module, "shipped_templates", lambda shipped=shipped: shipped)
+        monkeypatch.setattr(module, "find_spec", lambda name, found=installed: found)
+        with pytest.raises(ValueError, match=r"data\.invalid_chat_template\(value=cc") as caught:
+            read_chat_template("cc")
+        assert str(caught.value).endswith(f"alternative={alternative})")
+
+
+def test_a_template_that_is_missing_or_in_other_tags_is_noted(tmp_path: Path) -> None:
+    given, none = DataConfig(chat_template=CHATML), byte_level_tokenizer()
+    assert template_notes(given, None) == template_notes(given, byte_level_tokenizer(CHATML)) == []
+    assert template_notes(DataConfig(), byte_level_tokenizer("<|other|>")) == []  # its own
+    note = "data.model_without_chat_template(example=data.{})"
+    [plain] = template_notes(DataConfig(), slow_tokenizer())
+    assert plain == note.format("template_of_known_tokens()")
+    if "qwen3" in shipped_templates():
+        assert template_notes(DataConfig(), none) == [note.format("such_as_template(name=qwen3)")]
+    other = byte_level_tokenizer(CHATML.replace("<|im_end|>", "<|end|>"))
+    pieces = other("<|end|>", add_special_tokens=False)["input_ids"]
+    num_more = 2 * (len(pieces) - 1)  # after the question and after the answer
+    [spelled] = template_notes(given, other)
+    assert spelled == f"data.template_tags_not_tokens(tags=<|end|>, num_more={num_more})"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers.normalizers import Lowercase
 
 from infrastructure.data.preparation import preparation as module
 from infrastructure.data.preparation.data_report import DataReport, rows_in_words
@@ -58,6 +59,7 @@ def test_the_report_lists_what_was_found(data: Path, cache: Path) -> None:
     assert "data.rows_read(count=100, names=train.jsonl (jsonl))" in text
     assert "ata.recognized_pair(prompt=question, answer=answer)" in text
     assert "data.tasks(tasks=" in text
+    assert 0 < report.seconds < 600
     json.dumps(report.to_dict())
 
 
@@ -236,6 +238,93 @@ def test_a_split_that_equal_rows_make_uneven_is_reported(tmp_path: Path, cache: 
     assert not [line for line in many.report.lines() if uneven in line]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "num_held_out", "num_train", "percent"),
+    [
+        *((0.2, 37, 63, None), (0.2, 38, 62, 38.0), (0.2, 3, 97, None), (0.2, 2, 98, 2.0)),
+        *((0.2, 0, 100, None), (0.0, 9, 1, None), (0.5, 1, 1, None)),
+    ],
+)
+def test_a_split_is_uneven_beyond_what_chance_makes_of_it(
+    wanted: float, num_held_out: int, num_train: int, percent: float | None
+) -> None:
+    """Four standard deviations, of 4 % each for a hundred rows, and one row."""
+    notes = module._uneven_split(wanted, num_held_out, num_train)
+    noted = f"data.uneven_split(percent={percent}, wanted={100 * wanted})"
+    assert notes == [noted] * (percent is not None)
+
+
+def test_a_stream_of_few_rows_is_left_as_chance_divides_it(tmp_path: Path, cache: Path) -> None:
+    data = write_jsonl(tmp_path / "a.jsonl", pairs(6))
+    prepared = pipeline(data, cache, streaming=True, validation_split=1e-9)
+    assert (len(epoch(prepared)), held_out(prepared), prepared.evaluation_rows()) == (6, [], [])
+    with pytest.raises(ValueError, match=r"data\.no_rows_left"):
+        pipeline(data, cache, streaming=True, validation_split=1 - 1e-9).prepare()
+
+
+def test_a_fingerprint_is_of_tokens_contents_and_windows_of_the_rows_to_train_on(
+    tmp_path: Path, cache: Path
+) -> None:
+    def fingerprint(*answers: str, **settings: Any) -> str:
+        rows = [{"question": f"Q{n}", "answer": answer} for n, answer in enumerate(answers)]
+        data = write_jsonl(tmp_path / "a.jsonl", rows)
+        return pipeline(data, cache, **{"validation_split": 0, **settings}).fingerprint
+
+    long = "word " * 300
+    rows = ("A", "B", "C", long)
+    whole, stream = {"max_length": 2000}, {"streaming": True, "buffer_size": 2}
+    found = [
+        fingerprint(*rows),
+        fingerprint(*rows, **whole),  # other tokens of the same contents
+        fingerprint("A", "B", "C", f"{long}!"),  # the same tokens, once cut
+        fingerprint(*rows, **stream),
+        fingerprint(*rows, **stream | {"buffer_size": 3}),
+    ]
+    assert len({*found}) == len(found)
+    for number in range(2):
+        other = write_jsonl(tmp_path / f"held_out{number}.jsonl", pairs(3, number))
+        assert fingerprint(*rows, eval_path=str(other)) == found[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "over_length", "is_counted"),
+    [("A", "keep_start", False), ("A" * 600, "keep_start", True), ("A" * 600, "quarantine", True)],
+)
+def test_tokens_of_the_template_are_counted_where_rows_are_too_long(
+    answer: str, over_length: str, is_counted: bool, tmp_path: Path, cache: Path
+) -> None:
+    data = write_jsonl(tmp_path / "a.jsonl", [*pairs(9), {"question": "Q", "answer": answer}])
+    settings = {"over_length": over_length, "max_bad_rows_percent": 50, "validation_split": 0}
+    report = pipeline(data, cache, byte_level_tokenizer(CHATML), **settings).report
+    assert (report.template_tokens > 0) is is_counted
+
+
+def test_held_out_rows_of_other_columns_are_noted_with_their_reason(
+    tmp_path: Path, cache: Path
+) -> None:
+    data = write_jsonl(tmp_path / "a.jsonl", pairs(9))
+    other = [{"query": row["question"], "response": row["answer"]} for row in pairs(3, 20)]
+    for rows, shape, reason in (
+        (other, "qa", "data.recognized_pair(prompt=query, answer=response)"),
+        ([{"text": "T"}] * 2, "text", "data.recognized_plain_text(column=text)"),
+        (pairs(3, 20), "", ""),
+    ):
+        held = write_jsonl(tmp_path / "b.jsonl", rows)
+        notes = pipeline(data, cache, eval_path=str(held)).report.notes
+        noted = f"data.held_out_shape_differs(shape={shape}, reason={reason})"
+        assert notes == [noted] * bool(shape)
+
+
+def test_what_was_left_out_of_the_folders_of_both_sides_is_noted(
+    tmp_path: Path, cache: Path
+) -> None:
+    for side in ("train", "test"):
+        write_jsonl(tmp_path / side / f"{side}.jsonl", pairs(5, 50 * (side == "test")))
+        (tmp_path / side / f"{side}.bin").write_bytes(b"?")
+    notes = pipeline(tmp_path / "train", cache, eval_path=str(tmp_path / "test")).report.notes
+    assert [re.findall(r"\w+\.bin", note) for note in notes] == [["train.bin"], ["test.bin"]]
+
+
 def test_no_split_holds_nothing_out(data: Path, cache: Path) -> None:
     prepared = pipeline(data, cache, validation_split=0)
     assert prepared.num_examples == 100
@@ -364,6 +453,26 @@ def test_the_system_prompt_of_all_rows_is_known(
     rows += [{"messages": chat(9)["messages"][1:]}] * bool(others)
     data = write_jsonl(tmp_path / "a.jsonl", rows)
     assert pipeline(data, cache).report.system_prompt == shared
+    passes_over = CHATML.replace("messages %}", "messages if m.role != 'system' %}")
+    unread = pipeline(data, cache, byte_level_tokenizer(passes_over))
+    assert unread.report.system_prompt is None
+
+
+def test_answers_that_the_tokenizer_changes_are_counted(tmp_path: Path, cache: Path) -> None:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = Lowercase()
+    for answers, equal in ((("low", "High", "HIGHER"), 0), (("low", "High", "HIGH"), 2)):
+        rows = [{"question": "q", "answer": answer} for answer in answers]
+        data = write_jsonl(tmp_path / "a.jsonl", rows)
+        prepared = pipeline(data, cache, tokenizer, validation_split=0)
+        if equal:
+            sentence = r"answers_equal_to_tokenizer\(num_equal=2, num_rows=3, .*a\.jsonl:2"
+            with pytest.raises(ValueError, match=sentence):
+                prepared.prepare()
+            continue
+        [line] = [one for one in prepared.report.lines() if "tokenizer_changed_answers" in one]
+        assert line.startswith("data.tokenizer_changed_answers(count=2, ")
+        assert "a.jsonl:2" in line
 
 
 def test_one_row_is_no_rows() -> None:
@@ -512,6 +621,16 @@ def test_what_only_the_prompt_leaves_out_is_noted_with_its_first_row(tmp_path: P
     assert "data.prompts_differ_in_training(num_differing=18, num_checked=20)" in notes
     never = CHATML.replace("{{ m['content'] }}", "{{ m['content'] if m.role != 'system' }}")
     assert notes_of(tmp_path / "never", rows, never) == []  # one of each row's own losses
+
+
+def test_reasoning_that_a_prompt_leaves_out_on_purpose_is_not_noted(tmp_path: Path) -> None:
+    rows = chats(3)
+    for row in rows:
+        row["messages"][1]["reasoning"] = "hm"
+    thought = "{% if m.reasoning and not add_generation_prompt %}({{ m.reasoning }}){% endif %}"
+    template = CHATML.replace("{{ m['content'] }}", thought + "{{ m['content'] }}")
+    notes = notes_of(tmp_path, rows, template, train_on="all")
+    assert notes == ["data.prompts_differ_in_training(num_differing=3, num_checked=3)"]
 
 
 def test_that_nothing_is_held_out_is_noted_if_a_split_is_set(tmp_path: Path, cache: Path) -> None:

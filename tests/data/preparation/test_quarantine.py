@@ -36,7 +36,9 @@ def test_written_and_read_again(tmp_path: Path) -> None:
     quarantine = Quarantine()
     quarantine.add([bad(1), bad(2)])
     quarantine.write(tmp_path / "q.jsonl")
-    first = json.loads((tmp_path / "q.jsonl").read_text("utf-8").split("\n")[0])
+    text = (tmp_path / "q.jsonl").read_text("utf-8")
+    assert text.count("be\u2028gin") == 2  # to be read by people
+    first = json.loads(text.split("\n")[0])
     assert first == {
         "source": "a.jsonl",
         "line": 1,
@@ -141,9 +143,24 @@ def test_a_template_that_makes_rows_long_is_named() -> None:
 
 def test_the_advice_of_a_row_is_that_of_all_like_it() -> None:
     quarantine = Quarantine()
-    quarantine.add([BadRow("a.jsonl", 1, "chat template", "no", advice="give one")])
-    with pytest.raises(ValueError, match=r"data\.too_many_bad_rows"):
+    quarantine.add([BadRow("a.jsonl", 1, "chat template", advice="give one")])
+    why = r"reasons=1 chat template \(a\.jsonl:1\), remedy=give one, "
+    with pytest.raises(ValueError, match=why):
         quarantine.check(2, 5.0, None)
+    quarantine.add([bad(2)])
+    with pytest.raises(ValueError, match=r"\(a\.jsonl:1\); 1 empty \(a\.jsonl:2, detail 2\), rem"):
+        quarantine.check(9, 5.0)
+
+
+def test_a_reason_of_which_no_row_was_kept_counts_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT", 1)
+    quarantine = Quarantine()
+    quarantine.add([bad(1), bad(2, NOT_IN_TOKENS), bad(3, NOT_IN_TOKENS)])
+    shown = r"reasons=data\.more_reasons\(reasons=1 empty \(a\.jsonl:1, detail 1\), count=1\)"
+    with pytest.raises(ValueError, match=rf"num_bad=3, .*{shown}, remedy=data\.fix_rows\(\)"):
+        quarantine.check(9, 5.0)
 
 
 def test_the_most_frequent_reasons_are_shown_by_their_first_rows() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -80,10 +81,12 @@ def test_results_come_in_order_and_few_are_under_way() -> None:
 
 def test_no_more_processes_than_there_are_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
+    imports: list[bool] = []
 
-    def pool(num_processes: int, *others: Any, **more: Any) -> Any:
+    def pool(num_processes: int, *others: Any, imports_main: bool) -> Any:
         sizes.append(num_processes)
-        return worker_pool(num_processes, *others, **more)
+        imports.append(imports_main)
+        return worker_pool(num_processes, *others)
 
     monkeypatch.setattr(row_worker, "worker_pool", pool)
     worker: Any = Counting()
@@ -92,6 +95,9 @@ def test_no_more_processes_than_there_are_chunks(monkeypatch: pytest.MonkeyPatch
         prepared = [chunk.file for chunk in work_on(chunks, worker, 2)]
         assert prepared == list(range(num_chunks))
     assert sizes == [1, 2]
+    worker.tokenizer = "__main__"  # stands for one that the user's script defines
+    assert len([*work_on([RowChunk(0, 0, [])], worker, 1)]) == 1
+    assert imports == [False, False, True]
 
 
 class Hungry:
@@ -117,7 +123,8 @@ def test_where_a_process_dies_fewer_and_then_this_one_do_the_work(
     chunks = chunks_of([""] * 12)
     prepared = list(work_on(chunks, worker, num_processes))
     assert [chunk.rows for chunk in prepared] == [chunk.rows for chunk in chunks]
-    assert caplog.text.count("data.worker_died") == num_processes
+    left = re.findall(r"data\.worker_died\(num_workers=(\d)\)", caplog.text)
+    assert left == ["1", "0"][-num_processes:]
 
 
 @pytest.mark.skipif(not can_limit_hard(), reason="only Linux refuses memory to one process")
@@ -141,6 +148,7 @@ def test_only_what_may_need_torch_has_it_in_its_process(monkeypatch: pytest.Monk
             own.delitem(sys.modules, "torch")
             row_worker._start_process(pickle.dumps(Counting()), needs_torch)
             assert ("torch" in sys.modules) is not needs_torch
+            assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
     tokenizer = train_tokenizer(["a few words"], 300)
     encoder = ConversationEncoder(tokenizer, max_length=10)
     worker = RowWorker(encoder, [])
@@ -230,6 +238,10 @@ def test_each_row_has_its_own_facts_in_the_order_of_the_chunk() -> None:
     assert [row.example.task for row in good.values()] == ["k", "", "other", ""]
     assert len({row.content for row in good.values()}) == 3
     assert good[0].content == good[6].content  # whatever its task
+    encoder.special_tokens = {}  # of a tokenizer that has none
+    [row] = prepared_by(encoder, PAIR, {"q": "Q", "a": "</s>"}).rows
+    assert isinstance(row, PreparedRow)
+    assert not row.holds_special_text
     end = encoder.tokenizer.eos_token_id
     assert [row.end_token == end for row in good.values()] == [True, False, True, True]
 

@@ -63,6 +63,14 @@ def test_what_is_counted() -> None:
     assert report.end_tokens == {"<|endoftext|>": 6, "<|im_end|>": 2}  # of all that are not cut
 
 
+def test_the_most_frequent_ends_are_shown() -> None:
+    ends = TOKENIZER.convert_tokens_to_ids(["<s>", "</s>", "<|endoftext|>", "<|im_end|>"])
+    drawn = [end for count, end in enumerate(ends, 1) for _ in range(count)]
+    rows = [(n, 5, 2, end, False, "", False) for n, end in enumerate(drawn)]
+    expected = [("<|im_end|>", 4), ("<|endoftext|>", 3), ("</s>", 2)]
+    assert [*report_of(rows).end_tokens.items()] == expected
+
+
 def test_where_all_are_cut_only_real_ends_are_shown() -> None:
     rows = [(n, 5, 2, end, True, "", False) for n, end in enumerate((WORD, END, WORD, WORD))]
     assert report_of(rows).end_tokens == {"<|endoftext|>": 1}

@@ -1,10 +1,12 @@
 """Archives: which member is the data, which archives are refused, and how streams go back."""
 
+import gzip
 import io
 import random
 import re
 import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from infrastructure.data.readers.compressed import (
     data_name,
     document_kind,
     inflated_bytes,
+    is_damaged,
     is_zip,
     member_of,
     num_other_members,
@@ -139,7 +142,7 @@ def test_an_archive_may_end_in_a_comment(tmp_path: Path, length: int) -> None:
         made.comment = b"c" * length
     assert member_of(path) == "a.csv"
     path.write_bytes(path.read_bytes()[: -length - 1])
-    with pytest.raises(ValueError, match=r"data\.zip_truncated"):
+    with pytest.raises(ValueError, match=rf"data\.zip_truncated\(path={path}\)"):
         member_of(path)
 
 
@@ -154,8 +157,46 @@ def test_the_directory_of_an_archive_may_be_as_large_as_the_bound(
         if is_read:
             assert member_of(path) == "a.csv"
         else:
-            with pytest.raises(ValueError, match=r"data\.zip_too_large"):
+            with pytest.raises(ValueError, match=rf"data\.zip_too_large\(path={path}\)"):
                 member_of(path)
+
+
+END = b"PK\x05\x06"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "refusal"),
+    [
+        (
+            b"PK\x01\x02",
+            b"PK\x01\x03",
+            "zip_unreadable({}, reason=Bad magic number for central dir",
+        ),
+        (b"a.csv", b"b.csv", "zip_unreadable({}, reason=File name in directory 'a.csv' and header"),
+        (END, b"PK\x06\x07" + bytes(16) + END, "zip_too_large({})"),
+    ],
+)
+def test_an_archive_that_cannot_be_read_is_named(
+    tmp_path: Path, old: bytes, new: bytes, refusal: str
+) -> None:
+    content = packed(zipfile.ZIP_DEFLATED)
+    path = archive(tmp_path, content=content.replace(old, new, 1))
+    with pytest.raises(ValueError, match=re.escape("data." + refusal.format(f"path={path}"))):
+        open_bytes(path)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_one"),
+    [
+        *((kind("x"), True) for kind in (EOFError, zlib.error, gzip.BadGzipFile)),
+        (zipfile.BadZipFile("x"), True),
+        (OSError("x"), True),
+        (OSError(2, "x"), False),
+        (ValueError("x"), False),
+    ],
+)
+def test_damage_is_told_from_other_errors(error: Exception, is_one: bool) -> None:
+    assert is_damaged(error) is is_one
 
 
 def test_an_archive_is_known_by_its_name_and_its_beginning(tmp_path: Path) -> None:
@@ -186,7 +227,14 @@ def test_what_an_archive_unpacks_to_is_counted_up_to_the_limit(tmp_path: Path, m
     assert 100 < inflated_bytes(path, 100) <= 700_000
     content = held.getvalue()
     path.write_bytes(content[:40] + content[-200:])
-    with pytest.raises(ValueError, match=r"data\.zip_truncated"):
+    with pytest.raises(ValueError, match=rf"data\.zip_truncated\(path={path}\)"):
+        inflated_bytes(path, 1 << 20)
+
+
+def test_packed_bytes_that_are_damaged_are_named(tmp_path: Path) -> None:
+    content = packed(zipfile.ZIP_DEFLATED)
+    path = archive(tmp_path, content=content[:35] + b"\xff" * 9 + content[44:])
+    with pytest.raises(ValueError, match=rf"zip_unreadable\(path={path}, reason=Error -3 while"):
         inflated_bytes(path, 1 << 20)
 
 

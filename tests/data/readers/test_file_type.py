@@ -5,8 +5,10 @@ import contextlib
 import gzip
 import io
 import lzma
+import re
 import sqlite3
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,14 @@ import pytest
 import zstandard
 from PIL import Image
 
-from infrastructure.data.readers.file_type import BinaryFormat, json_kind, kind_of_file, what_it_is
+from infrastructure.data.readers.file_type import (
+    BinaryFormat,
+    check_text,
+    json_kind,
+    kind_of_file,
+    read_head,
+    what_it_is,
+)
 from tests.data.file_shapes import sheet, zipped
 
 
@@ -55,6 +64,18 @@ def arrow(file: Any) -> None:
         made.write_table(TABLE)
 
 
+def damaged_zip() -> bytes:
+    """An archive with one file, whose packed bytes are not what was packed."""
+    content = in_memory(lambda file: zip_into(file))
+    return content[:35] + b"\xff" * 9 + content[44:]
+
+
+def zip_into(file: Any) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("a.csv", b"data" * 99)
+
+
+DAMAGED_ZIP = damaged_zip()
 UNPACK = "unpack_or_export"
 KINDS: list[tuple[bytes, str, str]] = [
     (b"", "empty", "give_nonempty_file"),
@@ -101,6 +122,64 @@ def test_two_bytes_a_character_are_known_by_their_order(encoding: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("num_even", "num_odd", "kind"),
+    [
+        (0, 81, "utf16_without_bom"),
+        (9, 81, "utf16_without_bom"),
+        (81, 9, "utf16_without_bom"),
+        (0, 80, "kind_binary"),
+        (80, 0, "kind_binary"),
+        (10, 81, "kind_binary"),
+        (81, 10, "kind_binary"),
+    ],
+)
+def test_zeros_in_every_other_byte_are_utf16(num_even: int, num_odd: int, kind: str) -> None:
+    head = bytearray(b"ab" * 100)
+    head[: 2 * num_even : 2], head[1 : 2 * num_odd : 2] = bytes(num_even), bytes(num_odd)
+    found = what_it_is(bytes(head))
+    assert found is not None
+    assert found[0] == f"data.{kind}"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.jsonl.gz", b"{}", "compressed_file_damaged({}, kind=gzip, reason=Not a gzipped file"),
+        (
+            "a.jsonl.BZ2",
+            b"{}",
+            "compressed_file_damaged({}, kind=bzip2, reason=Invalid data stream",
+        ),
+        ("a.jsonl.zst", b"{}", "compressed_file_damaged({}, kind=zstd, reason=ZSTD"),
+        (
+            "a.zip",
+            DAMAGED_ZIP,
+            "compressed_file_damaged({}, kind=zip, reason=Error -3 while decomp",
+        ),
+        ("a.jsonl", None, "file_unreadable({}, reason=Is a directory)"),
+        (
+            "b.jsonl",
+            b" ",
+            "file_not_text({}, kind=data.kind_empty(), contrast=, remedy=data.give_n",
+        ),
+        (
+            "c.jsonl",
+            b"%PDF",
+            "file_not_text({}, kind=data.kind_pdf(), contrast=data.not_text_as_named(), "
+            "remedy=data.unpack_or_export())",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_read_as_text_is_named(
+    tmp_path: Path, name: str, content: bytes | None, words: str
+) -> None:
+    path = tmp_path / name
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape("data." + words.format(f"path={path}"))):
+        check_text(path, read_head(path)[0])
+
+
+@pytest.mark.parametrize(
     "text", ["a", "{}", "<p>a</p>", "PK", "ustar", "# version https://git-lfs"]
 )
 def test_text_is_no_other_kind(text: str) -> None:
@@ -141,6 +220,7 @@ class Marked(BinaryFormat):
 def test_a_file_of_another_format_is_named(head: bytes, what: str | None) -> None:
     if what is None:
         Marked().check(Path("a.mark"), head)
+        assert (Marked().unread(Path("a.mark"), "a"), Marked().has_header) == ("", False)
     else:
         with pytest.raises(ValueError, match=r"file_not_of_format\(path=a\.mark") as raised:
             Marked().check(Path("a.mark"), head)

@@ -1,10 +1,12 @@
 """Unusable rows are reported with a remedy, and conversations know which answers are trained."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from infrastructure.data.readers import rows
 from infrastructure.data.readers.rows import (
     BadRow,
     Conversation,
@@ -52,6 +54,27 @@ def test_the_remedy_of_the_row_goes_before_that_of_its_reason() -> None:
     assert str(BadRow("a", 3, "empty")) == "a:3: empty"
     assert BadRow("a", 3, "empty").remedy == ""
     assert BadRow("a", 3, "empty", advice="mine").remedy == "mine"
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        (rows.BROKEN_JSON, "write_with_json_dumps"),
+        (rows.INVALID_UTF8, "set_encoding_of_common"),
+        (rows.HALF_CHARACTER, "write_text_whole"),
+        (rows.OTHER_ENCODING, "set_encoding_of_file"),
+        (rows.WRONG_COLUMNS, "quote_separators"),
+        (rows.BROKEN_CSV, "quote_quotes"),
+        (rows.MISSING_COLUMN, "give_one_file"),
+        (rows.NOT_IN_TOKENS, "take_other_tokenizer"),
+        *((name, "") for name in (rows.WRONG_TYPE, rows.LINE_TOO_LONG, rows.EMPTY, rows.PICTURE)),
+        *((name, "") for name in (rows.CHAT_TEMPLATE, rows.OVER_LONG, rows.LEFT_OUT)),
+        *((name, "") for name in (rows.NOT_SUPERVISED, rows.NO_PREFERENCE)),
+    ],
+)
+def test_a_reason_has_its_remedy(reason: str, remedy: str) -> None:
+    assert BadRow("a", 1, reason).remedy == (f"data.{remedy}()" if remedy else "")
+    assert {rows.LEFT_OUT, rows.NOT_IN_TOKENS} == rows.UNLEARNABLE
 
 
 @pytest.mark.parametrize(
@@ -128,6 +151,8 @@ def test_the_last_trained_answer_ends_what_is_learnt(
     alone = chat.with_last_answer
     assert alone.answer == chat.answer
     assert [n for n in (1, 3) if alone.is_learnt(n)] == [last] * chat.answer.is_learnt
+    assert all(turn.is_learnt for turn in alone.prompt)
+    assert (alone.num_given, alone.turns[last:]) == (last, chat.turns[last:])
 
 
 def test_a_conversation_without_an_answer_is_refused() -> None:
@@ -188,3 +213,11 @@ def test_conversations_that_train_alike_have_equal_pairs(
     again = Conversation.from_json(changed(**facts).to_json())
     assert again == changed(**facts)
     assert "\n" not in changed(**facts).to_json()
+
+
+def test_pictures_are_kept_elsewhere_than_the_text() -> None:
+    shown = changed(pictures=("a.png", b"bytes"))
+    written = json.loads(shown.to_json())
+    assert written.pop("pictures") == []
+    for text in (shown.to_json(), json.dumps(written)):  # as before there were pictures
+        assert Conversation.from_json(text) == changed()

@@ -1,6 +1,8 @@
 """Binary tables: read from any record, and saved data sets of which a part is damaged."""
 
+import contextlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,7 @@ def test_a_saved_data_set_without_one_of_its_files_names_it(tmp_path: Path, name
     folder = saved(tmp_path / "set")
     (folder / name).unlink()
     assert is_saved_dataset(folder)
-    refusal = rf"saved_dataset_damaged\(folder={folder}, .*data\.file_missing\(name={name}\)"
+    refusal = rf"damaged\(folder={folder}, location=, reason=data\.file_missing\(name={name}\)\)"
     with pytest.raises(ValueError, match=refusal):
         read(folder)
 
@@ -78,7 +80,8 @@ def test_a_saved_data_set_with_a_damaged_file_names_it(tmp_path: Path, name: str
     folder = saved(tmp_path / "set")
     [part] = folder.glob(name)
     part.write_text("[]") if part.suffix == ".json" else damage(part)
-    with pytest.raises(ValueError, match=rf"in_member\(member={part.name}\)"):
+    where = rf"location=data\.in_member\(member={part.name}\), reason=\S"
+    with pytest.raises(ValueError, match=rf"saved_dataset_damaged\(folder={folder}, {where}"):
         read(folder)
 
 
@@ -141,8 +144,58 @@ def test_a_split_of_a_saved_data_set_is_named_or_the_one_to_train_on(tmp_path: P
         load_huggingface(f"{tmp_path / 'set'}@dev")
     del sets["train"]
     datasets.DatasetDict(sets).save_to_disk(str(tmp_path / "other"))
-    with pytest.raises(ValueError, match=r"unknown_split\(.*split=train,"):
+    unknown = "unknown_split(dataset={}, split={}, known_splits=data.{}"
+    other = unknown.format(tmp_path / "other", "train", "known_splits(splits=['test', 'extra']))")
+    with pytest.raises(ValueError, match=re.escape(other)):
         load_huggingface(str(tmp_path / "other"))
+    alone = saved(tmp_path / "alone")
+    words = unknown.format(f"{alone}@test", "test", "dataset_without_splits())")
+    with pytest.raises(ValueError, match=re.escape(words)):
+        load_huggingface(f"{alone}@test")
+
+
+@pytest.mark.parametrize(
+    ("place", "loaded"),
+    [
+        ("o/n", ("o/n", None, "train")),
+        ("o/n@test[:9%]", ("o/n", None, "test[:9%]")),
+        ("o/n:part@test", ("o/n", "part", "test")),
+    ],
+)
+def test_a_dataset_of_the_hub_is_loaded_by_its_parts(
+    place: str, loaded: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(repository: str, configuration: str | None, *, split: str) -> object:
+        if split == "test":
+            raise FileNotFoundError("a\n  b")
+        return repository, configuration, split
+
+    monkeypatch.setattr(table_formats, "offline_where_unreachable", contextlib.nullcontext)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    if loaded[2] == "test":
+        refusal = r"hub_dataset_not_found\(name=o/n:part@test, reason=a b\)"
+        with pytest.raises(ValueError, match=refusal):
+            load_huggingface(place)
+        monkeypatch.setattr(datasets, "load_dataset", lambda *given, split: (*given, split))
+    assert load_huggingface(place) == loaded
+
+
+def test_a_table_that_cannot_be_decoded_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "a.parquet")
+    for error, words in (
+        (MemoryError(), "parquet_out_of_memory(file=a.parquet)"),
+        (OSError("why"), "parquet_damaged(file=a.parquet, reason=why)"),
+        (pa.ArrowInvalid("why"), "parquet_damaged(file=a.parquet, reason=why)"),
+    ):
+
+        def fail(*given: object, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(table_formats, "rows_at_once", fail)
+        with pytest.raises(ValueError, match=re.escape(f"data.{words}")):
+            read(tmp_path / "a.parquet")
 
 
 def test_the_hash_of_a_saved_data_set_is_of_its_rows_and_its_split(tmp_path: Path) -> None:

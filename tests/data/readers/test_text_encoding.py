@@ -81,7 +81,8 @@ def test_what_the_encoding_does_not_have_sets_one_row_aside(tmp_path: Path) -> N
 
 def test_utf_8_is_not_read_in_another_encoding(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "Österreich"}\n', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"data\.utf8_despite_encoding.*encoding=cp1252"):
+    refusal = rf"utf8_despite_encoding\(path={tmp_path}/a\.jsonl, encoding=cp1252\)"
+    with pytest.raises(ValueError, match=refusal):
         discover(str(tmp_path), encoding="cp1252")
     (tmp_path / "a.jsonl").write_text('{"text": "plain"}\n', encoding="utf-8")
     assert len(list(discover(str(tmp_path), encoding="cp1252")[0].rows())) == 1

@@ -21,12 +21,12 @@ from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.data.store.token_cache import (
     LOCK,
-    SECONDS_PER_DAY,
-    SECONDS_TO_DELETE,
     TokenCache,
 )
 from infrastructure.data.store.token_store import TokenStoreWriter
 from tests.forks import forked_python
+
+SECONDS_PER_DAY = 86_400
 
 
 def builder(num_tokens: int = 1000, calls: list[int] | None = None) -> Callable[[Path], None]:
@@ -142,7 +142,7 @@ def test_a_damaged_entry_is_made_again_with_a_warning(
     assert not entry.was_there
     damaged = "data.cache_metadata_altered" if name == "meta.json" else "data.cache_chunk_damaged"
     assert f"{damaged}(file={name}" in caplog.text
-    assert "data.cache_entry_damaged" in caplog.text
+    assert f"data.cache_entry_damaged(folder={path.parent}, reason={damaged}(" in caplog.text
     assert entry.store.example(0).input_ids.tolist() == list(range(1000))
 
 
@@ -237,11 +237,11 @@ def test_another_process_may_delete_what_is_being_deleted(tmp_path: Path) -> Non
 def test_what_is_being_deleted_is_left_to_who_deletes_it(tmp_path: Path) -> None:
     prepared = cache(tmp_path)
     now = int(time.time())
-    for begun in (str(now), str(now - SECONDS_TO_DELETE - 1), "older"):
+    for begun in (str(now - 3590), str(now - 3601), "older"):
         (tmp_path / "tokens" / f".removed-{begun}-00").mkdir()
     prepared.sweep()
     left = [path.name for path in (tmp_path / "tokens").glob(".removed-*")]
-    assert left == [f".removed-{now}-00"]
+    assert left == [f".removed-{now - 3590}-00"]
 
 
 def test_opening_counts_as_use(tmp_path: Path) -> None:
@@ -273,7 +273,8 @@ def test_the_longest_unused_make_room(tmp_path: Path, caplog: pytest.LogCaptureF
     assert entries(tmp_path) == ["b", "c"]
     big = cache(tmp_path, disk_size=1).open("d", builder(4 * num_tokens))
     assert entries(tmp_path) == ["c", "d"]  # both in use
-    about = re.search(r"data\.cache_too_small\(megabytes=(\S+), root=.*limit=1\)", caplog.text)
+    root = rf"root={tmp_path}/tokens"
+    about = re.search(rf"cache_too_small\(megabytes=(\S+), {root}, limit=1\)", caplog.text)
     assert about is not None
     assert 2 < float(about[1]) < 2.2  # of four and one times 0.41
     held.close()
@@ -288,6 +289,8 @@ def test_memory_size_decides_what_is_held_in_memory(tmp_path: Path) -> None:
     assert (small.is_in_memory, large.is_in_memory) == (True, False)
     limited = TokenCache(CacheConfig(directory=str(tmp_path)), memory_bytes=1000)
     assert not limited.open("a", builder()).store.is_in_memory
+    more = TokenCache(CacheConfig(directory=str(tmp_path), memory_size=1), memory_bytes=10**9)
+    assert more.memory_bytes == 10**6
     assert np.array_equal(large.example(0).input_ids, np.arange(400_000))
 
 

@@ -119,8 +119,16 @@ def test_a_setting_that_cannot_be_carried_out_is_refused_by_its_name(key: str) -
 @pytest.mark.parametrize(
     ("section", "name", "value", "reason"),
     [
-        ("training", "optimizer", "adamw_offload", "methods.argument_takes_only(argument=optim"),
-        ("training", "mixed_precision", "fp8", "methods.argument_takes_only(argument=bf16"),
+        (
+            *("training", "optimizer", "adamw_offload"),
+            "methods.argument_takes_only(argument=optim, values="
+            "['adamw', 'adamw_8bit', 'paged_adamw', 'paged_adamw_8bit', 'sgd']))",
+        ),
+        (
+            *("training", "mixed_precision", "fp8"),
+            "methods.argument_takes_only(argument=bf16, values="
+            "['true', 'false', 'bf16', 'fp16', 'fp32']))",
+        ),
         ("data", "over_length", "truncate", "methods.truncates_only_ends()"),
         ("model", "backend", "unsloth", "methods.loaded_by_transformers()"),
     ],
@@ -133,6 +141,16 @@ def test_some_values_of_a_setting_cannot_be_carried_out(
     [refusal] = refused_settings(DeploymentConfig(**sections))  # type: ignore[arg-type]
     assert refusal.startswith(f"methods.setting_not_supported(setting={section}.{name}={value},")
     assert f"method=kto, reason={reason}" in refusal
+
+
+def test_the_only_value_of_a_setting_is_taken_though_it_is_not_the_default() -> None:
+    recovery = {"out_of_memory": "stop", "not_finite": "stop"}
+    config = DeploymentConfig(
+        model={"backend": "transformers"},
+        data={"num_workers": 0},
+        training={"method": "dpo", "validation_prompts": 0, "recovery": recovery},
+    )
+    assert [*refused_settings(config)] == []
 
 
 def test_the_defaults_can_be_carried_out() -> None:
@@ -213,8 +231,17 @@ def test_several_losses_have_weights_and_one_has_none() -> None:
         ("kto", {"training": {"beta": 0.0}}, "methods.beta_zero(method=KTO)"),
         ("grpo", {"training": {"beta": 0.0}}, None),
         ("dpo", {"training": {"beta": 0.01}}, None),
-        ("kto", {"training": {"batch_size": 1}}, "methods.batch_too_small(method=KTO, size=1,"),
+        (
+            "kto",
+            {"training": {"batch_size": 1}},
+            "methods.batch_too_small(method=KTO, size=1, least=2)",
+        ),
         ("kto", {"training": {"batch_size": 2}}, None),
+        (
+            "dpo",
+            {"training": {"batch_size": "auto", "beta": 0.0}},
+            "methods.batch_size_auto(method=dpo)",
+        ),
         ("dpo", {"training": {"batch_size": 1}}, None),
         (
             "grpo",

@@ -14,7 +14,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.data.data_pipeline import DataPipeline
 from infrastructure.data.readers.rows import BadRow, Row
-from infrastructure.data.readers.sources import about_splits, files_of
+from infrastructure.data.readers.sources import about_splits, discover, files_of
 from infrastructure.training.methods.method_data import (
     LABEL_COLUMNS,
     RANKED_PAIRS,
@@ -23,6 +23,7 @@ from infrastructure.training.methods.method_data import (
     MethodShape,
     read_data,
     recognise,
+    sample,
 )
 from tests.conftest import train_tiny_tokenizer
 from tests.data.builders import metaspace_tokenizer
@@ -151,7 +152,8 @@ def test_columns_that_nobody_reads_are_named_once_in_their_order(
     assert "columns=origin, score" in data.lines()[0]
     prompts = [{"prompt": "a", "answer": "b", "level": 1}]
     given = read(tmp_path, tokenizer, prompts, "grpo", training={"max_completion_length": 8})
-    assert "not used" not in given.lines()[0]  # rewards may read it
+    assert given.unused == ["level"]
+    assert "data.columns_unused_too(" not in given.lines()[0]  # rewards may read it
 
 
 @pytest.mark.parametrize(
@@ -183,9 +185,12 @@ def test_answers_that_are_one_to_the_model_are_set_aside_with_their_place(tmp_pa
         over_length="keep_start",
     )
     lengths = [len(line) for line in (tmp_path / "rows.jsonl").read_bytes().splitlines(True)]
-    assert [(bad.line, bad.reason, bad.offset) for bad in data.quarantine.bad_rows] == [
-        (4, "no preference", sum(lengths[:3])),
-        (5, "over-long", sum(lengths[:4])),
+    longest = len(tokenizer("2\n" + "a " * 80 + "b")["input_ids"]) + 1  # and its end
+    one, cut = "methods.answers_tokenize_equally", "methods.answers_equal_after_cut"
+    found = [(bad.line, bad.reason, bad.offset, bad.detail) for bad in data.quarantine.bad_rows]
+    assert found == [
+        (4, "no preference", sum(lengths[:3]), f"{one}(answers=chosen and rejected)"),
+        (5, "over-long", sum(lengths[:4]), f"{cut}(longest={longest}, max_length=64)"),
     ]
     assert len(data.train) == 3
 
@@ -243,6 +248,11 @@ def test_all_answers_to_a_prompt_lie_on_one_side(tmp_path: Path, tokenizer: Any)
     assert again.held_out == data.held_out
     few = read(tmp_path, tokenizer, rows_of("pairs", 2), "dpo", validation_split=0.01)
     assert (len(few.train), len(few.held_out)) == (1, 1)
+    most = read(tmp_path, tokenizer, rows_of("pairs", 3), "dpo", validation_split=0.999)
+    assert (len(most.train), len(most.held_out)) == (1, 2)
+    same = [PAIR | {"chosen": f"{n}"} for n in range(4)]
+    alone = read(tmp_path, tokenizer, same, "dpo", validation_split=0.5)
+    assert (len(alone.train), alone.held_out) == (4, [])
 
 
 @pytest.mark.parametrize("method", ["dpo", "grpo"])
@@ -290,6 +300,51 @@ def test_reasoning_in_another_form_than_the_template_reads_reaches_trl_in_its_fo
     assert ["(Hm)Paris" in "".join(texts), "(So)Rome" in "".join(texts)] == [True, True]
 
 
+def test_what_the_template_leaves_out_is_noted_or_sets_a_row_aside(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sets the row aside if it would be trained on, in either answer."""
+    omits = "{% for m in messages if m.role != 'system' %}"
+    template = TEMPLATE.replace("{% for m in messages %}", omits)
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    system = {"role": "system", "content": "Be brief."}
+    rows = [CHAT_PAIR, CHAT_PAIR | {"prompt": [system, USER]}]
+    rows += [
+        CHAT_PAIR | {n: [a | {"reasoning_content": n}]}
+        for n, a in (("chosen", GOOD), ("rejected", BAD))
+    ]
+    data = read(tmp_path, tokenizer, rows, "dpo", max_bad_rows_percent=90)
+    detail = (
+        "methods.template_omits_trained_text(part=data.lost_whole("
+        "what=data.part_message_reasoning(number=2), text={}))"
+    )
+    assert [(bad.place, bad.reason, bad.detail) for bad in data.quarantine.bad_rows] == [
+        (f"rows.jsonl:{line}", "text left out", detail.format(name))
+        for line, name in ((3, "chosen"), (4, "rejected"))
+    ]
+    assert all(bad.advice for bad in data.quarantine.bad_rows)
+    [note] = data.notes
+    assert note.startswith("data.never_read_by_model(kind=data.lost_system_message(), count=1,")
+    assert "place=rows.jsonl:2," in note
+
+
+def test_data_of_which_no_row_is_left_is_refused_with_the_reasons(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    rows = [PAIR | {"prompt": "1 " * 80}, PAIR | {"rejected": "a"}]
+    with pytest.raises(ValueError, match=r"data\.no_rows_left") as caught:
+        read(tmp_path, tokenizer, rows, "dpo", max_bad_rows_percent=100)
+    for part in ("rows.jsonl, reason=", "count=2", "1 over-long (rows.jsonl:1", "(rows.jsonl:2"):
+        assert part in str(caught.value)
+    with pytest.raises(ValueError, match=r"data\.too_many_bad_rows") as caught:
+        read(tmp_path, tokenizer, rows[:1], "dpo", max_bad_rows_percent=5)
+    assert "remedy=data.raise_max_length(), " in str(caught.value)  # TRL cuts no prompt
+    assert f"file={tmp_path / 'quarantine.jsonl'}" in str(caught.value)
+    (tmp_path / "torn.jsonl").write_text("{broken\n")
+    with pytest.raises(ValueError, match=r"methods\.no_readable_row\(file=torn\.jsonl\)"):
+        sample(discover(str(tmp_path / "torn.jsonl")))
+
+
 def test_held_out_data_of_its_own(tmp_path: Path, tokenizer: Any) -> None:
     other = write_rows(tmp_path / "held.jsonl", rows_of("pairs", 4))
     data = read(tmp_path, tokenizer, rows_of("pairs", 6), "dpo", eval_path=str(other))
@@ -299,7 +354,9 @@ def test_held_out_data_of_its_own(tmp_path: Path, tokenizer: Any) -> None:
     ]
     judged = [{"prompt": "a", "completion": "b", "label": True}]
     write_rows(other, judged)
-    with pytest.raises(ValueError, match=r"methods\.held_out_kind_differs.*file=held\.jsonl"):
+    kinds = r"held_out_kind=methods\.judged_answers\(\), train_kind=methods\.pairs\(\)\)"
+    refusal = rf"methods\.held_out_kind_differs\(file=held\.jsonl, {kinds}"
+    with pytest.raises(ValueError, match=refusal):
         read(tmp_path, tokenizer, rows_of("pairs", 6), "kto", eval_path=str(other))
 
 
@@ -418,20 +475,27 @@ def test_a_row_may_be_exactly_as_long_as_is_allowed(
         given["training"] = {"max_completion_length": 5} if method == "grpo" else {}
         data = read(tmp_path, tokenizer, [*others, row], method, **given)
         if data.quarantine.total:
-            assert [bad.reason for bad in data.quarantine.bad_rows] == ["over-long"]
-            return "set aside"
+            [bad] = data.quarantine.bad_rows
+            assert bad.reason == "over-long"
+            return bad.detail
         return "cut" if data.num_cut else "whole"
 
     for over_length in ("keep_start", "quarantine"):
         if method == "grpo":
             assert becomes(len(prompt) + 5, over_length) == "whole"
-            assert becomes(len(prompt) + 4, over_length) == "set aside"
+            too_long = f"(prompt_tokens={len(prompt)}, reserved=5)"
+            detail = f"methods.prompt_and_answer_too_long{too_long}"
+            assert becomes(len(prompt) + 4, over_length) == detail
             continue
         is_kept = over_length == "keep_start" and method != "reward"
         assert becomes(len(whole), over_length) == "whole"
-        assert becomes(len(whole) - 1, over_length) == ("cut" if is_kept else "set aside")
-        assert becomes(len(prompt) + 1, over_length) == ("cut" if is_kept else "set aside")
-        assert becomes(len(prompt), over_length) == "set aside"
+        for length in (len(whole) - 1, len(prompt) + 1):
+            detail = f"{len(whole)} tokens, {length} allowed"
+            assert becomes(length, over_length) == ("cut" if is_kept else detail)
+        detail = f"{len(whole)} tokens, {len(prompt)} allowed"
+        if is_kept:
+            detail = f"methods.prompt_too_long(count={len(prompt)})"
+        assert becomes(len(prompt), over_length) == detail
 
 
 def test_texts_that_hold_their_prompt_are_noted_where_a_template_is_left_unused(
@@ -649,11 +713,12 @@ def test_pairs_serve_kto_and_conversations_do() -> None:
 
 
 def test_prompts_bring_their_answers_and_what_else_is_plain() -> None:
-    values = {"question": "1+1?", "answer": "2", "level": 3, "tags": ["x"], "images": ["y"]}
+    kept = {"question": "1+1?", "answer": "2", "level": 3, "tags": ["x"], "about": {"a": 1}}
+    values = kept | {"images": ["y"]}
     row = shape_of("grpo", values).row(Row(values, "rows.jsonl", 1))
     assert isinstance(row, MethodRow)
     assert (row.prompt[0].text, row.answers["answer"][0].text) == ("1+1?", "2")
-    assert row.values == {"question": "1+1?", "answer": "2", "level": 3, "tags": ["x"]}
+    assert row.values == kept
     row = one("rloo", {"messages": [USER, GOOD]})
     assert (row["prompt"], row["answer"]) == ([USER], [GOOD])
     assert one("rloo", {"messages": [USER]})["prompt"] == [USER]
@@ -698,6 +763,51 @@ def test_other_rows_are_refused_with_the_way_on(
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         shape_of(method, values)
+
+
+CHATS = {"chosen": [USER, GOOD], "rejected": [USER, BAD]}
+TEXTS = {"chosen": "Q a", "rejected": "Q b"}
+JUDGED_CHAT = {"messages": [USER, GOOD], "label": True}
+SILENT = {"role": "assistant", "content": " "}
+SHOWN = {"role": "user", "content": [{"type": "image", "image": "a.png"}]}
+
+
+@pytest.mark.parametrize(
+    ("method", "shaped_by", "changed", "detail"),
+    [
+        ("kto", JUDGED_CHAT, {"label": "maybe"}, "label_not_boolean(column=label)"),
+        ("kto", JUDGED_CHAT, {"messages": [GOOD]}, "answer_without_prompt()"),
+        ("kto", JUDGED_CHAT, {"messages": [USER, GOOD, USER, SILENT]}, "answer_empty()"),
+        ("grpo", {"messages": [USER, GOOD]}, {"messages": [GOOD]}, "answer_without_prompt()"),
+        ("dpo", TEXTS, {"chosen": "x"}, "texts_without_shared_prompt()"),
+        ("dpo", TEXTS, {"chosen": "Q b ", "rejected": "Q b c"}, "text_begins_other()"),
+        ("dpo", CHATS, {"chosen": [GOOD]}, "conversations_without_shared_prompt()"),
+        ("dpo", CHAT_PAIR, {"prompt": [SHOWN]}, "row_shows_image()"),
+    ],
+)
+def test_a_row_that_does_not_fit_has_its_own_reason(
+    method: str, shaped_by: dict[str, Any], changed: dict[str, Any], detail: str
+) -> None:
+    row = shape_of(method, shaped_by).row(Row(shaped_by | changed, "rows.jsonl", 2, offset=9))
+    assert isinstance(row, BadRow)
+    assert (row.detail, row.offset) == (f"methods.{detail}", 9)
+
+
+def test_columns_that_are_set_are_taken_before_those_that_are_recognised() -> None:
+    values = {"task": "Say a.", "more": "M", "chosen": "a", "rejected": "b", "label": True}
+    shape = shape_of("dpo", values, prompt_column="task", context_column="more")
+    assert shape.used == {"task", "more", "chosen", "rejected"}
+    judged = shape_of("kto", values | {"prompt": "p", "said": "c"}, answer_column="said")
+    assert (judged.kind, judged.used) == (RowKind.JUDGED, {"prompt", "said", "label"})
+    prompts = shape_of("grpo", values, prompt_column="task")
+    assert (prompts.kind, prompts.used, prompts.has_answers) == (RowKind.PROMPTS, {"task"}, False)
+    assert prompts.reason.startswith("methods.no_column_answers(reason=data.recognized_prompt(")
+    assert shape_of("grpo", {"prompt": "p", "answer": "a"}).has_answers
+    two = JUDGED | {"is_good": False}
+    judged = shape_of("kto", two)
+    reason = "reason=data.recognized_pair(prompt=prompt, answer=completion), column=label)"
+    assert judged.reason == f"methods.label_column_found({reason}"
+    assert plainly(judged.row(Row(two, "", 1)))["label"] is True
 
 
 def converted(method: str, shaped_by: dict[str, Any], values: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ import pytest
 
 from infrastructure.training.methods.rewards import (
     given_values,
+    needs_answers,
     reward_functions,
     try_rewards,
 )
@@ -29,6 +30,10 @@ def test_an_answer_is_exact_but_for_white_space_and_what_leads_to_it() -> None:
     assert rewards("exact_answer", ["72"], answer=["6*12 = 72\n#### 72"]) == [1]
     twice = "first #### 3\nno, #### 2"  # the last one counts
     assert rewards("exact_answer", [twice, twice], answer=["2", "3"]) == [1, 0]
+    parts = [{"content": "1"}, {"content": None}, {"role": "assistant"}, {"content": "2"}]
+    assert rewards("exact_answer", [parts, parts[1:3]], answer=["12", ""]) == [1, 1]
+    asked_for = [["format=a"], [], ["format=a", "exact_answer"]]
+    assert [needs_answers(names) for names in asked_for] == [False, False, True]
 
 
 def test_a_format_is_a_regular_expression_for_all_of_it() -> None:
@@ -91,7 +96,9 @@ def test_one_that_is_silent_on_every_right_answer_is_refused_where_no_other_one_
     def partly(prompts: Sequence[str], **_: Any) -> list[float | None]:
         return [None, *[1.0] * (len(prompts) - 1)]
 
-    with pytest.raises(ValueError, match=r"methods\.rewards_all_none\(.*silent and silent too"):
+    with pytest.raises(
+        ValueError, match=r"rewards_all_none\(names=silent and silent too, count=5\)"
+    ):
         try_rewards(["silent", "silent too"], [silent, silent], rows_of(5))
     try_rewards(["silent", "partly"], [silent, partly], rows_of(5))
     try_rewards(["partly"], [partly], rows_of(5))
@@ -115,7 +122,9 @@ def test_values_that_come_as_text_are_read_where_they_are_given() -> None:
         (
             0,
             "return [1 / 0]",
-            "methods.reward_raised(name=own_wrong_0:short, error_type=ZeroDivisionError,",
+            "methods.reward_raised(name=own_wrong_0:short, error_type=ZeroDivisionError, "
+            "error=division by zero, "
+            "arguments=prompts, completions, completion_ids, answer, trainer_state)",
         ),
         (
             1,
@@ -132,6 +141,11 @@ def test_values_that_come_as_text_are_read_where_they_are_given() -> None:
             4,
             "return [float('nan')] * 2",
             "methods.reward_not_a_number(name=own_wrong_4:short, reward=nan)",
+        ),
+        (
+            5,
+            "return [0.5, float('inf')]",
+            "methods.reward_not_a_number(name=own_wrong_5:short, reward=inf)",
         ),
     ],
 )

@@ -82,6 +82,7 @@ def test_a_trainer_that_was_probed_is_what_it_was(
     assert costs.step_seconds > 0
     assert costs.evaluation_seconds > 0
     assert costs.peak_bytes > 50e6  # this process, whatever else it holds
+    assert (costs.limit_bytes, costs.writes) == (1 << 40, method == "grpo")
     torch.testing.assert_close(before.pop("weights"), after.pop("weights"), rtol=0, atol=0)
     random_before, random_after = before.pop("random"), after.pop("random")
     assert torch.equal(random_before[1], random_after[1])
@@ -294,6 +295,9 @@ def test_a_process_alone_is_refused_before_it_is_killed() -> None:
     probe._refuse_beyond(1000)
     with pytest.raises(DoesNotFitError):
         probe._refuse_beyond(1001)
+    probe.limit_bytes = 2 << 30
+    with pytest.raises(DoesNotFitError, match=r"\(needed=3\.0, available=2\.0, "):
+        probe._refuse_beyond(3 << 30)
     probe.device = torch.device("cuda")
     probe._refuse_beyond(1001)  # which raises by itself
 
@@ -303,17 +307,83 @@ def test_memory_that_runs_out_is_no_fit_and_another_error_stays(
 ) -> None:
     accelerator = SimpleNamespace(gradient_state=SimpleNamespace())
     probe = probe_of(model=torch.nn.Linear(2, 2), accelerator=accelerator)
-    for error, expected in (
-        (torch.OutOfMemoryError("no memory"), DoesNotFitError),
-        (ZeroDivisionError("other"), ZeroDivisionError),
+    words = r"methods\.step_out_of_memory\(remedies=methods\.reduce_memory\(\)\)"
+    for error, expected, sentence in (
+        (torch.OutOfMemoryError("no memory"), DoesNotFitError, words),
+        (DoesNotFitError("methods.reduce_memory"), DoesNotFitError, r"^methods\.reduce_memory"),
+        (ZeroDivisionError("other"), ZeroDivisionError, "other"),
     ):
 
         def fails(*_: object, error: Exception = error) -> None:
             raise error
 
         monkeypatch.setattr(StepProbe, "_costs", fails)
-        with pytest.raises(expected):
+        with pytest.raises(expected, match=sentence):
             probe.costs(40)
+
+
+class Loader(list[int]):
+    """Batches, and the rows that they are made of."""
+
+    collate_fn = list
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__(range(9))
+        self.dataset = range(100, 100 + num_rows)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "num_rows", "halves"),
+    [(8, 20, [100, 101, 102, 103]), (4, 20, [100, 101]), (3, 20, []), (8, 3, [100, 101, 102])],
+)
+def test_half_a_micro_batch_is_done_before_a_whole_one(
+    batch_size: int, num_rows: int, halves: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that leaves rows to compare; it says whether the whole one will fit."""
+    done: list[tuple[list[int], int]] = []
+    whole = [*range(20)]
+    probe = probe_of(
+        batch_size=batch_size,
+        limit_bytes=1 << 50,
+        get_batch_samples=lambda batches, count, _: ([whole[next(batches) :]] * count, 7),
+        training_step=lambda _, inputs, count: done.append((inputs, count)),
+    )
+    updated: list[int] = []
+    monkeypatch.setattr(StepProbe, "_update", lambda self: updated.append(len(done)))
+    clock(monkeypatch, [9.0] * bool(halves) + [3.0])
+    seconds, points = probe._micro_batches(Loader(num_rows), 19, 0)
+    assert done == [(halves, 1)] * bool(halves) + [(whole, 7)]
+    assert updated == [len(done) - 1]  # before the memory of a whole one is predicted
+    assert seconds == 3.0 * 2
+    assert [point.size for point in points] == [len(inputs) for inputs, _ in done]
+    assert [point.peak_bytes for point in points] == probe.peaks
+
+
+def test_an_update_is_done_where_the_optimizer_has_not_begun() -> None:
+    model = torch.nn.Linear(2, 2)
+    model.bias.requires_grad = False
+    before = model.weight.detach().clone()
+    made: list[list[torch.Tensor]] = []
+
+    def optimizer(parameters: list[torch.Tensor], lr: float) -> torch.optim.Optimizer:
+        made.append(parameters)
+        return torch.optim.SGD(parameters, lr=lr, weight_decay=0.5)
+
+    probe = probe_of(
+        model=model,
+        optimizer=SimpleNamespace(state={model.weight: 1}),
+        get_optimizer_cls_and_kwargs=lambda *_: (optimizer, {"lr": 0.25}),
+    )
+    probe._update()
+    assert (probe.update_seconds, probe.peaks, made) == (0.0, [], [])
+    probe.trainer.optimizer.state.clear()
+    for _ in range(2):
+        probe._update()
+    assert probe.update_seconds > 0
+    assert len(probe.peaks) == 2
+    assert made == [[model.weight]]  # once, of what is trained
+    assert torch.equal(model.weight, before)
+    assert model.weight.grad is None
 
 
 def test_a_step_takes_as_long_as_all_of_its_micro_batches(

@@ -6,11 +6,13 @@ import os
 import shutil
 import signal
 from collections import defaultdict
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import pytest
 import torch
 
@@ -19,7 +21,8 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.checksums import write_sums
+from infrastructure.core.errors import CheckpointError, DamagedFileError
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.models.model_manager import ModelManager
 from infrastructure.models.saved_model import ModelSource, SourceKind
@@ -33,6 +36,7 @@ from infrastructure.run.trained_rows import trained_rows
 from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
 from infrastructure.training.methods import trl_training
 from infrastructure.training.methods.check import Use, treatment_of
+from infrastructure.training.methods.method_table import installed_method
 from infrastructure.training.methods.trl_training import (
     Defaults,
     TrlTraining,
@@ -45,6 +49,7 @@ from infrastructure.training.methods.trl_training import (
 )
 from tests.config.field_values import other_value
 from tests.conftest import save_tiny_llama
+from tests.data.builders import byte_level_tokenizer
 from tests.field.test_ends import CHATML, base_with_chatml
 from tests.slow import slow, slow_but
 from tests.training.methods.method_runs import (
@@ -381,6 +386,10 @@ def test_a_trainer_that_writes_ends_where_its_rows_do(tmp_path: Path, saved_llam
     assert end in trainer.model.generation_config.eos_token_id
     assert end in trainer.generation_config.eos_token_id
     assert trainer.args.eval_on_start is False
+    callbacks = {type(one).__name__ for one in trainer.callback_handler.callbacks}
+    assert callbacks & {"PrinterCallback", "ProgressCallback", "TrainingRhythm"} == {
+        "TrainingRhythm"
+    }
     assert training._hashed is None  # of what is not new
 
 
@@ -713,6 +722,7 @@ def test_lengths_are_those_that_a_method_has() -> None:
         assert "max_length" not in written
     assert arguments()["per_device_eval_batch_size"] == 32
     assert arguments(training={"batch_size": 12})["per_device_eval_batch_size"] == 8
+    assert arguments(training={"batch_size": 7})["per_device_eval_batch_size"] == 8
 
 
 def test_the_defaults_are_those_of_trl_s_configuration() -> None:
@@ -749,18 +759,151 @@ def test_a_training_that_trl_cannot_do_here_is_refused_before_a_model_loads(
         TrlTraining(config, tmp_path)
 
 
-def test_what_the_run_is_about_is_shown_beforehand(tmp_path: Path, saved_llama: Path) -> None:
-    shared = {"method_settings": {"num_iterations": 2}}
-    for more, is_shared in (({}, False), (shared, True)):
-        config = configuration("grpo", tmp_path, saved_llama, training=more)
-        training = TrlTraining(config, tmp_path)
-        lines = training.lines()
-        expected = "methods.steps_share_generations(argument=num_iterations)"
-        assert (expected in lines) is is_shared
-        assert lines[: len(training.data.lines())] == training.data.lines()
+def bare(method: str = "grpo", **training: Any) -> TrlTraining:
+    """A training with its settings alone."""
+    made = TrlTraining.__new__(TrlTraining)
+    made.config = DeploymentConfig(training={"method": method, **training})
+    made.device = torch.device("cpu")
+    made.options = LoadOptions(made.device, torch.float32)
+    made.arguments = {"bf16": True, "fp16": False}
+    made.source = ModelSource(SourceKind.FOLDER, "m")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("settings", "argument"),
+    [
+        ({}, ""),
+        ({"num_iterations": 1}, ""),
+        *(({name: 2}, name) for name in trl_training.REUSING),
+        ({"generation_batch_size": 8, "steps_per_generation": 4}, "steps_per_generation"),
+    ],
+)
+def test_steps_that_share_what_is_written_are_named_after_the_rows(
+    settings: dict[str, int], argument: str
+) -> None:
+    training = bare(method_settings=settings)
+    training.data = SimpleNamespace(lines=lambda: ["rows"])  # type: ignore[assignment]
+    training.tokenizer = byte_level_tokenizer()
+    rows, template, *shared = training.lines()
+    assert (rows, template[:34]) == ("rows", "data.model_without_chat_template(e")
+    assert shared == [f"methods.steps_share_generations(argument={argument})"] * bool(argument)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_open"),
+    [
+        ({}, True),
+        ({"mixed_precision": "bf16"}, False),
+        ({"method_settings": {"bf16": True}}, False),
+        ({"device": torch.device("cuda")}, False),
+        ({"arguments": {"bf16": False, "fp16": True}}, False),
+    ],
+)
+def test_a_slow_product_decides_a_precision_that_is_open(
+    changes: dict[str, Any], is_open: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {name: changes.pop(name) for name in ("device", "arguments") if name in changes}
+    slow_bf16: Any = object()
+    for measured, kept in ((slow_bf16, "fp32"), (None, "bf16")):
+        monkeypatch.setattr(trl_training, "measured_choice", lambda found=measured: found)
+        for decide in (TrlTraining.choose_by_product, lambda one, k=kept: one.keep_precision(k)):
+            training = bare(**{"mixed_precision": True, **changes})
+            vars(training).update({name: copy(value) for name, value in own.items()})
+            before = training.precision.name
+            found = decide(training)
+            assert found is None or (found is measured and is_open)
+            is_changed = is_open and measured is not None
+            assert training.precision.name == ("fp32" if is_changed else before)
+    assert before == ("fp16" if "arguments" in own else "bf16")
+    for options in ({"dtype": torch.bfloat16}, {"quantization": "4bit"}):
+        training = bare(mixed_precision=True)
+        training.options = replace(training.options, **options)
+        assert training.choose_by_product() is None
+        assert training.precision.name == "bf16"
+
+
+def test_rows_come_out_of_their_table_as_they_were_put_in() -> None:
+    training = bare()
+    training.carried = frozenset({"level"})
+    called = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    user = {"role": "user", "content": "?"}
+    rows = [{"prompt": [user], "level": [1]}, {"prompt": [user, called], "level": "x"}]
+    texts = [{**row, "level": json.dumps(row["level"])} for row in rows]
+    assert [*training._dataset(datasets, rows)] == texts
+    assert training._dataset(datasets, []) is None
+
+    def without_json(rows: list[Any], **more: Any) -> list[Any]:
+        if more:
+            raise TypeError("on_mixed_types")
+        return [{**row, "empty": None} for row in rows]
+
+    older = SimpleNamespace(Dataset=SimpleNamespace(from_list=without_json))
+    wanted = rf"methods\.datasets_too_old\(version={datasets.__version__}\)"
+    with pytest.raises(ValueError, match=wanted):
+        training._dataset(older, rows)
+
+
+def test_progress_bars_are_as_they_were_when_the_trainer_is_made() -> None:
+    for is_on in (True, False):
+        (datasets.enable_progress_bars if is_on else datasets.disable_progress_bars)()
+
+        def fails() -> None:
+            with trl_training._quiet():
+                assert not datasets.is_progress_bar_enabled()
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fails()
+        assert datasets.is_progress_bar_enabled() is is_on
+    datasets.enable_progress_bars()
+
+
+def test_a_model_is_checked_before_it_is_loaded(tmp_path: Path, saved_llama: Path) -> None:
+    config = configuration("dpo", tmp_path, saved_llama, data={"max_length": 129})
+    with pytest.raises(ValueError, match=rf"max_length=129, .*{saved_llama}"):
+        TrlTraining(config, tmp_path)
+    config = configuration("dpo", tmp_path, saved_llama)
+    shutil.copytree(saved_llama, tmp_path / "model")
+    config.model.name = str(tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 299}))
+    with pytest.raises(ValueError, match=r"models\.tokenizer_larger_than_model\(.*num_tokens=299"):
+        TrlTraining(config, tmp_path)
+    write_sums(tmp_path / "model")
+    path.write_text(path.read_text() + " ")
+    with pytest.raises(DamagedFileError, match=r"config\.json"):
+        TrlTraining(config, tmp_path)
+
+
+def test_a_model_is_loaded_by_the_options_of_its_settings() -> None:
+    training = bare(memory_efficient_attention=False)
+    assert training._options() == LoadOptions(training.device, torch.float32, "eager")
+    model = {"dtype": "bf16", "quantization": "4bit", "lora_config": {}}
+    more = {"trust_remote_code": True, "revision": "v2", "attention": "sdpa"}
+    training.config = DeploymentConfig(model={**model, **more}, training={"method": "dpo"})
+    expected = (training.device, torch.bfloat16, "sdpa", "4bit", True, "v2")
+    assert training._options() == LoadOptions(*expected)
+
+
+def test_the_record_of_a_model_holds_what_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, model = bare(), torch.nn.Linear(1, 1)
+    monkeypatch.setattr(trl_training, "describe", lambda model, config: {"described": config.name})
+    monkeypatch.setattr(trl_training, "hash_while_loading", lambda source: "hashed later")
+    monkeypatch.setattr(trl_training, "weights_begun_with", lambda *given: {"begun": given})
+    for hashed, found in ((None, "hashed later"), ("hashed before", "hashed before")):
+        training._hashed = hashed  # type: ignore[assignment]
+        begun = {"begun": (training.source, model, found)}
+        described = {"kind": str(SourceKind.FOLDER), "described": training.config.model.name}
+        assert training.describe_model(model) == described | begun
+
+
+def test_what_the_run_is_about_is_shown_beforehand() -> None:
     model = torch.nn.Linear(1000, 500, bias=False)
     model.extra = torch.nn.Parameter(torch.zeros(500_000), requires_grad=False)
     args = SimpleNamespace(learning_rate=0.25, bf16=False, fp16=True)
+    training = bare()
+    training.installed = installed_method("grpo")
     line = training.described(SimpleNamespace(model=model, args=args))
     assert line.startswith("methods.trl_run_described(method=GRPO, version=")
     assert "total=1.0, trained=0.5, learning_rate=0.25, precision=fp16, device=cpu)" in line

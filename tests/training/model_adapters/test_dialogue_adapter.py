@@ -14,6 +14,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.features import plugins_of
+from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.models.model_manager import ModelManager
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.model_adapters import (
@@ -21,6 +22,7 @@ from infrastructure.training.model_adapters import (
     DialogueModelAdapter,
     get_model_adapter,
 )
+from tests.data.builders import byte_level_tokenizer
 from tests.data.trl_masks import TOOLS, model_template, needs_templates, tokenizer_for
 from tests.testing.check_models import MODELS
 
@@ -153,6 +155,7 @@ def test_a_training_has_numbers_by_turn(model: Path, tmp_path: Path) -> None:
     assert 0 <= measured["eval_end_accuracy"] <= 1
 
 
+GIVEN = r"models\.given_messages\(\)"
 WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"text": "Once upon a time."},
@@ -224,16 +227,47 @@ def test_messages_that_are_too_long_are_cut_or_refused_as_rows_are(model: Path) 
     begun = adapter_for(model, max_length=length, over_length="keep_start")
     ends = begun.prepare_batch([begun.encode(ANSWERED)])["target_ends"]
     assert (ends.sum(), whole.supervised.sum() - len(ends)) == (1, 3)  # one of two is cut off
-    with pytest.raises(ValueError, match="over-long"):
+    detail = rf"detail=data\.example_too_long\(num_tokens={length + 3}, max_length={length}\)"
+    refusal = rf"models\.messages_not_encoded\(source={GIVEN}, reason=over-long, {detail}"
+    with pytest.raises(ValueError, match=refusal):
         adapter_for(model, max_length=length, over_length="quarantine").encode(ANSWERED)
+
+
+def test_an_answer_ends_with_its_last_special_token_that_only_space_follows() -> None:
+    adapter = DialogueModelAdapter(ModelConfig(), TrainingConfig(), torch.device("cpu"))
+    adapter.tokenizer = byte_level_tokenizer()
+    word, line = (adapter.tokenizer(text)["input_ids"] for text in ("A", "\n"))
+    [end] = adapter.tokenizer.convert_tokens_to_ids(["<|im_end|>"])
+    tokens = [  # and whether each is learned, which answer it is of, and whether it ends it
+        *(
+            (word[0], 1, None, None),
+            (word[0], 1, 0, False),
+            (end, 1, 0, True),
+            (line[0], 1, 0, False),
+        ),
+        *((word[0], 0, None, None), (end, 1, 1, False), (word[0], 1, 1, False)),
+        *((end, 0, None, None), (line[0], 1, 2, False), (end, 1, 2, False), (end, 1, 2, True)),
+        *((line[0], 0, None, None), (end, 1, 3, True)),
+    ]
+    ids, learned = (np.array(column) for column in [*zip(*tokens, strict=True)][:2])
+    example = TokenizedExample(ids.astype(np.int32), learned.astype(bool))
+    turns, ends = adapter._answers_of(example)
+    assert turns.tolist() == [turn for _, _, turn, _ in tokens if turn is not None]
+    assert ends.tolist() == [is_end for _, _, _, is_end in tokens if is_end is not None]
 
 
 def test_messages_that_are_none_are_named(model: Path) -> None:
     adapter = adapter_for(model)
-    with pytest.raises(ValueError, match=r"models\.messages_invalid"):
+    refusal = rf"models\.messages_invalid\(source={GIVEN}, reason=no supervised token, error="
+    with pytest.raises(ValueError, match=refusal):
         adapter.encode(TALK[:1])
     with pytest.raises(ValueError, match=r"data\.message_role_unknown"):
         adapter.prompt_ids([{"role": "wizard", "content": "?"}])
+    del adapter.encoder
+    adapter.tokenizer.chat_template = "{{ raise_exception('no') }}"
+    refusal = rf"models\.messages_not_rendered\(source={GIVEN}, sentence=.*\(error=no\)"
+    with pytest.raises(ValueError, match=refusal):
+        adapter.prompt_ids(TALK)
 
 
 def test_the_configuration_knows_the_names_of_all_adapters_before_they_are_loaded() -> None:

@@ -438,6 +438,18 @@ def test_a_model_that_lets_rows_see_each_others_pictures_is_given_padded_ones() 
     assert adapter.packs
 
 
+def test_rows_that_are_probed_differ_in_their_pictures_alone() -> None:
+    adapter = adapter_of("qwen_vl")
+    rows = multimodal_adapter.probe_examples(adapter.tokenizer, adapter.pictures)
+    question, answer = (
+        adapter.tokenizer(text, add_special_tokens=False)["input_ids"]
+        for text in (multimodal_adapter.QUESTION, multimodal_adapter.ANSWER)
+    )
+    marks = [[adapter.pictures.mark_id] * width for width in (4, 3, 4)]
+    assert [row.input_ids.tolist() for row in rows] == [[*question, *m, *answer] for m in marks]
+    assert len({row.pictures[0].sha256 for row in rows}) == 3
+
+
 def test_pictures_that_are_placed_as_text_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Qwen-VL places a picture by height and width, and what follows it after those."""
     monkeypatch.setattr(multimodal_adapter, "positions_of", lambda *given: given[2])

@@ -1,5 +1,6 @@
 """Batches on the device, losses as sums, saved models that other libraries read."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from infrastructure.data.samples import (
     SAMPLE_TOKENIZER,
     SAMPLE_TRAIN,
 )
+from infrastructure.data.store.examples import EXAMPLES as EXAMPLES_KEY
 from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.optimization.compiling import is_compiled
 from infrastructure.optimization.size_grid import SizeGrid
@@ -75,6 +77,38 @@ def test_packing_is_one_row_and_padding_is_not(saved_llama: Path) -> None:
     padded = adapter_for(saved_llama, packing=False).prepare_batch(EXAMPLES)
     assert packed["input_ids"].shape == (1, 32)
     assert padded["input_ids"].shape == (3, 16)
+
+
+def test_a_batch_is_on_its_device_with_its_examples_where_they_are_wanted(
+    saved_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter: Any = adapter_for(saved_llama)
+    assert EXAMPLES_KEY not in adapter.prepare_batch(EXAMPLES)
+    monkeypatch.setattr(type(adapter.training_config), "names_examples", True)
+    adapter.device = torch.device("meta")
+    adapter.data_config.pin_memory = False
+    batch = adapter.prepare_batch(EXAMPLES)
+    assert batch[EXAMPLES_KEY] == EXAMPLES
+    tensors = [value for value in batch.values() if isinstance(value, torch.Tensor)]
+    assert len(tensors) > 2
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_model_is_described_as_it_is_trained(
+    saved_llama: Path, packing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter: Any = adapter_for(saved_llama, packing)
+    described = adapter.describe()
+    assert described == adapter.description | {
+        "packing": packing,
+        "loss_method": adapter.token_loss.method,
+    }
+    assert described["name"] == str(saved_llama)
+    assert adapter.notes() == []
+    monkeypatch.setattr(standard_adapter, "describe_added", lambda model: {"extensions": model})
+    adapter.note_added_weights()
+    assert adapter.describe() == {**described, "extensions": adapter.model}
 
 
 @pytest.mark.parametrize("packing", [True, False])
@@ -172,6 +206,66 @@ def test_what_will_be_compiled_is_computed_at_all_positions(saved_llama: Path) -
         assert not is_compiled(adapter.model)
 
 
+def test_the_model_is_compiled_below_its_output_layer_in_the_mode_that_is_set(
+    saved_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(standard_adapter, "set_compiled", lambda *given: calls.append(given))
+    for mode in (None, "auto", "reduce-overhead"):
+        adapter: Any = adapter_for(saved_llama, compile_mode=mode)
+    assert calls == [(adapter.model.model, True, "reduce-overhead")]
+    adapter.model = torch.nn.Linear(1, 1)  # has no such part
+    adapter.set_compiled(False)
+    assert calls[1:] == [(adapter.model, False, "default")]
+
+
+@pytest.mark.parametrize(
+    ("device", "balances", "grid"),
+    [
+        ("cpu", False, SizeGrid.EIGHTHS),
+        ("cuda", False, SizeGrid.SIXTEENTHS),
+        ("cpu", True, SizeGrid.EXACT),
+    ],
+)
+def test_lengths_are_rounded_up_where_padding_does_not_change_the_loss(
+    device: str, balances: bool, grid: SizeGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter: Any = StandardModelAdapter(ModelConfig(), TrainingConfig(), torch.device(device))
+    adapter.data_config = DataConfig(packing=False)
+    prepared: list[object] = []
+    adapter.token_loss = SimpleNamespace(prepare=prepared.append, balances=balances)
+    monkeypatch.setattr(adapter, "_masks", lambda model: None)
+    model = torch.nn.Linear(1, 1)
+    adapter._probe(model)
+    assert (adapter.size_grid, adapter.packs, prepared) == (grid, False, [model])
+
+
+@pytest.mark.parametrize(("packs", "is_changed"), [(True, True), (False, False)])
+def test_weights_that_stay_on_disk_are_probed_by_a_few_of_their_blocks(
+    packs: bool, is_changed: bool, saved_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole model then attends as the few blocks do."""
+    adapter: Any = StandardModelAdapter(ModelConfig(), TrainingConfig(), torch.device("cpu"))
+    adapter.on_disk = True
+    whole, few = object(), object()
+    loaded = SimpleNamespace(model=whole, tokenizer=object(), description={"name": "m"}, notes=[])
+    manager = SimpleNamespace(load=lambda: loaded, load_few_blocks=lambda: few)
+    monkeypatch.setattr(adapter, "_manager", lambda: manager)
+    probed: list[object] = []
+    monkeypatch.setattr(adapter, "_probe", probed.append)
+    attention = {whole: "sdpa", few: "packed" if packs else "sdpa"}
+    monkeypatch.setattr(standard_adapter, "attention_implementation", attention.__getitem__)
+    changed: list[object] = []
+    monkeypatch.setattr(standard_adapter, "use_packed_attention", changed.append)
+    converted: list[object] = []
+    monkeypatch.setattr(standard_adapter, "train_in_fp8", converted.append)
+    precisions = [SimpleNamespace(name=name, autocast=nullcontext) for name in ("bf16", "fp8")]
+    for adapter.precision in precisions:
+        assert adapter.initialize_model() is adapter.model is whole
+    assert adapter.tokenizer is loaded.tokenizer
+    assert (probed, changed, converted) == ([few] * 2, [whole] * 2 * is_changed, [whole])
+
+
 def test_what_was_found_at_loading_is_noted(saved_llama: Path, tmp_path: Path) -> None:
     """A mask token that was added, and a window that hidden tokens do not stop at."""
     from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
@@ -217,7 +311,8 @@ class Doubled:
 
     corruption, weighting = "doubled", "some"
 
-    def check_model(self, model: torch.nn.Module) -> None: ...
+    def check_model(self, model: torch.nn.Module) -> None:
+        self.checked = model
 
     def mask(self, example: TokenizedExample, *, held_out: bool = False) -> Any:
         positions = np.arange(1, len(example.input_ids), 2)
@@ -240,6 +335,7 @@ def test_hidden_tokens_are_the_targets_at_their_places_in_padded_rows(
     adapter: Any = adapter_for(saved_llama)
     assert adapter.packs
     adapter.set_objective(Doubled())
+    assert adapter.objective.checked is adapter.model
     adapter.model.train(not held_out)
     batch = adapter.prepare_batch(EXAMPLES)
     ids = batch["input_ids"].flatten()[batch["target_positions"]]
