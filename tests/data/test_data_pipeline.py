@@ -538,6 +538,20 @@ def test_examples_for_display_are_looked_for_among_the_first(
         assert len(first_examples(prepared, count)) == num_shown
 
 
+def test_rows_of_the_same_content_have_the_same_number(tmp_path: Path, cache: Path) -> None:
+    first, second, third, fourth = pairs(4)
+    data = write_jsonl(tmp_path / "a.jsonl", [first, second, first, third])
+    held = write_jsonl(tmp_path / "b.jsonl", [fourth, first])
+    prepared = pipeline(data, cache, eval_path=str(held))
+    train, others = prepared.contents(held_out=False), prepared.contents(held_out=True)
+    assert train is not None
+    assert others is not None
+    assert (train.dtype, len(train), len(others)) == (np.uint64, 4, 2)
+    assert train[0] == train[2] == others[1]
+    assert len({*train.tolist(), *others.tolist()}) == 4
+    assert prepared.places_of([0, 3]) == ["a.jsonl:1", "a.jsonl:4"]
+
+
 def test_a_row_that_is_refused_later_is_named(data: Path, cache: Path) -> None:
     """Augmented text falls back on the row, which has to be usable."""
     prepared = pipeline(data, cache, streaming=True)

@@ -1,6 +1,7 @@
 """The installer's decisions, one by one; `test_launch_training.py` runs it whole."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -213,3 +214,162 @@ def test_an_environment_without_its_interpreter_is_made_anew(tmp_path: Path) -> 
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/python").symlink_to(tmp_path / "removed")
     assert not environment.is_usable(tmp_path, record={})
+
+
+@pytest.mark.parametrize(("build", "needed"), [("cpu", 4.0), ("cuda", 12.0)])
+def test_each_build_has_its_own_size(
+    build: Any, needed: float, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan(root, root / ".venv", make_plan(root, parse([])).parts, build)
+    todo = list(plan.parts)
+    for free, is_enough in ((needed * GB, True), (needed * GB - 1, False)):
+        usage = SimpleNamespace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, usage=usage: usage)
+        environment._check_disk(plan, todo[1:])
+        if is_enough:
+            environment._check_disk(plan, todo)
+        else:
+            with pytest.raises(InstallError, match=rf"folder={root}, .*needed={needed}\)"):
+                environment._check_disk(plan, todo)
+
+
+def test_the_parts_that_are_missing_or_outdated_are_pending(root: Path) -> None:
+    plan = make_plan(root, parse([]))
+    record = {part.name: part.fingerprint for part in plan.parts}
+    assert environment.pending(plan, record) == []
+    assert environment.pending(plan, {**record, "base": "old"}) == [plan.parts[1]]
+    assert environment.pending(plan, {}) == [*plan.parts]
+    write_record(plan.folder, **record, location=str(plan.folder))
+    assert not environment.is_ready(plan), "it has no Python"
+    fake_interpreter(plan.folder, "3.12")
+    assert environment.is_ready(plan)
+    for change in ({"location": "/elsewhere"}, {"temper": "old"}):
+        write_record(plan.folder, **{**record, "location": str(plan.folder), **change})
+        assert not environment.is_ready(plan)
+    (root / "requirements.txt").write_text((root / "requirements.txt").read_text() + "# more\n")
+    changed = make_plan(root, parse([]))
+    assert [part.name for part in environment.pending(changed, record)] == ["base", "temper"]
+
+
+def test_the_tools_of_developers_bring_what_is_optional_except_on_colab(root: Path) -> None:
+    for name in COLAB_FILES:
+        (root / name).write_text("leaf==1.0\n")
+    usual, colab = (
+        make_plan(root, parse(["--with-dev", *more])).parts[-2].files for more in ([], ["--colab"])
+    )
+    optional = [f"requirements-{name}.txt" for name in ("quantum", "export", "sweep")]
+    assert [file.name for file in usual] == ["requirements-dev.txt", *optional]
+    assert [file.name for file in colab] == ["requirements-dev.txt"]
+    title = make_plan(root, parse(["--with-unsloth"])).parts[2].title
+    assert title == "deployment.part_without_dependencies(files=requirements-unsloth.txt)"
+    light = make_plan(root, parse(["--colab", "--without-torch"])).parts[0].title
+    assert light == f"deployment.part_without_torch(files={' + '.join(COLAB_FILES)})"
+
+
+def test_each_part_is_installed_in_its_own_way(root: Path) -> None:
+    plan = make_plan(root, parse(["--with-unsloth"]))
+    packages = plan.folder / "lib/python3.12/site-packages"
+    packages.mkdir(parents=True)
+    removed: list[str] = []
+    pip: Any = FakePip("configured")
+    pip.uninstall = lambda title, name: removed.append(name)
+    for part in plan.parts:
+        environment.install_part(plan, part, pip)
+    held = plan.folder / "held.txt"
+    assert held.read_text() == "torch==2.13.0\n"
+    assert pip.installed == [
+        (CPU_BUILD,),
+        ("-c", str(held), "-r", str(root / "requirements.txt")),
+        ("--no-deps", "-r", str(root / "requirements-unsloth.txt")),
+        ("--no-deps", "--editable", str(root)),
+    ]
+    environment.remove_triton(plan.folder, pip)
+    assert removed == []
+    for name in ("temper-0.1.0.dist-info", "triton-3.0.dist-info"):
+        (packages / name).mkdir()
+    environment.install_part(plan, plan.parts[-1], pip)
+    environment.remove_triton(plan.folder, pip)
+    assert removed == ["temper", "triton"]
+
+
+def test_packages_that_a_killed_installer_left_are_removed(tmp_path: Path) -> None:
+    def package(name: str, *rows: str, size: int = 4) -> Path:
+        info = tmp_path / f"{name}-1.dist-info"
+        info.mkdir()
+        (tmp_path / f"{name}.py").write_text("text")
+        lines = [f"{name}.py,sha256=x,{size}", "../../bin/x,,7", "/abs,,7", "no,size,", *rows]
+        (info / "RECORD").write_text("\n".join(lines))
+        return info
+
+    whole, cut = package("whole"), package("cut", size=5)
+    missing, odd = package("missing", "lost.py,,1"), package("odd", "odd.py,,many")
+    (tmp_path / "bare-1.dist-info").mkdir()
+    (tmp_path / "~ld").mkdir()
+    (tmp_path / "~file").write_text("")
+    assert [environment.is_whole(info) for info in (whole, cut, missing, odd)] == [
+        *(True, False, False, False)
+    ]
+    os.utime(cut, (1000, 1000))
+    removed = environment.remove_half_installed(tmp_path, since=2000.0)
+    left = {"bare-1.dist-info", "missing-1.dist-info", "odd-1.dist-info", "~ld", "~file"}
+    assert {*removed} == left
+    os.utime(whole, (2000, 2000))
+    os.utime(cut, (2000, 2000))
+    assert environment.remove_half_installed(tmp_path, since=2000.0) == ["cut-1.dist-info"]
+    assert environment.remove_half_installed(tmp_path) == []
+    assert [path.name for path in tmp_path.glob("*.dist-info")] == ["whole-1.dist-info"]
+
+
+@pytest.mark.parametrize(
+    ("is_ready", "arguments", "code", "did"),
+    [
+        (True, [], 0, []),
+        (True, ["--check"], 0, []),
+        (False, ["--check"], 1, []),
+        (False, [], 0, ["install", "doctor"]),
+        (False, ["--colab", "--without-torch"], 0, ["install"]),
+    ],
+)
+def test_what_is_ready_is_not_installed_again(
+    is_ready: bool,
+    arguments: list[str],
+    code: int,
+    did: list[str],
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    for name in COLAB_FILES:
+        (root / name).write_text("leaf==1.0\n")
+    monkeypatch.setattr(environment, "ROOT", root)
+    monkeypatch.setattr(environment, "is_ready", lambda plan: is_ready)
+    monkeypatch.setattr(environment, "install", lambda plan: done.append("install"))
+    monkeypatch.setattr(environment, "show_machine", lambda plan: done.append("doctor"))
+    monkeypatch.setattr(environment.signal, "signal", lambda *_: None)
+    assert environment.main(arguments) == code
+    assert done == did
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "shown"),
+    [
+        (InstallError("it is full"), 1, "temper: it is full"),
+        (KeyboardInterrupt(), 130, "deployment.installation_interrupted()"),
+    ],
+)
+def test_a_failed_installation_has_an_exit_code(
+    error: BaseException,
+    code: int,
+    shown: str,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(plan: Plan) -> None:
+        raise error
+
+    monkeypatch.setattr(environment, "ROOT", root)
+    monkeypatch.setattr(environment, "install", fail)
+    monkeypatch.setattr(environment.signal, "signal", lambda *_: None)
+    assert environment.main([]) == code
+    assert capsys.readouterr().err.strip() == shown

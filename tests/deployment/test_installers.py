@@ -227,9 +227,16 @@ def test_what_uv_cannot_do_pip_does(machine: Machine, capfd: pytest.CaptureFixtu
 def test_where_both_fail_pip_s_words_are_the_last(machine: Machine) -> None:
     machine.program("uv", "exit 2")
     installer = installer_for(machine.python, machine.log)
-    machine.set_pip_settings(more="echo 'no space left'; exit 1")
-    with pytest.raises(InstallError, match=r"deployment\.command_failed"):
+    more = "echo 'no space left'; exit 1"
+    machine.set_pip_settings(more=f"for n in $(seq 20); do echo line $n; done; {more}")
+    with pytest.raises(InstallError) as caught:
         installer.install("leaf", "leaf")
+    last = "\n".join(
+        f"    {line}" for line in (*(f"line {n}" for n in range(10, 21)), "no space left")
+    )
+    command = "pip install --no-input --progress-bar=off --no-compile leaf"
+    of = f"command={command}, log={machine.log}, last_lines={last}"
+    assert str(caught.value) == f"deployment.command_failed({of})"
 
 
 def test_where_uv_is_requested_its_own_words_are_shown(
@@ -250,3 +257,42 @@ def test_uv_runs_where_no_project_of_the_user_is(
     monkeypatch.chdir(tmp_path / "users")
     installer_for(machine.python, machine.log).install("leaf", "leaf")
     assert json.loads(machine.calls_file.read_text().splitlines()[-1])[3] == str(tmp_path)
+
+
+def test_pip_changes_the_environment_of_its_python(machine: Machine) -> None:
+    pip = Pip(machine.python, machine.log)
+    pip.install("leaf", "-c", "held.txt", "leaf")
+    pip.uninstall("triton", "triton")
+    assert pip.offers("torch==2+cpu", "--index-url", "https://cpu")
+    alone = ["python", "-P", "-m", "pip"]
+    assert machine.calls() == [
+        [
+            *(*alone, "install", "--no-input", "--progress-bar=off", "--no-compile"),
+            *("-c", "held.txt", "leaf"),
+        ],
+        [*alone, "uninstall", "--yes", "triton"],
+        [
+            *(*alone, "install", "--no-input", "--dry-run", "--no-deps", "--ignore-installed"),
+            *("--only-binary=:all:", "--timeout", "8", "--retries", "1"),
+            *("--index-url", "https://cpu", "torch==2+cpu"),
+        ],
+    ]
+    assert machine.variables()["PIP_DISABLE_PIP_VERSION_CHECK"] == "1"
+    machine.set_pip_settings(more="exit 1")
+    assert not pip.offers("torch")
+    machine.program("uv")
+    uv = Uv(str(machine.folder / "uv"), machine.python, machine.log, {"timeout": "99"})
+    assert uv.offers("torch")
+    quick = {"UV_HTTP_TIMEOUT": "8", "UV_HTTP_RETRIES": "1", "UV_PYTHON_DOWNLOADS": "never"}
+    assert machine.variables().items() >= quick.items()
+    machine.program("uv", "exit 1")
+    assert not uv.offers("torch")
+
+
+def test_a_step_shows_its_title_and_how_it_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    with installers.step("leaf") as show:
+        show("a detail, only in a terminal")
+    assert capsys.readouterr().err == "  leaf … 0 s\n"
+    with pytest.raises(KeyError), installers.step("leaf"):
+        raise KeyError
+    assert capsys.readouterr().err == "  leaf … not finished\n"

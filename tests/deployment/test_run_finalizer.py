@@ -17,9 +17,10 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.registries import LOSSES
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.config.sections.model_config import LoraConfig
-from infrastructure.core.checksums import read_record
+from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.shared_cores import THREADS_VARIABLE
+from infrastructure.data.readers.sources import data_files_hash
 from infrastructure.deployment import run_finalizer
 from infrastructure.deployment.run_finalizer import (
     CompilingObserver,
@@ -218,6 +219,63 @@ def test_a_best_model_that_is_the_last_one_is_not_named(
     assert "final_step" not in ending.finalizer.finish()
 
 
+@pytest.mark.parametrize(
+    ("name", "lora", "freezes"),
+    [("embedded", {"r": 2}, True), ("embedded", None, False), ("other", {"r": 2}, False)],
+)
+def test_advice_is_about_the_model_that_is_kept(
+    name: str, lora: object, freezes: bool, ending: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending.trainer.model_config = SimpleNamespace(name=name, lora_config=lora)
+    ending.trainer.training_config.ends_with_best = False
+    ending.trainer.training_config.max_steps = 13
+    ending.trainer.state.best_is_greater = False
+    ending.finalizer.finish()
+    assert ending.advised[2] == 12, "the last step"
+    assert ending.advised_as == {
+        **{"best_is_greater": False, "is_cut_short": False, "freezes_new_weights": freezes}
+    }
+    monkeypatch.setattr(run_finalizer, "advice_at_end", lambda *_, **__: [])
+    shutil.rmtree(ending.run.final)
+    assert "advice" not in ending.finalizer.finish()
+
+
+@pytest.mark.parametrize(
+    ("reason", "deadline", "in_notebook", "num_lines"),
+    [
+        (StopReason.DEADLINE, 90.0, False, 1),
+        (StopReason.DEADLINE, None, False, 0),
+        (StopReason.DEADLINE, 90.0, True, 0),
+        (StopReason.SIGNAL, 90.0, False, 0),
+    ],
+)
+def test_a_deadline_that_applies_again_is_noted(
+    reason: StopReason,
+    deadline: float | None,
+    in_notebook: bool,
+    num_lines: int,
+    ending: Ending,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ending.trainer.state.stop_reason = reason
+    ending.trainer.training_config.deadline = deadline
+    monkeypatch.setattr(run_finalizer, "in_notebook_kernel", lambda: in_notebook)
+    again = "deployment.deadline_applies_again(duration=1 min 30 s)"
+    assert ending.finalizer._deadline_lines() == [again] * num_lines
+    ending.trainer.state = None
+    assert ending.finalizer._deadline_lines() == []
+
+
+def test_an_agent_shows_the_end_itself(ending: Ending, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[object] = []
+    monkeypatch.setattr(run_finalizer, "left_to_agent", lambda *of: given.append(of) or True)
+    ending.finalizer.finish()
+    ending.lines.clear()
+    ending.finalizer.show_end()
+    assert given == [(["the result"], None)]
+    assert ending.lines == []
+
+
 def test_a_saved_model_that_answers_otherwise_does_not_stay(
     ending: Ending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,11 +412,27 @@ def test_run_json_records_how_the_run_came_to_be(
     monkeypatch.setattr("sys.argv", ["temper", "train", "my rows.jsonl", f"--token={secret}"])
     run = plan_run(tmp_path / "runs", "small")
     run.path.mkdir(parents=True)
-    record_run(run, config, trainer)
+    choices: list[Any] = [
+        SimpleNamespace(decided=lambda name=name: {name: {"value": name}}) for name in "ab"
+    ]
+    record_run(run, config, trainer, choices)
     text = run.run_file.read_text()
     record = json.loads(text)
     assert secret not in text
     assert record["command"].startswith("temper train 'my rows.jsonl'")
+    assert record["decided"] == {"a": {"value": "a"}, "b": {"value": "b"}}
+    assert (record["precision"], record["num_threads"]) == (
+        *(trainer.precision.name, trainer.num_threads),
+    )
+    assert (record["hardware"]["device"], record["hardware"]["processes"]) == ("cpu", 1)
+    assert record["model"] == json.loads(json.dumps(trainer.adapter.describe()))
+    assert record["data"]["num_examples"] == trainer.initialize_data().num_examples
+    assert record["data"]["files_sha256"] == data_files_hash(config.data)
+    assert len(record["data"]["preview"]) == 2
+    assert "losses" not in record["data"]
+    known = trained_rows(run)
+    assert known is not None
+    assert len(known.hashes) == record["data"]["num_examples"]
     batch_size = record["config"]["training.batch_size"]
     assert batch_size == {"value": 4, "source": "keyword training.batch_size"}
     assert DeploymentConfig.from_dict(record["configuration"]).training.max_steps == 2
@@ -476,12 +550,22 @@ def test_whether_compiling_pays_is_recorded(
     state = trainer.prepare() and trainer.state
     assert state is not None
     observer.train_start(state)  # nothing was measured: it was decided before
-    assert json.loads(run.run_file.read_text())["decided"] == {}
+    record = read_record(run.run_file)
+    assert record["decided"] == {}
+    write_record(run.run_file, {**record, "decided": {"num_threads": {"value": 2}}})
     benchmark.decision = CompileDecision(1.0, 0.5 if pays else 0.95, 3.0, 100)
     observer.train_start(state)
-    decided = read_record(run.run_file)["decided"]["training.compile_mode"]
     value = "default" if pays else "none"
-    assert decided == {"value": value, "origin": str(benchmark.decision)}
+    assert read_record(run.run_file) == {
+        **record,
+        "decided": {
+            "num_threads": {"value": 2},
+            "training.compile_mode": {"value": value, "origin": str(benchmark.decision)},
+        },
+    }
+    run.run_file.write_text("torn")
+    observer.train_start(state)
+    assert run.run_file.read_text() == "torn"
 
 
 @pytest.mark.parametrize("setting", [{"gradient_checkpointing": True}, {"compile_mode": "default"}])
@@ -521,7 +605,8 @@ def test_the_status_is_what_happened(
     assert summary["validation_prompts"] == trainer.training_config.validation_prompts
     assert summary["num_held_out"] == trainer.initialize_data().report.num_evaluation
     assert not summary.keys() & {"system_prompt", "has_context", "loss_function"}
-    assert summary["status"] == status
+    assert (summary["status"], summary["seconds"]) == (status, 1.5)
+    assert (summary["epochs"], summary["num_processes"]) == (0, 1)
     assert (summary["after"] is None) == (after is None)
     assert summary["error"] == (None if error is None else "OSError: full")
 

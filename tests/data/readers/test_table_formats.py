@@ -19,6 +19,7 @@ from infrastructure.data.readers.table_formats import (
     _groups_from,
     is_saved_dataset,
     load_huggingface,
+    read_huggingface,
     split_place,
 )
 
@@ -210,6 +211,39 @@ def test_the_hash_of_a_saved_data_set_is_of_its_rows_and_its_split(tmp_path: Pat
     state = tmp_path / "one/train/state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"_fingerprint": "other"}))
     assert discover(str(tmp_path / "one"))[0].sha256() != hashes["one"]
+
+
+def test_a_part_of_a_saved_data_set_of_splits_is_named_by_its_path(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    rows = datasets.Dataset.from_dict({"text": ["a"] * 9})
+    datasets.DatasetDict({"train": rows}).save_to_disk(str(folder))
+    [part] = folder.rglob("*.arrow")
+    damage(part)
+    with pytest.raises(ValueError, match=rf"in_member\(member=train/{part.name}\)") as raised:
+        read(folder)
+    assert "data.file_missing" not in str(raised.value)
+
+
+def test_records_of_several_batches_are_counted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"{n}" for n in range(11)]
+    parts = [datasets.Dataset.from_dict({"text": texts[n : n + 3]}) for n in range(0, 11, 3)]
+    whole = datasets.concatenate_datasets(parts)
+    monkeypatch.setattr(table_formats, "load_huggingface", lambda place: whole)
+    found = list(read_huggingface(Path("x"), "x", Start(1, 2)))
+    assert found == [Row({"text": f"{n}"}, "x", n + 1, n) for n in range(1, 11)]
+
+
+def test_a_row_that_is_no_utf8_is_set_aside_with_its_number(tmp_path: Path) -> None:
+    texts = [b"a", b"b", b"\xff", b"c", b"\xff"]
+    column = pa.array(texts).view(pa.string())
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet", use_dictionary=False)
+    [file] = discover(str(tmp_path / "a.parquet"))
+    assert list(file.rows()) == [
+        BadRow("a.parquet", n + 1, "invalid UTF-8", offset=n)
+        if text == b"\xff"
+        else Row({"text": text.decode()}, "a.parquet", n + 1, n)
+        for n, text in enumerate(texts)
+    ]
 
 
 def test_each_row_that_is_too_large_is_skipped(

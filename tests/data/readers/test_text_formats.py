@@ -1,5 +1,6 @@
 """Records of delimited text: which are rows, which are set aside, and as how many."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,7 @@ def test_a_record_that_does_not_fit_is_set_aside_with_its_lines(
         (b"q,a", BROKEN_CSV, "['q', 'a']"),
         (b"1,\0", BROKEN_CSV, "['1', '\\x00']"),
         (b"1,\xff", INVALID_UTF8, "['1', '?']"),
+        (b'1,"\xff\n3,4\nx y"', INVALID_UTF8, "['1', '?\\n3,4\\nx y']"),
     ],
 )
 def test_a_record_that_is_set_aside_is_found_and_shown(
@@ -152,6 +154,9 @@ def test_a_record_that_is_set_aside_is_found_and_shown(
     assert {(row.reason, row.excerpt) for row in bad if isinstance(row, BadRow)} == {
         (reason, shown)
     }
+    advice = "data.fix_spanning_quote()" if line == b'1,"2\n3,4"' else ""
+    assert {row.advice for row in bad if isinstance(row, BadRow)} == {advice}
+    assert len(bad) == (2 if advice else 1)
     assert list(read_csv(path, "x", Start(offset, 4))) == [*bad, last]
 
 
@@ -260,6 +265,7 @@ TABBED = [f"q{n}\ta{n}" for n in range(40)]
         # of 42 lines and the header two may be uneven
         (['x\t"so" he said', "1\t2\t3", "y"], True),
         (['x\t"so" he said', "1\t2\t3", "y", "z"], False),
+        (['x\t"so" he said', *["p\tq"] * 15, "1\t2\t3", "y", "z"], True),  # 3 of 60
         (['x\t"one', 'two"', 'y\t"one', 'two"', 'z\t"so" he said'], False),
     ],
 )
@@ -332,10 +338,27 @@ def test_a_line_of_a_table_that_is_too_long_is_refused(
     monkeypatch.setattr(
         text_formats, "read_lines", lambda file, start=BEGIN: read_lines(file, start, 20)
     )
-    with pytest.raises(
-        ValueError, match=r"table_line_too_long\(file=rows\.txt, line=3, max_mib=16"
-    ):
-        read(tmp_path, HEADER + "1,2\n" + "x" * 30 + "\n")
+    for max_bytes, max_mib in ((16 << 20, 16), (20, 0)):
+        monkeypatch.setattr(text_formats, "MAX_LINE_BYTES", max_bytes)
+        refusal = rf"table_line_too_long\(file=rows\.txt, line=3, max_mib={max_mib}\)"
+        with pytest.raises(ValueError, match=refusal):
+            read(tmp_path, HEADER + "1,2\n" + "x" * 30 + "\n")
+
+
+@pytest.mark.parametrize(
+    ("header", "refusal"),
+    [
+        ("", "table_without_header(file=rows.txt)"),
+        ("\t\t", "table_without_header(file=rows.txt)"),
+        ("sep=;\tx", "excel_separator_line(file=rows.txt, line=sep=;)"),
+        ("b\ta\tb\ta", "table_column_twice(file=rows.txt, column=a)"),
+    ],
+)
+def test_a_header_without_a_name_for_each_column_is_refused(
+    tmp_path: Path, header: str, refusal: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"data.{refusal}")):
+        read(tmp_path, f"{header}\n1\t2\n" if header else "", is_tsv=True)
 
 
 @pytest.mark.parametrize(

@@ -165,26 +165,30 @@ def test_what_is_as_large_as_the_limit_is_written_in_the_background(
     tensors, file = snapshot(4).tensors, TensorBytes("U8", (2,), b"{}")
     size = sum(one.nbytes for group in tensors.values() for one in group.values()) + 2
     monkeypatch.setattr(checkpoint_manager, "BACKGROUND_BYTES", size + more_bytes)
-    begun: list[Any] = []
+    begun, waits = list[Any](), list[bool]()
     writer = SimpleNamespace(
         begin=lambda state, values, **facts: begun.append((state, values, facts)),
-        collect=lambda wait: None,
+        collect=lambda wait: waits.append(wait),
         close=lambda: begun.append("closed"),
     )
-    made = monkeypatch.setattr(
+    monkeypatch.setattr(
         checkpoint_manager, "BackgroundWriter", lambda *given: begun.append(given) or writer
     )
     manager = CheckpointManager(tmp_path, Retention(3), lambda: {"files/run.json": file})
     manager.begin(snapshot(4), kind="manual", score=0.5)
-    assert made is None
     assert steps(manager) == ([] if in_background else [4])
     if in_background:
         given, (state, values, facts) = begun
         assert given == (tmp_path, Retention(3))
         assert state.keys() >= {"model/weight", "optimizer/0.exp_avg", "files/run.json"}
         assert (values, facts) == ({"step": 4}, {"step": 4, "kind": "manual", "score": 0.5})
+        manager.begin(snapshot(5))
+        manager.save(snapshot(6))
+        manager.collect()
+        assert waits == [True, True, False], "only one is written at a time"
+        assert steps(manager) == [6]
         manager.close()
-        assert begun[2:] == ["closed"]
+        assert begun[3:] == ["closed"]
 
 
 def test_who_writes_or_searches_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,9 +263,12 @@ def test_parts_of_other_machines_are_fetched_where_there_are_some(
     manager, apart, fetched = CheckpointManager(tmp_path), Apart(), list[Any]()
     path = manager.save(snapshot(1))
     manager.apart = lambda: apart  # type: ignore[assignment,return-value]
-    monkeypatch.setattr(
-        checkpoint_manager, "fetch_objects", lambda *given, **named: fetched.append((given, named))
-    )
+
+    def fetch(*given: Any, **named: Any) -> None:
+        assert not Lock(tmp_path / LOCK_FILE).take(wait=False), "no other process writes"
+        fetched.append((given, named))
+
+    monkeypatch.setattr(checkpoint_manager, "fetch_objects", fetch)
     manager.fetch_parts(path)  # whole already: nothing is asked of the destination
     manifest = replace(manager.store.read(path.stem), values={"step": 1, COPIED_APART: ["ab" * 32]})
     monkeypatch.setattr(manager.store, "read", lambda name: manifest)
@@ -378,13 +385,14 @@ def test_a_part_that_the_disk_refuses_makes_no_version_and_holds_nobody_up(
     parts = manager.write_by_parts({"step": 2})
     with monkeypatch.context() as patch:
 
-        def refuse(tensors: object) -> None:
-            raise StorageError("the disk is full")
+        def refuse(tensors: Any) -> None:
+            raise StorageError(f"the disk is full for {[*tensors]}")
 
         patch.setattr(manager.store, "place", refuse)
-        parts.add(as_bytes({"model/a": torch.ones(1)}))
+        for name in "ac":
+            parts.add(as_bytes({f"model/{name}": torch.ones(1)}))
     parts.add(as_bytes({"model/b": torch.ones(1)}))  # whoever brings the parts brings them all
-    with pytest.raises(StorageError):
+    with pytest.raises(StorageError, match="model/a"):
         parts.commit()
     assert (manager.collect(), manager.checkpoints()) == ([], [good])
     manager.save(snapshot(3))

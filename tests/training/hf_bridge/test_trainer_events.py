@@ -245,6 +245,8 @@ def test_the_last_version_is_written_once_all_is_evaluated() -> None:
     world.events.epoch_ends(stops)
     assert world.saves.saved == []
     assert world.carried.num_ends == 1
+    assert stops.should_evaluate, "within an epoch, too"
+    assert world.carried.awaits_evaluation
     world.events.evaluated({"eval_loss": 1.0}, stops)
     assert world.saves.saved == []
     over(world)
@@ -320,6 +322,14 @@ def test_a_hook_that_stops_at_the_end_of_an_epoch_is_heard_at_once() -> None:
     world.events.epoch_ends(control)
     assert control.should_training_stop
     assert world.carried.num_ends == 1
+
+
+@pytest.mark.parametrize(("length", "example"), [(5, 6), (None, 0)])
+def test_a_trainer_that_resumes_is_in_its_epoch(length: int | None, example: int) -> None:
+    world = World(length=length)
+    world.state.step, world.trainer.epoch = 7, 2.4
+    world.events.epoch_begins()
+    assert (world.state.position.epoch, world.state.position.example) == (2, example)
 
 
 def test_before_the_first_epoch_the_position_is_the_beginning() -> None:
