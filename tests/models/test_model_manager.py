@@ -1,8 +1,11 @@
 """Models from every source come ready to train; what cannot be trained is refused in a sentence."""
 
+import contextlib
 import json
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -698,3 +701,38 @@ def test_unsloth_loads_as_it_is_configured(
     with pytest.raises(ValueError, match=r"models\.not_a_linear_layer\(layer=wq\)"):
         load(llama_folder, lora_config=LoraConfig(target_modules=["wq"]), **options)
     assert len(fake.calls) == 1, "it is refused before the weights are read"
+
+
+def test_a_model_that_cannot_see_reads_no_images(llama_folder: Path) -> None:
+    for name, backend, refusal in (
+        ("embedded", "auto", "adapter, name=embedded, reason=models.reads_no_images()"),
+        ("tactical_mappo", "auto", "adapter, name=tactical_mappo, reason=models.reads_no_images()"),
+        (llama_folder, "unsloth", "models.unsloth_with_images()"),
+        (llama_folder, "auto", "models.text_model_for_images("),
+    ):
+        config = ModelConfig(name=str(name), backend=backend, embedded=TINY)
+        manager = ModelManager(config, device=CPU, seed=0, tokenizer_texts=lambda: TEXTS)
+        manager.sees = True
+        with pytest.raises(ValueError, match=re.escape(refusal)):
+            manager.load()
+
+
+def test_the_hub_is_left_alone_while_it_cannot_be_reached(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each way to the files of a model begins with that question; a folder needs no answer."""
+    entered: list[str] = []
+
+    @contextmanager
+    def noting() -> Iterator[None]:
+        entered.append("entered")
+        yield
+
+    monkeypatch.setattr(model_manager, "offline_where_unreachable", noting)
+    for name, num_entered in ((llama_folder, 0), ("owner/name", 1)):
+        manager = ModelManager(ModelConfig(name=str(name)), device=CPU, seed=0)
+        for way in ("load", "load_tokenizer", "load_few_blocks", "weight_bytes"):
+            with contextlib.suppress(ValueError, OSError):
+                getattr(manager, way)()
+            assert len(entered) == num_entered, way
+            entered.clear()

@@ -439,8 +439,10 @@ def test_a_template_that_makes_rows_long_is_named(
 ) -> None:
     rows = [{"prompt": "a " * 3, "chosen": "b " * 90, "rejected": "b"}, *rows_of("pairs", 30)]
     monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE.replace("<", "much said <"))
-    notes = read(tmp_path, tokenizer, rows, "dpo", over_length="keep_start").notes
-    assert re.search(r"data\.template_takes_much\(num_tokens=\d+, max_length=64\)", notes[0])
+    for over_length in ("keep_start", "quarantine"):
+        settings = {"over_length": over_length, "max_bad_rows_percent": 50}
+        notes = read(tmp_path, tokenizer, rows, "dpo", **settings).notes
+        assert re.search(r"data\.template_takes_much\(num_tokens=\d+, max_length=64\)", notes[0])
     monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
     assert not read(tmp_path, tokenizer, rows_of("pairs", 30), "dpo").notes
     with pytest.raises(ValueError, match=r"data\.too_many_bad_rows.*over-long"):
@@ -1066,6 +1068,13 @@ CALLS = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name"
             CHAT_PAIR,
             "methods.prompt_written_differently(where='!<assistant>' at inference, "
             "'<assistant>a</s>' in training)",
+            "data.template_writing_alike()",
+        ),
+        (
+            "dpo",
+            TEMPLATE.replace("in messages %}", "in messages if m.content != 'a' %}"),
+            CHAT_PAIR,
+            "methods.prompt_written_differently(where='<assistant>' at inference, '' in training)",
             "data.template_writing_alike()",
         ),
     ],
