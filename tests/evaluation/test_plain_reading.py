@@ -493,7 +493,7 @@ def test_a_model_that_scores_texts_gives_its_scores(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("is_half", "tolerance"), [(False, 1e-3), (True, 0.05)])
-def test_a_trained_model_ends_where_its_settings_and_the_evaluation_say(
+def test_a_trained_model_ends_where_its_settings_and_the_evaluation_end_it(
     is_half: bool, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model: Any = Inner()
