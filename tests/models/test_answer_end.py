@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from infrastructure.models.answer_end import teach_ends, teach_trainer
+from infrastructure.models.answer_end import known_ends, teach_ends, teach_trainer
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,23 @@ def test_a_trainer_that_knows_one_end_takes_that_of_the_template() -> None:
     assert (trainer.eos_token_id, config.eos_token_id) == (2, 2)
     teach_trainer(trainer, [7, 2])
     assert (trainer.eos_token_id, config.eos_token_id) == (7, 7)
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"), [(None, []), (0, [0]), (7, [7]), ([9, 2], [9, 2]), ([], [])]
+)
+def test_known_ends_are_a_list_of_their_own(known: Any, expected: list[int]) -> None:
+    model: Any = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=known))
+    assert known_ends(model) == expected
+    assert known_ends(model) is not known
+    assert known_ends(SimpleNamespace()) == []  # type: ignore[arg-type]
+
+
+def test_a_trainer_that_generates_nothing_or_by_other_means_is_left_alone() -> None:
+    trainer = SimpleNamespace(generation_config=None, eos_token_ids=[2])
+    teach_trainer(trainer, [7])
+    assert trainer.eos_token_ids == [2]
+    config = SimpleNamespace(eos_token_id=2)
+    other = SimpleNamespace(generation_config=config, eos_token_ids=[2], generation_kwargs=None)
+    teach_trainer(other, [7])
+    assert (config.eos_token_id, other.generation_kwargs) == ([2, 7], None)

@@ -101,3 +101,11 @@ def test_the_fastest_product_counts_after_the_first(monkeypatch: pytest.MonkeyPa
     assert measure_operations_per_second(torch.device("cpu"), torch.bfloat16) == 512**3
     assert len(products) == len(seconds)
     assert (products[0].shape, products[0].dtype) == ((512, 512), torch.bfloat16)
+
+
+def test_only_a_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    for device in (torch.device("cpu"), torch.device("cuda", 1)):
+        flops.synchronize(device)
+    assert waited == [torch.device("cuda", 1)]

@@ -186,7 +186,7 @@ def test_an_mlp_that_looks_at_other_positions_is_measured(num_rows: list[int]) -
     model.model.layers[-1].mlp.__class__ = Mixing
     loss = TokenLoss()
     loss.prepare(model)
-    assert num_rows, "it was tried"
+    assert num_rows == [4], "it was tried at every other position"
     assert not loss.narrows_last_mlp
     assert loss.last_mlp(model) is None
 
@@ -238,6 +238,7 @@ def test_a_model_without_layers_or_sharded_has_no_last_mlp() -> None:
     ("num_positions", "grid", "is_narrowed"),
     [
         (0, SizeGrid.EXACT, False),
+        (1, SizeGrid.EXACT, True),
         (39, SizeGrid.EXACT, True),
         (40, SizeGrid.EXACT, False),
         (31, SizeGrid.EIGHTHS, True),
@@ -260,3 +261,17 @@ def test_an_mlp_is_narrowed_if_that_saves_rows(
     torch.testing.assert_close(*picked)
     assert output.shape == given.shape
     assert computed_at.all() or is_narrowed
+
+
+def test_an_mlp_that_takes_whole_rows_only_is_not_narrowed() -> None:
+    model: Any = tiny_model("llama")
+
+    class Picky(type(model.model.layers[-1].mlp)):  # type: ignore[misc]
+        def forward(self, given: torch.Tensor) -> Any:
+            if given.shape[1] != token_loss.NUM_PROBE_TOKENS:
+                raise ValueError("not a whole row")
+            return super().forward(given)
+
+    assert token_loss.may_narrow_last_mlp(model)
+    model.model.layers[-1].mlp.__class__ = Picky
+    assert not token_loss.may_narrow_last_mlp(model)

@@ -223,3 +223,14 @@ def test_what_is_no_number_is_not_merged() -> None:
         next(p for n, p in tuned.named_parameters() if "lora_B" in n).fill_(torch.nan)
     with pytest.raises(ValueError, match="NaN"):
         merge_lora(tuned)
+
+
+def test_a_part_is_found_by_its_whole_name() -> None:
+    model = mixtral()
+    everywhere = target_paths(model, "all-linear")
+    assert {path.rpartition(".")[2] for path in everywhere} >= {"q_proj", "down_proj"}
+    assert target_paths(model, "all-linear", within="model") == everywhere
+    experts = target_paths(model, "all-linear", within="model.layers.0.mlp")
+    assert experts == {path for path in everywhere if ".mlp." in path}
+    for within in ("mode", "other", "model.layers.1"):
+        assert target_paths(model, "all-linear", within=within) == set()

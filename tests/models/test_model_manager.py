@@ -1,8 +1,11 @@
 """Models from every source come ready to train; what cannot be trained is refused in a sentence."""
 
+import contextlib
 import json
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +255,86 @@ def test_a_lora_of_another_base(llama_folder: Path, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "lora" / "base")
     edit_json(tmp_path / "lora" / "adapter_config.json", base_model_name_or_path=str(llama_folder))
     with pytest.raises(ValueError, match=r"models\.lora_base_mismatch"):
+        load(tmp_path / "lora")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "is_changed", "is_refused"),
+    [("", False, False), ("", True, True), ("none", True, False), ("no run", True, False)],
+)
+def test_a_lora_of_a_run_whose_base_has_other_weights_now(
+    llama_folder: Path, tmp_path: Path, recorded: str, is_changed: bool, is_refused: bool
+) -> None:
+    """It would answer and be measured as a model that was never trained."""
+    made = load(llama_folder, lora_config=LoraConfig(r=2))
+    final = tmp_path / "run" / "final"
+    save_model(made.model, made.tokenizer, final)
+    if recorded != "no run":
+        sha256 = None if recorded else made.description["base_sha256"]
+        (final.parent / "run.json").write_text(json.dumps({"model": {"base_sha256": sha256}}))
+    if is_changed:
+        change_tensors(llama_folder, lambda tensors: tensors["lm_head.weight"].mul_(2))
+    if is_refused:
+        about = rf"folder={final}, name={llama_folder}"
+        with pytest.raises(ValueError, match=rf"models\.lora_base_changed\({about}\)"):
+            load(final)
+        return
+    assert hasattr(load(final).model, "peft_config")
+
+
+OTHER_PREFIX = "base_model.model.model.language_model."
+
+
+@pytest.mark.parametrize(
+    ("rename", "code", "first"),
+    [
+        (lambda name: name, None, ""),
+        # PEFT's name of the adapter is no part of the name of a matrix
+        (lambda name: name.replace(".weight", ".default.weight"), None, ""),
+        (
+            lambda name: name.replace("base_model.model.model.", OTHER_PREFIX),
+            "lora_lacks_tensors",
+            "count=28, name=base_model.model.model.layers.0.mlp.down_proj.lora_A.default.weight",
+        ),
+        (
+            lambda name: name * ("layers.0.mlp.up_proj" not in name),
+            "lora_lacks_tensors",
+            "count=2, name=base_model.model.model.layers.0.mlp.up_proj.lora_A.default.weight",
+        ),
+    ],
+)
+def test_a_lora_is_loaded_whole_or_not_at_all(
+    llama_folder: Path,
+    tmp_path: Path,
+    rename: Callable[[str], str],
+    code: str | None,
+    first: str,
+) -> None:
+    """Matrices without a place in the model would leave the base as it is."""
+    made = load(llama_folder, lora_config=LoraConfig(r=2))
+    for parameter in trainable_state(made.model).values():
+        torch.nn.init.normal_(parameter)
+    save_model(made.model, made.tokenizer, tmp_path / "lora")
+    file = tmp_path / "lora" / "adapter_model.safetensors"
+    matrices = load_file(file)
+    save_file({rename(n): t for n, t in matrices.items() if rename(n)}, file)
+    (tmp_path / "lora" / "SHA256SUMS").unlink()
+    if code is not None:
+        with pytest.raises(ValueError, match=rf"models\.{code}\(file={file}, {first}\)"):
+            load(tmp_path / "lora")
+        return
+    again = trainable_state(load(tmp_path / "lora").model)
+    assert len(again) == len(matrices)
+    for name, matrix in trainable_state(made.model).items():
+        assert torch.equal(again[name], matrix)
+
+
+def test_a_lora_for_more_layers_than_its_base_has(llama_folder: Path, tmp_path: Path) -> None:
+    made = load(llama_folder, lora_config=LoraConfig(r=2))
+    save_model(made.model, made.tokenizer, tmp_path / "lora")
+    edit_json(llama_folder / "config.json", num_hidden_layers=1)
+    unused = r"count=14, name=base_model\.model\.model\.layers\.1\.mlp\.down_proj\.lora_A"
+    with pytest.raises(ValueError, match=rf"models\.lora_tensors_unused\(file=.*, {unused}"):
         load(tmp_path / "lora")
 
 
@@ -698,3 +781,38 @@ def test_unsloth_loads_as_it_is_configured(
     with pytest.raises(ValueError, match=r"models\.not_a_linear_layer\(layer=wq\)"):
         load(llama_folder, lora_config=LoraConfig(target_modules=["wq"]), **options)
     assert len(fake.calls) == 1, "it is refused before the weights are read"
+
+
+def test_a_model_that_cannot_see_reads_no_images(llama_folder: Path) -> None:
+    for name, backend, refusal in (
+        ("embedded", "auto", "adapter, name=embedded, reason=models.reads_no_images()"),
+        ("tactical_mappo", "auto", "adapter, name=tactical_mappo, reason=models.reads_no_images()"),
+        (llama_folder, "unsloth", "models.unsloth_with_images()"),
+        (llama_folder, "auto", "models.text_model_for_images("),
+    ):
+        config = ModelConfig(name=str(name), backend=backend, embedded=TINY)
+        manager = ModelManager(config, device=CPU, seed=0, tokenizer_texts=lambda: TEXTS)
+        manager.sees = True
+        with pytest.raises(ValueError, match=re.escape(refusal)):
+            manager.load()
+
+
+def test_the_hub_is_left_alone_while_it_cannot_be_reached(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each way to the files of a model begins with that question; a folder needs no answer."""
+    entered: list[str] = []
+
+    @contextmanager
+    def noting() -> Iterator[None]:
+        entered.append("entered")
+        yield
+
+    monkeypatch.setattr(model_manager, "offline_where_unreachable", noting)
+    for name, num_entered in ((llama_folder, 0), ("owner/name", 1)):
+        manager = ModelManager(ModelConfig(name=str(name)), device=CPU, seed=0)
+        for way in ("load", "load_tokenizer", "load_few_blocks", "weight_bytes"):
+            with contextlib.suppress(ValueError, OSError):
+                getattr(manager, way)()
+            assert len(entered) == num_entered, way
+            entered.clear()

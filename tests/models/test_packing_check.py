@@ -132,6 +132,7 @@ def test_a_window_that_no_layer_names_is_found_before_the_training() -> None:
     check = check_packing(model, 101)
     assert not check.isolated
     assert "models.example_exceeds_window" in check.reason
+    assert prepare_packing(model, 101).attention == "sdpa"
 
 
 class Bag(torch.nn.Module):
@@ -259,3 +260,7 @@ def test_rows_are_joined_end_to_end() -> None:
     assert (found["cu_seq_lens"].tolist(), found["cu_seq_lens"].dtype) == ([0, 3, 5], torch.int32)
     lengths = [pack_rows(rows, longest)["max_length"] for longest in (None, 2, 3, 4)]
     assert lengths == [3, 3, 3, 4]
+
+
+def test_dropout_does_not_disturb_the_check() -> None:
+    assert prepare_packing(tiny_model("gpt2", resid_pdrop=0.5, embd_pdrop=0.5)).isolated

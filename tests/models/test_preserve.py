@@ -143,3 +143,9 @@ def test_a_measurement_computes_gradients_as_a_step_does_and_leaves_none(trains:
     after = state_of(model)
     assert [name for name in SUBSETS if not is_same(after[name], before[name])] == []
     assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_a_measurement_computes_no_gradients_of_parameters_unless_they_are_needed() -> None:
+    model = small_model()
+    with measuring(model, CPU):
+        assert not any(parameter.requires_grad for parameter in model.parameters())

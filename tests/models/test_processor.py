@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.models import processor as module
+from infrastructure.models.model_manager import ModelManager
 from infrastructure.models.processor import has_processor, load_processor, sees_pictures
 from infrastructure.models.source import find_source
 from infrastructure.models.transformers_backend import LoadOptions, load_config
@@ -137,3 +140,27 @@ def test_a_tokenizer_keeps_its_template_and_gets_a_padding_token(
     monkeypatch.setattr(AutoProcessor, "from_pretrained", lambda *_, **__: made)
     tokenizer = load_processor(find_source(str(llava)), OPTIONS).tokenizer
     assert (tokenizer.chat_template, tokenizer.pad_token) == (expected, "<|end|>")
+
+
+def test_images_need_their_package(llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingPackageError, match=r"data\.decode_images"):
+        load_processor(find_source(str(llava)), OPTIONS)
+
+
+def test_a_lora_has_a_processor_of_its_own_or_that_of_its_base(llava: Path, tmp_path: Path) -> None:
+    facts = {"peft_type": "LORA", "base_model_name_or_path": str(llava)}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(facts))
+
+    def template() -> str:
+        manager = ModelManager(ModelConfig(name=str(tmp_path)), device=OPTIONS.device, seed=0)
+        manager.sees = True
+        tokenizer: Any = manager.load_tokenizer()
+        assert manager.processor.tokenizer is tokenizer
+        return str(tokenizer.chat_template)
+
+    own = load_processor(find_source(str(llava)), OPTIONS)
+    assert template() == own.chat_template
+    own.chat_template = own.tokenizer.chat_template = "own"
+    own.save_pretrained(tmp_path)
+    assert template() == "own"

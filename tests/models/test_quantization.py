@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.models.flops import arithmetic_of
@@ -158,13 +158,15 @@ def test_quantized_weights_are_made_plain_ones_that_compute_the_same(
     config = ModelConfig(name=str(llama_folder), quantization="4bit", lora_config=LoraConfig(r=8))
     manager = ModelManager(config, device=CPU, seed=0)
     manager.dequantizes = True
-    plain: Any = manager.load().model.get_base_model()  # type: ignore[operator]
+    plain: Any = manager.load().model.unload()  # type: ignore[operator]
     assert quantized_layers(plain) == []
     assert {p.dtype for p in plain.parameters()} == {torch.float32}
     plain.save_pretrained(tmp_path)
+    again: Any = AutoModelForCausalLM.from_pretrained(tmp_path)
     with torch.no_grad():
         expected = quantized.eval()(input_ids).logits
         torch.testing.assert_close(plain.eval()(input_ids).logits, expected, atol=5e-3, rtol=0)
+        assert torch.equal(again(input_ids).logits, plain(input_ids).logits)
     options = LoadOptions(CPU, torch.float32, quantization="4bit")
     narrow: Any = LlamaConfig(hidden_size=32, num_attention_heads=2)
     with pytest.raises(ValueError, match="width_for_4bit_on_cpu"):

@@ -257,8 +257,10 @@ def test_all_files_that_differ_are_named(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_class_is_named_as_this_model(tmp_path: Path) -> None:
-    folder = save(tmp_path, *LLAMA, architectures=[])
-    with pytest.raises(ValueError, match=r"layer=w_proj, model=this model, layers=q_proj, up_proj"):
+    more = [f"model.layers.0.self_attn.{name}_proj.weight" for name in "vok"]
+    folder = save(tmp_path, *LLAMA, *more, "score.weight", architectures=[])
+    there = "layers=k_proj, o_proj, q_proj, score, up_proj, v_proj"
+    with pytest.raises(ValueError, match=f"layer=w_proj, model=this model, {there}"):
         refuse_unknown_layers(folder, ["w_proj"])
     assert words_of_quantization("4bit") == "4-bit NF4"
     assert words_of_quantization("8bit") == "8-bit LLM.int8()"

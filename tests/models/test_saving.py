@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.core.checksums import damaged_files
+from infrastructure.models.lora import apply_lora
 from infrastructure.models.model_manager import LoadedModel, ModelManager, load_saved
 from infrastructure.models.quantization import quantized_layers
 from infrastructure.models.saved_model import code_of_quantization, words_of_quantization
@@ -24,6 +25,7 @@ from infrastructure.models.saving import (
     write_lora_card,
 )
 from infrastructure.models.trainable_state import trainable_state
+from tests.models.architectures import tiny_model
 
 CPU = torch.device("cpu")
 TINY = {
@@ -107,6 +109,7 @@ def test_a_lora_in_plain_peft(llama_folder: Path, tmp_path: Path, input_ids: tor
     }
     written = json.loads((tmp_path / "final" / "adapter_config.json").read_text())
     assert written["base_model_name_or_path"] == str(llama_folder)
+    assert written["task_type"] == "CAUSAL_LM"
     plain = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "final")
     expected = logits(loaded.model, input_ids)
     assert torch.equal(logits(plain, input_ids), expected)
@@ -431,3 +434,17 @@ def test_the_card_names_the_quantization_and_the_whole_path(
     assert "import AutoModelForCausalLM, BitsAndBytesConfig\n" in text
     assert (f'base = "{tmp_path / base}"  #' in text) is (base == "here")
     assert ("base_model: owner/name\n" in text) is (base == "owner/name")
+
+
+def test_a_saved_model_has_no_router_logits_and_the_living_one_keeps_them(tmp_path: Path) -> None:
+    model = tiny_model("qwen3_moe_balanced")
+    save_model(model, None, tmp_path / "full")
+    tuned = apply_lora(model, LoraConfig(r=2, target_modules=["q_proj"]))
+    save_model(tuned, None, tmp_path / "lora")
+    for folder in ("full", "lora/base"):
+        config = json.loads((tmp_path / folder / "config.json").read_text())
+        assert config["output_router_logits"] is False
+    assert "from_pretrained(base, output_router_logits=False)" in (
+        (tmp_path / "lora/README.md").read_text()
+    )
+    assert model.config.output_router_logits is True

@@ -312,6 +312,7 @@ def test_metrics_are_summed_over_targets_without_their_weights() -> None:
 
 def test_a_model_is_tested_once_and_each_reason_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     own, tested = TokenLoss(), list[object]()
+    assert (own.method, own.reason, own.balances, own.narrows_last_mlp) == (None, "", False, False)
     choose = token_loss.choose_method
     monkeypatch.setattr(token_loss, "choose_method", lambda m: tested.append(m) or choose(m))
     model = Headed("scaled")
@@ -347,3 +348,12 @@ def test_kept_logits_are_those_of_few_columns(monkeypatch: pytest.MonkeyPatch) -
     num_rows = SizeGrid.EIGHTHS.rows_up(len(columns))
     assert kept == [columns + [10] * (num_rows - len(columns))]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+
+
+def test_dropout_does_not_disturb_the_probe() -> None:
+    for model in (
+        tiny_model("gpt2", resid_pdrop=0.5, embd_pdrop=0.5),
+        tiny_model("llama", attention_dropout=0.5),
+    ):
+        assert token_loss.choose_method(model) == ("hidden states", "")
+    assert token_loss.may_narrow_last_mlp(model)

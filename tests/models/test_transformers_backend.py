@@ -5,12 +5,13 @@ import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from infrastructure.models.saved_model import ModelSource, SourceKind
 from infrastructure.models.source import (
@@ -141,6 +142,7 @@ def test_the_version_of_a_model_is_its_own_or_the_configured_one() -> None:
     ("error", "is_offline", "shown"),
     [
         (OSError("this is a gated repo"), False, "models.model_is_gated(location=owner/name)"),
+        (RuntimeError("gated"), False, "model_not_loaded(location=owner/name, reason=gated)"),
         (OSError("no such repo"), False, "name=owner/name, reason=models.not_on_hub()"),
         (OSError("no such repo"), True, "name=owner/name, reason=models.hub_unreachable()"),
         (
@@ -288,3 +290,55 @@ def test_layers_without_weights_are_those_of_the_kind_that_is_loaded() -> None:
     seeing = without_weights(config, replace(OPTIONS, sees=True))
     assert type(seeing).__name__ == "LlavaForConditionalGeneration"
     assert all(parameter.is_meta for parameter in seeing.parameters())
+
+
+@pytest.mark.parametrize("dropout", [None, 0.0, 0.1])
+def test_a_tokenizer_that_splits_at_random_is_refused(
+    llama_folder: Path, dropout: float | None
+) -> None:
+    path = llama_folder / "tokenizer.json"
+    values = json.loads(path.read_text())
+    values["model"]["dropout"] = dropout
+    path.write_text(json.dumps(values))
+    source, options = (
+        find_source(str(llama_folder)),
+        LoadOptions(torch.device("cpu"), torch.float32),
+    )
+    if not dropout:
+        assert load_tokenizer(source, options)("a")["input_ids"]
+        return
+    about = rf"location={llama_folder}, dropout=0\.1"
+    with pytest.raises(ValueError, match=rf"models\.tokenizer_is_random\({about}"):
+        load_tokenizer(source, options)
+
+
+def test_all_options_reach_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, dict[str, Any]]] = []
+    tokenizer = SimpleNamespace(eos_token_id=2, eos_token="</s>", pad_token_id=None)
+    config, model = LlamaConfig(), torch.nn.Linear(1, 1)
+    report = {"mismatched_keys": [], "missing_keys": [], "unexpected_keys": []}
+    for auto, made in (
+        (AutoConfig, config),
+        (AutoTokenizer, tokenizer),
+        (AutoModelForCausalLM, (model, report)),
+    ):
+
+        def load(name: str, made: Any = made, **named: Any) -> Any:
+            calls.append((name, named))
+            return made
+
+        monkeypatch.setattr(auto, "from_pretrained", load)
+    options = LoadOptions(CPU, torch.bfloat16, "eager", trust_remote_code=True, revision="v2")
+    assert load_tokenizer(HUB, options) is tokenizer
+    assert tokenizer.pad_token == "</s>"
+    assert load_causal_lm(HUB, options) is model
+    place = {"trust_remote_code": True, "revision": "v2"}
+    whole = {
+        **{"config": config, "dtype": torch.bfloat16, "attn_implementation": "eager"},
+        **{"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True},
+    }
+    named = [place, place, {**whole, **place}]
+    assert calls == [("owner/name", given) for given in named]
+    tokenizer.eos_token_id = None  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"no_end_of_text_token\(name=owner/name\)"):
+        load_tokenizer(HUB, options)

@@ -386,7 +386,9 @@ def test_it_is_imported_with_its_own_settings_beside_those_that_are_there(
 ) -> None:
     for name in ("UNSLOTH_DISABLE_STATISTICS", "UNSLOTH_COMPILE_LOCATION"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("UNSLOTH_RETURN_LOGITS", "0")  # as the user has it
+    monkeypatch.delenv("UNSLOTH_RETURN_LOGITS", raising=False)
+    if not is_late:
+        monkeypatch.setenv("UNSLOTH_RETURN_LOGITS", "0")  # as the user has it
     there: list[object] = []
 
     def imported(*given: object) -> None:
@@ -406,7 +408,7 @@ def test_it_is_imported_with_its_own_settings_beside_those_that_are_there(
         {
             "UNSLOTH_DISABLE_STATISTICS": "1",
             "UNSLOTH_COMPILE_LOCATION": str(tmp_path / "unsloth_compiled"),
-            "UNSLOTH_RETURN_LOGITS": "0",
+            "UNSLOTH_RETURN_LOGITS": "1" if is_late else "0",
         }
     ]
     assert "Unsloth: hello" in caplog.messages

@@ -73,9 +73,11 @@ def test_what_was_trained_is_put_back_into_files(saved_llama: Path, tmp_path: Pa
     trained = torch.randn(model.get_parameter(name).shape)
     put_back(model, [(name, trained)], tmp_path)
     assert torch.equal(model.get_parameter(name), trained)
+    written = model.get_parameter(name).untyped_storage().filename
+    assert Path(str(written)).parent == tmp_path
     assert model.get_parameter(name).requires_grad
     others = [p for n, p in model.named_parameters() if n != name]
-    assert all(parameter.is_meta for parameter in others)
+    assert all(parameter.is_meta and not parameter.requires_grad for parameter in others)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -93,7 +95,8 @@ def test_files_of_other_weights_are_refused(saved_llama: Path, tmp_path: Path, w
     else:
         weights["model.norm.weight"] = torch.ones(3)
     save_file(weights, file, {"format": "pt"})
-    refusal = rf"models\.layers_not_readable_singly\(location={folder}, problem={what}, name="
+    name = "model.embed_tokens.weight" if what == "repeat" else "model.norm.weight"
+    refusal = rf"layers_not_readable_singly\(location={folder}, problem={what}, name={name}\)"
     with pytest.raises(ValueError, match=refusal):
         on_disk(folder)
 
@@ -214,3 +217,15 @@ def test_layers_are_made_as_they_are_loaded(saved_llama: Path) -> None:
     assert {one.dtype for one in stored} == {torch.float32}, "as they are in the file"
     few = manager.load_few_blocks()
     assert few.config._attn_implementation == "eager"  # type: ignore[union-attr]
+
+
+def test_a_tied_head_is_the_embedding_on_disk_too(saved_llama: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(saved_llama, tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('embeddings": false', 'embeddings": true'))
+    model: Any = on_disk(folder)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert lies_in(model.lm_head.weight) is not None
