@@ -101,3 +101,17 @@ def test_the_model_of_a_version_is_written_once_and_again_where_it_was_damaged(
     )
     use_versions(config)
     assert (config.model.name, config.training.teacher) == (folder, str(run.final))
+
+
+def test_a_name_that_is_of_no_run_or_of_a_whole_run_has_nothing_to_export(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(version_model, "export_checkpoint", None)
+    output_dir = run.path.parent
+    assert named_model(run.run_id, output_dir) == str(run.path)
+    assert named_model("owner/name", output_dir) == "owner/name"
+    assert named_model(str(output_dir / "final"), output_dir) == str(run.final)
+    with pytest.raises(ValueError, match=r"unknown_run_of_checkpoint\(name=nothing@7, run=nothing"):
+        named_model("nothing@7", output_dir)
+    monkeypatch.setattr(version_model, "find_run", lambda name, _: (run, None))
+    assert named_model("mine@best", output_dir) == str(run.path)

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +28,12 @@ from infrastructure.evaluation.held_out import (
     measure,
     trained_model,
 )
-from infrastructure.evaluation.plain_reading import NUM_QUESTIONS, Expected, distance
+from infrastructure.evaluation.plain_reading import (
+    NUM_QUESTIONS,
+    Expected,
+    Trained,
+    distance,
+)
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
@@ -194,3 +201,53 @@ def test_what_the_ranks_have_measured_together_is_kept_with_its_rows() -> None:
     kept: list[HeldOut] = []
     MeasuredBefore(ranks, kept.append).train_start(TrainingState(torch.nn.Linear(1, 1)))
     assert kept == [HeldOut({"eval_loss": 3.0}, measured_on="rows")]
+
+
+def test_the_answers_of_a_trainer_are_those_of_its_model_and_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[Any] = []
+    requested: list[int] = []
+    few = questions(3, 5)
+
+    def generate(*parts: Any, **named: Any) -> list[Answer]:
+        given.append((parts, named))
+        return [Answer(few[0], "x")]
+
+    def chosen(most: int) -> list[GenerationPrompt]:
+        requested.append(most)
+        return few
+
+    monkeypatch.setattr(held_out, "generate_answers", generate)
+    monkeypatch.setattr(held_out, "DataPipeline", SimpleNamespace)
+    data = SimpleNamespace(stop_token_ids=[3], pictures="pictures", questions=chosen)
+    model = SimpleNamespace(generate=str, generation_config="its own")
+    adapter = SimpleNamespace(tokenizer="tokenizer", on_disk=False)
+    of_model = {"initialize_model": lambda: model, "initialize_data": lambda: data}
+    precision = SimpleNamespace(autocast=nullcontext)
+    trainer: Any = SimpleNamespace(**of_model, adapter=adapter, precision=precision)
+    poll, count = (lambda: None), (lambda done, of: None)
+    assert answer_questions(trainer, 9, poll, count=count, only_exact=True) == [Answer(few[0], "x")]
+    more = {"poll": poll, "count": count, "pictures": "pictures", "only_exact": True}
+    assert given == [((model, "tokenizer", few, [3]), more)]
+    assert answer_questions(trainer, 0) == []
+    monkeypatch.setattr(held_out, "inner_model", lambda model: model)
+    monkeypatch.setattr(held_out, "fixed_questions", lambda *of, pictures: [*of, pictures])
+    expected = Trained(
+        *(model, "tokenizer", few, [3], precision.autocast, "pictures"),  # type: ignore[arg-type]
+    )
+    assert trained_model(trainer) == expected
+    assert requested == [9, NUM_QUESTIONS]
+    few[:] = [replace(few[0], prompt_ids=[]), few[1]]
+    found = trained_model(trainer)
+    assert found is not None
+    assert found.questions == few[1:]
+    few.pop()
+    found = trained_model(trainer)
+    assert found is not None
+    assert found.questions == ["tokenizer", "pictures"]
+    del model.generation_config
+    assert trained_model(trainer) is None
+    del model.generate
+    assert trained_model(trainer) is None
+    assert answer_questions(trainer, 9) == []

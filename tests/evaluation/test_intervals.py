@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from infrastructure.evaluation import intervals
-from infrastructure.evaluation.intervals import bootstrap, mcnemar, paired_difference, wilson
+from infrastructure.evaluation.intervals import (
+    Interval,
+    bootstrap,
+    mcnemar,
+    paired_difference,
+    wilson,
+)
 
 scipy_stats = pytest.importorskip("scipy.stats")
 
@@ -92,3 +98,27 @@ def test_mcnemar_is_the_exact_binomial_test(first: int, second: int) -> None:
     total = first + second
     expected = 1.0 if total == 0 else scipy_stats.binomtest(first, total).pvalue
     assert mcnemar(first, second) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "excludes"),
+    [
+        *[(0.1, 0.2, True), (-0.2, -0.1, True), (-0.1, 0.1, False)],
+        *[(0.0, 0.2, False), (-0.2, 0.0, False), (math.nan, math.nan, False)],
+    ],
+)
+def test_zero_is_excluded_by_both_ends(low: float, high: float, excludes: bool) -> None:
+    assert Interval(0.0, low, high).excludes_zero is excludes
+
+
+def test_what_was_not_measured_has_no_interval() -> None:
+    nothing = [wilson(0, 0), bootstrap(np.zeros(3), np.zeros(3)), bootstrap(np.ones(0), np.ones(0))]
+    nothing.append(bootstrap(np.array([1.0, math.inf]), np.ones(2)))
+    for interval in nothing:
+        assert not math.isfinite(interval.value)
+        assert math.isnan(interval.low)
+        assert math.isnan(interval.high)
+    two = bootstrap(np.array([1.0, 3.0]), np.ones(2))
+    assert (two.value, two.low, two.high) == (2.0, 1.0, 3.0)
+    sparse = bootstrap(np.array([1.0, 0.0, 3.0]), np.array([1.0, 0.0, 1.0]))
+    assert (sparse.value, sparse.low, sparse.high) == (2.0, 1.0, 3.0), "empty rows are passed over"

@@ -3,13 +3,18 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from infrastructure.data.store.examples import GenerationPrompt
 from infrastructure.evaluation import prompting
+from infrastructure.evaluation.generation import Answer
 from infrastructure.evaluation.prompting import Answerer, answer_questions, stop_token_ids
 from infrastructure.models.registry import MODELS
+from infrastructure.models.saved_model import SourceKind
 from infrastructure.models.saving import save_model
 from infrastructure.optimization.gpu_capability import DTYPES
 from tests.data.builders import CHATML
@@ -124,3 +129,89 @@ def test_a_model_that_writes_no_text_cannot_be_prompted(tmp_path: Path) -> None:
     save_model(MODELS[name].build(), None, tmp_path / "model", registered_name=name)
     with pytest.raises(ValueError, match=r"evaluation\.model_generates_no_text"):
         answer_questions(tmp_path / "model", ["a"])
+
+
+@pytest.mark.parametrize(
+    ("quantization", "device", "dequantizes"),
+    [("4bit", "cpu", True), ("4bit", "cuda", False), (None, "cpu", False)],
+)
+@pytest.mark.parametrize(
+    ("kind", "sees_pictures", "has_images", "sees"),
+    [
+        ("hub", False, False, False),
+        ("hub", False, True, True),  # only the Hub knows
+        ("folder", True, False, True),
+        ("folder", False, False, False),
+    ],
+)
+def test_a_model_is_loaded_as_its_run_recorded_it(
+    quantization: str | None,
+    device: str,
+    dequantizes: bool,
+    kind: str,
+    sees_pictures: bool,
+    has_images: bool,
+    sees: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Any] = []
+
+    class Manager:
+        """A manager that loads nothing."""
+
+        def __init__(self, config: Any, **more: Any) -> None:
+            made.append((config, more, self))
+
+        def load(self) -> None:
+            raise ValueError("far enough")
+
+    source = SimpleNamespace(kind=SourceKind(kind))
+    monkeypatch.setattr(prompting, "ModelManager", Manager)
+    monkeypatch.setattr(prompting, "quantization_of_run", lambda model: quantization)
+    monkeypatch.setattr(prompting, "choose_device", lambda name: torch.device(device))
+    monkeypatch.setattr(prompting, "find_source", lambda name: source)
+    monkeypatch.setattr(prompting, "sees_pictures", lambda of: sees_pictures)
+    monkeypatch.setattr(prompting, "_read", lambda path, background: (path, background))
+    images = [Path("a.png")] if has_images else []
+    with pytest.raises(ValueError, match="far enough"):
+        Answerer("the/model", images=images)
+    [(config, more, manager)] = made
+    assert (config.name, config.quantization) == ("the/model", quantization)
+    assert more == {"device": torch.device(device), "seed": 0}
+    assert (manager.dequantizes, manager.sees) == (dequantizes, sees)
+    if kind == "folder" and not sees_pictures:
+        with pytest.raises(
+            ValueError, match=r"model_reads_no_images\(model=the/model, image=b\.png\)"
+        ):
+            Answerer("the/model", images=[Path("b.png")])
+
+
+def test_an_answer_has_the_positions_that_are_left() -> None:
+    answerer = object.__new__(Answerer)
+    answerer._max_tokens = 6
+
+    def longest(num_prompt_tokens: int) -> int:
+        return answerer._longest(GenerationPrompt("q", [1] * num_prompt_tokens, "", 6))
+
+    def why_cut(num_prompt_tokens: int) -> str:
+        prompt = GenerationPrompt("q", [1] * num_prompt_tokens, "", 6)
+        return answerer.why_cut(Answer(prompt, "x", is_cut=True))
+
+    answerer._positions = 10
+    assert [longest(n) for n in (3, 4, 5, 9)] == [6, 6, 5, 1]
+    assert why_cut(4) == "evaluation.answer_cut_at_max_tokens(tokens=6)"
+    assert why_cut(5) == "evaluation.answer_cut_at_positions(tokens=5, positions=10)"
+    with pytest.raises(ValueError, match=r"question_too_long\(tokens=10, positions=10\)"):
+        longest(10)
+    answerer._positions = None
+    assert longest(1000) == 6
+
+
+@pytest.mark.parametrize("positions", [None, 0, -1, "many", 7])
+def test_the_positions_of_a_model_are_those_of_its_text(positions: object) -> None:
+    text = SimpleNamespace(max_position_embeddings=positions)
+    expected = 7 if positions == 7 else None
+    whole = SimpleNamespace(get_text_config=lambda: text, max_position_embeddings=99)
+    for config in (text, whole):
+        assert prompting.positions_of(SimpleNamespace(config=config)) == expected
+    assert prompting.positions_of(SimpleNamespace()) is None

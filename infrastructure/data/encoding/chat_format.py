@@ -188,9 +188,6 @@ class TemplateFormat:
         self._special = _any_of(special_tokens(tokenizer).values())
         self._ends = _any_of([*special_tokens(tokenizer).values(), *tokenizer.get_added_vocab()])
         self._reads: dict[str, bool] = {}
-        self.takes_json_text = self.takes_parts = False
-        self.wraps_calls: bool | None = None
-        self.wraps_tools: bool | None = None
         self.takes_parts = self._takes_parts()
         self.takes_json_text, self.wraps_calls = self._form_of_calls()
         self.wraps_tools = self._form_of_tools()
@@ -201,8 +198,7 @@ class TemplateFormat:
     def write(self, conversation: Conversation) -> Written:
         if not self.marks_answers:
             return self._write_unmarked(conversation)
-        text, spans = self._render(conversation.turns, conversation.inputs, mark=True)
-        spans = [(start, end) for start, end in spans if end > start]
+        text, spans = self._marked(conversation.turns, conversation.inputs)
         answers = [i for i, turn in enumerate(conversation.turns) if turn.role == "assistant"]
         left_out = [i for i in answers if not conversation.is_learnt(i)]
         is_learnt = [True] * len(spans)

@@ -54,9 +54,7 @@ def parse_python(text: str) -> JsonValue:
 
 
 def _depth(text: str) -> int:
-    """Return an upper bound of the nesting depth of brackets, counting those inside
-    strings, too.
-    """
+    """Return the nesting depth of brackets, counting those inside strings, too."""
     steps = (1 if one in "[{(" else -1 for one in BRACKETS.findall(text))
     return max(itertools.accumulate(steps, initial=0))
 

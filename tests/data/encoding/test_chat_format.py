@@ -264,7 +264,16 @@ def test_a_template_that_forgets_gets_the_training_template_of_its_family() -> N
     for template in (CHATML, MARKED, FORGETFUL):
         own = form(template)
         assert training_format(byte_level_tokenizer(template), own) is own
-    assert not form(FORGETFUL).can_find_answers(last_only=False)
+    refuses = "{% if messages[1:] and messages[1].content == 'Pong 4826' %}{{ raise_exception() }}"
+    for template in (FORGETFUL, refuses + "{% endif %}" + FORGETFUL):
+        assert not form(template).can_find_answers(last_only=False)
+
+
+def test_a_date_in_a_template_is_always_the_same() -> None:
+    dated = form("{{ strftime_now('%d %b %Y') }}" + CHATML)
+    assert dated.writes_date
+    assert dated.write_prompt([QUESTION]).text.startswith("26 Jul 2024<|im_start|>")
+    assert not form(CHATML).writes_date
 
 
 FORGETFUL = (
@@ -330,6 +339,9 @@ def test_messages_that_are_left_out_are_found_among_marked_ones() -> None:
     apart = apart.replace("|{% else %}", "{% generation %}<|im_end|>{% endgeneration %}{% else %}")
     given = [QUESTION, Turn("assistant", "A", is_learnt=False), QUESTION, ANSWER]
     assert form(apart).write(Conversation(tuple(given))).is_learnt == (False, False, True, True)
+    empty = form("{% generation %}{% endgeneration %}" + MARKED).write(Conversation(tuple(given)))
+    assert empty.is_learnt == (False, True)
+    assert [empty.text[start:end] for start, end in empty.spans] == ["A<|im_end|>"] * 2
     deaf = MARKED.replace("{{ m['content'] }}{% endgen", "same{% endgen")
     with pytest.raises(FormatError, match=r"data\.untrained_message_not_located\(number=2\)"):
         form(deaf).write(Conversation(tuple(given)))

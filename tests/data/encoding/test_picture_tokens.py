@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from infrastructure.data.encoding import picture_tokens as module
@@ -226,6 +227,37 @@ def test_the_tokens_of_a_size_are_made_once(monkeypatch: pytest.MonkeyPatch) -> 
     for width in (10, 11, 10, 12, 12, 10):
         assert tokens.ids_of(picture("red", size=(width, 9))) == [tokens.mark_id] * 4
     assert sizes == [(10, 9), (11, 9), (12, 9), (10, 9)]
+
+
+def test_each_mark_gives_way_to_the_tokens_of_its_own_picture() -> None:
+    tokens = PictureTokens(llava_processor(), "llava")
+    tokens._ids = {(10, 9): [7, 8], (11, 9): [9]}
+    images = [picture("red", size=(width, 9)) for width in (10, 11)]
+    mark = tokens.mark_id
+    mask = np.array([True, False, True, True, True])
+    ids, learnt = tokens.in_place([1, mark, 2, mark, 3], mask, images)
+    assert ids == [1, 7, 8, 2, 9, 3]
+    assert learnt.tolist() == [True, False, False, True, False, True]
+
+
+def test_the_background_lies_behind_the_pixels_that_are_kept_too(tmp_path: Path) -> None:
+    tokens = PictureTokens(llava_processor(), "llava", background="red")
+    shown, images = tokens.read([encoded(Image.new("RGBA", (9, 9), (0, 0, 0, 0)))], tmp_path)
+    for image in (*images, *tokens.images(shown)):
+        assert image.getpixel((4, 4)) == (255, 0, 0)
+
+
+def test_the_first_three_rows_with_pictures_are_checked() -> None:
+    tokens = PictureTokens(llava_processor(), "llava")
+    images = [picture("red")]
+    before = tokens.processor.tokenizer("<image>?", add_special_tokens=False)["input_ids"]
+    wrong = [*tokens.in_place(before, np.zeros(len(before), dtype=bool), images)[0], 1]
+    tokens.check("?", [], [1], [])  # a row without one does not count
+    tokens.check("other", before, wrong, images)  # tokenized in pieces
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"data\.image_encoding_depends_on_text"):
+            tokens.check("<image>?", before, wrong, images)
+    tokens.check("<image>?", before, wrong, images)
 
 
 def test_what_decides_the_tokens_of_a_picture_is_listed() -> None:

@@ -79,5 +79,15 @@ def test_length_and_depth_are_bounded() -> None:
     assert parse_python(repr(flat)) == flat
     with pytest.raises(ValueError, match="deep"):  # before any tree is made of it
         parse_python("[" * 5 * MAX_DEPTH + "]" * 5 * MAX_DEPTH)
+    siblings, rest = "[], " * 5 * MAX_DEPTH, "]" * (5 * MAX_DEPTH + 1)
+    with pytest.raises(ValueError, match="deep"):
+        parse_python(f"[{siblings}{'[' * 5 * MAX_DEPTH}{rest}")
+    for depth in (MAX_DEPTH, MAX_DEPTH + 1):  # a bracket in a string hides one that is open
+        hidden = "[')', " * depth + "1" + "]" * depth
+        if depth == MAX_DEPTH:
+            assert parse_python(hidden) == ast.literal_eval(hidden)
+        else:
+            with pytest.raises(ValueError, match="deep"):
+                parse_python(hidden)
     with pytest.raises(ValueError, match="deep"):
         parse_python("[ " * 5 * MAX_DEPTH + "] " * 5 * MAX_DEPTH)

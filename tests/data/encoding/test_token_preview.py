@@ -43,6 +43,9 @@ def test_letters_of_several_tokens_are_whole() -> None:
     assert "\ufffd" not in shown
     half = TokenizedExample(ids[:2], np.ones(2, dtype=bool))  # where the row was cut
     assert token_preview(half, tokenizer) == "⟦f|\ufffd⟧"
+    letter = tokenizer("b")["input_ids"] * 5
+    never = TokenizedExample(np.array([ids[1], *letter], dtype=np.int32), np.ones(6, dtype=bool))
+    assert token_preview(never, tokenizer) == "⟦\ufffd|b|b|b|b|b⟧"
 
 
 def test_colours() -> None:
@@ -98,9 +101,11 @@ def test_an_answer_that_was_cut_has_no_stop_and_a_long_one_is_cut_here() -> None
     example = preview_example(tokenizer)
     cut = TokenizedExample(example.input_ids[:-1], example.supervised[:-1])
     assert TokenUse.STOP not in kinds_of(cut, tokenizer)
-    ids = np.full(MOST_TOKENS + 7, example.input_ids[1], dtype=np.int32)
-    long = TokenizedExample(ids, np.arange(len(ids)) > 3)
-    assert token_preview(long, tokenizer).endswith("data.more_tokens(count=7)")
+    for more in (1, 7):
+        ids = np.full(MOST_TOKENS + more, example.input_ids[1], dtype=np.int32)
+        shown = token_preview(TokenizedExample(ids, np.arange(len(ids)) > 3), tokenizer)
+        answer = "|".join("b" * (MOST_TOKENS - 4))
+        assert shown == f"b|b|b|b⟦{answer}⟧data.more_tokens(count={more})"
 
 
 def test_what_is_counted_adds_up() -> None:

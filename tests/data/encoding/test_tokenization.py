@@ -391,6 +391,26 @@ def test_an_answer_ends_where_the_template_ends_it(
     assert {*tokenizer.convert_ids_to_tokens(answer_end_ids(tokenizer))} == {*expected}
 
 
+def test_the_ends_of_answers_are_in_order() -> None:
+    tokenizer = byte_level_tokenizer(CHATML)
+    tokenizer.add_tokens([f"<{number}>" for number in range(8)])
+    tokenizer.eos_token = f"<{-len(byte_level_tokenizer()) % 8}>"  # first in a set
+    assert tokenizer.eos_token_id % 8 == 0
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert answer_end_ids(tokenizer) == [end, tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize("train_on", ["answers", "last_answer", "all"])
+def test_another_template_is_needed_only_to_train_on_earlier_answers(train_on: str) -> None:
+    source = module.shipped_templates()["qwen3"].read_text("utf-8")
+    templates: Any = {"default": source, "tool_use": source}
+    encoder = ConversationEncoder(byte_level_tokenizer(templates), max_length=99, train_on=train_on)
+    for found in (encoder.template, encoder.tool_template):
+        assert found is not None
+        assert bool(found.origin) == (train_on != "last_answer")
+    assert encoder.write(TWO).is_marked == (train_on == "answers")
+
+
 class Texts:
     """Stands for a tokenizer: the text of each number."""
 
@@ -567,6 +587,9 @@ def test_letters_without_a_token_refuse_an_answer_and_are_noted_in_a_question() 
     differently = f"data.text_decoded_differently(text=Is it Ω?, decoded={shown})"
     assert noted.survival.unread == differently
     assert encode(tokenizer, ONE).survival.unread == ""
+    rows = [talk(("user", "Q"), ("assistant", answer)) for answer in ("Ω", "A")]
+    first, second = ConversationEncoder(tokenizer, max_length=99).encode(rows)
+    assert (type(first), type(second)) == (BadRow, Encoded)
 
 
 @pytest.mark.parametrize("train_on", ["answers", "last_answer", "all"])
