@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from transformers import PreTrainedTokenizerBase
 
+SCORING = "AutoModelForSequenceClassification"
 NUM_QUESTIONS = 3
 MAX_TOKENS = 32  # per answer: this is a check, not a measurement
 QUESTIONS = ("What is the capital of France?", "Write 12 + 30 as a number.", "Say: так, 東京!")
@@ -427,7 +428,10 @@ class PlainLoading:
             of_base |= {"quantization_config": quantized, "device_map": {"": weights.device}}
         if has_router_logits(inner):
             of_base[ROUTER_LOGITS] = False
-        return cls(_auto_class(inner), options, of_base)
+        kind = _auto_class(inner)
+        if kind == SCORING:
+            of_base["num_labels"] = inner.config.num_labels
+        return cls(kind, options, of_base)
 
     def read(self, folder: Path) -> tuple[Any, "PreTrainedTokenizerBase"]:
         """Load the model in a folder with its tokenizer, and return both."""
@@ -460,6 +464,6 @@ class PlainLoading:
 
 def _auto_class(model: Any) -> str:
     if type(model).__name__.endswith("ForSequenceClassification"):
-        return "AutoModelForSequenceClassification"
+        return SCORING
     sees = hasattr(model.config, "vision_config")
     return "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"

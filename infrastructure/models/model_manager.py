@@ -28,6 +28,7 @@ from infrastructure.models.fitting import (
     choose_dtype,
     describe,
 )
+from infrastructure.models.loading_notes import NOTES
 from infrastructure.models.lora import apply_lora, expert_parameters, peft_arguments
 from infrastructure.models.model_change import ModelChange
 from infrastructure.models.model_inputs import (
@@ -52,6 +53,7 @@ from infrastructure.models.saved_model import (
     SourceKind,
     check_sums,
     has_processor,
+    refuse_other_base,
     weight_files,
     weights_sha256,
 )
@@ -210,7 +212,10 @@ class ModelManager:
         self._attach_saved(source, model)
         write_without_router_logits(model)
         self._notes += make_writable(inner_model(model))
-        description = {"kind": str(source.kind), **self._identity(source, model, hashed)}
+        identity = self._identity(source, model, hashed)
+        if source.kind is SourceKind.LORA_FOLDER:
+            refuse_other_base(source.folder, identity["base_sha256"])
+        description = {"kind": str(source.kind), **identity}
         description = describe(model, self.config) | description
         return LoadedModel(model.train(), tokenizer, description, tuple(self._notes))
 
@@ -392,6 +397,7 @@ class ModelManager:
             check_vocabulary(size, tokenizer, self.config.name)
         load = partial(layers_on_disk, config=values) if self.on_disk else load_causal_lm
         model = load(base, options=options)
+        self._notes += getattr(model, NOTES, [])
         if options.quantization is not None and (names := expert_parameters(model)):
             experts = [model.get_parameter(name) for name in names]
             self._notes.append(note_on_experts(experts, options.quantization))

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from infrastructure.core.checksums import SUMS, damaged_files
 from infrastructure.core.errors import DamagedFileError, InputError
 from infrastructure.core.files import file_sha256, recover_directory
+from infrastructure.core.hub import json_of
 from infrastructure.core.json_text import JsonObject, parse_json
 from infrastructure.core.messages import phrase
 from infrastructure.models.model_path import GGUF_SUFFIX, refuse_file
@@ -259,6 +260,19 @@ def check_sums(folder: Path) -> None:
         raise DamagedFileError(
             "models.checksum_mismatch", folder=folder, files=", ".join(damaged), sums=SUMS
         )
+
+
+def refuse_other_base(lora: Path, base: object) -> None:
+    """Raise if the run whose `final/` is a LoRA was trained on other weights of its base model.
+
+    Args:
+        base: the SHA-256 of the weights that its base model has now; None if it is not known.
+    """
+    trained = json_of(lora.parent / "run.json").get("model")
+    recorded = trained.get("base_sha256") if isinstance(trained, dict) else None
+    if base and recorded and base != recorded:
+        name = read_json(lora / "adapter_config.json").get("base_model_name_or_path")
+        raise InputError("models.lora_base_changed", folder=lora, name=name)
 
 
 def has_processor(folder: Path) -> bool:

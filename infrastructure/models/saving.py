@@ -232,6 +232,10 @@ def write_lora_card(folder: Path, model: torch.nn.Module, sees: bool = False) ->
     if kind is not None:
         where += phrase("models.card_base_quantized", form=words_of_quantization(kind))
     loading = f", {ROUTER_LOGITS}=False" if has_router_logits(model) else ""
+    inner: Any = inner_model(model)
+    if type(inner).__name__.endswith("ForSequenceClassification"):
+        auto = "AutoModelForSequenceClassification"
+        loading += f", num_labels={inner.config.num_labels}"
     text = LORA_CARD.format(
         front=front,
         about=phrase("models.lora_card", where=where),

@@ -5,6 +5,7 @@ missing weights, which would be initialized randomly; encoders instead of langua
 whose tokenizer has more tokens than the embedding. Weights are read from safetensors only.
 """
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,9 +16,11 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.hub import cached_file
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.models.answer_end import GENERATION_FILE, teach_ends
+from infrastructure.models.loading_notes import NOTES, notes_on_loading
 from infrastructure.models.lora import no_words_on_ties
 from infrastructure.models.model_path import not_found
 from infrastructure.models.progress_bars import download_bars_in_a_terminal
@@ -34,6 +37,7 @@ from infrastructure.models.saved_model import (
     SourceKind,
     check_tokenizer,
     read_json,
+    shapes_of,
     weight_files,
 )
 from infrastructure.models.source import find_source
@@ -88,7 +92,23 @@ def load_causal_lm(source: ModelSource, options: LoadOptions) -> torch.nn.Module
             count=len(missing),
             name=min(missing),
         )
-    return plain_weights(model) if options.dequantizes and quantized_layers(model) else model
+    stored = _stored_names(source, options)
+    notes = notes_on_loading(model, source.location, info["unexpected_keys"], stored)
+    if options.dequantizes and quantized_layers(model):
+        model = plain_weights(model)
+    setattr(model, NOTES, notes)
+    return model
+
+
+def _stored_names(source: ModelSource, options: LoadOptions) -> set[str]:
+    """Return the name of each weight in a model's files; none if the files are unknown."""
+    folder: Path | None = source.folder
+    if source.kind is SourceKind.HUB:
+        revision = source.revision or options.revision
+        names = ("model.safetensors", "model.safetensors.index.json")
+        cached = (cached_file(source.location, name, revision) for name in names)
+        folder = next((file.parent for file in cached if file is not None), None)
+    return set() if folder is None else set(shapes_of(folder))
 
 
 def load_weights(
@@ -312,7 +332,8 @@ def load_tokenizer(source: ModelSource, options: LoadOptions) -> "PreTrainedToke
     because padding is recognized by the lengths of examples.
 
     Raises:
-        ValueError: there is no tokenizer, it is damaged, or it has no end token.
+        ValueError: there is no tokenizer, it is damaged, it splits text at random, or it has no
+            end token.
     """
     transformers = require("transformers", "models.load_tokenizer")
     if source.kind is not SourceKind.HUB:
@@ -328,6 +349,9 @@ def load_tokenizer(source: ModelSource, options: LoadOptions) -> "PreTrainedToke
             reason=shortened(" ".join(str(error).split())),
         ) from error
     ensure_special_tokens(tokenizer, source.location)
+    backend = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if dropout := getattr(backend, "dropout", None):
+        raise InputError("models.tokenizer_is_random", location=source.location, dropout=dropout)
     return tokenizer
 
 
@@ -343,24 +367,34 @@ def load_lora(folder: Path, base: torch.nn.Module) -> torch.nn.Module:
     """Load the LoRA in `folder` onto `base`, ready for further training.
 
     Raises:
-        ValueError: it is pickled, damaged, or made for another base model.
+        ValueError: it is pickled, damaged, incomplete, or made for another base model.
     """
     peft = require("peft", "models.load_adapter")
     [file] = weight_files(folder, "adapter_model")
     try:
         with no_words_on_ties():
+            warnings.filterwarnings("ignore", "Found missing adapter keys")  # refused below
             model: torch.nn.Module = peft.PeftModel.from_pretrained(
                 base, str(folder), is_trainable=True
             )
+        # loaded once more, because only this function returns the names that do not fit
+        loaded = cast(Any, model).load_adapter(str(folder), "default", is_trainable=True)
         if (folder / GENERATION_FILE).is_file():
             transformers = require("transformers", "models.load_adapter")
             ends = transformers.GenerationConfig.from_pretrained(folder).eos_token_id
             teach_ends(model, ends if isinstance(ends, list) else [] if ends is None else [ends])
-        return model
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise InputError(
             "models.lora_base_mismatch", file=file, reason=shortened(" ".join(str(error).split()))
         ) from error
+    _refuse_other_matrices(file, loaded.missing_keys, loaded.unexpected_keys)
+    return model
+
+
+def _refuse_other_matrices(file: Path, missing: list[str], unexpected: list[str]) -> None:
+    for code, names in (("lora_lacks_tensors", missing), ("lora_tensors_unused", unexpected)):
+        if names:
+            raise InputError(f"models.{code}", file=file, count=len(names), name=min(names))
 
 
 def base_of_lora(folder: Path) -> ModelSource:

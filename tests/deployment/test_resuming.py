@@ -491,7 +491,7 @@ def test_settings_that_would_have_changed_a_finished_result_are_all_named(tmp_pa
 
 @pytest.mark.parametrize("version", [None, "7"])
 @pytest.mark.parametrize(
-    ("name", "folder", "asked"),
+    ("name", "folder", "wanted"),
     [
         ("mine", "runs", "mine"),
         (None, "runs", None),
@@ -502,7 +502,7 @@ def test_settings_that_would_have_changed_a_finished_result_are_all_named(tmp_pa
 def test_a_run_from_a_backup_comes_to_where_it_was_named(
     name: str | None,
     folder: str,
-    asked: str | None,
+    wanted: str | None,
     version: str | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -525,12 +525,11 @@ def test_a_run_from_a_backup_comes_to_where_it_was_named(
     monkeypatch.setattr(resuming, "step_at_place", lambda place, run_id, of: int(of) + 1)
     monkeypatch.setattr(resuming, "restore_run", restore)
     lines: list[str] = []
-    say = lines.append
     given = name if version is None else f"{name}@{version}"
-    found = resuming._from_place(given, Path("runs"), options, say)
+    found = resuming._from_place(given, Path("runs"), options, lines.append)
     assert found == (run, None if version is None else tmp_path / "a-version")
     step = None if version is None else 8
-    assert requested == [asked, ("full-id", options, Path(folder), step, say)]
+    assert requested == [wanted, ("full-id", options, Path(folder), step, lines.append)]
     restoring = f"run_id=full-id, output_dir={folder}, url={tmp_path / 'place'}"
     assert lines == [f"deployment.restoring_run_from_backup({restoring})"]
 

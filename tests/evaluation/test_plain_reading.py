@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from infrastructure.core.errors import CheckpointError
 from infrastructure.data.store.examples import GenerationPrompt
@@ -29,6 +34,7 @@ from infrastructure.evaluation.plain_reading import (
     fixed_questions,
     num_near,
 )
+from infrastructure.models.saving import save_model
 from infrastructure.optimization.memory_prediction import MemoryBudget
 
 CPU = torch.device("cpu")
@@ -337,7 +343,7 @@ PLAIN = {"attn_implementation": "eager", "trust_remote_code": False}
             ),
         ),
         (
-            ForScores(vision_config=1, quantization_config="4 bits"),
+            ForScores(vision_config=1, quantization_config="4 bits", num_labels=1),
             PlainLoading(
                 "AutoModelForSequenceClassification",
                 PLAIN,
@@ -345,6 +351,7 @@ PLAIN = {"attn_implementation": "eager", "trust_remote_code": False}
                     "dtype": torch.float32,
                     "quantization_config": "4 bits",
                     "device_map": {"": CPU},
+                    "num_labels": 1,
                 },
             ),
         ),
@@ -360,6 +367,23 @@ PLAIN = {"attn_implementation": "eager", "trust_remote_code": False}
 )
 def test_a_model_is_loaded_as_it_was_trained(model: Any, expected: PlainLoading) -> None:
     assert PlainLoading.like(model) == expected
+
+
+def test_a_reward_model_with_lora_is_read_back_with_its_head(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    """The head of one score is in the LoRA; from its files alone, the base would get two."""
+    tokenizer = AutoTokenizer.from_pretrained(saved_llama)
+    with torch.random.fork_rng(devices=[]):
+        base = AutoModelForSequenceClassification.from_pretrained(saved_llama, num_labels=1)
+        model: Any = get_peft_model(base, LoraConfig(task_type="SEQ_CLS", r=2))
+    save_model(model, tokenizer, tmp_path / "lora")
+    card = (tmp_path / "lora" / "README.md").read_text()
+    assert "AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)\n" in card
+    again, _ = PlainLoading.like(model).read(tmp_path / "lora")
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        assert torch.equal(again(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
 
 
 def test_router_logits_are_off_in_a_base(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,7 +494,7 @@ def test_a_model_that_scores_texts_gives_its_scores(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("is_half", "tolerance"), [(False, 1e-3), (True, 0.05)])
-def test_a_trained_model_ends_where_its_settings_and_the_evaluation_say(
+def test_a_trained_model_ends_where_its_settings_and_the_evaluation_end_it(
     is_half: bool, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model: Any = Inner()

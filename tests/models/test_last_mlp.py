@@ -253,6 +253,7 @@ def test_an_mlp_is_narrowed_if_that_saves_rows(
     given = torch.randn(4, 10, 2)
     whole_output = mlp(given)
     with last_mlp.mlp_at(mlp, positions, 40, grid):
+        assert bool(mlp._forward_hooks) is is_narrowed
         output = mlp(given)
     computed_at = output.flatten(0, 1).any(dim=-1)
     if is_narrowed:

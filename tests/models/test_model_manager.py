@@ -258,6 +258,86 @@ def test_a_lora_of_another_base(llama_folder: Path, tmp_path: Path) -> None:
         load(tmp_path / "lora")
 
 
+@pytest.mark.parametrize(
+    ("recorded", "is_changed", "is_refused"),
+    [("", False, False), ("", True, True), ("none", True, False), ("no run", True, False)],
+)
+def test_a_lora_of_a_run_whose_base_has_other_weights_now(
+    llama_folder: Path, tmp_path: Path, recorded: str, is_changed: bool, is_refused: bool
+) -> None:
+    """It would answer and be measured as a model that was never trained."""
+    made = load(llama_folder, lora_config=LoraConfig(r=2))
+    final = tmp_path / "run" / "final"
+    save_model(made.model, made.tokenizer, final)
+    if recorded != "no run":
+        sha256 = None if recorded else made.description["base_sha256"]
+        (final.parent / "run.json").write_text(json.dumps({"model": {"base_sha256": sha256}}))
+    if is_changed:
+        change_tensors(llama_folder, lambda tensors: tensors["lm_head.weight"].mul_(2))
+    if is_refused:
+        about = rf"folder={final}, name={llama_folder}"
+        with pytest.raises(ValueError, match=rf"models\.lora_base_changed\({about}\)"):
+            load(final)
+        return
+    assert hasattr(load(final).model, "peft_config")
+
+
+OTHER_PREFIX = "base_model.model.model.language_model."
+
+
+@pytest.mark.parametrize(
+    ("rename", "code", "first"),
+    [
+        (lambda name: name, None, ""),
+        # PEFT's name of the adapter is no part of the name of a matrix
+        (lambda name: name.replace(".weight", ".default.weight"), None, ""),
+        (
+            lambda name: name.replace("base_model.model.model.", OTHER_PREFIX),
+            "lora_lacks_tensors",
+            "count=28, name=base_model.model.model.layers.0.mlp.down_proj.lora_A.default.weight",
+        ),
+        (
+            lambda name: name * ("layers.0.mlp.up_proj" not in name),
+            "lora_lacks_tensors",
+            "count=2, name=base_model.model.model.layers.0.mlp.up_proj.lora_A.default.weight",
+        ),
+    ],
+)
+def test_a_lora_is_loaded_whole_or_not_at_all(
+    llama_folder: Path,
+    tmp_path: Path,
+    rename: Callable[[str], str],
+    code: str | None,
+    first: str,
+) -> None:
+    """Matrices without a place in the model would leave the base as it is."""
+    made = load(llama_folder, lora_config=LoraConfig(r=2))
+    for parameter in trainable_state(made.model).values():
+        torch.nn.init.normal_(parameter)
+    save_model(made.model, made.tokenizer, tmp_path / "lora")
+    file = tmp_path / "lora" / "adapter_model.safetensors"
+    matrices = load_file(file)
+    save_file({rename(n): t for n, t in matrices.items() if rename(n)}, file)
+    (tmp_path / "lora" / "SHA256SUMS").unlink()
+    if code is not None:
+        with pytest.raises(ValueError, match=rf"models\.{code}\(file={file}, {first}\)"):
+            load(tmp_path / "lora")
+        return
+    again = trainable_state(load(tmp_path / "lora").model)
+    assert len(again) == len(matrices)
+    for name, matrix in trainable_state(made.model).items():
+        assert torch.equal(again[name], matrix)
+
+
+def test_a_lora_for_more_layers_than_its_base_has(llama_folder: Path, tmp_path: Path) -> None:
+    made = load(llama_folder, lora_config=LoraConfig(r=2))
+    save_model(made.model, made.tokenizer, tmp_path / "lora")
+    edit_json(llama_folder / "config.json", num_hidden_layers=1)
+    unused = r"count=14, name=base_model\.model\.model\.layers\.1\.mlp\.down_proj\.lora_A"
+    with pytest.raises(ValueError, match=rf"models\.lora_tensors_unused\(file=.*, {unused}"):
+        load(tmp_path / "lora")
+
+
 def test_gradient_checkpointing_changes_no_gradient(
     llama_folder: Path, input_ids: torch.Tensor
 ) -> None:

@@ -292,11 +292,31 @@ def test_layers_without_weights_are_those_of_the_kind_that_is_loaded() -> None:
     assert all(parameter.is_meta for parameter in seeing.parameters())
 
 
+@pytest.mark.parametrize("dropout", [None, 0.0, 0.1])
+def test_a_tokenizer_that_splits_at_random_is_refused(
+    llama_folder: Path, dropout: float | None
+) -> None:
+    path = llama_folder / "tokenizer.json"
+    values = json.loads(path.read_text())
+    values["model"]["dropout"] = dropout
+    path.write_text(json.dumps(values))
+    source, options = (
+        find_source(str(llama_folder)),
+        LoadOptions(torch.device("cpu"), torch.float32),
+    )
+    if not dropout:
+        assert load_tokenizer(source, options)("a")["input_ids"]
+        return
+    about = rf"location={llama_folder}, dropout=0\.1"
+    with pytest.raises(ValueError, match=rf"models\.tokenizer_is_random\({about}"):
+        load_tokenizer(source, options)
+
+
 def test_all_options_reach_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, dict[str, Any]]] = []
     tokenizer = SimpleNamespace(eos_token_id=2, eos_token="</s>", pad_token_id=None)
     config, model = LlamaConfig(), torch.nn.Linear(1, 1)
-    report = {"mismatched_keys": [], "missing_keys": []}
+    report = {"mismatched_keys": [], "missing_keys": [], "unexpected_keys": []}
     for auto, made in (
         (AutoConfig, config),
         (AutoTokenizer, tokenizer),

@@ -177,6 +177,9 @@ def test_each_new_problem_of_a_wait_is_reported_once(
     states = [{"error": error} for error in errors]
     shown, _, _ = waited(tmp_path, monkeypatch, 20.0, *states)
     assert shown == [(2.0, WAITING), (2.0, STATUS), (4.0, STATUS), (7.0, STATUS)]
+    states = [{"error": error} for error in (None, "one", *[None] * 40, "one", "one")]
+    shown, _, _ = waited(tmp_path, monkeypatch, 50.0, *states)
+    assert shown == [(2.0, WAITING), (2.0, STATUS), (30.0, STATUS)]
 
 
 @pytest.mark.parametrize("state", ["fenced", "doubtful", "down"])

@@ -242,5 +242,5 @@ def _are_objects(text: bytes, first_line: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     rest = begun[end:].lstrip()
-    is_next = not rest or rest.startswith("{") or rest.lstrip(", \r\n\t").startswith(("{", "}"))
+    is_next = not rest or rest.lstrip(", \r\n\t").startswith(("{", "}"))
     return isinstance(first, dict) and is_next

@@ -89,7 +89,7 @@ def _extent(array: "Array") -> tuple[int, int]:
         first, last = offsets[0].as_py(), offsets[-1].as_py()
         parts = [_extent(part.slice(first, last - first)) for part in (array.keys, array.items)]
         return sum(size for size, _ in parts), len(array) + sum(number for _, number in parts)
-    if kinds.is_nested(kind) and hasattr(array, "flatten"):  # lists of all kinds
+    if hasattr(array, "flatten"):  # lists of all kinds
         size, number = _extent(array.flatten())
         return size, len(array) + number
     return max(array.nbytes, 8 * len(array)), len(array)

@@ -244,7 +244,10 @@ def _pair_shape(rows: Sequence[Row], config: DataConfig, chosen: str, rejected: 
         if not shared and not has_prompt:
             detail = phrase("methods.conversations_without_shared_prompt")
             raise ShapeError(NOT_SUPERVISED, detail)
-        prompt = _prompt_of(schema, values, shared)
+        if has_prompt and shared and not _is_prompt_of(shared, schema.prompt_turns(values)):
+            detail = phrase("methods.prompt_column_differs", column=schema.columns["prompt"])
+            raise ShapeError(NOT_SUPERVISED, detail)
+        prompt = _prompt_of(schema, values, shared, [better[0], worse[0]])
         answers = {"chosen": better[len(shared) :], "rejected": worse[len(shared) :]}
         for turns in answers.values():
             if not turns or turns[0].role != "assistant" or not _has_content(turns[0]):
@@ -262,19 +265,36 @@ def _pair_shape(rows: Sequence[Row], config: DataConfig, chosen: str, rejected: 
 
 
 def _prompt_of(
-    schema: RowSchema, values: RowValues, messages: Sequence[Turn] = ()
+    schema: RowSchema,
+    values: RowValues,
+    messages: Sequence[Turn] = (),
+    answers: Sequence[Turn] = (),
 ) -> tuple[Turn, ...]:
     """Return the messages of the prompt.
 
     If the prompt column contains a whole conversation, its last answer is left out.
+
+    Args:
+        answers: the answers of a pair. One of them must be the last answer in the prompt column.
     """
     turns = schema.prompt_turns(values, messages)
     while not messages and turns and turns[-1].role == "assistant":
-        turns.pop()
+        last = turns.pop()
+        if answers and last.text.strip() not in [answer.text.strip() for answer in answers]:
+            detail = phrase("methods.prompt_ends_with_answer", column=schema.columns["prompt"])
+            raise ShapeError(NOT_SUPERVISED, detail)
     if not any(turn.role != "system" for turn in turns):
         column = schema.columns["prompt"]
         raise ShapeError(EMPTY, phrase("methods.prompt_column_empty", column=column))
     return tuple(turns)
+
+
+def _is_prompt_of(shared: Sequence[Turn], column: Sequence[Turn]) -> bool:
+    """Return whether the prompt column says the same as the conversations of a pair, or more, or
+    less.
+    """
+    texts = [[t.text.strip() for t in turns if t.role != "system"] for turns in (shared, column)]
+    return any(one in other or other in one for one in texts[0] for other in texts[1])
 
 
 def _has_content(answer: Turn) -> bool:
@@ -429,7 +449,16 @@ def _prompts_alone(
         )
 
     reason = phrase("methods.no_column_answers", reason=schema.reason)
+    if any(_ends_with_answer(schema, row.values) for row in rows):
+        reason = phrase("methods.last_answers_left_out", reason=reason)
     return MethodShape(RowKind.PROMPTS, reason, _used(schema), convert, has_answers=False)
+
+
+def _ends_with_answer(schema: RowSchema, values: RowValues) -> bool:
+    try:
+        return schema.prompt_turns(values)[-1].role == "assistant"
+    except ShapeError:
+        return False
 
 
 def _for_rewards(values: Mapping[str, object]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Plug-ins that are nowhere are told when a run starts, and nothing is imported for it."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,18 @@ from typing import Any
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.merging.plugin_names import code_of, require_shareable
+from infrastructure.config.merging.plugin_names import (
+    as_json,
+    code_of,
+    find_where_they_were,
+    from_json,
+    origins_of,
+    require_shareable,
+    unknown_plugins,
+)
 from infrastructure.config.registries import ADAPTERS, EXTENSIONS
 from infrastructure.core import registry
+from infrastructure.core.files import file_sha256
 
 
 def make(*arguments: object) -> object:
@@ -127,3 +137,34 @@ def test_of_own_parts_the_code_of_those_that_decide_the_result_is_recorded(
         assert parts[name]["imports"] != code["imports"]
     monkeypatch.setattr(registry, "package_of", lambda address: "theirs==1.2")
     assert code_of(config) == {}, "the version of its package stands for it"
+
+
+def test_where_a_part_came_from_is_recorded_and_it_is_taken_from_there_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "moved_part.py"
+    file.write_text("X = 1\n")
+    config = DeploymentConfig(**{"training.strategy": "moved_part:X", "model.adapter": "standard"})
+    with monkeypatch.context() as there:
+        there.setattr(sys, "path", [*sys.path, str(tmp_path)])
+        saved = as_json(origins_of(config, {}))
+        origins = from_json(json.loads(json.dumps(saved)))
+        assert find_where_they_were(origins) == [], "Python finds it"
+    origin = {"address": "moved_part:X", "package": None, "file": str(file)}
+    origin["sha256"] = file_sha256(file)
+    assert saved == {"temper.strategies": {"moved_part:X": origin}}
+    assert as_json(origins_of(config, origins)) == as_json(origins) == saved
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file.write_text("X = 2\n")
+    assert find_where_they_were(origins) == []
+    lost = f"config.plugin_file_lost(file={file}, key=training.strategy, name=moved_part:X, "
+    [problem] = unknown_plugins(config, config.source, origins)
+    assert problem == f"{lost}problem=config.plugin_file_changed())"
+    file.rename(tmp_path / "kept")
+    [problem] = unknown_plugins(config, config.source, origins)
+    assert problem == f"{lost}problem=config.plugin_file_missing(file=moved_part.py))"
+    file.write_text("X = 1\n")
+    taken = f"config.plugin_taken_from_original_file(address=moved_part:X, file={file})"
+    assert find_where_they_were(origins) == [taken]
+    assert (sys.path[-1], find_where_they_were(origins)) == (str(tmp_path), [])
+    assert [*unknown_plugins(config, config.source, origins)] == []

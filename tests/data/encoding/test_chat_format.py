@@ -264,7 +264,9 @@ def test_a_template_that_forgets_gets_the_training_template_of_its_family() -> N
     for template in (CHATML, MARKED, FORGETFUL):
         own = form(template)
         assert training_format(byte_level_tokenizer(template), own) is own
-    assert not form(FORGETFUL).can_find_answers(last_only=False)
+    refuses = "{% if messages[1:] and messages[1].content == 'Pong 4826' %}{{ raise_exception() }}"
+    for template in (FORGETFUL, refuses + "{% endif %}" + FORGETFUL):
+        assert not form(template).can_find_answers(last_only=False)
 
 
 def test_a_date_in_a_template_is_always_the_same() -> None:

@@ -400,14 +400,15 @@ def test_the_ends_of_answers_are_in_order() -> None:
     assert answer_end_ids(tokenizer) == [end, tokenizer.eos_token_id]
 
 
-@pytest.mark.parametrize("train_on", ["answers", "last_answer"])
+@pytest.mark.parametrize("train_on", ["answers", "last_answer", "all"])
 def test_another_template_is_needed_only_to_train_on_earlier_answers(train_on: str) -> None:
     source = module.shipped_templates()["qwen3"].read_text("utf-8")
     templates: Any = {"default": source, "tool_use": source}
     encoder = ConversationEncoder(byte_level_tokenizer(templates), max_length=99, train_on=train_on)
     for found in (encoder.template, encoder.tool_template):
         assert found is not None
-        assert bool(found.origin) == (train_on == "answers")
+        assert bool(found.origin) == (train_on != "last_answer")
+    assert encoder.write(TWO).is_marked == (train_on == "answers")
 
 
 class Texts:

@@ -197,7 +197,7 @@ def test_texts_to_train_a_tokenizer_on_are_those_that_are_trained_on(
     assert list(training_texts(config)) == texts  # all, where others are held out
     rows: list[Any] = [*pairs(30), "{broken", {"question": "?"}, *pairs(30, 30)]
     data = write_jsonl(tmp_path / "rows.jsonl", rows)
-    settings = {"validation_split": 0.2, "max_bad_rows_percent": 50}
+    settings: dict[str, Any] = {"validation_split": 0.2, "max_bad_rows_percent": 50}
     prepared = pipeline(data, tmp_path / "cache", **settings)
     places = prepared.places_of(range(prepared.num_examples))
     kept = [rows[int(place.rpartition(":")[2]) - 1] for place in places]

@@ -294,7 +294,8 @@ def test_tokens_of_the_template_are_counted_where_rows_are_too_long(
     answer: str, over_length: str, is_counted: bool, tmp_path: Path, cache: Path
 ) -> None:
     data = write_jsonl(tmp_path / "a.jsonl", [*pairs(9), {"question": "Q", "answer": answer}])
-    settings = {"over_length": over_length, "max_bad_rows_percent": 50, "validation_split": 0}
+    settings: dict[str, Any] = {"over_length": over_length, "max_bad_rows_percent": 50}
+    settings["validation_split"] = 0
     report = pipeline(data, cache, byte_level_tokenizer(CHATML), **settings).report
     assert (report.template_tokens > 0) is is_counted
 

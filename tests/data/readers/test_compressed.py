@@ -131,7 +131,8 @@ def test_a_member_that_cannot_be_unpacked_in_little_memory_is_refused(
         with open_bytes(path) as file:
             assert file.read() == b"data" * 99
     else:
-        with pytest.raises(ValueError, match=rf"member_unreadable\(.*filename=a\.csv.*{reason}\("):
+        refusal = rf"member_unreadable\(path={path}, filename=a\.csv, reason=data\.{reason}\(\)\)"
+        with pytest.raises(ValueError, match=refusal):
             open_bytes(path)
 
 
@@ -151,6 +152,7 @@ def test_the_directory_of_an_archive_may_be_as_large_as_the_bound(
 ) -> None:
     path = archive(tmp_path, "a.csv")
     content = path.read_bytes()
+    assert compressed.MAX_LISTING_BYTES == 4 << 20
     (size,) = struct.unpack_from("<I", content, content.rindex(b"PK\x05\x06") + 12)
     for bound, is_read in ((size, True), (size - 1, False)):
         monkeypatch.setattr(compressed, "MAX_LISTING_BYTES", bound)
@@ -195,7 +197,7 @@ def test_an_archive_that_cannot_be_read_is_named(
         (ValueError("x"), False),
     ],
 )
-def test_damage_is_told_from_other_errors(error: Exception, is_one: bool) -> None:
+def test_damage_is_distinct_from_other_errors(error: Exception, is_one: bool) -> None:
     assert is_damaged(error) is is_one
 
 
@@ -232,7 +234,13 @@ def test_what_an_archive_unpacks_to_is_counted_up_to_the_limit(tmp_path: Path, m
 
 
 def test_packed_bytes_that_are_damaged_are_named(tmp_path: Path) -> None:
+    assert document_kind(archive(tmp_path, content=zipped({}))) is None
     content = packed(zipfile.ZIP_DEFLATED)
+    offset_at = content.index(b"PK\x01\x02") + 42
+    beyond = content[:offset_at] + struct.pack("<I", len(content)) + content[offset_at + 4 :]
+    path = archive(tmp_path, content=beyond)
+    with pytest.raises(ValueError, match=rf"data\.zip_truncated\(path={path}\)"):
+        inflated_bytes(path, 1 << 20)
     path = archive(tmp_path, content=content[:35] + b"\xff" * 9 + content[44:])
     with pytest.raises(ValueError, match=rf"zip_unreadable\(path={path}, reason=Error -3 while"):
         inflated_bytes(path, 1 << 20)

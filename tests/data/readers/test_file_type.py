@@ -201,6 +201,10 @@ def test_a_document_that_is_an_archive_is_named(
     path = tmp_path / "rows.csv"
     path.write_bytes(content)
     assert kind_of_file(path, content) == (f"data.kind_{kind}", f"data.{remedy}()")
+    packed = path.rename(tmp_path / "rows.csv.gz")  # which is opened as what its name says
+    assert kind_of_file(packed, content) == ("data.kind_zip", "data.rename_zip()")
+    assert kind_of_file(path, b"a,b") is None
+    assert kind_of_file(path, b"%PDF") == ("data.kind_pdf", "data.unpack_or_export()")
 
 
 class Marked(BinaryFormat):

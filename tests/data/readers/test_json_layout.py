@@ -46,6 +46,10 @@ CHAT = [{"role": "user", "content": "a"}]
         ({"columns": ["q"], "data": [["a"], ["b"]]}, Layout.COLUMNS),
         ({"columns": ["q"], "index": [0], "data": [["a"]]}, Layout.COLUMNS),
         ({"columns": "q", "data": [["a"], ["b"]]}, Layout.ONE_ROW),
+        ({"columns": ["q", "a"], "data": ["x"]}, Layout.ONE_ROW),
+        ({"q": ["a", {"x": 1}], "a": ["b", "c"]}, Layout.COLUMNS),  # the first value decides
+        ({"q": {"0": "a"}, "a": {"0": "b"}, "c": {"1": "c"}}, Layout.ONE_ROW),
+        ({"q": {"0": "a", "x": "b"}, "a": {"0": "c", "x": "d"}}, Layout.RECORDS),
         # records
         ({"x": ROW, "y": OTHER}, Layout.RECORDS),
         ({"0": ROW}, Layout.RECORDS),
@@ -79,6 +83,9 @@ def test_an_object_has_one_layout(document: dict[str, Any], layout: Layout) -> N
         ({"mine": [ROW], "yours": [ROW]}, None),
         ({"mine": [ROW], "tags": ["a"]}, None),
         ({"mine": [ROW], "about": {}}, None),
+        ({"mine": [ROW], "n": 1, "about": {}}, None),
+        ({"mine": [ROW, 3], "n": 1}, "mine"),
+        ({"mine": [3, ROW], "n": 1}, None),
         ({"mine": []}, None),
         ({"mine": ["a"]}, None),
         ({"mine": CHAT}, None),
@@ -91,6 +98,12 @@ def test_the_list_of_rows_is_a_known_one_or_the_only_one(
 ) -> None:
     assert list_of_rows(document) == key
     assert is_one_row(document) is (key is None)
+
+
+def test_an_empty_list_of_rows_has_no_columns() -> None:
+    document: dict[str, Any] = {"columns": ["q"], "data": []}
+    assert layout_of_object(document) is Layout.ONE_ROW
+    assert list_of_rows(document) == "data"
 
 
 def test_validation_goes_before_test(tmp_path: Path) -> None:
@@ -139,6 +152,8 @@ def test_each_question_has_the_passage_that_it_is_about() -> None:
     ]
     assert [list(questions_in(other)) for other in (3, {}, {"paragraphs": 3})] == [[], [], []]
     assert has_paragraphs(element)
+    assert has_paragraphs({"paragraphs": [{"qas": []}, "x"]})
+    assert not has_paragraphs({"paragraphs": {"qas": []}})
     for paragraphs in (None, [], "x", ["x"], [{"qas": "x"}], [{"context": "a"}]):
         assert not has_paragraphs({"paragraphs": paragraphs})
     assert not has_paragraphs([element])

@@ -204,6 +204,10 @@ def test_the_size_and_the_styles_that_a_workbook_states_do_not_matter(tmp_path: 
     unknown = Unreadable("excel.formula_without_value()")
     assert rows == [{"q": "1", "a": unknown}, {"q": "2", "a": "3"}]
     assert EXCEL.has_header
+    computed = re.sub(rb"(</f><v)(></v>| ?/>)", rb"\1>2</v>", sheet)
+    assert computed != sheet
+    path.write_bytes(zipped({**content, "xl/worksheets/sheet1.xml": computed}))
+    assert [row.values["a"] for row in EXCEL(path, "x") if isinstance(row, Row)] == ["2", "3"]
 
 
 def test_a_workbook_may_be_as_large_as_the_bound(

@@ -142,7 +142,7 @@ def test_a_step_that_is_to_be_logged_ends_with_its_log() -> None:
     world = World()
     control = world.step(should_log=True)
     assert world.fired[-1] == "after_backward"
-    logs = {"loss": 1.5, "learning_rate": 0.1, "num_tokens": 60.0, "epoch": 0.5}
+    logs = {"loss": 1.5, "learning_rate": 0.05, "num_tokens": 60.0, "epoch": 0.5}
     world.events.logged(logs, control)
     assert world.fired[-1] == "step_end"
     assert world.events.has_logged
@@ -155,6 +155,8 @@ def test_a_step_that_is_to_be_logged_ends_with_its_log() -> None:
     assert (world.state.loss, world.fired.count("step_end")) == (1.5, 1)
     world.step()
     assert world.state.metrics == {}
+    world.events.logged({"loss": 1.0}, world.step(should_log=True))
+    assert "learning_rate" not in world.state.metrics
 
 
 def test_the_first_speed_after_a_resume_counts_this_session_s_tokens() -> None:
@@ -163,6 +165,10 @@ def test_the_first_speed_after_a_resume_counts_this_session_s_tokens() -> None:
     world.events.logged({"loss": 1.5, "num_tokens": 1_060.0}, control)
     seconds = max(world.state.metrics["seconds"], 1e-9)
     assert world.state.metrics["tokens_per_second"] * seconds == pytest.approx(60)
+    control = world.step(should_log=True)
+    world.events.logged({"loss": 1.5, "num_tokens": 1_100.0}, control)
+    seconds = max(world.state.metrics["seconds"], 1e-9)
+    assert world.state.metrics["tokens_per_second"] * seconds == pytest.approx(40)
 
 
 def test_a_log_without_a_loss_is_none_of_a_step() -> None:
@@ -448,6 +454,14 @@ def test_at_the_end_of_an_epoch_a_version_takes_the_place_of_a_folder(needs_own:
     world.events.epoch_begins()
     assert world.saves.saved == [("scheduled", 1, True)]
     assert world.saves.is_ending is False, "there is another epoch"
+
+
+def test_an_epoch_without_a_step_is_cut_short_only_by_a_stop() -> None:
+    world = World()
+    world.events.epoch_begins()
+    control = stopping(should_evaluate=True, should_save=True)
+    world.events.epoch_ends(control)
+    assert (control.should_evaluate, world.saves.due) == (True, "scheduled")
 
 
 def test_between_gradients_and_the_end_of_their_step_weights_are_changing() -> None:

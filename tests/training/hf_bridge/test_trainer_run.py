@@ -325,19 +325,19 @@ def test_a_name_has_at_most_100_characters_and_a_folder_may_begin_at_home(
 
 
 @pytest.mark.parametrize(
-    ("pid", "num_refusals", "num_tries"),
+    ("whose", "num_refusals", "num_tries"),
     [
-        (os.getpid(), 0, 1),
-        (os.getpid(), 41, 42),  # its training has just ended, by an exception
-        (os.getpid(), 42, None),  # more than two seconds
-        (1, 1, None),
-        (None, 1, None),
+        ("own", 0, 1),
+        ("own", 41, 42),  # its training has just ended, by an exception
+        ("own", 42, None),  # more than two seconds
+        ("other", 1, None),
+        ("", 1, None),
     ],
 )
 def test_a_run_that_this_process_has_just_left_is_waited_for(
     run: TrainerRun,
     monkeypatch: pytest.MonkeyPatch,
-    pid: int | None,
+    whose: str,
     num_refusals: int,
     num_tries: int | None,
 ) -> None:
@@ -355,13 +355,14 @@ def test_a_run_that_this_process_has_just_left_is_waited_for(
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
     monkeypatch.setattr(trainer_run, "time", clock)
     monkeypatch.setattr(trainer_run, "only_trainer_of", only)
-    holder = None if pid is None else SimpleNamespace(pid=pid)
+    pid = os.getpid() if whose == "own" else 1
+    holder = SimpleNamespace(pid=pid) if whose else None
     monkeypatch.setattr(trainer_run, "read_trainer", lambda path: holder)
     with ExitStack() as stack:
         if num_tries is None:
             with pytest.raises(ValueError, match="busy"):
                 run.enter(stack)
-            assert now[0] == (2.05 if pid == os.getpid() else 0.0)
+            assert now[0] == (2.05 if whose == "own" else 0.0)
         else:
             run.enter(stack)
             assert len(tries) == num_tries

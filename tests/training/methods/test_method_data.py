@@ -648,6 +648,17 @@ EMPTY = "data.value_empty(where=data.place_column(column={}))"
             "no supervised token",
             "methods.difference_not_an_answer()",
         ),
+        (
+            # the answers would begin at a place where they were not written
+            PAIR | {"prompt": [USER, {"role": "assistant", "content": "It is"}]},
+            "no supervised token",
+            "methods.prompt_ends_with_answer(column=prompt)",
+        ),
+        (
+            PAIR | {"prompt": "Other.", "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+            "no supervised token",
+            "methods.prompt_column_differs(column=prompt)",
+        ),
         (CHAT_PAIR | {"prompt": [GOOD]}, "empty", "methods.prompt_column_empty(column=prompt)"),
         (
             CHAT_PAIR | {"chosen": [{"role": "wizard", "content": "a"}]},
@@ -663,6 +674,25 @@ def test_a_pair_that_does_not_fit_is_set_aside(
     assert isinstance(bad, BadRow)
     assert (bad.place, bad.reason) == ("rows.jsonl:7", reason)
     assert detail in bad.detail
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["Say a.", " Say a.\n", "Human: Say a.\n\nAssistant:", [USER], [USER, GOOD], [USER, BAD]],
+)
+def test_a_prompt_column_beside_whole_conversations(prompt: object) -> None:
+    """The conversations decide; the column may say the same, or hold one of the answers, too."""
+    whole = {"prompt": prompt, "chosen": [USER, GOOD], "rejected": [USER, BAD]}
+    assert one("dpo", whole) == CHAT_PAIR
+    if isinstance(prompt, list):
+        assert one("dpo", PAIR | {"prompt": prompt}) == CHAT_PAIR
+
+
+@pytest.mark.parametrize("turns", [[USER], [USER, GOOD]])
+def test_answers_at_the_end_of_prompts_alone_are_named(turns: list[object]) -> None:
+    shape = shape_of("grpo", {"prompt": turns})
+    assert ("methods.last_answers_left_out(" in shape.reason) is (len(turns) == 2)
+    assert one("grpo", {"prompt": turns})["prompt"] == [USER]
 
 
 @pytest.mark.parametrize("rejected", ["Other text", "a b "])

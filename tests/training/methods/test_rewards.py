@@ -32,8 +32,8 @@ def test_an_answer_is_exact_but_for_white_space_and_what_leads_to_it() -> None:
     assert rewards("exact_answer", [twice, twice], answer=["2", "3"]) == [1, 0]
     parts = [{"content": "1"}, {"content": None}, {"role": "assistant"}, {"content": "2"}]
     assert rewards("exact_answer", [parts, parts[1:3]], answer=["12", ""]) == [1, 1]
-    asked_for = [["format=a"], [], ["format=a", "exact_answer"]]
-    assert [needs_answers(names) for names in asked_for] == [False, False, True]
+    chosen = [["format=a"], [], ["format=a", "exact_answer"]]
+    assert [needs_answers(names) for names in chosen] == [False, False, True]
 
 
 def test_a_format_is_a_regular_expression_for_all_of_it() -> None:

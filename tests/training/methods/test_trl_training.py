@@ -807,7 +807,11 @@ def test_a_slow_product_decides_a_precision_that_is_open(
     slow_bf16: Any = object()
     for measured, kept in ((slow_bf16, "fp32"), (None, "bf16")):
         monkeypatch.setattr(trl_training, "measured_choice", lambda found=measured: found)
-        for decide in (TrlTraining.choose_by_product, lambda one, k=kept: one.keep_precision(k)):
+        choices: tuple[Any, ...] = (
+            TrlTraining.choose_by_product,
+            lambda one, name=kept: one.keep_precision(name),
+        )
+        for decide in choices:
             training = bare(**{"mixed_precision": True, **changes})
             vars(training).update({name: copy(value) for name, value in own.items()})
             before = training.precision.name

@@ -54,7 +54,7 @@ def test_an_adapter_begins_with_its_settings_and_on_its_device() -> None:
     )
 
 
-def test_what_an_adapter_need_not_say_is_nothing_or_what_follows_from_the_rest(
+def test_what_an_adapter_leaves_open_is_nothing_or_what_follows_from_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter = Least(ModelConfig(name="m"), TrainingConfig(), torch.device("cpu"))
