@@ -220,7 +220,7 @@ def test_no_process_of_a_pool_starts_while_others_are_watched() -> None:
         (b"\xff\r\n", "\ufffd"),
     ],
 )
-def test_the_last_line_is_the_last_that_says_something(output: bytes, line: str) -> None:
+def test_the_last_line_is_the_last_that_is_not_blank(output: bytes, line: str) -> None:
     assert helper_process.last_line(output) == line
 
 

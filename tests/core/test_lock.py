@@ -86,7 +86,7 @@ def test_where_there_are_no_locks_it_is_unknown(
     assert is_held(tmp_path / "lock") is None
 
 
-def test_a_lock_is_exclusive_and_waited_for_unless_it_is_said(
+def test_a_lock_is_exclusive_and_waited_for_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds: list[int] = []

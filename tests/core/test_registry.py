@@ -372,7 +372,7 @@ def test_of_many_missing_parts_eight_are_listed_and_the_required_ones_first(
     assert str(raised.value).endswith(f", contract=Many, missing={listed}{more})")
 
 
-def test_a_plug_in_may_say_itself_whether_it_is_usable(plain: Registry[Any]) -> None:
+def test_a_plug_in_may_check_whether_it_is_usable(plain: Registry[Any]) -> None:
     called: list[str] = []
     first, second = (lambda: None), (lambda: None)
     first.check_usable = lambda: called.append("first")  # type: ignore[attr-defined]

@@ -145,7 +145,7 @@ class Handled:
         return self.done
 
 
-def test_the_first_signal_asks_and_a_second_ctrl_c_interrupts_where_no_step_is_lost(
+def test_the_first_signal_is_a_request_and_a_second_ctrl_c_interrupts_where_no_step_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = Handled(monkeypatch)
