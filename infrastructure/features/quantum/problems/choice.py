@@ -87,8 +87,7 @@ class Choice(QuantumProblem):
         positive, negative = self._row_sums()
         adding = float((self.linear + positive).max())
         removing = float(-(self.linear + negative).min())
-        largest = max(float(np.abs(self.linear).max()), float((positive - negative).max()))
-        return MARGIN * max(adding, removing, 1e-3 * largest) or 1.0
+        return MARGIN * max(adding, removing) or 1.0
 
     def energy_of(self, chosen: Array) -> float:
         """Return the objective, without penalty, of any set of chosen indices, in float64."""
