@@ -130,9 +130,7 @@ class Choice(QuantumProblem):
             candidates = np.flatnonzero(is_chosen == (excess > 0))
             flipped = candidates[np.argmin(-cost[candidates] if excess > 0 else cost[candidates])]
             is_chosen[flipped] = excess < 0
-            change = np.array(self.pairs[flipped], dtype=np.float64)
-            change[flipped] = 0.0
-            joint += change if excess < 0 else -change
+            joint += self.pairs[flipped] if excess < 0 else -self.pairs[flipped]
         return np.flatnonzero(is_chosen)
 
     def _row_sums(self) -> tuple[Array, Array]:

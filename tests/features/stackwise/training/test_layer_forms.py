@@ -13,6 +13,7 @@ from infrastructure.features.stackwise.training.layer_forms import (
     forms_of,
     take_forms,
 )
+from infrastructure.features.stackwise.training.quantized_trunk import QuantizedWeight
 from infrastructure.features.stackwise.training.rack import Rack
 from infrastructure.features.stackwise.training.stack_adapters import StackAdapters
 from infrastructure.features.stackwise.training.stack_phases import plan_stacks
@@ -62,7 +63,7 @@ FORMS: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_layers_are_stored_as_their_phase_says(name: str) -> None:
+def test_each_phase_has_its_formats(name: str) -> None:
     training, expected = FORMS[name]
     config = TrainingConfig(**training)
     plan = plan_stacks(config, Rack(tiny_model("llama", num_hidden_layers=4)), 1)
@@ -108,6 +109,8 @@ def test_layers_take_the_form_that_is_wanted_and_come_back() -> None:
     found = formats(rack)
     assert [types[0], types[2]] == [found[0], found[2]]
     assert all(torch.float8_e4m3fn in found[index] for index in (1, 3))
+    stored = [m for m in rack.model.modules() if isinstance(m, QuantizedWeight)]
+    assert {one.dtype for one in stored} == {torch.bfloat16}  # not what they were cast to before
     assert not take_forms(layers, [FULL, STORED, AS_LOADED, STORED], torch.bfloat16)
     assert take_forms(layers, [AS_LOADED] * 4, torch.bfloat16)
     assert formats(rack) == [{torch.bfloat16}] * 4
