@@ -3,6 +3,7 @@
 import array
 import errno
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infrastructure.backup.backends.base import Content, Evidence, require_content
-from infrastructure.backup.backends.place_identity import FOLDER
+from infrastructure.backup.backends.place_identity import FOLDER, ids_at
 from infrastructure.core.errors import StorageError
 from tests.backup.memory_place import MemoryPlace
 
@@ -89,10 +90,19 @@ def test_a_destination_is_new_once_and_keeps_its_identity() -> None:
     marker = place.identify()
     assert (place.identity, place.is_new) == (marker, True)
     assert place.files.names(FOLDER) == [marker]
+    assert json.loads(place.files.files[FOLDER / marker]) == {"format": 1, "id": marker}
     assert (place.identify(), place.is_new) == (marker, False)
     other = MemoryPlace()
     other.files = place.files
     assert (other.identify(marker), other.identity, other.is_new) == (marker, marker, False)
+
+
+def test_of_several_marks_the_first_counts_and_other_files_are_none() -> None:
+    place = MemoryPlace()
+    for name in ("b" * 32, "a" * 32, "0" * 31, "README"):
+        place.write(FOLDER / name, [json.dumps({"id": name}).encode()])
+    assert (place.identify(), place.is_new) == ("a" * 32, False)
+    assert ids_at(place) == ["a" * 32, "b" * 32]
 
 
 @pytest.mark.parametrize("what", ["another_destination", "folder_without_marker"])
