@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -72,8 +73,9 @@ def live(client: CopierClient, clock: Clock, seconds: float) -> None:
 
 
 def test_after_each_failure_in_a_row_it_waits_twice_as_long(
-    client: CopierClient, clock: Clock
+    client: CopierClient, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
+    client.settings = replace(client.settings, place="sftp://me:pa55word@host/x")
     client.start()
     waits = []
     for _ in range(12):
@@ -83,6 +85,12 @@ def test_after_each_failure_in_a_row_it_waits_twice_as_long(
     assert waits[-2:] == [300, 300]
     assert (client.num_failures, client.num_restarts) == (12, 12)
     assert client.failure == "ended with 1"
+    restarts = "backup.copier_restarts(reason=ended with 1)"
+    url = client.settings.place.replace("me:pa55word", "***")
+    values = f"count=3, reason=ended with 1, url={url}"
+    logged = [(record.levelname, record.getMessage()) for record in caplog.records]
+    failing = ("ERROR", f"backup.copier_keeps_failing({values})")
+    assert logged == [("WARNING", restarts), ("WARNING", restarts), failing]
 
 
 @pytest.mark.parametrize(("seconds", "num_failures"), [(59.0, 4), (61.0, 1)])

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,28 @@ def test_a_status_that_only_counts_on_is_written_now_and_then(
     path.unlink()
     file.show(BackupStatus(place="here", state="idle", done_bytes=5, changed_at=7.0))
     assert not path.exists(), "it says nothing new"
+
+
+@pytest.mark.parametrize(
+    ("compression", "place", "compresses"),
+    [
+        ("auto", "", False),
+        ("auto", "drive:", True),
+        ("zstd", "", True),
+        ("zstd", "drive:", True),
+        ("off", "", False),
+        ("off", "drive:", False),
+    ],
+)
+def test_settings_become_a_session(
+    rig: Rig, compression: str, place: str, compresses: bool
+) -> None:
+    settings = rig.settings(compression=compression, bytes_per_second=5e6, keep=3)
+    link = replace(settings, place=f"{place}{rig.place}").link()
+    found = link.run_id, link.compresses, link.bandwidth.bytes_per_second, link.place.url
+    assert found == ("run-1", compresses, 5e6, str(rig.place))
+    assert settings.retention == Retention(keep_last=3, keep_best=1)
+    assert settings.record.path == rig.status_path.with_name("place.json")
 
 
 def test_it_finds_what_was_committed_without_a_message(rig: Rig) -> None:
