@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -315,6 +316,8 @@ def test_each_commit_names_what_it_does_in_its_repository(
         ("me/x", 1, kind, "backup.hub_commit_claims_checkpoint()"),
     ]
     assert hub.repos[f"{kind}s/me/x"] == {"a": b"a", "c": b"c", "d": b"d"}
+    monkeypatch.setattr(place.api, "repo_info", lambda *_, **__: SimpleNamespace(sha=None))
+    assert place.create(Path("e"), b"e") is None, "nothing to compare with"
 
 
 def test_a_process_that_has_imported_nothing_else_can_use_it() -> None:

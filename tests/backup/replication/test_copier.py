@@ -762,6 +762,32 @@ def test_times_are_those_of_the_confirmed_version(rig: Rig) -> None:
     assert status.changed_at == rig.clock.now + 5e8
 
 
+def test_a_status_is_not_news_because_two_clocks_drift_apart(rig: Rig) -> None:
+    drift = [5e8]
+    rig.copier = Copier(
+        rig.local, rig.copier.link, Retention(2), now=lambda: rig.clock.now + drift[0]
+    )
+    rig.copy(1)
+    before = rig.copier.status().present_at
+    assert before is not None
+    for seconds, seen_at in ((0.9, before), (-0.9, before), (1.5, before + 1.5)):
+        drift[0] = 5e8 + seconds
+        assert rig.copier.status().present_at == seen_at
+
+
+def test_who_is_nudged_does_not_wait(rig: Rig) -> None:
+    rig.copy(1)
+    rig.clock.now += rig.copier.tick()
+    assert rig.copier.tick() == 1.0
+    save(rig.local, 2)
+    assert rig.copier.tick() == 1.0
+    assert rig.copier.status().in_flight_step is None
+    rig.copier.nudge()
+    while rig.copier.tick() == 0.0 and rig.copier.status().in_flight_step is None:
+        pass
+    assert rig.copier.status().in_flight_step == 2
+
+
 def test_after_an_error_is_over_nothing_is_left_of_it_in_the_status(rig: Rig) -> None:
     """As soon as a file arrives, and not only when all have."""
     save(rig.local, 1)
