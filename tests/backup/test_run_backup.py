@@ -15,6 +15,7 @@ from infrastructure.backup import run_backup
 from infrastructure.backup.backends import open_place
 from infrastructure.backup.backends.place_identity import FOLDER
 from infrastructure.backup.format.lineage import Lineage
+from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.inventory import VerifiedVersion
 from infrastructure.backup.repair.run_repair import Outcome
 from infrastructure.backup.replication import copier_client
@@ -35,6 +36,7 @@ from infrastructure.backup.run_backup import (
     place_options,
     refuse_unreachable_place,
 )
+from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import StorageError
@@ -98,6 +100,9 @@ def test_a_store_that_is_gone_comes_back_where_a_version_was_confirmed(folder: P
     whole.store.root.mkdir(parents=True)
     write_status(whole.status_path, status)
     assert backup_of(folder, place=None).repair() == []
+    write_status(whole.status_path, replace(status, place="another"))
+    assert backup_of(folder).repair() == []
+    write_status(whole.status_path, status)
     assert backup_of(folder).repair()
     backup = backup_of(folder)
     assert backup.store.versions() == [name]
@@ -418,6 +423,10 @@ def test_pruning_keeps_the_newest_and_the_best_here_and_as_many_as_configured_th
     folder: Path,
 ) -> None:
     backup = backup_of(folder, place=None)
+    own = RunBackup(folder / "own", retention=Retention(keep_last=4))
+    for step in range(1, 8):
+        own.store.commit(tensors_at(step), {}, step=step, score=float(step))
+    assert own.prune() == ["backup.checkpoints_removed_here(count=3)"]
     for step in range(3, 8):
         backup.store.commit(tensors_at(step), {}, step=step, score=abs(step - 4.0))
     place = folder / "place"
@@ -482,6 +491,22 @@ def test_progress_is_reported_while_a_checkpoint_is_fetched(folder: Path) -> Non
     assert seen[-1][0] == seen[-1][1] > 0
     with pytest.raises(StorageError, match=r"^backup\.no_destination\(\)$"):
         RunBackup(folder / "elsewhere").restore_run()
+
+
+def test_small_files_of_a_run_come_back_where_its_folder_is_given(folder: Path) -> None:
+    run, backup = folder / "run", backup_of(folder)
+    (run / "metrics.csv").write_text("step\n1\n")
+    backup.store.commit({**tensors_at(3), **read_run_files(run)}, {}, step=3)
+    assert backup.repair(run) == []
+    (run / "metrics.csv").unlink()
+    assert backup.repair() == []
+    assert [each.what for each in backup.repair(run)] == ["metrics.csv"]
+    assert (run / "metrics.csv").read_text() == "step\n1\n"
+    (run / "metrics.csv").unlink()
+    (run / "metrics.csv").mkdir()
+    problem = rf"^backup\.run_files_repair_failed\(directory={run}, error="
+    with pytest.raises(StorageError, match=problem):
+        backup.repair(run)
 
 
 def test_a_store_that_cannot_be_swept_is_named_before_it_is_repaired(folder: Path) -> None:
