@@ -128,16 +128,6 @@ def test_whichever_lies_there_now_is_the_place_once_a_person_has_named_it(folder
     assert again.place_id not in (first, None)
 
 
-class Copier(FakeProcess):
-    """A copier that ends as soon as it is waited for."""
-
-    waited: float | None = None
-
-    def ends_within(self, seconds: float) -> bool:
-        self.waited = seconds
-        return True
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Simulated time, and copiers that copy nothing."""
@@ -145,7 +135,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     now = SimpleNamespace(monotonic=clock, sleep=clock.sleep, time=lambda: 5000.0)
     monkeypatch.setattr(copier_client, "time", now)
     monkeypatch.setattr(run_backup, "time", now)
-    monkeypatch.setattr(copier_client, "HelperProcess", Copier)
+    monkeypatch.setattr(copier_client, "HelperProcess", FakeProcess)
     FakeProcess.made.clear()
     return clock
 
@@ -332,8 +322,7 @@ def test_a_copier_with_nothing_left_to_copy_is_waited_for(folder: Path, is_confi
         if not is_confirmed:
             write_status(backup.status_path, status_of(folder, confirmed_name=older))
     (process,) = FakeProcess.made
-    assert isinstance(process, Copier)
-    assert process.waited == (ENDS_SECONDS if is_confirmed else 0.0)
+    assert process.waited == [ENDS_SECONDS if is_confirmed else 0.0]
     backup.forget_status()
     backup.forget_status()
     assert read_status(backup.status_path) == BackupStatus()

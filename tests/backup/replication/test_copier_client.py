@@ -23,6 +23,7 @@ class FakeProcess:
 
     def __init__(self, module: str, **_: object) -> None:
         self.code: int | None = None
+        self.ends, self.waited = True, list[float]()
         self.stdin = io.BytesIO()
         self.pid = 100 + len(self.made)
         self.made.append(self)
@@ -35,6 +36,10 @@ class FakeProcess:
 
     def close_pipes(self) -> None:
         pass
+
+    def ends_within(self, seconds: float) -> bool:
+        self.waited.append(seconds)
+        return self.ends
 
     def lines(self) -> list[str]:
         return self.stdin.getvalue().decode().splitlines()
@@ -149,3 +154,21 @@ def test_a_restart_can_be_requested_without_waiting(client: CopierClient, clock:
     client.try_again()
     assert len(FakeProcess.made) == num_made + 1
     assert client.process_id == FakeProcess.made[-1].pid
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_copier_that_still_copies_is_kept_and_can_be_waited_for(
+    client: CopierClient, clock: Clock, ends: bool
+) -> None:
+    client.start()
+    (process,) = FakeProcess.made
+    process.ends = ends
+    assert client.is_started
+    client.close(3.0)
+    assert (client.is_started, client.process_id, process.waited) == (False, None, [3.0])
+    assert (process in copier_client._LEFT_TO_FINISH) is not ends
+    assert client.wait(5.0) is ends
+    process.ends = True
+    assert client.wait(6.0)
+    assert process.waited == ([3.0] if ends else [3.0, 5.0, 6.0])
+    assert process not in copier_client._LEFT_TO_FINISH
