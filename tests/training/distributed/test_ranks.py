@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import psutil
@@ -336,6 +337,7 @@ def test_ranks_share_the_cores_of_a_cpu_while_they_train(
         assert group.arguments[1:] == (0, 3, torch.device(device))
         assert group.options["local_rank"] == (4 if is_launched else 0)
         assert group.options["limit_seconds"] == 7.0
+        assert group.options["watch"] == ranks._refuse_dead
         store: Any = group.arguments[0]
         assert members.Member(1, 3, 1, store).called() == (device, 7.0)
         ranks.close(reason)
@@ -375,3 +377,33 @@ def test_who_never_joined_is_not_waited_for() -> None:
     ranks.launch()
     ranks.close()
     assert [one.patience for one in Started.made] == [[0.0]]
+
+
+@pytest.mark.usefixtures("without_others")
+@pytest.mark.parametrize(
+    ("has_group", "reason", "expected"),
+    [
+        (True, "its disk is full", "failed(name={name}, reason=its disk is full)"),
+        (True, "", "process_gone(name={name}, fate=killed, how_to_resume={how})"),
+        (False, "its disk is full", "process_gone(name={name}, fate=killed, how_to_resume={how})"),
+    ],
+)
+def test_a_process_that_has_ended_is_named_with_the_reason_that_it_gave(
+    has_group: bool, reason: str, expected: str
+) -> None:
+    ranks: Any = Ranks(DeploymentConfig(), 3, torch.device("cpu"))
+    ranks._refuse_dead()  # none is started yet
+    ranks.launch()
+    processes = {
+        rank: SimpleNamespace(pid=10 + rank, fate=lambda fate=fate: fate)
+        for rank, fate in ((1, None), (2, "killed"))
+    }
+    Started.made[0].processes.update(processes)
+    assert ranks.pids == [11, 12]
+    if has_group:
+        ranks.group = SimpleNamespace(reason_of={2: reason}.get)
+    with pytest.raises(ProcessLostError) as caught:
+        ranks._refuse_dead()
+    name = "training.rank_of_size_with_pid(rank=2, size=3, pid=12)"
+    how = "training.same_command_resumes()"
+    assert str(caught.value) == f"training.rank_{expected.format(name=name, how=how)}"
