@@ -199,7 +199,15 @@ def test_the_size_that_is_tried_is_reported_to_whoever_remembers_it(
     training.run()
     assert tried == [3, 1]
     assert len(freed) == 2
-    assert [entry["kind"] for entry in training.state.recoveries] == ["out_of_memory"] * 2
+    noted = [(e["kind"], e["step"], e["action"], e["message"]) for e in training.state.recoveries]
+    assert noted == [
+        (
+            *("out_of_memory", 1),
+            f"training.batch_retried_smaller(micro_batch_size={size})",
+            "CUDA out of memory: planted",
+        )
+        for size in tried
+    ]
 
 
 def test_a_lack_of_memory_in_the_evaluation_halves_once_for_all_batches() -> None:
