@@ -13,6 +13,7 @@ from infrastructure.training.metrics.sinks import (
     JsonlSink,
     console_line,
     make_sinks,
+    sinks_of_run,
 )
 
 EVALUATION = {"step": 20, "epoch": 0, "kind": "evaluation", "eval_loss": 2.5}
@@ -187,6 +188,22 @@ def test_sinks_by_name_write_into_the_run_directory(tmp_path: Path) -> None:
         sink.write(step(1))
         sink.close()
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "metrics.csv"}
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([], ["jsonl"]),
+        (["console"], ["jsonl", "console"]),
+        (["console", "jsonl"], ["console", "jsonl"]),
+    ],
+)
+def test_a_run_has_the_file_that_its_report_reads(
+    tmp_path: Path, names: list[str], expected: list[str]
+) -> None:
+    sinks = sinks_of_run(iter(names), tmp_path, "my_losses:focal")
+    assert [sink.name for sink in sinks] == expected
+    assert {s.loss for s in sinks if isinstance(s, ConsoleSink)} <= {"my_losses:focal"}
 
 
 def test_a_misspelt_sink_suggests_the_nearest(tmp_path: Path) -> None:
