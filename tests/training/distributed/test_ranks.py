@@ -152,6 +152,8 @@ def test_more_processes_than_gpus_are_refused(
     ):
         num_processes_for(config, on_gpus)
     assert num_processes_for(config, torch.device("cpu")) == 3
+    config.num_processes = 2
+    assert num_processes_for(config, on_gpus) == 2
     config.num_processes = "auto"
     assert num_processes_for(config, on_gpus) == 2
     assert num_processes_for(config, torch.device("cpu")) == 1
@@ -160,7 +162,9 @@ def test_more_processes_than_gpus_are_refused(
 def test_a_launcher_decides_how_many_there_are(tmp_path: Path, saved_llama: Path) -> None:
     launched_as = LaunchedProcess(0, 4, 0, "10.0.0.1")
     config = small_config(tmp_path, saved_llama)
-    assert num_processes_for(config, torch.device("cpu"), launched_as) == 4
+    for requested in (1, "auto", 4):
+        config.num_processes = requested
+        assert num_processes_for(config, torch.device("cpu"), launched_as) == 4
     config.num_processes = 2
     with pytest.raises(
         ConfigurationError, match=r"training\.launcher_started_other_number.*size=4"
@@ -179,11 +183,20 @@ def test_parts_of_ones_own_cannot_be_given_to_other_processes(
         TrainerFactory().for_run(config, training_strategy=own)
 
 
-def test_the_time_limit_of_the_configuration_holds(tmp_path: Path, saved_llama: Path) -> None:
+CPU = torch.device("cpu")
+
+
+def test_a_run_has_the_ranks_of_its_configuration_or_its_launcher(
+    tmp_path: Path, saved_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = small_config(tmp_path, saved_llama, num_processes=2, process_timeout="2min")
-    ranks = TrainerFactory().for_run(config).ranks
-    assert ranks is not None
-    assert ranks.limit_seconds == 120.0
+    for launched in (None, LaunchedProcess(0, 3, 0, "127.0.0.1")):
+        monkeypatch.setattr(trainer_factory, "launched_process", lambda found=launched: found)
+        config.num_processes = 2 if launched is None else 3
+        ranks = TrainerFactory().for_run(config).ranks
+        assert ranks is not None
+        assert (ranks.config, ranks.device, ranks.launched_as) == (config, CPU, launched)
+        assert (ranks.size, ranks.limit_seconds) == (config.num_processes, 120.0)
 
 
 def test_an_extension_that_one_process_has_alone_is_refused(
