@@ -1,6 +1,7 @@
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,12 +52,19 @@ def test_a_run_takes_what_is_chosen_for_it_and_stays_with_that(
     config = DeploymentConfig(device="cpu", output_dir=str(tmp_path))
     monkeypatch.setattr(unsloth_trainer, "prepare_backend", lambda *arguments: None)
     assert type(TrainerFactory().for_run(config, "unsloth")) is UnslothTrainer
-    choice = BackendChoice("unsloth", "it was chosen")
-    monkeypatch.setattr(trainer_factory, "choose_backend", lambda *_, **__: choice)
+    choice, about = BackendChoice("unsloth", "it was chosen"), list[dict[str, Any]]()
+    monkeypatch.setattr(
+        trainer_factory, "choose_backend", lambda *_, **given: (about.append(given), choice)[1]
+    )
     trainer = TrainerFactory().for_run(config)
     assert isinstance(trainer, UnslothTrainer)
     assert trainer.backend_sentence == "it was chosen"
     assert settings_of(trainer)["model.backend"] == "unsloth"  # which a checkpoint records
+    config.cache.directory = "cached"
+    TrainerFactory().for_run(config, "transformers")
+    usual = {"num_processes": 1, "began_with": None, "cache_directory": None}
+    given = {"began_with": "transformers", "cache_directory": Path("cached")}
+    assert about == [usual, {**usual, **given}]
     config.model.backend = "transformers"
     assert type(TrainerFactory().for_run(config)) is EnhancedTrainer
 

@@ -170,11 +170,14 @@ def test_csv_forgets_the_steps_after_the_resumed_one(tmp_path: Path) -> None:
     for number in (10, 20, 30):
         sink.write(step(number))
     sink.close()
+    with path.open("a") as file:
+        file.write("?,,0,,,,,,,,\n")  # for people to see
     resumed = CsvSink(path)
     resumed.truncate_after(20)
-    resumed.write(step(21, new=1.0))
+    resumed.write(step(21, new=1.0, text="\ud800"))
     resumed.close()
-    assert [row["step"] for row in table_of(path)] == ["10", "20", "21"]
+    assert [row["step"] for row in table_of(path)] == ["10", "20", "?", "21"]
+    assert table_of(path)[-1]["text"] == "\\ud800"  # half of a character
 
 
 # --- the table of names ------------------------------------------------------

@@ -17,7 +17,7 @@ from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner, Observer
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import Progress
-from infrastructure.training.metrics.sinks import make_sinks
+from infrastructure.training.metrics.sinks import ConsoleSink, make_sinks
 from infrastructure.training.observers import run_observers
 from infrastructure.training.observers.run_observers import (
     ERRORS_FILE,
@@ -72,6 +72,15 @@ def test_logged_steps_and_evaluations_are_written(tmp_path: Path, state: Trainin
         {"step": 10, "epoch": 1, "loss": 4.0, "tokens_per_second": 100.0},
         {"step": 10, "epoch": 1, "kind": "evaluation", "eval_loss": 4.5},
     ]
+
+
+def test_the_console_knows_the_length_of_the_run(state: TrainingState) -> None:
+    lines: list[str] = []
+    hooks = HookRunner([MetricsObserver(MetricsLogger([ConsoleSink(lines.append)]))])
+    hooks.fire(Event.TRAIN_START, state)
+    state.step = 50
+    evaluate(state, hooks, 2.5)
+    assert lines == ["[ 50%] step 50/100  epoch 1  held-out loss 2.500"]
 
 
 def test_a_resumed_run_has_every_step_once(tmp_path: Path, state: TrainingState) -> None:

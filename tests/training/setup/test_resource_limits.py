@@ -12,6 +12,7 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
 from infrastructure.core.hardware import memory
+from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.setup import resource_limits as machine_limits
 from infrastructure.training.setup.resource_limits import (
@@ -39,8 +40,11 @@ def test_a_run_holds_its_limits() -> None:
             "memory.cpu_memory_limit": "85%",
             "memory.cache_ttl": 60,
             "memory.worker_memory": "2GB",
+            "memory.cache_size": "600MB",
         }
     )
+    assert trainer.memory_budget == MemoryBudget(max_percent=70.0, cpu_limit="85%")
+    assert (trainer.cache_config.memory_size, trainer.cache_config.disk_size) == (300, 300)
     settings = hook(trainer, MemoryExtension).settings
     assert settings.max_percent == 70.0
     assert settings.limit_bytes == int(0.85 * memory().total_bytes)

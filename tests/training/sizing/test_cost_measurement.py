@@ -1,6 +1,7 @@
 """What a training costs here, measured on a real small model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,7 +81,7 @@ def test_a_training_without_room_for_its_optimizer_is_refused_before_it_is_measu
         fit.search(8, lambda size: 1)
 
 
-@pytest.mark.parametrize(("total_steps", "evaluated"), [(6, 2), (1000, 16)])
+@pytest.mark.parametrize(("total_steps", "evaluated"), [(19, 2), (20, 16)])
 def test_an_evaluation_is_measured_on_as_many_rows_as_its_time_is_divided_by(
     saved_llama: Path,
     tmp_path: Path,
@@ -369,6 +370,51 @@ def test_a_speed_includes_its_share_of_the_optimizer_step(size: int, speed: floa
     """Measured on eight examples at least, which begin anew where there are fewer."""
     trials = SpeedTrials(Probe(), [1, 2, 3], lambda size: 3)  # type: ignore[arg-type]
     assert trials.tokens_per_second(size) == pytest.approx(speed)
+
+
+def test_a_search_knows_the_memory_and_what_to_prefer(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Search:
+        def __init__(self, **parts: Any) -> None:
+            made.append(parts)
+
+        def run(self, *given: Any) -> Any:
+            return given
+
+    @contextmanager
+    def probing(accumulates: bool) -> Iterator[Probe]:
+        assert accumulates
+        yield probe
+
+    probe, measurement = Probe(), measurement_of([1, 2, 3])
+    measurement.strategy.measuring = lambda model: nullcontext()  # type: ignore[method-assign]
+    measurement.probing = probing  # type: ignore[assignment, method-assign]
+    monkeypatch.setattr(cost_measurement, "BatchSizeSearch", Search)
+    monkeypatch.setattr(measurement, "fixed_bytes", lambda: 5)
+    monkeypatch.setattr(MemoryBudget, "size_bytes", lambda *_: 7)
+    assert measurement.search(64, lambda size: 3, beside=8) == (64, 8)
+    [parts] = made
+    assert (parts["idle_bytes"], parts["budget_bytes"]) == (5, 7)
+    assert parts["way_out"] == "optimization.use_larger_machine()"
+    assert parts["speed_of"](4) == pytest.approx(15 / (4.5 + 4))
+    assert parts["peak_of"](2) == 5000
+
+
+def test_fixed_memory_is_what_is_used_and_will_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight of the ten weights are trained, of four bytes each."""
+    given: list[Any] = []
+    used = SimpleNamespace(now=lambda: 100)
+    monkeypatch.setattr(cost_measurement, "PeakMemory", lambda device: used)
+    monkeypatch.setattr(
+        cost_measurement, "optimizer_state_bytes", lambda *of: (given.append(of), 7)[1]
+    )
+    measurement = measurement_of([1])
+    measurement.strategy.create_optimizer = lambda *of: of  # type: ignore
+    assert measurement.fixed_bytes() == 100 + 8 * 4 + 7
+    [(create, model, device_type)] = given
+    assert (model, device_type) == (measurement.model, "cpu")
+    assert create("samples") == ("samples", 0.0)
 
 
 def test_weights_that_exceed_the_memory_are_refused_with_both_numbers() -> None:
