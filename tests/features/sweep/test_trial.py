@@ -60,9 +60,7 @@ def test_a_trial_that_is_behind_is_pruned_and_a_good_one_is_not(folder: Path) ->
     study.ask(RATE)
     TrialObserver(folder, 6, GOAL).eval_end(evaluated(bad, 5, 3.0))
     assert bad.is_interrupted
-    assert f"sweep.trial_pruned(metric={GOAL.title}, value=3, percent=50)" in str(
-        bad.stop_message
-    )
+    assert f"sweep.trial_pruned(metric={GOAL.title}, value=3, percent=50)" in str(bad.stop_message)
     assert open_study(folder, GOAL).trials[6].user_attrs == {PRUNED: 50}
 
 
