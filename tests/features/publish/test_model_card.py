@@ -89,7 +89,8 @@ def test_a_card_has_all_facts_of_the_run(tmp_path: Path, monkeypatch: pytest.Mon
         "| steps | 10 |",
         "| rows | publish.card_rows(num_train=1,200, num_held_out=34) |",
         "| settings | `batch_size` 7, `gradient_accumulation` 2,"
-        " `learning_rate` 0.25 (steps 1 to 3), 0.125 (steps 4 to 10), `scheduler_type` linear, `warmup_steps` 5, `optimizer` adamw,"
+        " `learning_rate` 0.25 (steps 1 to 3), 0.125 (steps 4 to 10),"
+        " `scheduler_type` linear, `warmup_steps` 5, `optimizer` adamw,"
         " `weight_decay` 0.3, `strategy` standard, `loss` cross_entropy, `seed` 5 |",
         "| precision | bf16 |",
         "| begun | 2026-01-02 |",
