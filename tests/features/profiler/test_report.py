@@ -30,7 +30,7 @@ def test_a_profile_is_a_table(tmp_path: Path) -> None:
     rows = [{**row, "name": f"{'x' * 79}{n:02}"} for row in PROFILE["rows"] for n in range(16)]
     write_json(tmp_path / PROFILE_FILE, {**PROFILE, "rows": rows})
     shown = profile_section(read_view(tmp_path))
-    assert len(re.findall(f"{'x' * 79}…", shown)) == 15
+    assert (shown.count("<tr>"), shown.count("…")) == (16, 15)
 
 
 @pytest.mark.parametrize("damaged", ["", "[]", "{}", '{"rows": 3}', '{"rows": [{}]}'])
