@@ -185,7 +185,8 @@ def test_the_clip_takes_the_gradient_of_moves_that_left_the_region(
 
 
 def test_data_that_is_not_read_is_reported(adapter: TacticalMappoAdapter) -> None:
-    assert not any("specification.data_setting_no_effect" in note for note in adapter.notes())
+    assert adapter.notes() == ["specification.eval_loss_is_coverage()"]
+    assert adapter.count_tokens([1, 2]) == adapter.count_items([1, 2]) == 24
     adapter.data_config = DataConfig(path="chats.jsonl", eval_path="test.jsonl")
     assert adapter.notes()[1:] == [
         "specification.data_setting_no_effect(key=data.path)",
