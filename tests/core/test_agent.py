@@ -103,6 +103,7 @@ def test_lines_are_left_without_secrets(tmp_path: Path, monkeypatch: pytest.Monk
     assert not agent.left_to_agent(["Stopped"], "SIGTERM"), "there is no agent"
     monkeypatch.setenv(AGENT_VARIABLE, f"{os.getppid()} {tmp_path}")
     monkeypatch.setenv("RANK", "0")
-    assert not agent.left_to_agent(["Stopped"], None)
+    for name in (None, "SIGINT"):
+        assert not agent.left_to_agent(["Stopped"], name)
     assert agent.left_to_agent(["Stopped", "token=abcdefgh123"], "SIGTERM")
     assert AgentFolder(tmp_path).last_lines == ["Stopped", "token=***"]

@@ -168,12 +168,12 @@ def test_at_a_terminal_a_silence_is_broken_after_two_seconds(
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr(console, "_columns", lambda _: 31)
+    monkeypatch.setattr(console, "_columns", lambda _: 30)
     ended, report = Waiting(monkeypatch, seconds=4.2), Report([].append)
     report._break_silence("loading all of a model", ended)  # type: ignore[arg-type]
     console._WAITING.erase()
     text = "\r\033[K… loading all of a model ({} s)"
-    shown = [text.format(number)[:34] for number in (2, 3, 4)]
+    shown = [text.format(number)[:33] for number in (2, 3, 4)]
     assert screen.getvalue() == "".join([*shown, "\r\033[K"])
 
 
