@@ -70,8 +70,10 @@ def test_the_preview_shows_tokens_and_loads_no_model(
     assert out.count("data.token_counts") == 3
     assert out.count("⟦") == out.count("■⟧") == 3
     assert main(["check", "rows.jsonl", "--preview", "--json"]) == 0
-    examples = json.loads(capsys.readouterr().out)["examples"]
-    assert len(examples) == 2
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown.keys(), shown["notes"]) == ({"examples", "left_out", "notes"}, [])
+    examples = shown["examples"]
+    assert (len(examples), shown["left_out"]) == (2, [[], []])
     for tokens in examples:
         assert {kind for _, _, kind in tokens} == {"trained", "masked", "stop"}
         assert tokens[-1][2] == "stop"
