@@ -6,8 +6,6 @@ import os
 import random
 import re
 import shutil
-import subprocess
-import sys
 import time
 import tracemalloc
 from contextlib import closing
@@ -99,24 +97,6 @@ def test_the_monitor_may_know_a_newer_step_than_the_log(tmp_path: Path) -> None:
     os.utime(directory / "metrics.jsonl", (time.time() + 60, time.time() + 60))
     run.refresh()
     assert run.step == 18
-    run.close()
-
-
-def test_states_follow_the_life_of_a_run(tmp_path: Path) -> None:
-    directory = write_run(tmp_path)
-    (directory / "summary.json").unlink()
-    run = LiveRun(directory)
-    states = [run.state]
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    machine = os.uname().nodename
-    for holder, status in ((os.getpid(), "running"), (child.pid, "running"), (1, "failed")):
-        (directory / "trained_by").write_text(f"process {holder} on {machine}\n")
-        (directory / "summary.json").write_text(json.dumps({"status": status}))
-        run.refresh()
-        states.append(run.state)
-    assert states == ["starting", "running", "interrupted", "failed"]
-    assert run.has_ended
     run.close()
 
 

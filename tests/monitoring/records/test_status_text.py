@@ -98,7 +98,7 @@ def test_a_question_to_a_model_of_rows_with_a_context_has_one() -> None:
         ),
     ],
 )
-def test_a_model_that_generates_text_can_be_asked(
+def test_a_model_that_generates_text_is_askable(
     files: dict[str, Any], can_answer: bool, tmp_path: Path
 ) -> None:
     for name, content in files.items():

@@ -223,6 +223,7 @@ def test_a_forecast_is_compared_with_what_came() -> None:
     row = {"what": "seconds", "foretold": 60.0, "was": 50.0, "error": 0.2}
     disk = {"what": "disk_bytes", "foretold": 2**20, "was": 2**21, "error": -0.5}
     others = [{**disk, "what": "backup_bytes", "error": 0}, {**row, "what": "other"}]
+    others.append({**disk, "what": "peak_memory_bytes", "error": 1})
     view: Any = {
         "forecast": [row, {**row, "first_step": 4}, disk, *others, {**disk, "error": None}],
         "decided": {"batch": {"value": 3, "origin": "measured"}, "odd": 3},
@@ -233,6 +234,7 @@ def test_a_forecast_is_compared_with_what_came() -> None:
         *("monitoring.forecast_time_since_resume(step=4)", "1 min 00 s", "50 s", "+20.0 %"),
         *("run directory on disk", "1.0 MiB", "2.0 MiB", "-50.0 %"),
         *("backup at the destination", "1.0 MiB", "2.0 MiB", "+0 %"),
+        *("peak memory of training", "1.0 MiB", "2.0 MiB", "+100 %"),
         *("setting", "value", "decided by", "batch", "3", "measured", "odd", "None", "None"),
     ]
 
