@@ -717,12 +717,16 @@ def test_a_finished_run_is_completed_and_shown(
         report_incomplete=lambda: done.append("incomplete"),
     )
     monkeypatch.setattr(deploy_training, "RunReplication", lambda *given: copies)
-    monkeypatch.setattr(
-        deploy_training, "complete_finished", lambda *given: done.append(given) or {"a": 1}
-    )
-    monkeypatch.setattr(
-        deploy_training, "closing_lines", lambda *given: done.append(given) or ["the result"]
-    )
+
+    def giving(result: object) -> Callable[..., object]:
+        def call(*given: object) -> object:
+            done.append(given)
+            return result
+
+        return call
+
+    monkeypatch.setattr(deploy_training, "complete_finished", giving({"a": 1}))
+    monkeypatch.setattr(deploy_training, "closing_lines", giving(["the result"]))
     lines: list[str] = []
     deployment = TrainingDeployment(DeploymentConfig(backup={"finish_seconds": 7.0}), lines.append)
     deployment._how_to_train_again = "; so again"

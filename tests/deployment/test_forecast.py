@@ -237,13 +237,21 @@ def test_what_does_not_fit_is_reported_with_what_to_do(
 
 
 def test_all_that_does_not_fit_is_named_with_its_values() -> None:
-    few = {"session_seconds": 239.0, "memory_bytes": (1 << 30) - 1, "disk_free_bytes": 1 << 19}
+    few: dict[str, Any] = {
+        "session_seconds": 239.0,
+        "memory_bytes": (1 << 30) - 1,
+        "disk_free_bytes": 1 << 19,
+    }
     assert replace(FITS, **few, has_smaller_pieces=False).lines()[1] == (
         "deployment.forecast_does_not_fit(problems=deployment.session_ends_first(time=3 min 59 s);"
         " deployment.micro_batch_does_not_fit(consequence=deployment.run_will_stop_there());"
         " deployment.forecast_disk_full(free=512.0 KiB))"
     )
-    just = {"session_seconds": 240.0, "memory_bytes": 1 << 30, "disk_free_bytes": 1 << 20}
+    just: dict[str, Any] = {
+        "session_seconds": 240.0,
+        "memory_bytes": 1 << 30,
+        "disk_free_bytes": 1 << 20,
+    }
     assert replace(FITS, **just).problems() == []
 
 

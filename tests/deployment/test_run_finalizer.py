@@ -268,7 +268,12 @@ def test_a_deadline_that_applies_again_is_noted(
 
 def test_an_agent_shows_the_end_itself(ending: Ending, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[object] = []
-    monkeypatch.setattr(run_finalizer, "left_to_agent", lambda *of: given.append(of) or True)
+
+    def leave(*of: object) -> bool:
+        given.append(of)
+        return True
+
+    monkeypatch.setattr(run_finalizer, "left_to_agent", leave)
     ending.finalizer.finish()
     ending.lines.clear()
     ending.finalizer.show_end()

@@ -163,7 +163,8 @@ def test_a_model_that_cannot_be_loaded_is_named_with_the_reason(tmp_path: Path) 
     def fail(folder: Path) -> Any:
         raise KeyError("no\n  weights" + "x" * 400)
 
-    expected = replace(expected_of([], []), loading=SimpleNamespace(read=fail))
+    loading: Any = SimpleNamespace(read=fail)
+    expected = replace(expected_of([], []), loading=loading)
     with pytest.raises(CheckpointError) as caught:
         expected.compare(tmp_path)
     text = str(caught.value)

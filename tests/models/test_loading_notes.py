@@ -3,13 +3,15 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from infrastructure.models.loading_notes import _module
+from infrastructure.models.loading_notes import _module, _untie_config
 from infrastructure.models.saving import save_model
 from tests.models.test_model_manager import edit_json, load
 
@@ -84,6 +86,29 @@ def test_the_saved_configuration_ties_no_separate_head(
         logits = loaded.model.eval()(input_ids).logits
         again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").eval()(input_ids).logits
     assert torch.equal(logits, again)
+
+
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize("inner", [False, True])
+def test_the_part_of_a_configuration_that_is_about_text_ties_no_separate_head_either(
+    outer: bool, inner: bool
+) -> None:
+    text = LlamaConfig(tie_word_embeddings=inner)
+    config = SimpleNamespace(tie_word_embeddings=outer, get_text_config=lambda: text)
+    embeddings, head = torch.nn.Embedding(3, 2), torch.nn.Linear(2, 3)
+    seeing: Any = SimpleNamespace(
+        config=config,
+        get_output_embeddings=lambda: head,
+        get_input_embeddings=lambda: embeddings,
+    )
+    assert _untie_config(seeing) is (outer or inner)
+    assert not config.tie_word_embeddings
+    assert not text.tie_word_embeddings
+    config.tie_word_embeddings = text.tie_word_embeddings = True
+    head.weight = embeddings.weight
+    assert not _untie_config(seeing)
+    assert config.tie_word_embeddings
+    assert text.tie_word_embeddings
 
 
 @pytest.mark.parametrize(

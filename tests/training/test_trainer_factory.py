@@ -1,6 +1,7 @@
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.models.backend_choice import BackendChoice
@@ -25,12 +27,21 @@ from infrastructure.training.unsloth_trainer import UnslothTrainer
 def test_the_backend_chooses_the_trainer(
     backend: str, kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unsloth_trainer, "prepare_backend", lambda *arguments: None)
+    prepared: list[tuple[str, Path | None]] = []
+    monkeypatch.setattr(
+        unsloth_trainer, "prepare_backend", lambda model, *to: prepared.append((model.backend, *to))
+    )
     config = ModelConfig(name="some/model", backend=backend)
     trainer = TrainerFactory().create_trainer(
-        config, TrainingConfig(seed=7), DataConfig(), device="cpu"
+        config,
+        TrainingConfig(seed=7),
+        DataConfig(),
+        device="cpu",
+        cache_config=CacheConfig(directory="cached"),
     )
     assert type(trainer) is kind
+    assert prepared == [("unsloth", Path("cached"))] * (backend == "unsloth")
+    assert trainer.cache_config.directory == "cached"
     assert trainer.model_config.backend == backend
     assert trainer.training_config.seed == 7
 
@@ -41,12 +52,19 @@ def test_a_run_takes_what_is_chosen_for_it_and_stays_with_that(
     config = DeploymentConfig(device="cpu", output_dir=str(tmp_path))
     monkeypatch.setattr(unsloth_trainer, "prepare_backend", lambda *arguments: None)
     assert type(TrainerFactory().for_run(config, "unsloth")) is UnslothTrainer
-    choice = BackendChoice("unsloth", "it was chosen")
-    monkeypatch.setattr(trainer_factory, "choose_backend", lambda *_, **__: choice)
+    choice, about = BackendChoice("unsloth", "it was chosen"), list[dict[str, Any]]()
+    monkeypatch.setattr(
+        trainer_factory, "choose_backend", lambda *_, **given: (about.append(given), choice)[1]
+    )
     trainer = TrainerFactory().for_run(config)
     assert isinstance(trainer, UnslothTrainer)
     assert trainer.backend_sentence == "it was chosen"
     assert settings_of(trainer)["model.backend"] == "unsloth"  # which a checkpoint records
+    config.cache.directory = "cached"
+    TrainerFactory().for_run(config, "transformers")
+    usual = {"num_processes": 1, "began_with": None, "cache_directory": None}
+    given = {"began_with": "transformers", "cache_directory": Path("cached")}
+    assert about == [usual, {**usual, **given}]
     config.model.backend = "transformers"
     assert type(TrainerFactory().for_run(config)) is EnhancedTrainer
 
@@ -111,6 +129,14 @@ def test_gpus_that_cannot_be_chosen_any_more_are_reported(
     with pytest.raises(ValueError, match=r"training\.visible_devices_too_late.*devices=1"):
         show_gpus(DeploymentConfig(cuda_visible_devices="1"))
     show_gpus(DeploymentConfig())
+
+
+def test_as_many_gpus_as_are_chosen_may_be_seen_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(trainer_factory, "_num_gpus", lambda: 2)
+    show_gpus(DeploymentConfig(cuda_visible_devices="1,2", device="cpu"))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,2"
 
 
 def test_a_gpu_that_is_not_there_is_no_reason_to_train_on_the_processor(

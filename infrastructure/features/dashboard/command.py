@@ -10,7 +10,7 @@ from infrastructure.commands.settings import configure
 from infrastructure.commands.watch import NICENESS
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.messages import phrase
-from infrastructure.features.dashboard.server import Dashboard
+from infrastructure.features.dashboard.server import DEFAULT_PORT, Dashboard
 from infrastructure.monitoring.records.run_list import find_run_path
 
 
@@ -18,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_run(parser, "dashboard.help_run")
     parser.add_argument("--host", default="127.0.0.1", help=phrase("dashboard.help_host"))
-    parser.add_argument("--port", type=int, default=8765, help=phrase("dashboard.help_port"))
+    port = phrase("dashboard.help_port")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help=port)
     parser.add_argument("--json", action="store_true", help=phrase("dashboard.help_json"))
     add_folder_flags(parser)
 

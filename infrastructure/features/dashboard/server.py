@@ -90,8 +90,7 @@ class Dashboard:
     @property
     def url(self) -> str:
         """The page's address, with the token if it is required."""
-        name = self.host if self.host not in ("0.0.0.0", "::", "") else "localhost"
-        name = f"[{name}]" if ":" in name else name
+        name = self.host if self.host not in ("0.0.0.0", "") else "localhost"
         return f"http://{name}:{self.port}" + ("/" if self.is_local else self.path)
 
     def serve(self) -> None:

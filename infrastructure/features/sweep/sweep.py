@@ -179,7 +179,7 @@ class Sweep:
                     report(phrase("sweep.deadline_reached"))
                     return False
                 try:
-                    self._try(trial, seconds_left, report)
+                    self._try(trial, ends, report)
                 except _Interrupted as end:
                     report(phrase("sweep.trial_stopped", number=trial.number, outcome=end))
                     return False
@@ -253,8 +253,8 @@ class Sweep:
         values = [one.values() for one in self.dimensions]
         return math.prod(math.inf if some is None else len(some) for some in values)
 
-    def _try(self, trial: "Trial", seconds_left: float | None, report: ReportLine) -> None:
-        """Train a trial, and record how it ended."""
+    def _try(self, trial: "Trial", ends: float | None, report: ReportLine) -> None:
+        """Train a trial until `ends`, if given, and record how it ended."""
         values = {one.name: one.suggest(trial) for one in self.dimensions}
         shown = " ".join(f"{name}={short_value(value)}" for name, value in values.items())
         report(f"Trial {trial.number}: {shown}")
@@ -270,19 +270,20 @@ class Sweep:
             )
             return
         try:
-            place = self._trained(trial, values, seconds_left, report)
+            place = self._trained(trial, values, ends, report)
         except (ValueError, TemperError, OSError) as error:
             self._failed(trial, redact(str(error)))
             return
         self._record_end(trial, place)
 
     def _trained_before(self, trial: "Trial") -> "FrozenTrial | None":
+        """Return the first trial with the same values that was trained, or None."""
         others = self._begun(trial.study)[: trial.number]
         ended = [one for one in others if one.state.name in ("COMPLETE", "PRUNED")]
         return next((one for one in ended if one.params == trial.params), None)
 
     def _end_as_earlier(self, trial: "Trial", earlier: "FrozenTrial") -> None:
-        trial.set_user_attr(SAME_AS, earlier.user_attrs.get(SAME_AS, earlier.number))
+        trial.set_user_attr(SAME_AS, earlier.number)
         trial.set_user_attr(RUN, earlier.user_attrs.get(RUN))
         if earlier.state.name == "COMPLETE":
             trial.study.tell(trial, earlier.value)
@@ -293,7 +294,7 @@ class Sweep:
         self,
         trial: "Trial",
         values: Mapping[str, Any],
-        seconds_left: float | None,
+        ends: float | None,
         report: ReportLine,
     ) -> DetachedTraining:
         """Train a trial to its end, and return its process. Resume its run if there is one.
@@ -320,7 +321,8 @@ class Sweep:
                 if place.run_path is not None:
                     report(phrase("sweep.trial_resuming", number=trial.number, run=place.run_path))
                 make_directory(place.folder)
-                config = self._config_of(trial.number, values, seconds_left)
+                left = None if ends is None else max(LEAST_SECONDS, ends - time.monotonic())
+                config = self._config_of(trial.number, values, left)
                 given = {
                     "folder": str(self.folder),
                     "number": trial.number,

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from infrastructure.features.cpu_kernels import short_attention
 from infrastructure.features.cpu_kernels.short_attention import (
     MAX_LENGTH,
+    PRODUCTS,
     ShortAttention,
     grouped,
     number_of_products,
@@ -90,6 +91,52 @@ def test_examples_of_one_size_share_their_products() -> None:
 
 def test_few_numbers_of_products() -> None:
     assert len({number_of_products(count) for count in range(1, 65)}) == 18
+    assert [number_of_products(count) for count in (1, 2, 3, 4, 5, 8, 9)] == [1, 2, 4, 4, 8, 8, 12]
+
+
+def test_a_product_has_as_many_scores_as_the_cache_holds() -> None:
+    shapes = [(group.size, len(group.others)) for group in grouped([16] * 70 + [200] * 2, 16)]
+    assert shapes == [(16, 64), (16, 8), (208, 1), (208, 1)]  # 16,384 scores, and never none
+
+
+def test_an_example_is_read_in_place_if_its_padding_is_in_the_row() -> None:
+    [first, middle] = grouped([2, 6], 4)
+    assert (first.rows, first.own, first.examples) == (slice(0, 4), slice(2), slice(0, 2))
+    assert isinstance(middle.rows, torch.Tensor)
+    assert middle.rows.tolist() == [2, 3, 4, 5, 6, 7, 7, 7]
+    assert grouped([6, 4], 4)[1].rows == slice(6, 10)
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_taken"),
+    [
+        ({}, True),
+        ({"step": 1}, False),
+        ({"max_length": 512}, True),
+        ({"max_length": 513}, False),
+        ({"step": 100, "max_length": 501}, False),  # 600 with its padding
+        ({"dropout": 0.1}, False),
+        ({"window": 16}, False),
+        ({"compiles": False}, False),
+    ],
+)
+def test_products_take_short_padded_examples_without_dropout_and_window(
+    changed: dict[str, Any], is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"step": 16, "max_length": 64, "dropout": 0.0, "window": None, "compiles": True}
+    given |= changed
+    monkeypatch.setattr(short_attention, "compiles_kernels", lambda value: given["compiles"])
+    mask = torch.zeros(1, given["step"], given["max_length"])
+    taken = PRODUCTS.takes(torch.zeros(1), mask, given["dropout"], given["window"])
+    assert taken == is_taken
+
+
+def test_the_form_of_products_is_recorded_where_they_may_be_used() -> None:
+    form = "products of up to 16384 scores up to 512 tokens"
+    cpu, half = torch.device("cpu"), torch.bfloat16
+    assert PRODUCTS.form(cpu, half, 16) == form
+    for given in ((cpu, half, 1), (torch.device("meta"), half, 16), (cpu, torch.float32, 16)):
+        assert PRODUCTS.form(*given) == ""
 
 
 def test_the_longest_example_fits() -> None:

@@ -1,6 +1,8 @@
 """Curricula of a tiny Llama: which examples each stage has, and that a run goes on to the same bits
 in any of them."""
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.data.data_pipeline import DataPipeline
 from infrastructure.features.conformance.strategy import tiny_trainer, tiny_training
+from infrastructure.features.curriculum import curriculum_extension
 from infrastructure.features.curriculum.curriculum_extension import CurriculumExtension
+from infrastructure.features.curriculum.stages import packed
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -64,6 +68,51 @@ def test_short_rows_come_first(tmp_path: Path) -> None:
     assert set(seen.rows[1]) & set(seen.rows[3])
 
 
+def test_each_stage_says_of_how_many_examples_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, _ = curriculum(tmp_path, curriculum_stages=2, curriculum_by="loss")
+    with caplog.at_level(logging.INFO, "infrastructure.features.curriculum"):
+        trainer.train()
+    own = [record.getMessage() for record in caplog.records if "curriculum" in record.name]
+    assert own == [
+        "curriculum.measuring_losses()",
+        "curriculum.examples_of_phase(phase=stage 1 of 2, num_selected=8, num_candidates=16,"
+        " measure=loss)",
+        "curriculum.examples_of_phase(phase=stage 2 of 2, num_selected=16, num_candidates=16,"
+        " measure=loss)",
+    ]
+    with pytest.raises(ValueError, match=r"curriculum\.needs_data_files"):
+        extension_of(trainer).inspect(object(), torch.nn.Linear(1, 1))
+    one = extension_of(curriculum(tmp_path)[0])
+    assert one.state_dict() == {}
+    one.load_state_dict({"stages": packed(np.array([1, 0], dtype=np.uint8))})
+    assert one.stages is not None
+    assert one.stages.tolist() == [1, 0]
+    assert one.state_dict() == {"stages": packed(one.stages)}
+
+
+def test_an_example_without_anything_to_learn_is_the_hardest(tmp_path: Path) -> None:
+    trainer, _ = curriculum(tmp_path, curriculum_by="loss")
+    trainer.prepare()
+    compute = trainer.adapter.compute_loss
+    polled: list[int] = []
+
+    def none_at_first(*given: Any) -> Any:
+        output = compute(*given)
+        return output if len(polled) > 1 else replace(output, num_items=0)
+
+    trainer.adapter.compute_loss = none_at_first  # type: ignore[method-assign]
+    losses = extension_of(trainer)._losses(range(3), lambda: polled.append(1))
+    assert np.isnan(losses).tolist() == [True, False, False]
+    assert len(polled) == 3
+    assert trainer.model is not None
+    batch = trainer.adapter.prepare_batch(trainer.data.examples([2]))  # type: ignore[union-attr]
+    with torch.no_grad(), trainer.precision.autocast():
+        output = compute(trainer.model.eval(), batch)
+    assert losses[2] == pytest.approx(float(output.loss_sum) / output.num_items)
+
+
 def test_by_loss_measured_once_and_resumed_in_any_stage(tmp_path: Path) -> None:
     whole, seen = curriculum(tmp_path, "whole", curriculum_by="loss", mixed_precision=False)
     whole.train()
@@ -102,7 +151,7 @@ def test_other_stages_are_another_training(tmp_path: Path) -> None:
         other.restore(by_step(whole.checkpoints.store)[1])  # type: ignore[union-attr]
 
 
-def test_the_costs_are_of_all_stages(tmp_path: Path) -> None:
+def test_the_costs_are_of_all_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By length, the last stage alone has the long rows: its micro-batches are the heaviest."""
     trainer, _ = curriculum(tmp_path)
     trainer.prepare()
@@ -116,4 +165,15 @@ def test_the_costs_are_of_all_stages(tmp_path: Path) -> None:
     assert extension_of(trainer).seconds_beside_steps() == 0
     by_loss, _ = curriculum(tmp_path, curriculum_by="loss")
     by_loss.prepare()
-    assert extension_of(by_loss).seconds_beside_steps() > 0
+    extension, now, measured = extension_of(by_loss), [0.0], list[range]()
+
+    def losses(ids: range) -> None:
+        now[0] += 3 * len(ids) ** len(measured)
+        measured.append(ids)
+
+    monkeypatch.setattr(curriculum_extension.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(extension, "_losses", losses)
+    assert extension.seconds_beside_steps() == 3 * 4 / 4 * 16
+    assert measured == [range(4), range(4)]
+    extension.stages = np.zeros(16, dtype=np.uint8)
+    assert extension.seconds_beside_steps() == 0

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.commands.main import create_parser
+from infrastructure.commands.parser import parse
 from tests.deployment.runs import end, start_temper, when_saved, write_settings
 from tests.slow import slow
 
@@ -42,7 +44,10 @@ def test_a_dashboard_shows_a_real_training_and_outlives_it(tmp_path: Path) -> No
     ("command", "reported"),
     [
         (["dashboard", "nothing"], "what=run or checkpoint, name=nothing)"),
-        (["dashboard", "--port", "99999"], "dashboard.port_unavailable"),
+        (
+            ["dashboard", "--port", "99999"],
+            "dashboard.port_unavailable(host=127.0.0.1, port=99999, ",
+        ),
     ],
 )
 def test_what_cannot_be_shown_is_wrong_input(
@@ -65,6 +70,7 @@ def test_to_a_person_the_dashboard_shows_where_it_is_and_who_may_see_it(tmp_path
         assert "dashboard.address" in lines[0]
         assert ("token=" in lines[0]) == (host == "0.0.0.0")
         assert lines[1].startswith(last)
+        assert lines[2] == "dashboard.stops_with_ctrl_c()\n"
         assert end(process, signal.SIGINT)[0] == 0
 
 
@@ -72,3 +78,8 @@ def test_looking_loads_no_torch() -> None:
     probe = "import sys, infrastructure.features.dashboard.command; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_the_page_is_for_this_machine_alone_unless_another_host_is_given() -> None:
+    options = parse(create_parser(), ["dashboard"])
+    assert (options.host, options.port, options.run) == ("127.0.0.1", 8765, None)

@@ -2,13 +2,15 @@
 
 import sys
 import urllib.request
+from io import BytesIO
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import IPython.display
 import pytest
 
+from infrastructure.features.dashboard import notebook
 from infrastructure.features.dashboard.notebook import show_dashboard
 from tests.monitoring.written_run import write_run
 
@@ -65,3 +67,20 @@ def test_a_dashboard_that_cannot_start_gives_the_reason(tmp_path: Path) -> None:
     write_run(tmp_path, "a")
     with pytest.raises(ValueError, match="what=run or checkpoint, name=b, "):
         show_dashboard("b", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("printed", "reason"),
+    [
+        (b"temper: first\n second \n", "^first second$"),
+        (b"", r"^dashboard\.not_started\(\)$"),
+        (b'a note\n{"port": 7, "path": "/"}\nlater\n', ""),
+    ],
+)
+def test_the_address_is_the_first_object_that_is_printed(printed: bytes, reason: str) -> None:
+    process: Any = SimpleNamespace(stdout=BytesIO(printed), wait=lambda: None)
+    if reason:
+        with pytest.raises(ValueError, match=reason):
+            notebook._address(process)
+    else:
+        assert notebook._address(process) == {"port": 7, "path": "/"}

@@ -1,13 +1,18 @@
 """The parts of the live page: true in every state, and the same text until something happens."""
 
+import gzip
+import html
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infrastructure.features.dashboard.sections import sections_of
+from infrastructure.features.dashboard.page import Look
+from infrastructure.features.dashboard.sections import run_list, sections_of
+from infrastructure.monitoring.drawing.html import Markup
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_rows import RunRow
 from infrastructure.monitoring.records.run_view import read_view, view_of
@@ -127,6 +132,48 @@ def test_runs_beside_it_are_listed_and_the_shown_one_is_marked(tmp_path: Path) -
     with closing(LiveRun(directory)) as run:
         page = Page(sections_of(view_of(run), rows)["runs"])
         assert text_of(run, rows[1:])["runs"] == ""
+    assert page.all_text.endswith(
+        "run step loss held-out loss b running 3 0.5000 a finished 40 0.2500 0.5000"
+    )
+    boxes = [given for tag, given in page.tags if tag == "input"]
+    assert boxes == [
+        {
+            **{"type": "checkbox", "class": "with", "data-with": "b"},
+            **{"aria-label": "compare with b", "title": "compare with b"},
+        }
+    ]
     links = [given for tag, given in page.tags if tag == "a"]
     assert [link["data-run"] for link in links] == ["b", "a"]
     assert [link.get("aria-current") for link in links] == [None, "true"]
+
+
+def test_of_many_runs_the_newest_are_listed_and_five_of_them_at_once() -> None:
+    rows = [RunRow(f"r{n}", f"run {n}", "finished", 1000 + n, 2.0, None) for n in range(61)]
+    first = Page(run_list(rows[:6], "r9"))
+    assert (first.count("summary"), first.count("input")) == (1, 6)
+    assert "1 earlier runs run 5" in first.all_text
+    assert Page(run_list(rows[:5], "r9")).count("summary") == 0
+    assert "newest_runs_listed" not in run_list(rows[:60], "r9")
+    text = Page(run_list(rows, "r9")).all_text
+    assert "55 earlier runsdashboard.newest_runs_listed(shown=60, total=61) run 5" in text
+    assert "run 59 finished 1,059 2" in text
+    assert "run 60" not in text
+
+
+def test_a_page_has_all_parts_in_order_and_changes_with_them() -> None:
+    look = Look("<t>", {"tiles": Markup("<b>1</b>"), "head": Markup("h")}, 2.5)
+    page = Page(look.main)
+    ids = [given.get("id") for tag, given in page.tags if tag == "div"]
+    assert ids == [
+        *("head", "runs", "progress", "tiles", "notices", "alerts", "result", "curves"),
+        *("features", "machine", "errors", "safety", "next", "configuration"),
+    ]
+    assert page.tags[0] == ("main", {"data-title": "<t>", "data-next": "2.5"})
+    assert page.all_text == "h 1 dashboard.is_read_only()"
+    assert gzip.decompress(look.zipped).decode() == look.main
+    versions = {replace(look, title=title).version for title in ("a", "a", "b")}
+    assert (len(versions), {len(one) for one in versions}) == (2, {24})
+    whole = look.render()
+    assert look.main in whole
+    for rule in ("connect-src 'self'", "base-uri 'none'", "form-action 'none'"):
+        assert html.escape(rule) in whole

@@ -1,8 +1,10 @@
 """The server as its clients see it: who gets in, what is answered, that nothing can be changed."""
 
 import gzip
+import re
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from infrastructure.features.dashboard.server import Dashboard
+from infrastructure.features.dashboard.server import Dashboard, is_this_machine
 from tests.monitoring.written_run import add, falling, write_run
 
 
@@ -130,10 +132,54 @@ def test_a_viewer_that_goes_away_in_the_middle_disturbs_nobody(
 
 
 def test_a_port_that_is_taken_is_reported(runs: Path) -> None:
-    with (
-        serving(runs) as dashboard,
-        pytest.raises(ValueError, match=r"dashboard\.port_unavailable"),
-    ):
-        Dashboard(runs, port=dashboard.port)
-    with pytest.raises(ValueError, match=r"dashboard\.port_unavailable"):
-        Dashboard(runs, port=99999)
+    with serving(runs) as dashboard:
+        taken = dashboard.port
+        for host, port, reason in (
+            ("127.0.0.1", taken, "dashboard.port_in_use()"),
+            ("127.0.0.1", 99999, "dashboard.port_out_of_range()"),
+            ("192.0.2.1", 0, "dashboard.address_unknown()"),
+            ("::1", 0, "Address family for hostname not supported"),
+        ):
+            refused = f"dashboard.port_unavailable(host={host}, port={port}, reason={reason})"
+            with pytest.raises(ValueError, match=re.escape(refused)):
+                Dashboard(runs, host=host, port=port)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_here"),
+    [
+        *(("localhost", True), ("127.8.9.1", True), ("::1", True), ("0.0.0.0", False)),
+        *(("localhost.example", False), ("10.0.0.1", False), ("", False)),
+    ],
+)
+def test_this_machine_is_its_loopback_interface(host: str, is_here: bool) -> None:
+    assert is_this_machine(host) == is_here
+
+
+def test_answers_have_their_headers(runs: Path) -> None:
+    always = {
+        **{"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"},
+        "X-Content-Type-Options": "nosniff",
+    }
+    html = {"Content-Type": "text/html; charset=utf-8"}
+    text = {"Content-Type": "text/plain; charset=utf-8"}
+    unknown = f"dashboard.unknown_run(name=nothing, folder={runs})\n"
+    with serving(runs) as dashboard:
+        tag = fetch(dashboard, "/look")[1]["ETag"]
+        for path, given, status, more, body in (
+            ("/", {}, 200, html, None),
+            ("/look", {}, 200, {**html, "ETag": tag}, None),
+            ("/look", {"If_None_Match": tag}, 304, {"ETag": tag}, ""),
+            ("/look", {"If_None_Match": "x"}, 200, {**html, "ETag": tag}, None),
+            ("/else", {}, 404, text, "dashboard.page_not_found()\n"),
+            ("/?run=nothing", {}, 404, text, unknown),
+            ("/", {"Host": "a.example"}, 403, text, "dashboard.token_missing()\n"),
+        ):
+            found, headers, sent = fetch(dashboard, path, **given)
+            assert found == status
+            assert (always | more).items() <= headers.items()
+            assert body is None or sent.decode() == body
+            if "Content-Type" in more:
+                assert headers["Content-Length"] == str(len(sent))
+            if "ETag" in more:
+                assert float(headers["X-Now"]) == pytest.approx(time.time(), abs=60)

@@ -26,7 +26,12 @@ def test_a_teacher_must_have_the_same_tokens_and_not_only_as_many(
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     (other / "tokenizer.json").write_text(json.dumps(content))
     training = TrlTraining(configuration("distillation", tmp_path, saved_llama, teacher), tmp_path)
-    assert training.more[1] == {"teacher_model": str(teacher)}
+    loading = training.loading()
+    as_model = {name: loading[name] for name in ("dtype", "use_safetensors", "device_map")}
+    assert training.more == (
+        {"teacher_model_init_kwargs": as_model},
+        {"teacher_model": str(teacher)},
+    )
     with pytest.raises(ValueError, match=r"distillation\.tokenizer_differs\(teacher=.*other"):
         TrlTraining(configuration("distillation", tmp_path, saved_llama, other), tmp_path)
 

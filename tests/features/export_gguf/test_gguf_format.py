@@ -2,16 +2,23 @@
 
 import json
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.optional import is_installed
 from infrastructure.deployment import export_request
 from infrastructure.deployment.export import export_model
 from infrastructure.deployment.export_request import ExportRequest, needed_bytes
+from infrastructure.features.export_gguf import gguf_format
 from infrastructure.run.directory import RunDirectory
 from tests.deployment.exports import TEMPLATE, facts_of
 from tests.deployment.runs import deploy, small_config, small_settings
@@ -37,6 +44,100 @@ def test_no_converter_is_refused_before_work(
         ValueError, match=r"export_gguf\.converter_missing.*folder_variable=LLAMA_CPP_DIR"
     ):
         export_model(run, None, tmp_path / "out", ExportRequest(form="gguf"))
+
+
+@pytest.mark.parametrize("has_llama_cpp", [True, False])
+def test_the_file_is_read_back_by_each_library_that_is_there(
+    has_llama_cpp: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The libraries are stand-ins with the same signatures."""
+    calls: list[object] = []
+
+    class Llama:
+        def __init__(self, file: str, n_ctx: int, logits_all: bool, verbose: bool) -> None:
+            calls.append((Path(file).name, n_ctx, logits_all, verbose))
+            self.scores = np.zeros((n_ctx, 2), dtype=np.float16)
+
+        def eval(self, ids: list[int]) -> None:
+            self.scores[: len(ids), 0] = ids
+
+        def tokenize(self, text: bytes, add_bos: bool, special: bool) -> list[int]:
+            return [int(add_bos), int(special), len(text)]
+
+        def reset(self) -> None:
+            calls.append("reset")
+
+        def close(self) -> None:
+            calls.append("close")
+
+    def convert(whole: Path, file: Path, bits: int | None) -> None:
+        calls.append((json.loads((whole / "tokenizer_config.json").read_text()), bits))
+        file.touch()
+
+    @contextmanager
+    def whole_model(folder: Path) -> Iterator[Path]:
+        (folder / "whole").mkdir()
+        (folder / "whole/tokenizer_config.json").write_text('{"add_eos_token": true, "x": 1}')
+        yield folder / "whole"
+
+    def from_pretrained(folder: Path, gguf_file: str) -> str:
+        return f"{folder.name}/{gguf_file}"
+
+    installed = {"__spec__": SimpleNamespace(name="llama_cpp"), "Llama": Llama}
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(**installed))
+    monkeypatch.setattr(gguf_format, "is_installed", lambda name: has_llama_cpp)
+    monkeypatch.setattr(gguf_format, "find_converter", lambda: SimpleNamespace(convert=convert))
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", from_pretrained)
+    prompts = [torch.tensor([[7, 1]])]
+    work: Any = SimpleNamespace(
+        tokenizer=SimpleNamespace(bos_token_id=7 if has_llama_cpp else 1),
+        compare=SimpleNamespace(reference=SimpleNamespace(prompts=prompts)),
+        request=SimpleNamespace(bits=8),
+        whole_model=whole_model,
+        logits_of=lambda model: lambda ids: model,
+        questions=lambda: ["é"],
+        as_text=lambda turns: "".join(turn.text for turn in turns) if has_llama_cpp else "",
+        notes=[],
+        ends=["</s>"],
+    )
+    readings = gguf_format.GgufFormat().write(work, tmp_path)
+    first = next(readings)
+    assert (first.by, first.prompts) == ("transformers (gguf_file)", None)
+    assert str(first.logits(prompts[0])) == f"{tmp_path.name}/model.gguf"
+    begins = {"add_eos_token": False, "x": 1, "add_bos_token": has_llama_cpp}
+    assert calls == [(begins, 8)]
+    for reading in readings:
+        assert reading.by == "llama.cpp"
+        assert reading.prompts is not None
+        assert [one.tolist() for one in reading.prompts] == [[[1, 1, 2]]]
+        logits = reading.logits(torch.tensor([[3, 4]]))
+        assert (logits.dtype, logits.tolist()) == (torch.float32, [[3, 0], [4, 0]])
+    notes, modelfile = work.notes, tmp_path / "Modelfile"
+    if has_llama_cpp:
+        assert calls[1:] == [("model.gguf", 64, True, False), "reset", "close"]
+        assert notes == ["export_gguf.ollama_command(file=Modelfile)"]
+        assert modelfile.read_text().startswith("FROM ./model.gguf\n")
+        assert modelfile.read_text().endswith('PARAMETER stop "</s>"\n')
+    else:
+        assert notes == [
+            "export_gguf.not_checked_in_llama_cpp()",
+            "export_gguf.no_modelfile_for_template()",
+        ]
+        assert not modelfile.exists()
+    work.tokenizer = None
+    with pytest.raises(ValueError, match=r"export_gguf\.needs_tokenizer"):
+        next(gguf_format.GgufFormat().write(work, tmp_path))
+
+
+def test_the_format_is_checked_for_the_architecture_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[tuple[str, int | None]] = []
+    converter = SimpleNamespace(check=lambda *given: checked.append(given))
+    monkeypatch.setattr(gguf_format, "find_converter", lambda: converter)
+    gguf_format.GgufFormat().check({"architecture": "Llama"}, 8)
+    gguf_format.GgufFormat().check({}, None)
+    assert checked == [("Llama", 8), ("", None)]
 
 
 @slow

@@ -1,13 +1,18 @@
 """Exports as ONNX and for torch.export: each is read back as what was trained."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from infrastructure.core.messages import WORDS
 from infrastructure.core.optional import is_installed
 from infrastructure.deployment.export import export_model
 from infrastructure.deployment.export_request import ExportRequest
+from infrastructure.features.export_graphs.graph_formats import OnnxFormat
 from infrastructure.run.directory import RunDirectory
 from tests.deployment.exports import facts_of, run_card, trained_lora
 from tests.slow import slow
@@ -23,6 +28,45 @@ def test_a_program_of_torch_is_read_back(
 ) -> None:
     compare(lora, "torch-export", "torch", tmp_path, monkeypatch)
     assert (tmp_path / "out" / "model.pt2").is_file()
+
+
+def test_onnx_is_written_and_read_with_these_names_and_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runtime is a stand-in with the same signatures."""
+    written: dict[str, Any] = {}
+
+    class Session:
+        def __init__(self, file: str, providers: list[str]) -> None:
+            assert (file, providers) == (written["f"], ["CPUExecutionProvider"])
+
+        def run(self, outputs: list[str], inputs: dict[str, Any]) -> list[Any]:
+            assert outputs == ["logits"]
+            return [inputs["input_ids"][..., None].astype("float16")]
+
+    runtime = {"__spec__": SimpleNamespace(name="onnxruntime"), "InferenceSession": Session}
+    monkeypatch.setitem(sys.modules, "onnxruntime", SimpleNamespace(**runtime))
+    monkeypatch.setattr(torch.onnx, "export", lambda _, **given: written.update(given))
+    saved: list[Path] = []
+    work: Any = SimpleNamespace(
+        model=SimpleNamespace(config=SimpleNamespace(vocab_size=10)),
+        as_function=torch.nn.Identity,
+        save_beside=saved.append,
+        prompts_in=lambda folder: [folder],
+    )
+    [reading] = OnnxFormat().write(work, tmp_path)
+    logits = reading.logits(torch.tensor([[3, 4]]))
+    assert (logits.dtype, logits.tolist()) == (torch.float32, [[3.0], [4.0]])
+    assert (reading.by, reading.prompts, saved) == ("onnxruntime", [tmp_path], [tmp_path])
+    [ids], [sizes] = written.pop("args"), written.pop("dynamic_shapes")
+    assert ids.tolist() == [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 0, 1, 2, 3, 4, 5]]
+    assert [(axis, one.__name__, one.min) for axis, one in sizes.items()] == [
+        *((0, "batch", 0), (1, "length", 2))
+    ]
+    assert written == {
+        **{"f": str(tmp_path / "model.onnx"), "dynamo": True, "external_data": True},
+        **{"input_names": ["input_ids"], "output_names": ["logits"], "verbose": False},
+    }
 
 
 @slow

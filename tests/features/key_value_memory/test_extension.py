@@ -2,16 +2,21 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from infrastructure.config.base import ConfigurationError
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.features.key_value_memory import extension
+from infrastructure.features.key_value_memory.checks import problems
+from infrastructure.features.key_value_memory.extension import KeyValueMemoryExtension
 from infrastructure.features.key_value_memory.memory import NO_ROW, KeyValueMemory
 from infrastructure.features.quantum.config import QuantumConfig
 from infrastructure.models.added_modules import added_modules
@@ -183,6 +188,42 @@ def test_a_bad_loss_takes_its_weights_and_its_store_back(
     assert not reference.state.recoveries
     assert torch.isfinite(memory_of(poisoned).store_keys).all()
     assert same(state_of(poisoned), state_of(reference))
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "hidden", "given", "layer", "width"),
+    [
+        *((1, 64, {}, 0, 64), (2, 128, {}, 0, 128), (3, 129, {}, 1, 128), (6, 512, {}, 2, 128)),
+        (6, 512, {"layer": 5, "width": 256}, 5, 256),
+    ],
+)
+def test_it_stands_in_the_middle_and_is_as_wide_as_the_model(
+    num_layers: int,
+    hidden: int,
+    given: dict[str, int],
+    layer: int,
+    width: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(extension, "decoder_layers", lambda model: [None] * num_layers)
+    monkeypatch.setattr(extension, "hidden_size", lambda model: hidden)
+    trainer = SimpleNamespace(training_config=TrainingConfig(memory=given))
+    made = KeyValueMemoryExtension(trainer)
+    assert made._wanted(torch.nn.Linear(1, 1)) == {
+        **{"layer": layer, "slots": 64, "heads": 2, "width": width, "store": 1024}
+    }
+
+
+def test_only_one_process_may_fill_it() -> None:
+    def refused(enabled: list[str], num_processes: object) -> list[str]:
+        training = {"enabled_extensions": enabled}
+        config = DeploymentConfig(model_name="a/b", training=training, num_processes=num_processes)
+        return [text.partition("(")[0] for text in problems(config)]
+
+    assert [refused(["memory"], count) for count in (1, "auto", 2)] == [
+        *([], [], ["config.added_weights_on_processes"])
+    ]
+    assert refused([], 2) == []
 
 
 def test_its_weights_have_a_rate_of_their_own(saved_llama: Path, tmp_path: Path) -> None:

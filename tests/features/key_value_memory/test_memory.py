@@ -72,6 +72,60 @@ def test_a_state_finds_its_like_among_many() -> None:
     assert whitened[own].mean() > 0.8
 
 
+@pytest.mark.parametrize("capacity", [0, 3])
+def test_what_is_read_is_attention_to_slots_and_stored_tokens(capacity: int) -> None:
+    torch.manual_seed(0)
+    model = make("llama")
+    memory = KeyValueMemory.build(model, {**FACTS, "store": capacity})
+    attach(model, memory)
+    memory.train()
+    hidden, table = torch.randn(1, 4, 32), model.get_input_embeddings().weight
+    assert torch.equal(memory(hidden), hidden)  # the gate is closed at first
+    torch.nn.init.normal_(memory.gate)
+    states = F.rms_norm(hidden[0], (32,)) * memory.norm.weight
+    queries = memory.query(states)
+    keys = values = None
+    if capacity:
+        memory.store(torch.randn(2, 32), torch.tensor([5, 6]), torch.tensor([7, 8]))
+        memory._rows = torch.tensor([[8, 1, 1, 1]])
+        keys = memory.query(memory.store_keys)
+        values = memory.value(F.rms_norm(table[memory.store_tokens], (32,)))
+    read = []
+    for head in range(2):
+        part = slice(8 * head, 8 * head + 8)
+        asked, known, answers = queries[:, part], memory.slot_keys[:, part], memory.slot_values
+        may_read = torch.ones(4, 2 + capacity, dtype=torch.bool)
+        if keys is not None and values is not None:
+            filled = keys[:2, part]
+            spread = torch.cov(filled.T, correction=0)
+            spread += torch.eye(8) * (1e-3 * spread.diagonal().mean() + 1e-12)
+            root, mean = torch.linalg.cholesky(spread), filled.mean(0)
+            asked, stored = (
+                torch.linalg.solve(root, (one - mean).T).T for one in (asked, keys[:, part])
+            )
+            known, answers = torch.cat([known, stored]), torch.cat([answers, values])
+            may_read[:, 4] = False  # not filled yet
+            may_read[0, 3] = False  # of the same row
+        cosines = F.normalize(asked, dim=-1) @ F.normalize(known, dim=-1).T
+        weights = (16 * cosines).masked_fill(~may_read, -torch.inf).softmax(-1)
+        read.append(weights @ answers[:, part])
+    expected = hidden + memory.gate * memory.output(torch.cat(read, dim=1))
+    torch.testing.assert_close(memory(hidden), expected, rtol=1e-4, atol=1e-4)
+    assert memory.facts == {**FACTS, "store": capacity}
+    assert (memory.seen is not None) == bool(capacity)
+
+
+def test_rows_of_pictures_have_three_positions_and_other_masks_are_passed_over() -> None:
+    ids, positions = torch.tensor([[5, 6, 7, 5]]), torch.tensor([[0, 1, 0, 1]])
+    plain = rows_of(ids, None, positions)
+    assert torch.equal(rows_of(ids, None, positions.expand(3, 1, 4)), plain)
+    assert torch.equal(rows_of(ids, torch.ones(1, 1, 4, 4), positions), plain)
+    two = torch.tensor([[5, 6], [7, 5]])
+    each = rows_of(two, None, torch.tensor([[0, 1], [0, 1]]))
+    assert torch.equal(each.flatten(), plain.flatten())
+    assert (plain > 0).all()
+
+
 @pytest.mark.parametrize(
     ("facts", "sentence"),
     [

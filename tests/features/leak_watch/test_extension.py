@@ -1,6 +1,7 @@
 """A run whose memory grows records this, with the line that holds the memory."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -56,6 +57,29 @@ def test_what_the_watch_for_leaks_finds_is_recorded() -> None:
     [leak] = training.state.recoveries
     assert (leak["kind"], leak["step"]) == (KIND, 2)
     assert "mine.py:7" in leak["message"]
+
+
+def test_memory_is_read_every_ten_seconds_and_lines_are_sought_unless_compiled() -> None:
+    seen: list[int] = []
+
+    class Watch(LeakWatch):
+        def add(self, step: int, used_bytes: int) -> Leak | None:
+            seen.append(step)
+            return None
+
+        def stop(self) -> None:
+            seen.append(-1)
+
+    times = [100.0, 105.0, 109.9, 110.0, 119.0, 125.0, 134.9]
+    extension = LeakExtension(None, Watch(), clock=iter(times).__next__)
+    state = TrainingState(torch.nn.Linear(1, 1))
+    for state.step in range(len(times)):
+        extension.step_end(state)
+    extension.train_end(state)
+    assert seen == [0, 3, 5, -1]
+    for mode, counts_tensors in ((None, True), ("default", False)):
+        trainer = SimpleNamespace(training_config=SimpleNamespace(compile_mode=mode))
+        assert LeakExtension(trainer).watch.counts_tensors is counts_tensors
 
 
 def test_it_is_enabled_by_its_name() -> None:

@@ -1,5 +1,7 @@
+import json
 import random
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from infrastructure.core.process_memory import resident_bytes
 from infrastructure.features.leak_watch.leak_watch import (
     NUM_TRACED,
+    Leak,
     LeakWatch,
     LiveTensors,
     kendall,
+    largest_lines,
 )
 
 MIB = 1 << 20
@@ -41,6 +45,71 @@ def test_a_leak_is_reported_once_with_the_line_that_holds_it() -> None:
     assert 2 * 4 * MIB <= size < 4 * 4 * MIB  # without those of the newest reading
     assert "leak_watch.rate(mib_per_step=3.2" in str(found[0])
     assert not tracemalloc.is_tracing()
+
+
+def test_a_leak_is_reported_after_two_windows_and_six_more_readings() -> None:
+    watch = LeakWatch()
+    leaks = [watch.add(2 * step, GIB + 10 * MIB * step) for step in range(60)]
+    found = [(step, leak.bytes_per_step) for step, leak in enumerate(leaks) if leak]
+    assert found == [(29, 5 * MIB)]
+
+
+def rising(increments: list[int], start: int = GIB) -> list[int]:
+    return [start + sum(increments[:number]) for number in range(len(increments) + 1)]
+
+
+@pytest.mark.parametrize(
+    ("readings", "is_leak"),
+    [
+        (rising([32 * MIB // 4] * 20), True),  # 32 MiB over four intervals
+        (rising([32 * MIB // 4 - 1] * 20), False),
+        (rising([68 * MIB] * 20, 12 * GIB), True),  # 2 % of 12 GiB are 246 MiB
+        (rising([60 * MIB] * 20, 12 * GIB), False),
+        (rising([100 * MIB] * 5 + [81 * MIB] * 15), True),
+        (rising([100 * MIB] * 5 + [79 * MIB] * 4 + [0] * 11), False),
+        # Of the ten pairs, one in the wrong order leaves a correlation of 0.8, and two of 0.6.
+        (rising([50 * MIB, -MIB, *[50 * MIB] * 2] + [50 * MIB] * 16), True),
+        (rising([50 * MIB, -MIB, 50 * MIB, -MIB] + [50 * MIB] * 3 + [0] * 13), False),
+    ],
+)
+def test_what_grows_enough_and_steadily_is_a_leak(readings: list[int], is_leak: bool) -> None:
+    found = reports(readings, LeakWatch(window=5))
+    assert (len(found) == 1) == is_leak
+
+
+def test_the_largest_lines_are_listed_in_order_of_their_size() -> None:
+    leak = Leak(1.5 * MIB, (("a.py:3", 5 * MIB), ("b.py:4", 1_200_000)))
+    rate = "leak_watch.rate(mib_per_step=1.5)"
+    assert (
+        str(leak) == f"leak_watch.origin(growth={rate}, lines=a.py:3 (5.0 MiB); b.py:4 (1.1 MiB))"
+    )
+    assert str(Leak(1.5 * MIB, ())) == f"leak_watch.outside_python(growth={rate})"
+    tracemalloc.start(12)
+    try:
+        held: list[object] = [bytearray(3 * MIB)]
+        gone = bytearray(9 * MIB)
+        del gone
+        tensors = Counter({"a.py:3": 2 * MIB, "b.py:4": 7 * MIB, "": 90 * MIB})
+        lines = largest_lines(tensors)
+    finally:
+        tracemalloc.stop()
+    assert [line for line, _ in lines] == [
+        "b.py:4",
+        f"{__file__}:{line_of('bytearray(3')}",
+        "a.py:3",
+    ]
+    assert [round(size / MIB) for _, size in lines] == [7, 3, 2]
+    tracemalloc.start(12)
+    try:
+        held += json.loads(json.dumps(["x" * MIB]))  # made by a module of Python
+        assert largest_lines(Counter())[0][0] == f"{__file__}:{line_of('a module of')}"
+    finally:
+        tracemalloc.stop()
+
+
+def line_of(text: str) -> int:
+    source = Path(__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(source, start=1) if text in line)
 
 
 NOISE = random.Random(0)

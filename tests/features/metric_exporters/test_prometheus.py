@@ -8,6 +8,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.features.metric_exporters import prometheus
-from infrastructure.features.metric_exporters.prometheus import PrometheusEndpoint
+from infrastructure.features.metric_exporters.prometheus import MonitorCollector, PrometheusEndpoint
 from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
 from tests.deployment.runs import deploy, small_settings
 from tests.monitoring.scripted_machine import Moments, ScriptedGpus, ScriptedMachine
@@ -83,7 +85,59 @@ def test_prometheus_reads_the_newest_numbers(address: str) -> None:
         ({"run": "run-1", "gpu": "0", "name": "Tesla T4"}, 60.0)
     ]
     assert found["temper_alerts_total"] == [({"run": "run-1", "rule": "gradient_norm"}, 1.0)]
-    assert found["temper_alert_open"][0][1] == 1.0
+    opened = {"run": "run-1", "rule": "gradient_norm", "subject": ""}
+    assert found["temper_alert_open"] == [(opened, 1.0)]
+
+
+def test_each_number_of_each_gpu_has_its_labels() -> None:
+    gpus = [
+        {"index": 1, "name": "B", "memory_bytes": 5, "power_watts": None},
+        {"index": 0, "name": "A", "power_watts": 70.0, "memory_bytes": 7},
+    ]
+    alerts = {"open": [], "raised": {"gpu_memory": 3, "cpu": 1}}
+    monitor: Any = SimpleNamespace(
+        latest=lambda: ({"time": 9.0, "cpu_percent": 2.5, "note": "x", "gpus": gpus}, None),
+        step=4,
+        get_performance_summary=lambda: {"alerts": alerts},
+    )
+    families = MonitorCollector(monitor, "r").collect()
+    first, second = ({"run": "r", "gpu": n, "name": name} for n, name in (("0", "A"), ("1", "B")))
+    assert [
+        (one.name, one.type, one.documentation, [(s.labels, s.value) for s in one.samples])
+        for one in families
+    ] == [
+        ("temper_step", "gauge", "Step.", [({"run": "r"}, 4)]),
+        ("temper_cpu_percent", "gauge", "Cpu percent.", [({"run": "r"}, 2.5)]),
+        ("temper_gpu_memory_bytes", "gauge", "Gpu memory bytes.", [(second, 5), (first, 7)]),
+        ("temper_gpu_power_watts", "gauge", "Gpu power watts.", [(first, 70.0)]),
+        ("temper_alert_open", "gauge", "Alert open.", []),
+        (
+            *("temper_alerts", "counter", "Alerts raised."),
+            [({"run": "r", "rule": "gpu_memory"}, 3), ({"run": "r", "rule": "cpu"}, 1)],
+        ),
+    ]
+
+
+def test_the_endpoint_of_a_run_is_what_the_configuration_names(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert prometheus.endpoint(DeploymentConfig(), tmp_path) is None
+    with socket.create_server(("127.0.0.1", 0)) as taken, caplog.at_level(logging.INFO):
+        port = taken.getsockname()[1]
+        config = DeploymentConfig(monitor={"prometheus": port})
+        found = prometheus.endpoint(config, tmp_path / "a-run")
+        assert found is not None
+        assert (found.run, found.address) == ("a-run", f"127.0.0.1:{port}")
+        found.start(TrainingMonitor(sinks=[]))
+        found.stop()
+        free = free_address()
+        other = PrometheusEndpoint("run", free)
+        other.start(TrainingMonitor(sinks=[]))
+        other.stop()
+    refused, opened = caplog.messages
+    unavailable = f"metric_exporters.prometheus_unavailable(address=127.0.0.1:{port}, error=["
+    assert refused.startswith(unavailable)
+    assert opened == f"metric_exporters.prometheus_address(address={free})"
 
 
 def test_every_number_of_the_dashboard_is_there(address: str) -> None:
@@ -138,13 +192,16 @@ def test_a_taken_address_for_prometheus_stops_nothing(
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [(9400, "127.0.0.1:9400"), ("9400", "127.0.0.1:9400"), ("0.0.0.0:80", "0.0.0.0:80")],
+    [
+        *((9400, "127.0.0.1:9400"), (" 09400 ", "127.0.0.1:9400"), ("0.0.0.0:80", "0.0.0.0:80")),
+        *((1, "127.0.0.1:1"), (65535, "127.0.0.1:65535"), ("[::1]:80", "[::1]:80"), (None, None)),
+    ],
 )
-def test_a_port_alone_is_loopback_s(given: object, meant: str) -> None:
+def test_a_port_alone_is_loopback_s(given: object, meant: str | None) -> None:
     assert DeploymentConfig(monitor={"prometheus": given}).value("monitor.prometheus") == meant
 
 
-@pytest.mark.parametrize("wrong", ["x", 0, 70000, True, "a:b", "host:"])
+@pytest.mark.parametrize("wrong", ["x", 0, 65536, True, "a:b", "host:", "::1:80"])
 def test_what_is_no_address_is_refused(wrong: object) -> None:
     refused = r"config\.wrong_value\(setting=monitor\.prometheus, allowed=a port"
     with pytest.raises(ConfigurationError, match=refused):

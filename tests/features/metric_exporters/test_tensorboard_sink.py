@@ -16,7 +16,11 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.features.conformance.sink import SinkSuite
 from infrastructure.features.metric_exporters import tensorboard_sink
-from infrastructure.features.metric_exporters.tensorboard_sink import TensorBoardSink
+from infrastructure.features.metric_exporters.tensorboard_sink import (
+    TensorBoardSink,
+    machine_events,
+    tracked_numbers,
+)
 from infrastructure.monitoring.training_monitor import SYSTEM_FILE
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.sinks import SINKS, Sink
@@ -41,6 +45,41 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
     assert math.isnan(loss)
     assert second == (20, 0.5)
     assert scalars(tmp_path / "tensorboard", "evaluation/loss") == [(20, 2.5)]
+
+
+def test_numbers_are_named_by_what_they_measure() -> None:
+    values = {"step": 3, "epoch": 1, "loss": 2.0, "eval_loss": 1, "note": "x", "none": None}
+    assert tracked_numbers(values) == {"train/loss": 2.0, "train/eval_loss": 1}
+    assert tracked_numbers({**values, "kind": "evaluation"}) == {
+        "evaluation/loss": 1  # the name of the last one, as both are called so
+    }
+    assert tracked_numbers({**values, "kind": "machine"}) == {
+        "machine/loss": 2.0,
+        "machine/eval_loss": 1,
+    }
+
+
+def test_the_machine_is_a_run_of_its_own_where_metrics_go_to_tensorboard(tmp_path: Path) -> None:
+    other = DeploymentConfig(training={"metrics_sinks": ["jsonl"]})
+    assert machine_events(other, tmp_path) is None
+    config = DeploymentConfig(training={"metrics_sinks": ["jsonl", "tensorboard"]})
+    events = machine_events(config, tmp_path)
+    assert events is not None
+    gpus = [{"index": n, "name": "T4", "power_watts": 50.0 + n} for n in (0, 1)]
+    events.sampled({"step": 7, "time": 1e9, "cpu_percent": 20.0, "gpus": gpus})
+    events.stop()
+    read = EventAccumulator(str(tmp_path / "tensorboard/machine"))
+    read.Reload()
+    assert {
+        tag: [(one.step, one.value) for one in read.Scalars(tag)] for tag in read.Tags()["scalars"]
+    } == {
+        "machine/cpu_percent": [(7, 20.0)],
+        **{
+            f"machine/gpu{n}_{key}": [(7, value)]
+            for n in (0, 1)
+            for key, value in (("index", n), ("power_watts", 50.0 + n))
+        },
+    }
 
 
 def test_the_numbers_of_a_record_are_one_event(tmp_path: Path) -> None:

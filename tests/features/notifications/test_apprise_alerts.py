@@ -44,8 +44,13 @@ def test_apprise_gets_what_a_person_should_act_on(apprise: StandInApprise) -> No
     sink = AppriseAlerts(Path("runs/my-run"))
     sink.send(alert("info"))
     sink.send(alert("critical"))
+    sink.send(alert("warning", "full"))
     sink.close()
-    assert apprise.sent == [("my-run: critical", "step 40: a step takes 12.0 s", "failure")]
+    assert apprise.sent == [
+        ("my-run: critical", "step 40: a step takes 12.0 s", "failure"),
+        ("my-run: warning", "step 40: full", "warning"),
+    ]
+    assert sink.lost == (0, "")
 
 
 @pytest.mark.parametrize("fate", [False, RuntimeError(f"no way to {SECRET}")])
@@ -59,6 +64,8 @@ def test_an_address_of_apprise_is_never_shown(
     sink = AppriseAlerts(Path("runs/my-run"))
     sink.send(alert())
     sink.close()
+    why = "it failed (RuntimeError)" if fate else "notifications.apprise_address_rejected()"
+    assert sink.lost == (1, why)
     assert "notifications.alert_not_delivered" in caplog.text
     assert "token-of-mine" not in caplog.text
     monkeypatch.setenv(VARIABLE, f"{SECRET} token-of-mine:wrong")

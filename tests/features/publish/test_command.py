@@ -11,9 +11,12 @@ from safetensors.torch import load_file
 
 from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.core.checksums import damaged_files
+from infrastructure.core.checksums import damaged_files, write_record
+from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.features.publish.model_card import BEGIN, END
+from infrastructure.features.publish.repository import ModelRepository
+from infrastructure.run.directory import RunDirectory
 from tests.backup.backends.hub_server import TOKEN, Hub, running_hub
 from tests.deployment.runs import deploy, small_config, small_settings
 
@@ -60,7 +63,11 @@ def test_a_finished_run_is_published_as_it_is(
     out, error = capsys.readouterr()
     facts = json.loads(out)
     assert error == ""  # no bars in what is no terminal
-    assert (facts["step"], facts["private"], facts["url"]) == (2, True, f"{hub.url}/me/tiny")
+    assert facts == {
+        **{"run": run.name, "step": 2, "repository": "me/tiny", "url": f"{hub.url}/me/tiny"},
+        **{"private": True, "files": len(hub.repos[REPO])},
+        "notes": ["publish.published_private()", "publish.card_without_license()"],
+    }
     assert hub.public == set()
     assert hub.commits() == 1
     files = hub.repos[REPO]
@@ -83,16 +90,22 @@ def test_a_finished_run_is_published_as_it_is(
     assert 'from_pretrained("me/tiny")' in card
     assert str(tmp_path) not in card
     assert "license" not in huggingface_hub.ModelCard(card).data.to_dict()
-    assert any("license" in note for note in facts["notes"])
 
 
-def test_what_people_wrote_on_the_card_stays_and_old_weights_go(run: Path, hub: Hub) -> None:
+def test_what_people_wrote_on_the_card_stays_and_old_weights_go(
+    run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert push(str(run)) == ExitCode.DONE
     files = hub.repos[REPO]
     card = files["README.md"].decode().replace("tags:", "license: mit\ntags:")
     mine = f"{card.partition(BEGIN)[0]}Mine.\n\n{BEGIN}\nold facts\n{END}\n\nAlso mine.\n"
-    files |= {"README.md": mine.encode(), "model-00001-of-00002.safetensors": b"of before"}
-    assert push(f"{run.name}@1") == ExitCode.DONE
+    gone = {"model-00001-of-00002.safetensors", "adapter_config.json", "a.safetensors.index.json"}
+    kept = {"base/config.json", "notes.json", "a.gguf", "b.safetensors.json"}
+    files |= {"README.md": mine.encode(), **dict.fromkeys(gone | kept, b"of before")}
+    capsys.readouterr()
+    assert push(f"{run.name}@1", "--json") == ExitCode.DONE
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["run"], facts["step"], "folder" in facts) == (run.name, 1, False)
     card = hub.repos[REPO]["README.md"].decode()
     assert "Mine." in card
     assert "Also mine." in card
@@ -100,7 +113,7 @@ def test_what_people_wrote_on_the_card_stays_and_old_weights_go(run: Path, hub: 
     assert huggingface_hub.ModelCard(card).data.license == "mit"
     assert "| steps | 1 of 2 |" in card
     assert "publish.card_checkpoint_not_measured" in card
-    assert "model-00001-of-00002.safetensors" not in hub.repos[REPO]
+    assert (gone | kept) & hub.repos[REPO].keys() == kept
 
 
 def test_a_public_one_is_made_and_a_private_one_stays(
@@ -109,7 +122,15 @@ def test_a_public_one_is_made_and_a_private_one_stays(
     assert push(str(run), "model", "--public") == ExitCode.DONE
     assert hub.public == {REPO}
     assert (tmp_path / "model/model.safetensors").is_file()
-    assert "publish.published_public" in capsys.readouterr().out
+    out = capsys.readouterr().out.splitlines()
+    uploaded = f"publish.model_on_hub(step=2, run_id={run.name}, url={hub.url}/me/tiny)"
+    assert out[out.index(uploaded) :] == [
+        *(uploaded, "  publish.published_public()", "  publish.card_without_license()")
+    ]
+    assert push(str(run)) == ExitCode.DONE
+    out = capsys.readouterr().out
+    assert "publish.published_public" in out
+    assert "publish.visibility_unchanged" in out
     hub.public.clear()  # by hand, on its page
     assert push(str(run), "--public") == ExitCode.DONE
     out = capsys.readouterr().out
@@ -138,6 +159,9 @@ def test_a_lora_names_its_base(
     assert str(saved_llama) not in card
     (tmp_path / "a.safetensors").write_bytes(hub.repos[REPO]["adapter_model.safetensors"])
     assert load_file(tmp_path / "a.safetensors").keys()
+    sums = hub.repos[REPO]["SHA256SUMS"].decode()
+    assert "adapter_config.json" in sums
+    assert "README.md" not in sums
 
 
 @pytest.mark.parametrize(
@@ -175,6 +199,7 @@ def test_a_refusal_is_one_sentence(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--push-to-hub", "a/b/c"], "publish.invalid_repository_name(name=a/b/c)"),
         ([], "commands.no_export_target"),
         (["folder", "--public"], "publish.public_without_push_to_hub"),
         (["--push-to-hub", "tiny"], "publish.invalid_repository_name(name=tiny)"),
@@ -185,3 +210,27 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     assert main(["export", str(run), *arguments]) == ExitCode.WRONG_INPUT
     assert message in capsys.readouterr().err
+
+
+def test_weights_that_others_would_miss_are_not_published(
+    run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = json.loads((run / "run.json").read_text())
+    record.pop("checksum")
+    record["model"]["extensions"] = {"memory": {}, "tower": {}}
+    write_record(run / "run.json", record)
+    assert push(str(run)) == ExitCode.WRONG_INPUT
+    refused = f"publish.extension_weights(run_id={run.name}, extensions=memory, tower"
+    assert refused in capsys.readouterr().err
+    assert hub.repos == {}
+
+
+def test_a_damaged_model_is_not_published(run: Path, hub: Hub) -> None:
+    (run / "final/config.json").write_text("{}")
+    repository = ModelRepository("https://huggingface.co/me/tiny/")
+    repository.make()
+    damaged = rf"published_folder_damaged\(folder={run}/final, files=.*config\.json"
+    with pytest.raises(DamagedFileError, match=damaged):
+        repository.upload(run / "final", RunDirectory(run), 2)
+    assert [ModelRepository(f"{kind}me/tiny").name for kind in ("", "hf://")] == ["me/tiny"] * 2
+    assert hub.repos == {REPO: {}}

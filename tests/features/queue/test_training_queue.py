@@ -198,7 +198,7 @@ def test_what_waits_is_shown_and_can_be_removed(
             ["add", "--backup-place", "s3://me:Pa55word-of-mine@bucket"],
             "queue.line_has_secret",
         ),
-        (["remove", "7"], "queue.no_such_job(number=7"),
+        (["remove", "7"], "queue.no_such_job(number=7, numbers=none)"),
         (["remove", "seven"], "commands.value_must_be(kind=a whole number, value='seven')"),
         (["start"], "commands.unknown_command"),
     ],
@@ -243,6 +243,43 @@ def test_what_became_of_a_job_is_shown() -> None:
     ]
 
 
+def test_a_queue_says_in_its_exit_code_how_its_jobs_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["queue", "run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"jobs": [], "run_by": None}
+    started = Started(monkeypatch)
+    for codes, code in [
+        ([ExitCode.DONE, ExitCode.DONE], ExitCode.DONE),
+        ([ExitCode.DONE, ExitCode.NOT_CONFIRMED], ExitCode.NOT_CONFIRMED),
+        ([ExitCode.NOT_CONFIRMED, ExitCode.FAILED, ExitCode.DONE], ExitCode.FAILED),
+        ([ExitCode.TERMINATED], ExitCode.FAILED),
+    ]:
+        started.codes = list(codes)
+        for _ in codes:
+            main(["queue", "add"])
+        assert main(["queue", "run"]) == code
+    capsys.readouterr()
+    main(["queue", "remove", "8", "2", "--json"])
+    removed = json.loads(capsys.readouterr().out)["removed"]
+    assert [(job["number"], job["state"]) for job in removed] == [(8, "stopped"), (2, "finished")]
+    runner = Lock(folder / "runs/.queue/runner")
+    assert runner.take(wait=False)
+    (folder / "runs/.queue/runner").write_text("process 7 on here")
+    main(["queue", "add"])
+    assert capsys.readouterr().out == "Job 8 waits: temper train\n"
+    main(["queue", "list", "--json"])
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["run_by"] == "process 7 on here"
+    assert [job["number"] for job in facts["jobs"]] == [1, 3, 4, 5, 6, 7, 8]
+    main(["queue", "list"])
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "queue.is_run_by(process=process 7 on here)"
+    (folder / "runs/.queue/runner").write_text("")
+    assert TrainingQueue(folder / "runs").runner() == "another process"
+    runner.release()
+
+
 # The process of a job is only thought of: what it leaves lies in a folder.
 
 
@@ -259,11 +296,12 @@ def test_a_job_comes_back_from_the_disk_as_it_was_added() -> None:
     ("code", "state", "reason"),
     [
         (ExitCode.DONE, JobState.FINISHED, None),
+        (ExitCode.NOT_CONFIRMED, JobState.FINISHED, "queue.job_backup_not_confirmed()"),
         (ExitCode.FAILED, JobState.FAILED, "no room"),
         (ExitCode.HUNG_UP, JobState.STOPPED, "run.deadline_near()"),
         (ExitCode.INTERRUPTED, JobState.STOPPED, "run.deadline_near()"),
         (ExitCode.TERMINATED, JobState.STOPPED, "run.deadline_near()"),
-        (-9, JobState.INTERRUPTED, None),
+        (-9, JobState.INTERRUPTED, "killed by signal 9"),
     ],
 )
 def test_the_exit_code_of_a_job_is_how_it_stands(
@@ -274,6 +312,7 @@ def test_the_exit_code_of_a_job_is_how_it_stands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(DetachedTraining, "exit_code", lambda self: code)
+    monkeypatch.setattr(detached, "fate", lambda _: "killed by signal 9")
     place = DetachedTraining(tmp_path)
     if state is JobState.STOPPED:
         assert training_queue._end_by_exit_code(place) == (
@@ -284,15 +323,6 @@ def test_the_exit_code_of_a_job_is_how_it_stands(
     (tmp_path / "run").write_text(str(tmp_path))
     write_record(tmp_path / "summary.json", {"status": "stopped", "reason": "run.deadline_near()"})
     assert training_queue._end_by_exit_code(place) == (state, reason)
-
-
-def test_a_training_whose_copy_is_not_confirmed_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(DetachedTraining, "exit_code", lambda self: ExitCode.NOT_CONFIRMED)
-    state, reason = training_queue._end_by_exit_code(DetachedTraining(tmp_path))
-    assert state is JobState.FINISHED
-    assert reason
 
 
 @pytest.mark.parametrize(
@@ -346,7 +376,16 @@ def test_a_job_is_trained_as_its_line_means_where_it_was_added(
     monkeypatch.chdir(folder)
     queue.add(None, {"--epochs": "4"})
     started = Started(monkeypatch, -9, ExitCode.DONE)
-    first, second = queue.run(lambda line: None)
+    monkeypatch.setattr(detached, "fate", lambda _: "killed")
+    lines: list[str] = []
+    first, second = queue.run(lines.append)
+    line = "temper train mine.jsonl --seed 5 --config s.yaml --accept data,seed"
+    assert lines == [
+        f"Job 1: {line}",
+        "Job 1: interrupted, killed",
+        "Job 2: temper train --epochs 4",
+        "Job 2: finished",
+    ]
     assert (first.state, second.state) == (JobState.INTERRUPTED, JobState.FINISHED)
     assert (first.run, second.run) == ("/runs/of-1", "/runs/of-2")
     assert first.began is not None
@@ -358,13 +397,18 @@ def test_a_job_is_trained_as_its_line_means_where_it_was_added(
     assert (Path(str(config.data.path)).name, where) == ("mine.jsonl", elsewhere)
     assert (accept, run_path) == (("data", "seed"), None)
     assert queue.jobs() == [first, second]
+    assert (first.reason, second.reason) == ("killed", None)
 
     started.codes = [ExitCode.FAILED]
     [again] = queue.run(lambda line: None)  # what is finished is not done again
     assert (again.number, again.state) == (1, JobState.FAILED)
     assert started.given[-1][1:] == (("data", "seed"), Path("/runs/of-1"), elsewhere)
     assert queue.run(lambda line: None) == []
-    queue.remove([1])
+    assert again.began is not None
+    assert first.ended <= again.began <= (again.ended or 0.0)
+    with pytest.raises(ValueError, match=r"queue\.no_such_job\(number=3, numbers=1, 2\)"):
+        queue.remove([1, 3])
+    assert queue.remove([1]) == [again]
     assert [path.name for path in queue.folder.glob("[0-9]*")] == ["2"]
 
 

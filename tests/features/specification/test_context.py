@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.features.specification.context import TrainingContext, initialize_training
+from infrastructure.features.specification.context import (
+    EpochBatches,
+    TrainingContext,
+    initialize_training,
+    should_checkpoint,
+)
 from infrastructure.run.checkpoint_paths import step_of
 
 
@@ -88,6 +93,40 @@ def test_ones_own_loop_ends_where_it_is_configured_to(saved_llama: Path, tmp_pat
         context.end_epoch()
     assert steps == [4] * 7
     assert list(context.pipeline) == []
+
+
+def test_a_checkpoint_is_due_every_few_steps_and_at_the_end(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    settings = {"checkpoint_frequency": 3, "max_steps": 8, "settings": {"mine": 4}}
+    context = initialize_training(configure(saved_llama, tmp_path, **settings))
+    due = []
+    for _ in range(context.num_epochs):
+        context.start_epoch()
+        for batch in context.pipeline:
+            context.trainer.train_step(batch)
+            due.append(should_checkpoint(context))
+        context.end_epoch()
+    assert due == [False, False, True, False, False, True, False, True]
+    assert context.settings == {"mine": 4}
+    assert isinstance(context.pipeline, EpochBatches)
+    assert context.pipeline.data.num_examples == 20
+
+
+def test_an_epoch_that_ends_may_end_its_phase(saved_llama: Path, tmp_path: Path) -> None:
+    strategy = {"strategy": "curriculum", "curriculum_stages": 2, "num_epochs": 2}
+    context = initialize_training(configure(saved_llama, tmp_path, **strategy))
+    assert context.num_epochs == 4
+    seen = []
+    for _ in range(5):
+        context.state.model.eval()
+        context.start_epoch()
+        context.state.position.example = 7
+        seen.append((context.state.phase.name, context.state.model.training))
+        context.end_epoch()
+        assert context.state.position.example == 0
+    stages = ["stage 1 of 2"] * 2 + ["stage 2 of 2"] * 3
+    assert seen == [(stage, True) for stage in stages]
 
 
 def test_ones_own_steps_are_the_steps_of_the_loop(saved_llama: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from infrastructure.features.specification.tactical_mappo import (
     explore,
     move,
     observe,
+    observe_all,
     play,
 )
 
@@ -53,6 +54,24 @@ def test_agents_see_the_world_from_themselves() -> None:
     assert second == [3, 0, -2, 1, -1, 2, -3, 4]
 
 
+def test_the_critic_sees_all_places_and_the_share_of_steps_that_are_left() -> None:
+    agents, targets = torch.tensor([[[1, 1], [3, 0]]]), torch.tensor([[[0, 4], [2, 2]]])
+    places = [place / 5 for place in (1, 1, 3, 0, 0, 4, 2, 2)]
+    for step, left in ((0, 1.0), (3, 0.75), (11, 1 / 12)):
+        assert observe_all(agents, targets, step)[0].tolist() == pytest.approx([*places, left])
+
+
+def test_an_episode_is_played_step_by_step(model: TacticalMappo) -> None:
+    episodes = create_episodes([5, 6], CPU)
+    rollout, agents = play(model, episodes, exploration=0.1), episodes.agents
+    for step in range(EPISODE_STEPS):
+        assert torch.equal(rollout.observations[:, step], observe(agents, episodes.targets))
+        expected = observe_all(agents, episodes.targets, step)
+        assert torch.equal(rollout.states[:, step], expected)
+        agents = move(agents, rollout.actions[:, step])
+        assert torch.equal(rollout.rewards[:, step], covered(agents, episodes.targets))
+
+
 def test_an_episode_depends_on_its_seed_alone(model: TacticalMappo) -> None:
     together = play(model, create_episodes([3, 4, 5], CPU), exploration=0.1)
     torch.manual_seed(99)
@@ -87,7 +106,7 @@ def test_seeds_are_a_pure_function_of_seed_and_epoch() -> None:
     assert whole != list(source.train_batches(3, 0, 4))
     assert whole != list(EnvironmentSeeds(8, 10, 5).train_batches(2, 0, 4))
     assert [len(batch) for batch in source.evaluation_batches(3)] == [3, 2]
-    assert source.fingerprint != EnvironmentSeeds(8, 10, 5).fingerprint
+    assert source.fingerprint == "tactical_mappo-7-10-5"
 
 
 def test_training_and_evaluation_episodes_differ() -> None:
@@ -95,6 +114,10 @@ def test_training_and_evaluation_episodes_differ() -> None:
     held_out = set(itertools.chain(*source.evaluation_batches(16)))
     trained = {s for epoch in range(20) for b in source.train_batches(epoch, 0, 64) for s in b}
     assert held_out.isdisjoint(trained)
+    assert (len(held_out), source.num_examples, source.seed) == (128, 512, 0)
+    places = create_episodes(sorted(held_out), CPU)
+    for positions in (places.agents, places.targets):
+        assert torch.unique(positions).tolist() == [*range(GRID_SIZE)]
     assert len(trained) == 20 * source.num_examples
 
 

@@ -20,8 +20,6 @@ from infrastructure.features.specification.tactical_mappo import (
     play,
 )
 from infrastructure.features.specification.tactical_mappo_adapter import (
-    DISCOUNT,
-    GAE_LAMBDA,
     TacticalMappoAdapter,
     generalized_advantages,
     ppo_loss,
@@ -91,8 +89,8 @@ def test_eight_times_one_is_one_times_eight(adapter: TacticalMappoAdapter) -> No
 def test_advantages_of_an_episode_by_hand() -> None:
     rewards, values = torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[0.5, 1.0, 0.25]])
     last = 2.0 - 0.25
-    middle = 0.0 + DISCOUNT * 0.25 - 1.0 + DISCOUNT * GAE_LAMBDA * last
-    first = 1.0 + DISCOUNT * 1.0 - 0.5 + DISCOUNT * GAE_LAMBDA * middle
+    middle = 0.0 + 0.9 * 0.25 - 1.0 + 0.9 * 0.95 * last
+    first = 1.0 + 0.9 * 1.0 - 0.5 + 0.9 * 0.95 * middle
     expected = torch.tensor([[first, middle, last]])
     assert torch.allclose(generalized_advantages(rewards, values), expected)
 
@@ -185,7 +183,8 @@ def test_the_clip_takes_the_gradient_of_moves_that_left_the_region(
 
 
 def test_data_that_is_not_read_is_reported(adapter: TacticalMappoAdapter) -> None:
-    assert not any("specification.data_setting_no_effect" in note for note in adapter.notes())
+    assert adapter.notes() == ["specification.eval_loss_is_coverage()"]
+    assert adapter.count_tokens([1, 2]) == adapter.count_items([1, 2]) == 24
     adapter.data_config = DataConfig(path="chats.jsonl", eval_path="test.jsonl")
     assert adapter.notes()[1:] == [
         "specification.data_setting_no_effect(key=data.path)",

@@ -11,7 +11,57 @@ WRONG = [
     Wrong(
         "a search without values",
         "sweep --search lr",
-        ["sweep.search_not_key_values", "text=lr"],
+        ["sweep.search_not_key_values", "text=lr", "list_key=lr", "range_key=lr"],
+    ),
+    Wrong(
+        "a search of blank values",
+        ["sweep", "--search", "= "],
+        ["sweep.search_not_key_values", "text== ", "list_key=lora_r", "range_key=learning_rate"],
+    ),
+    Wrong(
+        "a value twice",
+        "sweep --search lora_r=4,8,4",
+        ["sweep.search_too_few_values", "text=lora_r=4,8,4"],
+    ),
+    Wrong(
+        "the low end of a range",
+        "sweep --search lora_r=0..4",
+        ["sweep.search_value_invalid", "setting=model.lora_config.r", "value=0"],
+    ),
+    Wrong(
+        "the high end of a range",
+        "sweep --search lora_dropout=0.1..2",
+        ["sweep.search_value_invalid", "setting=model.lora_config.dropout", "value=2"],
+    ),
+    Wrong(
+        "a range of one number",
+        "sweep --search lr=1..1",
+        ["sweep.search_range_empty", "text=lr=1..1", "low=1", "high=1"],
+    ),
+    Wrong(
+        "an endless range",
+        "sweep --search lr=1..inf",
+        ["sweep.search_not_a_number", "search=lr=1..inf", "value=inf"],
+    ),
+    Wrong(
+        "a step of nothing",
+        "sweep --search lr=1..3:0",
+        ["sweep.search_step_out_of_range", "text=lr=1..3:0", "width=2"],
+    ),
+    Wrong(
+        "a range of a switch",
+        "sweep --search lora=0..1",
+        ["sweep.search_range_not_numeric", "text=lora=0..1"],
+    ),
+    Wrong(
+        "a switch that is neither on nor off",
+        "sweep --search lora=true,perhaps",
+        ["sweep.search_value_invalid", "perhaps"],
+    ),
+    Wrong(
+        "an entry of a setting that has none",
+        "sweep --search lora_r.x=1,2",
+        ["sweep.search_unknown_key", "key=lora_r.x"],
     ),
     Wrong(
         "a search of what there is not",
@@ -76,7 +126,7 @@ WRONG = [
     Wrong(
         "JSON to search",
         ["sweep", "--search", "lora_r=[4,"],
-        ["sweep.search_list_unreadable", "text=lora_r=[4,"],
+        ["sweep.search_list_unreadable", "text=lora_r=[4,", "kind=JSON list"],
     ),
     Wrong(
         "a search without effect",

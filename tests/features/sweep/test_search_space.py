@@ -6,11 +6,13 @@ import pytest
 
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sources.load import load_config
 from infrastructure.features.sweep.search_space import (
     Dimension,
     check_comparable,
     parse_search,
     settings_of,
+    short_value,
 )
 
 GIVEN: list[tuple[str, Dimension]] = [
@@ -19,6 +21,12 @@ GIVEN: list[tuple[str, Dimension]] = [
         Dimension("training.learning_rate", low=1e-5, high=1e-3, is_log=True),
     ),
     ("lr=0.5..1", Dimension("training.learning_rate", low=0.5, high=1)),
+    ("lr=1..2", Dimension("training.learning_rate", low=1, high=2)),
+    ("num_epochs=1..3:2", Dimension("training.num_epochs", low=1, high=3, step=2, is_whole=True)),
+    (
+        "training.settings.x.on=true,7,0.5,text",
+        Dimension("training.settings", "x.on", choices=(True, 7, 0.5, "text")),
+    ),
     (
         "model.embedded.num_layers=2..8:2",
         Dimension("model.embedded.num_layers", low=2, high=8, step=2, is_whole=True),
@@ -62,18 +70,68 @@ def test_a_range_has_the_values_between_its_ends() -> None:
     assert endless.values() is None
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("train_on=answers,all", "sweep.search_changes_measured_tokens"),
-        ("embedded_vocab_size=300,400", "sweep.search_changes_measured_tokens"),
-        ("validation_split=0.1,0.2", "sweep.search_changes_held_out_rows"),
-        ("data_path=a.jsonl,b.jsonl", "sweep.search_changes_held_out_rows"),
+def test_optuna_suggests_within_the_dimension() -> None:
+    optuna = pytest.importorskip("optuna")
+    distributions = optuna.distributions
+    targets = 'lora_target_modules=["all-linear", ["q_proj", "v_proj"]]'
+    whole = "model.embedded.num_layers"
+    for text, stored, value, distribution in [
+        ("lr=1e-5..1e-3:log", 1e-4, 1e-4, distributions.FloatDistribution(1e-5, 1e-3, log=True)),
+        ("lr=1..2:0.5", 1.5, 1.5, distributions.FloatDistribution(1, 2, step=0.5)),
+        (f"{whole}=2..8:2", 4, 4, distributions.IntDistribution(2, 8, step=2)),
+        (f"{whole}=2..8", 3, 3, distributions.IntDistribution(2, 8)),
+        (f"{whole}=2..8:log", 3, 3, distributions.IntDistribution(2, 8, log=True)),
+        (
+            *(targets, '["q_proj", "v_proj"]', ["q_proj", "v_proj"]),
+            distributions.CategoricalDistribution(["all-linear", '["q_proj", "v_proj"]']),
+        ),
+    ]:
+        (dimension,) = parse_search([text])
+        trial = optuna.trial.FixedTrial({dimension.name: stored})
+        assert dimension.suggest(trial) == value
+        assert trial.distributions == {dimension.name: distribution}
+
+
+def test_a_short_value_is_rounded_only_if_it_is_a_fraction() -> None:
+    assert [short_value(value) for value in (0.123456789, 123456789, True, None, "a")] == [
+        *("0.1235", "123456789", "true", "none", "a")
+    ]
+
+
+NOT_COMPARABLE = {
+    "rows": [
+        *("data.eval_path", "data.validation_split", "data.format", "data.encoding", "data.shape"),
+        *("data.prompt_column", "data.answer_column", "data.context_column", "data.text_column"),
+        *("data.streaming", "training.seed", "training.method", "training.best_metric"),
+        *("training.best_metric_mode", "data.path"),
     ],
+    "tokens": [
+        *("model.name", "model.revision", "model.adapter", "model.embedded.vocab_size"),
+        *("data.max_length", "data.over_length", "data.train_on", "data.chat_template"),
+        "training.loss",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "why"), [(key, why) for why, keys in NOT_COMPARABLE.items() for key in keys]
 )
-def test_losses_that_cannot_be_compared_are_not_searched(text: str, words: str) -> None:
-    dimensions = parse_search([text])
-    with pytest.raises(ConfigurationError, match=words):
+def test_losses_that_cannot_be_compared_are_not_searched(key: str, why: str) -> None:
+    dimensions = [Dimension("training.learning_rate", low=1, high=2), Dimension(key, choices=(1,))]
+    code = {
+        "rows": rf"sweep\.search_changes_held_out_rows\(name={key}\)",
+        "tokens": rf"sweep\.search_changes_measured_tokens\(name={key}, metric=loss\)",
+    }[why]
+    with pytest.raises(ConfigurationError, match=code):
         check_comparable(dimensions, DeploymentConfig())
-    if "tokens" in words:
+    if why == "tokens":
         check_comparable(dimensions, DeploymentConfig(training={"best_metric": "exact_match"}))
+    if key == "data.path":
+        check_comparable(dimensions, DeploymentConfig(data={"eval_path": "held-out.jsonl"}))
+
+
+def test_an_entry_may_be_searched_where_the_command_sets_others() -> None:
+    config = load_config(flags={"--settings": '{"b": 1}', "--lr": 0.5})
+    check_comparable([Dimension("training.settings", "a", choices=(1, 2))], config)
+    with pytest.raises(ConfigurationError, match=r"conflicts_with_flag\(flag=--lr, name=.*rate"):
+        check_comparable([Dimension("training.learning_rate", choices=(1, 2))], config)

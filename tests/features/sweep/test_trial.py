@@ -1,5 +1,6 @@
 """A trial tells Optuna what it measures, and is stopped where it is behind the others."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from infrastructure.core.errors import MissingPackageError
 from infrastructure.features.sweep.study import (
     JOURNAL_NAME,
     PRUNED,
+    PRUNERS,
     Goal,
     mend_journal,
     open_study,
@@ -58,8 +60,21 @@ def test_a_trial_that_is_behind_is_pruned_and_a_good_one_is_not(folder: Path) ->
     study.ask(RATE)
     TrialObserver(folder, 6, GOAL).eval_end(evaluated(bad, 5, 3.0))
     assert bad.is_interrupted
-    assert "sweep.trial_pruned" in str(bad.stop_message)
+    assert f"sweep.trial_pruned(metric={GOAL.title}, value=3, percent=50)" in str(bad.stop_message)
     assert open_study(folder, GOAL).trials[6].user_attrs == {PRUNED: 50}
+
+
+def test_the_last_evaluation_and_another_metric_prune_nothing(folder: Path) -> None:
+    last, other = state(), state()
+    observer = TrialObserver(folder, 5, GOAL)
+    observer.load_state_dict({"newest": None})
+    other.evaluation, other.step, other.total_steps = {"eval_exact_match": 0.0}, 5, 10
+    observer.eval_end(other)
+    assert open_study(folder, GOAL).trials[5].intermediate_values == {}
+    observer.eval_end(evaluated(last, 10, 9.0))
+    assert open_study(folder, GOAL).trials[5].intermediate_values == {100: 9.0}
+    assert not last.is_interrupted
+    assert not other.is_interrupted
 
 
 def test_what_counts_at_a_share_is_known_across_a_restart(folder: Path) -> None:
@@ -78,8 +93,9 @@ def test_a_half_line_of_a_power_cut_is_taken_away(folder: Path) -> None:
     path = folder / JOURNAL_NAME
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"op_code":7,"tri')
-    mend_journal(folder)
-    assert path.read_bytes() == whole
+    for _ in range(2):
+        mend_journal(folder)
+        assert path.read_bytes() == whole
     assert len(open_study(folder, GOAL).trials) == 6
     path.write_bytes(whole.replace(b"{", b"[", 1))
     with pytest.raises(ValueError, match=r"sweep\.journal_unreadable"):
@@ -103,7 +119,32 @@ def test_a_sweep_that_was_killed_draws_what_it_would_have_drawn(
             study.tell(trial, abs(trial.params["training.learning_rate"] - 1e-4))
         return drawn
 
-    assert draw(tmp_path / "a", True) == draw(tmp_path / "b", False)
+    drawn = draw(tmp_path / "a", True)
+    assert drawn == draw(tmp_path / "b", False)
+    assert len({one["training.learning_rate"] for one in drawn}) == 14
+    seeds = {Goal(sampler=sampler).make_sampler(seed, 1) for seed in (3, 2**40)}
+    assert len({one._rng.rng.random() for one in seeds}) == 2  # type: ignore[attr-defined]
+
+
+def test_a_study_is_what_the_goal_says(tmp_path: Path) -> None:
+    pruners = {
+        "median": optuna.pruners.MedianPruner,
+        "halving": optuna.pruners.SuccessiveHalvingPruner,
+        "hyperband": optuna.pruners.HyperbandPruner,
+        "none": optuna.pruners.NopPruner,
+    }
+    assert tuple(pruners) == PRUNERS
+    samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
+    for direction in ("minimize", "maximize"):
+        for pruner, sampler in itertools.product(pruners, samplers):
+            (tmp_path / direction / pruner / sampler).mkdir(parents=True)
+            goal = Goal("eval_loss", direction, sampler, pruner)
+            study = open_study(tmp_path / direction / pruner / sampler, goal, 3, 0)
+            assert study.direction.name == direction.upper()
+            assert type(study.pruner) is pruners[pruner]
+            assert type(study.sampler) is samplers[sampler]
+    titles = [Goal(metric).title for metric in ("eval_loss", "eval_exact_match")]
+    assert titles == ["held-out loss", "exact match"]
 
 
 def test_without_optuna_the_command_that_installs_it_is_named(

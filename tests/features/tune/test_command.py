@@ -39,9 +39,10 @@ def test_the_fastest_settings_are_measured_and_printed(
 def test_the_command_is_whole_and_examples_are_as_long_as_the_model_sees(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lengths: list[int] = []
+    lengths, tested = list[int](), list[bool]()
 
-    def found(config: DeploymentConfig, *_: object) -> dict[str, object]:
+    def found(config: DeploymentConfig, tests_rates: bool, _: object) -> dict[str, object]:
+        tested.append(tests_rates)
         lengths.append(config.data.max_length)
         return {"settings": {"training.batch_size": 4}, "flags": "--batch-size 4", "tried": []}
 
@@ -58,7 +59,12 @@ def test_the_command_is_whole_and_examples_are_as_long_as_the_model_sees(
     assert main(["tune", *typed]) == ExitCode.DONE
     command = "temper train d.jsonl --model 'my model' --lora --batch-size 4"
     assert capsys.readouterr().out.splitlines()[-1] == (f"tune.fastest_training(command={command})")
-    assert lengths == [128]
+    assert main(["tune", *typed, "--learning-rate-test", "--json"]) == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out) == {
+        **{"settings": {"training.batch_size": 4}, "flags": "--batch-size 4", "tried": []},
+        "command": command,
+    }
+    assert (lengths, tested) == ([128, 128], [False, True])
 
 
 def test_a_flag_that_is_not_there_is_refused() -> None:

@@ -25,7 +25,35 @@ def test_the_explosion_is_found_and_the_suggestion_stays_a_tenth_below() -> None
     assert found.explodes_at > 2.0
     assert found.suggested is not None
     assert 1e-3 < found.suggested <= found.explodes_at / 10
-    assert "tune.learning_rate_suggested" in found.lines()[0]
+    limit = f"tune.loss_explodes_at_rate(rate={found.explodes_at})"
+    line = f"tune.learning_rate_suggested(suggested={found.suggested}, limit={limit})"
+    assert found.lines() == [line]
+
+
+def test_rates_rise_alike_and_losses_are_smoothed() -> None:
+    losses = [4.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.75]
+    given = iter(losses)
+    found = range_test(lambda rate: next(given), lowest=0.5, highest=256.0, num_steps=10)
+    assert found.rates == pytest.approx([2.0**n for n in range(-1, 9)])
+    smoothed = []
+    for count in range(1, 11):
+        weights = [0.9 ** (count - 1 - n) for n in range(count)]
+        pairs = zip(weights, losses, strict=False)
+        smoothed.append(sum(weight * loss for weight, loss in pairs) / sum(weights))
+    assert found.losses == pytest.approx(smoothed)
+    slopes = {n: smoothed[n + 1] - smoothed[n - 1] for n in range(5, 9)}
+    assert found.suggested == found.rates[min(slopes, key=lambda n: slopes[n])] == 2.0**6
+    assert found.explodes_at is None
+    assert found.lines() == ["tune.learning_rate_suggested(suggested=64.0, limit=no explosion)"]
+
+
+@pytest.mark.parametrize(("last", "explodes"), [(9.5, False), (10.0, True), (math.inf, True)])
+def test_a_smoothed_loss_of_more_than_twice_the_lowest_is_an_explosion(
+    last: float, explodes: bool
+) -> None:
+    given = iter([1.0] * 19 + [last])
+    found = range_test(lambda rate: next(given), num_steps=20)
+    assert (found.explodes_at, len(found.rates)) == ((1.0, 19) if explodes else (None, 20))
 
 
 def test_a_loss_that_is_no_number_ends_the_test() -> None:

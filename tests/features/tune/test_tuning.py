@@ -2,17 +2,28 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.spelling import as_flag, as_keyword
 from infrastructure.core.messages import spelled_by
 from infrastructure.features.tune import tuning
+from infrastructure.features.tune.learning_rate_range import RangeTest
 from infrastructure.features.tune.trials import TuningTrials
-from infrastructure.features.tune.tuning import TuningResults, alternatives, describe
+from infrastructure.features.tune.tuning import (
+    TuningResults,
+    alternatives,
+    describe,
+    find_fastest,
+)
 from infrastructure.optimization.pipeline_optimizer import Measured, Tried
 from infrastructure.training.core import precision, product_choice
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.sizing.batch_plan import BatchPlan
 from tests.deployment.runs import small_settings
 
 
@@ -20,7 +31,177 @@ def test_what_somebody_gave_is_not_tried(tmp_path: Path) -> None:
     given = {"mixed_precision": "fp32", "compile_mode": "default"}
     config = DeploymentConfig(**small_settings(tmp_path, **given))
     tried = alternatives(config, TuningTrials(config).trainer({}))
-    assert tried.keys() == {"training.gradient_checkpointing", "data.prefetch_factor"}
+    assert tried == {"training.gradient_checkpointing": [True], "data.prefetch_factor": [4, 8]}
+    on_gpu: Any = SimpleNamespace(
+        device=torch.device("cuda"), precision=SimpleNamespace(name="bf16")
+    )
+    assert alternatives(DeploymentConfig(), on_gpu) == {
+        "training.mixed_precision": ["fp16", "fp32"],
+        "training.gradient_checkpointing": [True],
+        "training.compile_mode": ["default"],
+        "data.prefetch_factor": [4, 8],
+        "data.pin_memory": [False],
+    }
+    on_gpu.device = torch.device("cpu")
+    assert alternatives(DeploymentConfig(), on_gpu)["training.mixed_precision"] == ["fp32"]
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_all_that_was_measured_is_returned_and_reported(
+    is_faster: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A given batch stays; each setting is tried with the best ones before it."""
+    settings = small_settings(tmp_path, mixed_precision="fp32")
+    del settings["data"]["num_workers"]
+    config = DeploymentConfig(**settings)
+    key = {name.rpartition(".")[2]: name for name in alternatives(config, cpu_trainer())}
+    speeds = {"gradient_checkpointing": 900.0, "compile_mode": 2000.0, "prefetch_factor": 2050.0}
+    measured: list[list[str]] = []
+
+    def measure(trials: TuningTrials, changes: Mapping[str, object]) -> Measured:
+        measured.append([name.rpartition(".")[2] for name in changes])
+        if len(measured) == 7 and not is_faster:
+            return Measured(500.0, 1)
+        if changes.get(key["prefetch_factor"]) == 8:
+            raise ValueError("no room")
+        return Measured(speeds[measured[-1][-1]] if changes else 1000.0, 2 << 20)
+
+    rates = {0: 100.0, 1: 109.0, 2: 111.0}
+    monkeypatch.setattr(TuningTrials, "measure", measure)
+    monkeypatch.setattr(TuningTrials, "rows_per_second", lambda _, count: rates[count])
+    monkeypatch.setattr(tuning, "worker_counts", lambda: [*rates])
+    found = RangeTest((), (), 0.5, 0.0123456)
+    tested: list[object] = []
+
+    def learning_rates(trials: TuningTrials) -> RangeTest:
+        tested.append(trials.config.value("training.compile_mode"))
+        return found
+
+    monkeypatch.setattr(TuningTrials, "learning_rates", learning_rates)
+    lines: list[str] = []
+    with spelled_by(as_flag):
+        results = find_fastest(config, True, lines.append)
+    assert measured == [
+        *([], ["gradient_checkpointing"], ["compile_mode"]),
+        *(["compile_mode", "prefetch_factor"], ["compile_mode", "prefetch_factor"]),
+        *([], ["compile_mode"]),
+    ]
+    taken = {"training.compile_mode": "default"} if is_faster else {}
+    assert results["settings"] == {
+        **taken,
+        **{"data.num_workers": 2, "training.learning_rate": 0.012},
+    }
+    words = "--compile-mode default " if is_faster else ""
+    assert results["flags"] == f"{words}--num-workers 2 --learning-rate 0.012"
+    assert results["learning_rate"] == {"suggested": 0.0123456, "explodes_at": 0.5}
+    assert tested == ["default" if is_faster else config.value("training.compile_mode")]
+
+    def tried(name: str, value: object, speed: float | None, **more: object) -> dict[str, object]:
+        peak = None if speed is None else 2 << 20
+        shown = {"key": name, "value": value, "tokens_per_second": speed, "peak_bytes": peak}
+        return {**shown, "refusal": "", "taken": False, **more}
+
+    assert results["tried"] == [
+        tried("", None, 1000.0, taken=True),
+        tried("training.gradient_checkpointing", True, 900.0),
+        tried("training.compile_mode", "default", 2000.0, taken=True),
+        tried("data.prefetch_factor", 4, 2050.0),
+        tried("data.prefetch_factor", 8, None, refusal="no room"),
+        *(
+            {"key": "data.num_workers", "value": count, "rows_per_second": speed}
+            for count, speed in rates.items()
+        ),
+    ]
+    basis = "tune.batch_basis(micro_batch_size=4, global_batch_size=4, precision=fp32)"
+    tuned, verdict = (2000.0, "") if is_faster else (500.0, "tune.not_faster()")
+    assert lines == [
+        f"tune.as_configured(){basis}: 1,000 tokens/s, 2.0 MiB",
+        "--gradient-checkpointing: 900 tokens/s, 2.0 MiB: no faster",
+        "--compile-mode default: 2,000 tokens/s, 2.0 MiB: taken",
+        "--prefetch-factor 4: 2,050 tokens/s, 2.0 MiB: hardly faster",
+        "--prefetch-factor 8: not here: no room",
+        f"tune.compared_again(configured=1000.0, tuned={tuned}, verdict={verdict})",
+        "data.num_workers 0: 100 rows/s prepared",
+        "data.num_workers 1: 109 rows/s prepared",
+        "data.num_workers 2: 111 rows/s prepared",
+        *found.lines(),
+    ]
+
+
+@pytest.mark.parametrize("has_gain", [False, True])
+def test_an_automatic_batch_is_as_a_run_would_choose_it(
+    has_gain: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compared with it in the end, if anything, is measured with it, too."""
+    config = DeploymentConfig(**small_settings(tmp_path, batch_size="auto", mixed_precision="fp32"))
+    measured: list[dict[str, object]] = []
+
+    def measure(trials: TuningTrials, changes: Mapping[str, object]) -> Measured:
+        measured.append({"training.batch_size": trials.config.training.batch_size, **changes})
+        is_gain = has_gain and len(measured) < 7 and "training.compile_mode" in changes
+        return Measured(2000.0 if is_gain else 1000.0, 1)
+
+    plan = BatchPlan(8, 2, "why")
+    monkeypatch.setattr(EnhancedTrainer, "batch_plan", lambda _: plan)
+    monkeypatch.setattr(TuningTrials, "measure", measure)
+    results = find_fastest(config, report=lambda line: None)
+    assert results["settings"] == plan.resolved()
+    assert {one["training.batch_size"] for one in measured} == {8}
+    compared = [
+        {"training.batch_size": 8},
+        {**plan.resolved(), "training.compile_mode": "default"},
+    ]
+    assert measured[5:] == (compared if has_gain else [])
+
+
+def cpu_trainer() -> Any:
+    return SimpleNamespace(device=torch.device("cpu"), precision=SimpleNamespace(name="fp32"))
+
+
+@pytest.mark.parametrize("batch_size", ["auto", None, 4])
+def test_a_micro_batch_is_chosen_unless_one_was_given(
+    batch_size: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = small_settings(tmp_path)
+    del settings["training"]["batch_size"]
+    if batch_size is not None:
+        settings["training"]["batch_size"] = batch_size
+    config = DeploymentConfig(**settings)
+    plan = BatchPlan(8, 2, "why", ("8: fast",))
+    monkeypatch.setattr(tuning, "_as_many_in_a_step", lambda trainer, report: plan)
+    monkeypatch.setattr(EnhancedTrainer, "batch_plan", lambda _: plan)
+    results: TuningResults = {"settings": {}, "tried": []}
+    lines: list[str] = []
+    changed = tuning._with_batch(config, results, lines.append).training
+    if batch_size == 4:
+        assert (changed.batch_size, results) == (4, {"settings": {}, "tried": []})
+        return
+    assert (changed.batch_size, changed.gradient_accumulation) == (8, 2)
+    assert lines == ([] if batch_size is None else plan.lines())
+    assert results == {
+        "settings": {"training.batch_size": 8, "training.gradient_accumulation": 2},
+        "tried": [],
+        "batch": {"origin": "why", "trials": ["8: fast"]},
+    }
+
+
+def test_settings_are_kept_if_the_configured_ones_do_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = TuningTrials(DeploymentConfig(**small_settings(tmp_path)))
+    lines: list[str] = []
+    results: TuningResults = {"settings": {}, "tried": []}
+    error: Exception = torch.OutOfMemoryError("full")
+
+    def measure(_: TuningTrials, changes: object) -> Measured:
+        raise error
+
+    monkeypatch.setattr(TuningTrials, "measure", measure)
+    assert tuning._is_faster(trials, results, lines.append)
+    assert lines == ["tune.configured_out_of_memory()"]
+    error = ValueError("broken")
+    with pytest.raises(ValueError, match="broken"):
+        tuning._is_faster(trials, results, lines.append)
 
 
 def test_trials_compute_in_the_format_that_the_run_will_train_in(

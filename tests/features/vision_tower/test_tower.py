@@ -1,6 +1,7 @@
 """A Llava is put together of a model of text and a vision tower, or refused by name."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from transformers import (
 )
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.core.checksums import text_hash
+from infrastructure.features.vision_tower import tower as tower_module
 from infrastructure.features.vision_tower.tower import (
     AddedTower,
     find_tower,
@@ -22,6 +25,7 @@ from infrastructure.features.vision_tower.tower import (
 )
 from infrastructure.models.model_inputs import vision_tower
 from infrastructure.models.model_manager import LoadedModel, ModelManager
+from infrastructure.models.saved_model import SourceKind
 from infrastructure.models.saving import save_model
 from infrastructure.models.transformers_backend import LoadOptions
 from tests.training.seeing_models import (
@@ -175,6 +179,107 @@ def test_what_cannot_be_put_together_is_refused_by_name(
     ):
         with pytest.raises(ValueError, match=sentence):
             manager_of(model, seeing).load()
+
+
+@pytest.mark.parametrize(
+    ("patch_size", "num_features", "num_states", "layer", "strategy"),
+    [
+        (16, 6, 3, -2, "full"),
+        ([16, 8], 7, 3, -2, "default"),
+        (16, 6, 2, -1, "full"),
+        (16, 5, 3, -2, None),
+        (64, 6, 3, -2, None),
+    ],
+)
+def test_a_tower_has_as_many_patches_as_its_pixels(
+    patch_size: Any,
+    num_features: int,
+    num_states: int,
+    layer: int,
+    strategy: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, options = SimpleNamespace(location="here"), SimpleNamespace()
+    config = SimpleNamespace(patch_size=patch_size, image_size=32)
+    shape = (1, num_features, 8)
+    states = [torch.zeros(1, 1)] * num_states
+    states[layer] = torch.zeros(shape)
+    monkeypatch.setattr(tower_module, "tower_source", lambda name: source)
+    monkeypatch.setattr(
+        tower_module, "load_any_config", lambda *_: SimpleNamespace(vision_config=config)
+    )
+    monkeypatch.setattr(tower_module, "load_image_processor", lambda *_: "processor")
+    monkeypatch.setattr(tower_module, "_pixels", lambda *_: torch.zeros(1, 3, 32, 48))
+    monkeypatch.setattr(tower_module, "_hidden_states", lambda *_: tuple(states))
+    if strategy is None:
+        num_patches = 0 if patch_size == 64 else 6
+        shapes = rf"shape_of_features\(location=here, shape=\[1, {num_features}, 8\], "
+        with pytest.raises(ValueError, match=rf"{shapes}num_patches={num_patches}, remedy="):
+            find_tower("it", options)  # type: ignore[arg-type]
+        return
+    found = find_tower("it", options)  # type: ignore[arg-type]
+    assert (found.source, found.config, found.image_processor) == (source, config, "processor")
+    assert (found.num_features, found.num_patches, found.patch_size, found.layer) == (
+        *(num_features, 6, 16, layer),
+    )
+    assert found.strategy == strategy
+
+
+def test_a_mark_that_is_split_and_other_logits_are_refused(text: Path, tower: Path) -> None:
+    class Splits:
+        chat_template = None
+
+        def get_vocab(self) -> list[str]:
+            return ["<image>"]
+
+        def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
+            assert (text, add_special_tokens) == ("a<image>b", False)
+            return {"input_ids": [1, 2, 3]}
+
+        def convert_tokens_to_ids(self, mark: str) -> int:
+            return 9
+
+    splits: Any = Splits()
+    with pytest.raises(ValueError, match=r"image_token_is_split\(token=<image>\)"):
+        tower_module.make_processor(splits, find_tower(str(tower), OPTIONS))
+    model, other = (AutoModelForCausalLM.from_pretrained(text) for _ in range(2))
+    tower_module._check_same_text(model, other, "mine")
+    with torch.no_grad():
+        other.get_output_embeddings().weight.mul_(1.5)
+    differ = r"text_logits_differ\(name=mine, difference=0\.[3-6]\d*, model_class=Llama"
+    with pytest.raises(ValueError, match=differ):
+        tower_module._check_same_text(model, other, "mine")
+
+
+def test_a_lora_is_merged_before_a_tower_is_added() -> None:
+    for kind, reason in (
+        (SourceKind.LORA_FOLDER, r"vision_tower\.is_unmerged_lora\(\)"),
+        (SourceKind.REGISTERED, "is not one"),
+    ):
+        source: Any = SimpleNamespace(kind=kind)
+        with pytest.raises(ValueError, match=rf"needs_text_model\(name=mine, reason={reason}\)"):
+            AddedTower("tower").check_source(source, "mine")
+    source.kind = SourceKind.HUB
+    AddedTower("tower").check_source(source, "mine")
+    training = SimpleNamespace(enables=lambda name: name == "multimodal")
+    training.multimodal = SimpleNamespace(vision_tower="~/tower")
+    made = tower_module.change(SimpleNamespace(training=training))
+    assert made is not None
+    assert made.name == "~/tower"
+    training.multimodal.vision_tower = None
+    with pytest.raises(ValueError, match=r"vision_tower\.not_set"):
+        tower_module.change(SimpleNamespace(training=training))
+    training.enables = lambda name: False
+    assert tower_module.change(SimpleNamespace(training=training)) is None
+
+
+def test_a_tower_of_the_hub_is_known_by_its_revision() -> None:
+    tower: Any = SimpleNamespace(
+        image_processor=SimpleNamespace(to_dict=lambda: {"size": 32}),
+        source=SimpleNamespace(kind=SourceKind.HUB),
+        config=SimpleNamespace(_commit_hash="abc"),
+    )
+    assert tower_facts(tower) == {"processor": text_hash({"size": 32}), "revision": "abc"}
 
 
 def test_a_template_of_texts_takes_parts(text: Path) -> None:

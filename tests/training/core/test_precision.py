@@ -63,6 +63,7 @@ def test_a_gpu_number_out_of_range_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [choose_device(name).index for name in ("cuda:1", "cuda:0", "cuda")] == [1, 0, None]
+    assert choose_device("auto").type == "cuda"
     with pytest.raises(ValueError, match=r"device_out_of_range\(device=cuda:2, num_gpus=2\)"):
         choose_device("cuda:2")
 

@@ -1,6 +1,7 @@
 """One product in both formats says whether bf16 is worth trying."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,6 +38,15 @@ def test_a_product_is_measured_in_both_formats_with_one_thread(
     assert all(0 < each < 1 for each in seconds.values())
     assert multiplied == [("torch.bfloat16", 1), ("torch.float32", 1)] * 11
     assert torch.get_num_threads() == 4
+
+
+def test_the_shortest_of_the_later_products_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one of each loads its kernels; here it is the shortest by chance."""
+    seconds = [0.0, 0.0, *(s for n in range(10) for s in (5.0 - n % 3, 9.0 - n % 4))]
+    moments = iter([moment for each in seconds for moment in (0.0, each)])
+    clock = SimpleNamespace(perf_counter=lambda: next(moments))
+    monkeypatch.setattr(product_choice, "time", clock)
+    assert product_seconds() == {"bf16": 3.0, "fp32": 6.0}
 
 
 @pytest.mark.parametrize(("in_fp32", "is_chosen"), [(0.79, True), (0.81, False)])

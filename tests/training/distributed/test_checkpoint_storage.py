@@ -7,11 +7,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from infrastructure.backup.format.manifest import Manifest, SaveKind
 from infrastructure.backup.format.packs import TensorBytes
@@ -22,16 +23,23 @@ from infrastructure.backup.state.optimizer_state import split_optimizer
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from infrastructure.training.checkpoints.chunked_version import KEY, decode_value, load_whole
+from infrastructure.training.checkpoints.chunked_version import (
+    KEY,
+    TensorChunk,
+    decode_value,
+    load_whole,
+)
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.distributed import checkpoint_storage
 from infrastructure.training.distributed.checkpoint_storage import (
     load_together,
+    own_chunk,
     save_distributed,
     save_together,
+    seen_by,
     way_apart,
 )
-from infrastructure.training.distributed.group import ALONE, JoinedGroup
+from infrastructure.training.distributed.group import ALONE, Group, JoinedGroup
 from infrastructure.training.distributed.shard import mesh_of, shard_model
 from tests.faults.pickle_scan import files_with_pickles
 from tests.forks import forked_python
@@ -284,7 +292,9 @@ def test_what_did_not_change_is_stored_once(tmp_path: Path) -> None:
 
 
 def test_what_is_neither_tensor_nor_json_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"rank 0: core\.value_not_storable\(where=.*loop\.x"):
+    refused = r"training\.distributed_checkpoint_not_written\(root={}, reason=rank 0: {}\(where="
+    refused = refused.format(tmp_path, r"core\.value_not_storable")
+    with pytest.raises(StorageError, match=rf"{refused}.*loop\.x"):
         save_distributed(tmp_path, {"loop": {"x": object()}}, {}, step=1)
     assert Store(tmp_path).versions() == []
 
@@ -424,3 +434,42 @@ def test_a_state_has_the_bytes_of_all_its_tensors() -> None:
         {"model": {"a": torch.zeros(2, 2), "b": half}, "optimizer": {"c": half}}, {}
     )
     assert checkpoint_storage.size_bytes(snapshot) == 16 + 6 + 6
+
+
+def test_a_folder_is_seen_by_a_file_that_is_gone_afterwards(tmp_path: Path) -> None:
+    class Elsewhere(Group):
+        """A rank on a machine without that folder."""
+
+        rank = 1
+
+        def decide(self, make: Any) -> Any:
+            return str(tmp_path / "no such file")
+
+    root = tmp_path / "run" / "checkpoints"
+    assert seen_by(ALONE, root) == (True, True)
+    assert list(root.iterdir()) == []
+    assert seen_by(Elsewhere(), root) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("placement", "rank", "offsets", "rows"),
+    [
+        (Shard(0), 0, (0, 0), 2),
+        (Shard(0), 2, (4, 0), 1),
+        (Shard(0), 3, (5, 0), 0),  # of five rows nothing is left
+        (Replicate(), 2, (0, 0), 5),
+    ],
+)
+def test_the_chunk_of_a_rank_is_its_rows_or_all(
+    placement: Placement, rank: int, offsets: tuple[int, int], rows: int
+) -> None:
+    def tensor(*placements: Placement) -> Any:
+        mesh = SimpleNamespace(size=lambda: 4, get_local_rank=lambda: rank)
+        local = torch.zeros(rows, 3)
+        return SimpleNamespace(
+            shape=(5, 3), placements=placements, device_mesh=mesh, to_local=lambda: local
+        )
+
+    assert own_chunk(tensor(placement)) == TensorChunk(offsets, (rows, 3))
+    with pytest.raises(ValueError, match=r"training\.tensor_placement_unsupported\(placement=S.*1"):
+        own_chunk(tensor(Shard(1)))

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from datetime import timedelta
 from types import SimpleNamespace
@@ -82,6 +83,7 @@ def do_everything(group: JoinedGroup) -> dict[str, Any]:
         "statuses": statuses,
         "decided": decided,
         "num_keys": group._store.num_keys() if group.is_first else None,
+        "local_rank": group.local_rank == group.rank,
     }
 
 
@@ -93,6 +95,7 @@ def test_two_ranks_agree_decide_sum_and_broadcast() -> None:
     assert first == second
     assert first["weights"]
     assert first["moved"]
+    assert first["local_rank"]
     assert first["sums"] == [3.0] * 4
     assert first["statuses"] == [["FINE", ""], ["OUT_OF_MEMORY", "rank 1"], ["SAVE", "due"]]
     assert first["decided"] == [{"rank": 0}] * 3
@@ -253,24 +256,42 @@ def test_who_is_lost_while_all_are_connected_is_named_in_time() -> None:
             process.communicate()
 
 
+NONE: dict[int, str] = {}
+MISSED, LOST = "training.rank_missed_collective(name=", "training.rank_connection_lost(rank="
+
+
 @pytest.mark.parametrize(
-    ("size", "come_on", "message", "expected"),
+    ("size", "silent", "come_on", "left", "message", "expected"),
     [
-        (2, set(), TIMED_OUT, "training.rank_missed_collective(name=rank 1 of 2)"),
-        (3, {2}, TIMED_OUT, "training.rank_missed_collective(name=rank 1 of 3)"),
-        (3, set(), TIMED_OUT, "training.rank_missed_collective(name=training.unknown_process())"),
-        (3, {1, 2}, TIMED_OUT, "training.collective_failed(error=[gloo] Timed out"),
-        (2, set(), "broken pipe", "training.collective_failed(error=broken pipe)"),
+        (2, set(), set(), NONE, TIMED_OUT, f"{MISSED}rank 1 of 2)"),
+        (3, set(), {2}, NONE, TIMED_OUT, f"{MISSED}rank 1 of 3)"),
+        (3, set(), set(), NONE, TIMED_OUT, f"{MISSED}training.unknown_process())"),
+        (3, set(), {1, 2}, NONE, TIMED_OUT, "training.collective_failed(error=[gloo] Timed out"),
+        (2, set(), set(), NONE, "broken pipe", "training.collective_failed(error=broken pipe)"),
+        (3, {2}, {1}, NONE, TIMED_OUT, f"{LOST}rank 2 of 3)"),
+        (3, {1}, {2}, {2: ""}, TIMED_OUT, f"{LOST}rank 1 of 3)"),
+        (3, {2}, {1}, {2: ""}, TIMED_OUT, "training.rank_left(name=rank 2 of 3)"),
+        (3, {1}, {1}, {2: "full"}, "", "training.rank_failed(name=rank 2 of 3, reason=full)"),
+        (3, {0}, set(), NONE, TIMED_OUT, "training.parent_process_gone()"),  # the store is gone
     ],
 )
-def test_an_exchange_of_layers_that_is_waited_for_in_vain_names_who_hangs(
-    monkeypatch: pytest.MonkeyPatch, size: int, come_on: set[int], message: str, expected: str
+def test_a_broken_exchange_names_the_rank_that_is_to_blame(
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    silent: set[int],
+    come_on: set[int],
+    left: dict[int, str],
+    message: str,
+    expected: str,
 ) -> None:
-    monkeypatch.setattr(module, "LAST_WORDS_SECONDS", 0.0)
+    monkeypatch.setattr(module, "LAST_WORDS_SECONDS", 0.001)
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.005)
     beats = itertools.count()
 
     def pulse_of(rank: int) -> Pulse:
-        beat = next(beats)
+        if 0 in silent:
+            raise RuntimeError("Connection reset by peer")
+        beat = 0 if rank in silent else next(beats)
         return Pulse(beat, beat if rank in come_on else 0, is_busy=False)
 
     group: Any = SimpleNamespace(
@@ -278,7 +299,7 @@ def test_an_exchange_of_layers_that_is_waited_for_in_vain_names_who_hangs(
         size=size,
         watch=do_nothing,
         pulse_of=pulse_of,
-        reason_of=lambda _: None,
+        reason_of=left.get,
         name_of=lambda rank: f"rank {rank} of {size}",
     )
     assert str(_who_left(group, RuntimeError(message))).startswith(expected)
@@ -293,7 +314,7 @@ class Watched:
         self.now = 0.0
         self.pulses = {1 - rank: Pulse(1, 1, is_busy=False), 2: Pulse(1, 1, is_busy=False)}
         self.left: dict[int, str] = {}
-        self.num_watched = 0
+        self.num_watched, self.lost = 0, ""
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
         group: Any = JoinedGroup.__new__(JoinedGroup)
         group.rank, group.size, group.limit_seconds = rank, 3, limit
@@ -324,28 +345,36 @@ class Watched:
             self.pulses[other] = Pulse(number, pulse.progress + comes_on, is_busy)
             try:
                 watch.look()
-            except ProcessLostError:
+            except ProcessLostError as error:
+                self.lost = str(error)
                 return second
         return 1000
 
 
 @pytest.mark.parametrize(
-    ("rank", "shows", "seconds"),
+    ("rank", "shows", "seconds", "why"),
     [
-        (0, {}, 101),  # the limit of time
-        (1, {}, 151),  # the others give rank 0 longer than it gives them
-        (0, {"is_busy": True}, 601),
-        (0, {"comes_on": True}, 1000),
-        (0, {"beats": False}, 31),  # silent
-        (0, {"beats": False, "is_busy": True}, 31),
-        (0, {"beats": False, "comes_on": True}, 31),
+        (0, {}, 101, "no_progress"),  # the limit of time
+        (1, {}, 151, "no_progress"),  # the others give rank 0 longer than it gives them
+        (0, {"is_busy": True}, 601, "no_progress"),
+        (0, {"comes_on": True}, 1000, None),
+        (0, {"beats": False}, 31, "silent"),
+        (0, {"beats": False, "is_busy": True}, 31, "silent"),
+        (0, {"beats": False, "comes_on": True}, 31, "silent"),
     ],
 )
 def test_how_long_a_rank_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, rank: int, shows: dict[str, bool], seconds: int
+    monkeypatch: pytest.MonkeyPatch,
+    rank: int,
+    shows: dict[str, bool],
+    seconds: int,
+    why: str | None,
 ) -> None:
     watched = Watched(monkeypatch, rank)
     assert watched.seconds_until_lost(**shows) == seconds
+    name = f"training.rank_of_size(rank={1 - rank}, size=3)"
+    sentence = f"training.rank_{why}(rank={name}, seconds={seconds}.0)"
+    assert watched.lost == (sentence if why else "")
     assert watched.num_watched == seconds + 4  # for a process that is dead
 
 
@@ -369,6 +398,7 @@ def test_who_has_not_come_yet_has_at_least_two_minutes(
     watched.group.is_joining = True
     watched.pulses[1] = Pulse(0, 0, is_busy=True)
     assert watched.seconds_until_lost(beats=False, is_busy=True) == seconds
+    assert watched.lost.startswith("training.rank_never_joined(rank=training.rank_of_size(rank=1, ")
 
 
 def test_after_a_request_to_stop_silence_is_borne_for_a_moment(
@@ -401,6 +431,139 @@ def test_only_who_is_waited_for_is_looked_at_and_who_has_left_is_lost(
         watch.look([2])
     expected = "training.rank_failed(name=training.rank_of_size(rank=2, size=3), reason=its disk is"
     assert str(caught.value).startswith(expected)
+    watched.left[2] = ""  # its work is done, and rank 0 waits for it
+    with pytest.raises(ProcessLostError, match=r"^training\.rank_left\(name=.*\(rank=2, size=3\)"):
+        watch.look([2])
+
+
+def joined(store: dist.Store, rank: int, size: int = 2) -> Any:
+    """A rank that has joined already, without the others and their process group."""
+    group: Any = JoinedGroup.__new__(JoinedGroup)
+    group.rank, group.size, group._store = rank, size, store
+    group._round, group._done_keys, group._stop_reason = 0, [], None
+    group._pulse = SimpleNamespace(progress=0, is_busy=False, stop=do_nothing)
+    group._is_open, group._has_process_group = True, False
+    group._on_gpu, group._unfinished = False, None
+    return group
+
+
+FINE: tuple[Status, str] = (Status.FINE, "")
+
+
+@pytest.mark.parametrize(
+    ("own", "stop", "other", "agreed"),
+    [
+        (FINE, None, (Status.SAVE, "due"), (Status.SAVE, "due")),
+        ((Status.SAVE, "own"), None, (Status.SAVE, "other"), (Status.SAVE, "own")),
+        ((Status.SAVE, "own"), "SIGTERM", FINE, (Status.STOP, "SIGTERM")),
+        ((Status.STOP, "own"), "SIGTERM", FINE, (Status.STOP, "own")),
+        ((Status.NOT_FINITE, "own"), "SIGTERM", (Status.STOP, ""), (Status.NOT_FINITE, "own")),
+    ],
+)
+def test_the_most_severe_status_holds_with_its_reason(
+    own: tuple[Status, str],
+    stop: str | None,
+    other: tuple[Status, str],
+    agreed: tuple[Status, str],
+) -> None:
+    """And of a round before the last nothing stays in the store."""
+    store = dist.HashStore()
+    first, second = joined(store, 0), joined(store, 1)
+    store.set("status/1/1", json.dumps(other))
+    if stop is not None:
+        first.request_stop(stop)
+    assert (first.agree(*own), first.reason) == agreed
+    assert (second.agree(*other), second.reason) == agreed
+    assert json.loads(store.get("status/1/1")) == [*other]
+    store.set("status/2/1", json.dumps(FINE))
+    first.agree(*FINE)
+    keys = ("status/1/1", "agreed/1", "status/2/1", "agreed/2")
+    assert [store.check([key]) for key in keys] == [False, False, True, True]
+
+
+class Lost:
+    """The store of a process that is gone."""
+
+    def check(self, keys: list[str]) -> bool:
+        raise RuntimeError("Connection reset by peer")
+
+    def set(self, key: str, text: str) -> None:
+        raise RuntimeError("Connection reset by peer")
+
+
+def test_others_see_the_pulse_and_the_end_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.001)
+    store = dist.HashStore()
+    first, second = joined(store, 0), joined(store, 1)
+    assert first.pulse_of(1) == Pulse(0, 0, is_busy=True)  # it has not come yet
+    second._pulse = module._Pulse(store, 1, do_nothing)
+
+    def shows(progress: int, is_busy: bool) -> bool:
+        deadline, seen = time.monotonic() + 10, Pulse(0, 0, is_busy=True)
+        while (seen.progress, seen.is_busy) != (progress, is_busy) or seen.beats < 2:
+            assert time.monotonic() < deadline, seen
+            seen = first.pulse_of(1)
+        return True
+
+    with second.busy():
+        with second.busy():
+            second.note_progress()
+        assert shows(2, is_busy=True)
+    assert shows(3, is_busy=False)
+    assert (first.reason_of(1), first.has_ended(1)) == (None, False)
+    second.leave("planted")
+    second.leave("again")
+    first.leave()
+    assert (first.reason_of(1), second.reason_of(0)) == ("planted", "")
+    assert first.has_ended(1)
+    assert second.has_ended(0)
+    assert not joined(Lost(), 1).has_ended(0)  # type: ignore[arg-type]
+    orphaned = threading.Event()
+    module._Pulse(Lost(), 1, orphaned.set)  # type: ignore[arg-type]
+    assert orphaned.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "is_done", "expected"),
+    [
+        (False, None, ["destroyed"]),
+        (False, True, ["destroyed"]),
+        (False, False, []),  # it would wait for the rank that hangs
+        (True, False, ["aborted"]),
+    ],
+)
+def test_a_process_group_ends_once_and_waits_for_no_exchange_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, on_gpu: bool, is_done: bool | None, expected: list[str]
+) -> None:
+    ends: list[str] = []
+    monkeypatch.setattr(module, "LAST_WORDS_SECONDS", 0.01)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: ends.append("destroyed"))
+    monkeypatch.setattr(
+        dist.distributed_c10d, "_abort_process_group", lambda: ends.append("aborted")
+    )
+    group = joined(dist.HashStore(), 1)
+    group._has_process_group, group._on_gpu = True, on_gpu
+    if is_done is not None:
+        group._unfinished = SimpleNamespace(is_completed=lambda: is_done)
+    group.close("planted")
+    group.close("again")
+    assert (ends, group.reason_of(1)) == (expected, "planted")
+
+
+@pytest.mark.parametrize(
+    ("size", "waited", "seconds"),
+    [
+        (2, 0.0, 0.000125),
+        (2, 0.05, 0.001),
+        (8, 5.0, 0.002),
+        (8, 5.1, 0.02),
+        (16, 5.1, 0.04),  # of many ranks each reads the store less often
+    ],
+)
+def test_the_store_is_read_less_often_the_longer_it_takes(
+    size: int, waited: float, seconds: float
+) -> None:
+    assert joined(dist.HashStore(), 1, size)._pause(waited) == pytest.approx(seconds)
 
 
 def test_buckets_are_of_one_type_and_of_a_size(monkeypatch: pytest.MonkeyPatch) -> None:

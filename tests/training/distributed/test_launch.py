@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import logging
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -27,6 +29,7 @@ from infrastructure.core.launcher import launched_process
 from infrastructure.core.shared_cores import THREADS_VARIABLE
 from infrastructure.core.stop_signals import StopSignal
 from infrastructure.training.distributed import launch, members
+from infrastructure.training.distributed.checkpoint_storage import save_distributed
 from infrastructure.training.distributed.launch import LOOPBACK, Agent, RankWatch, living_ranks
 from tests.forks import forked_python
 from tests.training.distributed.stand_in import PATIENCE_SECONDS, STOPPED
@@ -248,13 +251,14 @@ def test_ranks_get_their_number_threads_and_input(tmp_path: Path) -> None:
         "Path(sys.argv[1], given['RANK']).write_text(json.dumps(given))\n"
         "Path(os.environ['_TEMPER_AGENT'].split()[1], 'exit_code').write_text('0')\n"
     )
-    before = dict(os.environ)
+    before, stdin = dict(os.environ), os.fstat(0).st_ino
     sys.path.insert(0, str(tmp_path))
     try:
         agent = Agent([str(tmp_path)], 2, stdin=b"a secret", module="shows")
         assert agent.run() == ExitCode.DONE
     finally:
         sys.path.remove(str(tmp_path))
+    assert os.fstat(0).st_ino == stdin
     assert dict(os.environ) | {"TORCHELASTIC_SIGNALS_TO_HANDLE": ""} == before | {
         "TORCHELASTIC_SIGNALS_TO_HANDLE": ""
     }
@@ -299,14 +303,20 @@ class Launches:
         return start
 
 
-@pytest.mark.parametrize(("requested", "threads"), [("5", "5"), ("", "2")])
+@pytest.mark.parametrize(
+    ("requested", "available", "threads"), [("5", 8, "5"), ("", 8, "2"), ("", 2, "1")]
+)
 def test_what_ranks_are_started_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requested: str, threads: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    requested: str,
+    available: int,
+    threads: str,
 ) -> None:
     """Cores are shared unless a number of threads is given; a restart has spent some time."""
     launches = Launches(monkeypatch)
     monkeypatch.setenv(THREADS_VARIABLE, requested)
-    monkeypatch.setattr(launch.torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(launch.torch, "get_num_threads", lambda: available)
     before = dict(os.environ)
     agent = Agent(["train", "--seed", "1"], 3, module=STAND_IN)
     agent._started = time.monotonic() - 50.0
@@ -320,7 +330,9 @@ def test_what_ranks_are_started_with(
     assert 50.0 <= float(again[SPENT_VARIABLE]) < 80.0
     assert (first.nproc_per_node, first.max_restarts, first.max_nodes) == (3, 0, 1)
     assert first.run_id != second.run_id
-    assert first.local_addr == LOOPBACK
+    assert (first.local_addr, first.signals_to_handle) == (LOOPBACK, "SIGQUIT")
+    assert first.logs_specs is not None
+    assert first.logs_specs._redirects == {1: Std.ALL, 2: Std.ALL}  # the terminal is rank 0's
 
 
 def losing(
@@ -341,10 +353,25 @@ def losing(
 
 
 def test_losses_in_vain_are_those_since_the_last_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, lines = losing(monkeypatch, ["", "a", "a", "a", "b", "b", "b"], 6)
-    assert (code, len(lines)) == (ExitCode.DONE, 6)
-    code, lines = losing(monkeypatch, ["", "a", "a", "a", "b", "b", "b", "b"], 7)
-    assert (code, len(lines)) == (ExitCode.PROCESS_LOST, 7)
+    restarts = [
+        f"training.restarting_after_loss(loss=rank 1 is gone, name=the training, attempt={attempt})"
+        for attempt in range(1, 7)
+    ]
+    found = losing(monkeypatch, ["", "a", "a", "a", "b", "b", "b"], 6)
+    assert found == (ExitCode.DONE, restarts)
+    found = losing(monkeypatch, ["", "a", "a", "a", "b", "b", "b", "b"], 7)
+    given_up = "training.too_many_losses(loss=rank 1 is gone, count=4)"
+    assert found == (ExitCode.PROCESS_LOST, [*restarts, given_up])
+
+
+def test_the_newest_version_is_that_of_the_run(tmp_path: Path) -> None:
+    folder, run = AgentFolder(tmp_path), tmp_path / "run-1"
+    assert launch._newest_version(folder) == ""
+    folder.note_run(run, "")
+    assert launch._newest_version(folder) == ""
+    for step in (1, 2):
+        name = save_distributed(run / "checkpoints", {}, {"step": step}, step=step)
+    assert launch._newest_version(folder) == name
 
 
 def failures(**ended: tuple[int, float]) -> dict[int, ProcessFailure]:
@@ -393,14 +420,70 @@ def test_who_has_ended_first_decides_what_it_means(
     assert lost is None or named(lost, 1000 + lost, size=3) in str(ending.loss)
 
 
+def words_of(logs: Path, rank: int, words: str) -> None:
+    """Write what a rank has said on its standard error."""
+    path = logs / "some" / "attempt_0" / str(rank) / "stderr.log"
+    path.parent.mkdir(parents=True)
+    path.write_text(words)
+
+
+@pytest.mark.parametrize(
+    ("ended", "note", "words", "loss"),
+    [
+        ({}, None, "", "training.rank_0_no_exit_code()"),
+        ({}, "rank 2 is silent", "", "rank 2 is silent"),
+        ({"rank1": (75, 1), "rank2": (75, 1)}, "noted", "temper: rank 1: said", "noted"),
+        ({"rank1": (75, 1), "rank2": (75, 1)}, None, "first\ntemper: rank 1: said\n", "said"),
+        ({"rank1": (75, 1)}, None, "temper: said", "said"),
+        ({"rank1": (75, 1)}, None, "", "training.ranks_lost_contact()"),
+        ({"rank1": (-15, 1)}, None, "temper: rank 1: said", "training.rank_0_no_exit_code()"),
+    ],
+)
+def test_a_loss_of_contact_is_reported_in_the_words_of_a_rank(
+    tmp_path: Path, ended: dict[str, tuple[int, float]], note: str | None, words: str, loss: str
+) -> None:
+    folder = AgentFolder(tmp_path)
+    if note:
+        folder.note_loss(note)
+    words_of(tmp_path, 1, words)
+    assert Agent([], 3)._loss(folder, failures(**ended), tmp_path, None) == loss
+
+
+def test_lines_are_shown_without_secrets_once_the_run_is_known(tmp_path: Path) -> None:
+    """Closing lines are not masked again: rank 0 has done so."""
+    shown: list[object] = []
+    show = shown.append
+    agent = Agent([], 2, show, show_end=show, before_line=show)
+    folder, run = AgentFolder(tmp_path), tmp_path / "run-1"
+    agent._show(folder, "first")
+    agent._show_end(folder)  # which has none
+    folder.note_run(run, "")
+    agent._show(folder, "token hf_abcdefghijklmnopqrstuvwxyz012345")
+    agent._show_end(folder)
+    folder.note_last_lines(["two", "lines"])
+    agent._show_end(folder)
+    assert shown == ["first", run, "token ***", run, "two", "lines"]
+
+
+@pytest.mark.parametrize(("level", "disabled"), [(logging.INFO, 50), (logging.DEBUG, 0)])
+def test_logs_of_the_agent_of_torch_are_for_debugging(level: int, disabled: int) -> None:
+    ours, root = logging.getLogger("temper"), logging.root.manager
+    before = ours.level, root.disable
+    try:
+        ours.setLevel(level)
+        with launch._torch_is_silent():
+            assert root.disable == disabled
+        assert root.disable == before[1]
+    finally:
+        ours.setLevel(before[0])
+
+
 def test_what_other_ranks_wrote_is_kept_without_secrets(tmp_path: Path) -> None:
     run, logs = tmp_path / "run-1", tmp_path / "logs"
     (run / "logs").mkdir(parents=True)
-    for rank, words in (("1", "token hf_abcdefghijklmnopqrstuvwxyz012345\n"), ("2", "  \n")):
-        folder = logs / "some" / "attempt_0" / rank
-        folder.mkdir(parents=True)
-        (folder / "stderr.log").write_bytes(b"x" * launch.KEPT_BYTES + b"\n" + words.encode())
-    (logs / "some" / "attempt_0" / "2" / "stderr.log").write_text("  \n")
+    secret = "token hf_abcdefghijklmnopqrstuvwxyz012345\n"
+    words_of(logs, 1, "x" * launch.KEPT_BYTES + "\n" + secret)
+    words_of(logs, 2, "  \n")
     folder = AgentFolder(tmp_path)
     folder.note_run(run, "")
     for _ in range(2):  # of two attempts
@@ -431,7 +514,8 @@ def test_a_rank_that_outlives_rank_0_is_killed_and_named() -> None:
         for _ in range(limit):  # rank 0 lives: its time does not count
             watch.look(1.0)
         first.kill()
-        first.wait()
+        os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # nothing has waited for it yet
+        assert set(living_ranks()) == {1}
         for _ in range(limit):
             watch.look(1.0)
         assert (watch.reasons, second.poll()) == ({}, None)
@@ -464,7 +548,8 @@ def test_who_is_stopped_is_given_time_and_a_pause_of_all_counts_for_nobody() -> 
         assert (watch.reasons, second.poll()) == ({}, None)
         watch.look(1.0)
         assert second.wait(60) == -signal.SIGKILL
-        assert "stopped" in watch.reasons[second.pid]
+        stopped = f"training.rank_stopped_by_signal(seconds={limit + 1})"
+        assert watch.reasons == {second.pid: stopped}
         assert first.poll() is None
     finally:
         for process in (first, second):

@@ -2,11 +2,13 @@
 
 import os
 import threading
+from datetime import timedelta
 from typing import ClassVar
 
 import pytest
 import torch.distributed as dist
 
+from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.launcher import LaunchedProcess
 from infrastructure.core.shared_cores import THREADS_VARIABLE
 from infrastructure.training.distributed import members
@@ -14,10 +16,12 @@ from infrastructure.training.distributed.members import (
     SECRET_VARIABLE,
     Member,
     StartedRanks,
+    by_launcher,
     end_all,
     others_dismissed,
     started_by_rank_0,
 )
+from tests.training.distributed.ranks import free_port
 
 
 def test_a_rank_waits_until_it_is_called_and_is_given_device_and_limit() -> None:
@@ -112,6 +116,7 @@ def test_started_ranks_meet_in_a_store_that_only_they_know(
     monkeypatch.setattr(members, "HelperProcess", Helper)
     ranks = StartedRanks(3, num_threads)
     assert [one.arguments[2:] for one in Helper.made] == [("1", "3"), ("2", "3")]
+    assert {one.arguments[0] for one in Helper.made} == {members.RANK_MODULE}
     assert list(ranks.processes) == [1, 2]
     environment = Helper.made[0].options["environment"]
     assert isinstance(environment, dict)
@@ -136,3 +141,23 @@ def test_only_rank_0_lets_the_others_go(monkeypatch: pytest.MonkeyPatch) -> None
     with others_dismissed():
         pass
     assert not store.check([members.CALL])
+
+
+def test_ranks_of_a_launcher_without_a_store_meet_in_that_of_rank_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 0 does not wait for the others; these wait for it, but not forever."""
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    first, second = (
+        by_launcher(LaunchedProcess(rank, 2, rank + 4, "127.0.0.1")) for rank in range(2)
+    )
+    first.call_others("cpu", 3.0)
+    assert second.called() == ("cpu", 3.0)
+    assert (second.rank, second.size, second.local_rank) == (1, 2, 5)
+    port = free_port()
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setattr(members, "RANK_0_WITHIN", timedelta(seconds=0.03))
+    place = rf"minutes=0\.0005, address=127\.0\.0\.1, port={port}\)"
+    with pytest.raises(ProcessLostError, match=rf"training\.rank_0_unreachable\({place}"):
+        by_launcher(LaunchedProcess(1, 2, 1, "127.0.0.1"))

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import psutil
@@ -151,6 +152,8 @@ def test_more_processes_than_gpus_are_refused(
     ):
         num_processes_for(config, on_gpus)
     assert num_processes_for(config, torch.device("cpu")) == 3
+    config.num_processes = 2
+    assert num_processes_for(config, on_gpus) == 2
     config.num_processes = "auto"
     assert num_processes_for(config, on_gpus) == 2
     assert num_processes_for(config, torch.device("cpu")) == 1
@@ -159,7 +162,9 @@ def test_more_processes_than_gpus_are_refused(
 def test_a_launcher_decides_how_many_there_are(tmp_path: Path, saved_llama: Path) -> None:
     launched_as = LaunchedProcess(0, 4, 0, "10.0.0.1")
     config = small_config(tmp_path, saved_llama)
-    assert num_processes_for(config, torch.device("cpu"), launched_as) == 4
+    for requested in (1, "auto", 4):
+        config.num_processes = requested
+        assert num_processes_for(config, torch.device("cpu"), launched_as) == 4
     config.num_processes = 2
     with pytest.raises(
         ConfigurationError, match=r"training\.launcher_started_other_number.*size=4"
@@ -178,11 +183,20 @@ def test_parts_of_ones_own_cannot_be_given_to_other_processes(
         TrainerFactory().for_run(config, training_strategy=own)
 
 
-def test_the_time_limit_of_the_configuration_holds(tmp_path: Path, saved_llama: Path) -> None:
+CPU = torch.device("cpu")
+
+
+def test_a_run_has_the_ranks_of_its_configuration_or_its_launcher(
+    tmp_path: Path, saved_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = small_config(tmp_path, saved_llama, num_processes=2, process_timeout="2min")
-    ranks = TrainerFactory().for_run(config).ranks
-    assert ranks is not None
-    assert ranks.limit_seconds == 120.0
+    for launched in (None, LaunchedProcess(0, 3, 0, "127.0.0.1")):
+        monkeypatch.setattr(trainer_factory, "launched_process", lambda found=launched: found)
+        config.num_processes = 2 if launched is None else 3
+        ranks = TrainerFactory().for_run(config).ranks
+        assert ranks is not None
+        assert (ranks.config, ranks.device, ranks.launched_as) == (config, CPU, launched)
+        assert (ranks.size, ranks.limit_seconds) == (config.num_processes, 120.0)
 
 
 def test_an_extension_that_one_process_has_alone_is_refused(
@@ -336,6 +350,7 @@ def test_ranks_share_the_cores_of_a_cpu_while_they_train(
         assert group.arguments[1:] == (0, 3, torch.device(device))
         assert group.options["local_rank"] == (4 if is_launched else 0)
         assert group.options["limit_seconds"] == 7.0
+        assert group.options["watch"] == ranks._refuse_dead
         store: Any = group.arguments[0]
         assert members.Member(1, 3, 1, store).called() == (device, 7.0)
         ranks.close(reason)
@@ -375,3 +390,33 @@ def test_who_never_joined_is_not_waited_for() -> None:
     ranks.launch()
     ranks.close()
     assert [one.patience for one in Started.made] == [[0.0]]
+
+
+@pytest.mark.usefixtures("without_others")
+@pytest.mark.parametrize(
+    ("has_group", "reason", "expected"),
+    [
+        (True, "its disk is full", "failed(name={name}, reason=its disk is full)"),
+        (True, "", "process_gone(name={name}, fate=killed, how_to_resume={how})"),
+        (False, "its disk is full", "process_gone(name={name}, fate=killed, how_to_resume={how})"),
+    ],
+)
+def test_a_process_that_has_ended_is_named_with_the_reason_that_it_gave(
+    has_group: bool, reason: str, expected: str
+) -> None:
+    ranks: Any = Ranks(DeploymentConfig(), 3, torch.device("cpu"))
+    ranks._refuse_dead()  # none is started yet
+    ranks.launch()
+    processes = {
+        rank: SimpleNamespace(pid=10 + rank, fate=lambda fate=fate: fate)
+        for rank, fate in ((1, None), (2, "killed"))
+    }
+    Started.made[0].processes.update(processes)
+    assert ranks.pids == [11, 12]
+    if has_group:
+        ranks.group = SimpleNamespace(reason_of={2: reason}.get)
+    with pytest.raises(ProcessLostError) as caught:
+        ranks._refuse_dead()
+    name = "training.rank_of_size_with_pid(rank=2, size=3, pid=12)"
+    how = "training.same_command_resumes()"
+    assert str(caught.value) == f"training.rank_{expected.format(name=name, how=how)}"

@@ -392,6 +392,8 @@ def test_other_frozen_weights_or_shapes_have_another_fingerprint() -> None:
         first, second = moved[0].weight[0].clone(), moved[0].bias.clone()
         moved[0].weight[0], moved[0].bias[:] = second, first
     assert checksum(one) != checksum(moved)  # the same numbers, each in the place of the other
+    assert fingerprint(one) != fingerprint(layers().double())
+    assert checksum(torch.nn.Module()) == ""
 
 
 def test_of_frozen_weights_the_values_count(monkeypatch: pytest.MonkeyPatch) -> None:

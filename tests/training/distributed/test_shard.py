@@ -4,10 +4,12 @@ One pair of processes does all the quick cases, one after another.
 """
 
 import json
+import math
 import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -18,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
+from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -25,6 +28,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.registries import ADAPTERS, EXTENSIONS, STRATEGIES
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.models.model_inputs import IN_FORWARD
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
@@ -415,23 +419,28 @@ class Gathering(DefaultAllGather):
 
 
 class Chain(torch.nn.Module):
-    """Three blocks, one after the other; a backward pass writes down when it is done with one."""
+    """Three blocks, one after the other, behind a weight of the model's own; a backward pass writes
+    down when it is done with one."""
 
     def __init__(self, events: list[str]) -> None:
         super().__init__()
         self.events = events
+        self.scale = torch.nn.Parameter(torch.ones(2))
         self.blocks = torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(3)])
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
+        values = values * self.scale
         for index, block in enumerate(self.blocks):
             done = f"block {index} is done"
             values = values + 0  # so that it is not the output of the block before
-            values.register_hook(lambda _, done=done: self.events.append(done))
+            if values.requires_grad:
+                values.register_hook(lambda _, done=done: self.events.append(done))
             values = block(values)
         return values
 
 
 def test_no_block_is_put_together_on_a_cpu_before_the_last_one_is_done() -> None:
+    """And where no gradient is wanted, nothing stays together behind a pass or a call inside."""
     events: list[str] = []
     received: list[StorageWeakRef] = []
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
@@ -441,6 +450,13 @@ def test_no_block_is_put_together_on_a_cpu_before_the_last_one_is_done() -> None
         for index, block in enumerate(model.blocks):
             assert isinstance(block, FSDPModule)
             block.set_custom_all_gather(Gathering(events, f"block {index}", received))
+        with torch.no_grad():
+            model(torch.ones(1, 2))
+            assert isinstance(model.scale, DTensor)
+            inside = getattr(model, IN_FORWARD)
+            assert inside(lambda power: model.scale**power, 2).tolist() == [1.0, 1.0]
+            assert isinstance(model.scale, DTensor)
+        events.clear()
         loss = model(torch.ones(1, 2, requires_grad=True)).sum()
         assert events == [f"block {index} is put together" for index in range(3)]
         events.clear()
@@ -450,3 +466,39 @@ def test_no_block_is_put_together_on_a_cpu_before_the_last_one_is_done() -> None
     assert events == [
         f"block {index} is {what}" for index in (2, 1, 0) for what in ("put together", "done")
     ]
+
+
+class Synced(torch.nn.Module):
+    """Sixteen weights, of which some train; notes whether the next gradients are summed."""
+
+    def __init__(self, num_trained: int) -> None:
+        super().__init__()
+        self.frozen = torch.nn.Parameter(torch.ones(16 - num_trained), requires_grad=False)
+        self.trained = torch.nn.Parameter(torch.ones(num_trained))
+        self.sums: list[bool] = []
+
+    def set_requires_gradient_sync(self, sums: bool) -> None:
+        self.sums.append(sums)
+
+
+@pytest.mark.parametrize(("num_trained", "sums"), [(2, [False, True]), (3, [True, True])])
+def test_few_gradients_are_summed_once_and_many_after_each_micro_batch(
+    monkeypatch: pytest.MonkeyPatch, num_trained: int, sums: list[bool]
+) -> None:
+    monkeypatch.setattr(shard, "FSDPModule", Synced)
+    model = Synced(num_trained)
+    for is_last in (False, True):
+        shard.sum_after_backward(model, is_last=is_last)
+    assert model.sums == sums
+
+
+@pytest.mark.parametrize(("limit", "timeout"), [(7.0, timedelta(seconds=7)), (math.inf, None)])
+def test_exchanges_of_layers_end_after_the_limit_of_the_group(
+    monkeypatch: pytest.MonkeyPatch, limit: float, timeout: timedelta | None
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(shard.dist, "new_group", lambda timeout: made.append(timeout) or "ranks")
+    monkeypatch.setattr(shard.DeviceMesh, "from_group", lambda *group: made.append(group))
+    group: Any = SimpleNamespace(limit_seconds=limit, device=torch.device("cuda:1"))
+    shard.mesh_of(group)
+    assert made == [timeout, ("ranks", "cuda")]

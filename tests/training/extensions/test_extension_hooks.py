@@ -22,7 +22,10 @@ def test_there_are_thirteen_events_and_each_has_its_method() -> None:
     assert len(Event) == 13
 
 
-@pytest.mark.parametrize("name", ["step_ended", "after_step", "on_step", "epoch_begin_start"])
+@pytest.mark.parametrize(
+    "name",
+    ["step_ended", "after_step", "before_step", "on_step", "an_end", "a_start", "model_saved"],
+)
 def test_a_misspelt_event_fails_when_the_class_is_defined(name: str) -> None:
     if name == "step_ended":  # reads like an ordinary helper: cannot be told from one
         type("Fine", (Observer,), {name: lambda self, state: None})

@@ -13,6 +13,7 @@ from infrastructure.training.extensions.extension_manager import (
     EXTENSIONS,
     ExtensionManager,
     create_extensions,
+    own_extensions,
     register_extension,
 )
 
@@ -45,6 +46,15 @@ def test_a_registered_extension_is_made_and_may_be_enabled() -> None:
     assert type(own) is Nudge
     config = DeploymentConfig(training=TrainingConfig(enabled_extensions=["nudge"]))
     config.check_supported()
+
+
+@pytest.mark.usefixtures("registered")
+def test_extensions_that_the_trainer_does_not_provide_are_looked_up() -> None:
+    with EXTENSIONS.registered("quantum", Watch):
+        names = ["nudge", "mine", "quantum"]
+        assert own_extensions(names, ["mine", "quantum"]) == [Nudge, Watch]
+    assert own_extensions(["nudge"], ["nudge", "other"]) == [Nudge]  # one's own goes before
+    assert own_extensions([]) == []
 
 
 @pytest.mark.usefixtures("registered")

@@ -77,13 +77,13 @@ class OfLittleMemory(Measuring):
 
 
 def test_too_little_memory_is_answered_with_halves_and_nothing_else_is() -> None:
-    model, reported = ToyModel(), list[int]()
+    model, reported = ToyModel(), list[tuple[int, str]]()
     little = OfLittleMemory(None, model)
     batches = [[0, 1, 2, 3, 4], [5, 6, 7]]
     measured = EvaluationLoss(
-        model, little, Precision("fp32", "cpu"), on_smaller=lambda size, why: reported.append(size)
+        model, little, Precision("fp32", "cpu"), on_smaller=lambda *why: reported.append(why)
     ).measure(batches)
-    assert reported == [2]
+    assert reported == [(2, "out of memory")]
     assert measured["eval_loss"] == pytest.approx(expected(batches), rel=1e-5)
     with pytest.raises(torch.OutOfMemoryError):
         EvaluationLoss(model, little, Precision("fp32", "cpu"), may_halve=False).measure(batches)

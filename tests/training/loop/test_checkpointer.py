@@ -10,6 +10,7 @@ import torch
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.core.errors import CheckpointError
 from infrastructure.run.checkpoint_paths import step_of
+from infrastructure.run.history import HISTORY
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
 from infrastructure.training.checkpoints.snapshot import Snapshot, take_snapshot
 from infrastructure.training.core.state import TrainingState
@@ -67,7 +68,17 @@ def test_what_is_damaged_later_or_evidence_is_passed_over(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_no_way_to_go_on(training: Training, value: float) -> None:
+@pytest.mark.parametrize("is_spread", [False, True])
+def test_weights_that_are_no_numbers_are_no_way_to_go_on(
+    training: Training,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    value: float,
+    is_spread: bool,
+) -> None:
+    monkeypatch.setattr(module, "is_sharded", lambda _: is_spread)
+    monkeypatch.setattr(module, "load_together", lambda _, found, *__: load_checkpoint(found))
+    monkeypatch.setattr(training.checkpoints, "fetch_parts", lambda _: None)
     save(training, 1)
     good = save(training, 2)
     with torch.no_grad():
@@ -75,6 +86,7 @@ def test_weights_that_are_no_numbers_are_no_way_to_go_on(training: Training, val
     training.state.step = 3
     training.checkpoints.save(take_snapshot(training.state, training.step))
     assert training.checkpointer.roll_back(training.state) == good
+    assert "error=training.tensor_not_finite(name=head.weight))" in caplog.text
 
 
 def test_a_buffer_may_be_infinite_and_whole_numbers_are_numbers(training: Training) -> None:
@@ -161,6 +173,26 @@ def test_a_spread_model_is_rescued_where_the_others_take_part(
     assert events == []
     saver.rescue_with_first(training.state, {"last": "stopped"})
     assert events == [SaveKind.STOPPED, {}]
+
+
+def test_a_save_on_request_and_a_bad_state_say_what_they_are(training: Training) -> None:
+    state, saver, store = training.state, training.checkpointer, training.checkpoints.store
+    state.evaluation, state.evaluated_step = {"eval_loss": 0.5}, state.step
+    saver.save_now(state)
+    saver.keep_evidence(state)
+    saved = [store.read(name) for name in reversed(store.versions())]
+    kinds = [(manifest.kind, manifest.score, manifest.healthy) for manifest in saved]
+    assert kinds == [("manual", 0.5, True), ("emergency", None, False)]
+
+
+def test_only_rank_0_saves_what_the_result_depends_on_and_the_history(training: Training) -> None:
+    saver, group = training.checkpointer, Group()
+    saver.identity, saver.history = (lambda: {"seed": 7}), ({"step": 3},)  # type: ignore[assignment]
+    training.step.group = group
+    values = saver.snapshot(training.state).values
+    assert (values["identity"], values[HISTORY]) == ({"seed": 7}, [{"step": 3}])
+    group.rank = 1
+    assert saver.snapshot(training.state).values.keys() == values.keys() - {"identity", HISTORY}
 
 
 def test_without_a_folder_nothing_is_saved_and_the_reason_is_given() -> None:

@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from infrastructure.backup.format.manifest import SaveKind
-from infrastructure.core.errors import DeviceFailedError, StorageError, TrainingDivergedError
+from infrastructure.core.errors import (
+    CheckpointError,
+    DeviceFailedError,
+    StorageError,
+    TrainingDivergedError,
+)
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints import checkpoint_manager
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
@@ -18,6 +23,7 @@ from infrastructure.training.recovery import bad_loss
 from infrastructure.training.recovery.recovery_log import num_rollbacks
 from tests.slow import slow_but
 from tests.training.loop.test_loop_recovery import counts, lasting, with_metrics
+from tests.training.loop.test_optimizer_step import fail_in_optimizer, out_of_memory
 from tests.training.toy import ToySource
 from tests.training.toy_training import Training
 
@@ -396,3 +402,41 @@ def test_what_ends_a_training_decides_whether_it_is_saved(
     training.step.mark_safe(training.state)
     training.loop.error_recovery.rescue(training.state, error)
     assert saved == kinds
+
+
+def refusing(error: Exception) -> Any:
+    def refuse(*_: object) -> None:
+        raise error
+
+    return refuse
+
+
+def test_a_bad_loss_is_named_although_its_state_cannot_be_kept(tmp_path: Path) -> None:
+    training = Training(tmp_path, recovery={"not_finite": "stop"})
+    training.adapter.poison_example = POISON
+    training.checkpointer.keep_evidence = refusing(StorageError("full"))  # type: ignore[method-assign]
+    with pytest.raises(TrainingDivergedError) as caught:
+        training.run()
+    end = ".training.bad_state_not_kept(error=full) training.bad_loss_advice()"
+    assert str(caught.value).endswith(end)
+
+
+def test_a_torn_step_is_an_error_where_no_checkpoint_is_good(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    fail_in_optimizer(training, 5, out_of_memory())
+    training.checkpointer.roll_back = refusing(CheckpointError("none is good"))  # type: ignore[method-assign]
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        training.run()
+    assert caught.value.__notes__ == ["none is good"]
+    assert training.state.recoveries == []
+
+
+def test_a_failed_gpu_is_named_although_the_last_save_failed_too(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    training.checkpointer.collect = refusing(ValueError("planted"))  # type: ignore[method-assign]
+    readable = training.loop.error_recovery.readable
+    other, failed = OSError("CUDA error: no"), torch.AcceleratorError("CUDA error: assert")
+    assert readable(training.state, other) is other
+    assert isinstance(readable(training.state, failed), DeviceFailedError)
+    [note] = failed.__notes__
+    assert note.startswith("training.finishing_checkpoint_failed(error=ValueError: planted")

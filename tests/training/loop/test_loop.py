@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from infrastructure.core.errors import TrainingDivergedError
+from infrastructure.backup.format.manifest import SaveKind
+from infrastructure.core.errors import ProcessLostError, TrainingDivergedError
 from infrastructure.run.checkpoint_paths import by_step, step_of
 from infrastructure.training.checkpoints.checkpoint_manager import (
     load_checkpoint,
@@ -22,7 +23,7 @@ from infrastructure.training.checkpoints.snapshot import (
     take_snapshot,
 )
 from infrastructure.training.core.state import Phase, TrainingState
-from infrastructure.training.distributed.group import ALONE, Group
+from infrastructure.training.distributed.group import ALONE, Group, Status
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.forward.gradient_accumulation import split
 from infrastructure.training.loop import loop as loop_module
@@ -477,3 +478,83 @@ def test_ones_own_loop_saves_for_the_same_reasons(by: str) -> None:
     assert training.loop.save_is_due(training.state) == is_due_before
     training.loop.single_step(training.state, [6, 7, 8])
     assert training.loop.save_is_due(training.state)
+
+
+class Agreeing(Group):
+    """One of two ranks, which sends or receives a decision."""
+
+    size = 2
+
+    def __init__(self, rank: int, **received: Any) -> None:
+        usual = {"is_stopped": False, "micro_batch_size": 2, "weights": None, "saves": False}
+        self.rank, self.decided = rank, {**usual, "kind": None, **received}
+        self.agreed: list[object] = []
+
+    def decide(self, make: Callable[[], Any]) -> Any:
+        if self.is_first:
+            self.decided = make()
+        return self.decided
+
+    def agree(self, status: Status, reason: str = "") -> Status:
+        self.agreed.append((status, reason))
+        return super().agree(status, reason)
+
+
+@pytest.mark.parametrize(
+    ("step", "will_save", "is_spread", "has_folder", "sent", "kind"),
+    [
+        (1, False, False, True, {"weights": "sum"}, None),  # the first step is compared too
+        (2, False, False, True, {}, None),
+        (2, True, False, True, {"weights": "sum", "saves": True}, SaveKind.SCHEDULED),
+        (2, True, False, False, {}, SaveKind.SCHEDULED),
+        (1, True, True, True, {"kind": "scheduled"}, SaveKind.SCHEDULED),
+    ],
+)
+def test_rank_0_sends_what_it_decides_after_a_step(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+    will_save: bool,
+    is_spread: bool,
+    has_folder: bool,
+    sent: dict[str, Any],
+    kind: SaveKind | None,
+) -> None:
+    monkeypatch.setattr(loop_module, "checksum", lambda model: "sum")
+    monkeypatch.setattr(loop_module, "is_sharded", lambda model: is_spread)
+    training, group = Training(tmp_path if has_folder else None), Agreeing(0)
+    training.state.step, training.step.group = step, group
+    assert training.loop._agreed_kind(training.state, will_save) == kind
+    assert group.decided == Agreeing(1, **sent).decided
+    assert group.agreed == [(Status.FINE, "")] * ("weights" in sent)
+    training.state.stop("enough")
+    training.loop._agreed_kind(training.state, False)
+    assert group.decided["is_stopped"]
+
+
+def test_another_rank_follows_rank_0_and_ends_with_other_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop_module, "checksum", lambda model: "own")
+    training = Training()
+    loop, state = training.loop, training.state
+
+    def follow(**received: Any) -> SaveKind | None:
+        training.step.group = Agreeing(1, **received)
+        return loop._agreed_kind(state, will_save=True)
+
+    assert follow(is_stopped=True, micro_batch_size=1, weights="own") is None
+    assert (loop._is_over(state), state.micro_batch_size) == (True, 1)
+    assert follow(kind="stopped") is SaveKind.STOPPED
+    assert not loop._is_over(state)
+    training.step.mark_safe(state)
+    state.step = 3
+    training.step.losses.sums.loss_sum, training.step.losses.sums.num_steps = math.nan, 1
+    assert follow() is None
+    with pytest.raises(TrainingDivergedError):  # where rank 0 saves, this one has looked, too
+        follow(saves=True)
+    with pytest.raises(ProcessLostError) as caught:
+        follow(weights="other")
+    differ = "training.weights_differ_between_ranks(step=3, rank=rank 1)"
+    assert str(caught.value) == differ
+    assert training.step.safe_point is None

@@ -249,7 +249,7 @@ def test_where_nothing_is_learned_the_last_step_is_saved_once(tmp_path: Path) ->
         state.interrupt("planted", StopReason.NOTHING_LEARNED)
 
     training = Training(tmp_path, hooks=[Doing(5, stand_still)], **QUIET)
-    with pytest.raises(NothingLearnedError):
+    with pytest.raises(NothingLearnedError, match=r"^planted$"):
         training.run()
     assert manifests(tmp_path) == [(5, "stopped", None)]
     assert training.recorder.events[-2:] == ["error", "train_end"]

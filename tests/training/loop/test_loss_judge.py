@@ -79,6 +79,9 @@ def test_an_overflow_of_gradients_is_the_business_of_a_scaler(
     judge = judge_of(has_scaler=has_scaler)
     judge.add(step_of(1.0, norm=math.inf))
     assert judge.is_finite is has_scaler
+    saved = {"loss_sum": 100.0, "num_items": 100, "num_tokens": 200, "num_steps": 1}
+    saved |= {"grad_norm": 0.0, "learning_rate": 0.5, "seconds": 0.0}  # JSON has no infinity
+    assert judge.state_dict()["log"] == saved
     if has_scaler:
         judge.check_sums(state)
         judge.read(state)
@@ -144,7 +147,10 @@ def test_a_spike_is_noted_or_raised(state: TrainingState, policy: str) -> None:
     judge.add(step_of(9.0))
     if policy == "note":
         judge.read(state)
-        assert [(entry["kind"], entry["step"]) for entry in state.recoveries] == [("loss_spike", 7)]
+        numbers = "training.bad_loss_numbers(loss=9, norm=1, extent=)"
+        noted = {"kind": "loss_spike", "step": 7, "action": "training.loss_spike_recorded()"}
+        [entry] = state.recoveries
+        assert entry.items() >= {**noted, "message": numbers}.items()
         assert state.metrics["loss"] == 9.0
     else:
         with pytest.raises(BadLossError):

@@ -16,7 +16,9 @@ from infrastructure.training.core.state import SkippedBatch, TrainingState
 from infrastructure.training.distributed.group import Group
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
 from infrastructure.training.forward.evaluation_loss import EvaluationLoss
+from infrastructure.training.forward.gradient_accumulation import one_step
 from infrastructure.training.loop import loop, loss_judge, optimizer_step
+from infrastructure.training.model_adapters.base_adapter import LossOutput
 from infrastructure.training.recovery import safe_point as boundary
 from tests.slow import slow_but
 from tests.training.toy_training import Training
@@ -199,7 +201,15 @@ def test_the_size_that_is_tried_is_reported_to_whoever_remembers_it(
     training.run()
     assert tried == [3, 1]
     assert len(freed) == 2
-    assert [entry["kind"] for entry in training.state.recoveries] == ["out_of_memory"] * 2
+    noted = [(e["kind"], e["step"], e["action"], e["message"]) for e in training.state.recoveries]
+    assert noted == [
+        (
+            *("out_of_memory", 1),
+            f"training.batch_retried_smaller(micro_batch_size={size})",
+            "CUDA out of memory: planted",
+        )
+        for size in tried
+    ]
 
 
 def test_a_lack_of_memory_in_the_evaluation_halves_once_for_all_batches() -> None:
@@ -405,6 +415,25 @@ def test_a_batch_with_one_supervised_item_is_divided_by_one() -> None:
     gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
     training.loop.single_step(training.state, [0])
     assert training.state.metrics["grad_norm"] == pytest.approx(float(gradient.norm()))
+
+
+def test_a_batch_without_supervised_items_is_a_step_of_no_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training = Training(dropout=0.0)
+    adapter, step, model = training.adapter, training.step, training.state.model
+    loss = adapter.compute_loss
+
+    def of_nothing(model: torch.nn.Module, batch: dict[str, Any]) -> LossOutput:
+        return LossOutput(loss(model, batch).loss_sum * 0.0, 0)
+
+    step.strategy.compute_loss = of_nothing
+    monkeypatch.setattr(adapter, "count_items", lambda examples: 0)
+    assert training.loop.single_step(training.state, [1, 2]) == 0.0
+    assert training.state.metrics["grad_norm"] == 0.0
+    assert training.weights.isfinite().all()
+    one_step(model, adapter, step.strategy, step.optimizer, [1])
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
 
 
 def test_a_training_begins_alone_and_with_nothing_done() -> None:

@@ -757,6 +757,8 @@ def test_a_training_that_trl_cannot_do_here_is_refused_before_a_model_loads(
     monkeypatch.setattr(trl_training, "training_device", lambda _: device)
     with pytest.raises(ValueError, match=r"several_gpus_visible\(method=dpo, count=2\)"):
         TrlTraining(config, tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert TrlTraining(config, tmp_path).device == device
 
 
 def bare(method: str = "grpo", **training: Any) -> TrlTraining:

@@ -184,6 +184,16 @@ def test_a_number_stays_until_the_next() -> None:
     assert stream.getvalue().splitlines() == ["step 1  loss 2", "step 2  loss 2"]
 
 
+def test_a_note_comes_last_as_long_as_there_is_one() -> None:
+    stream, notes = io.StringIO(), iter([None, "saved", ""])
+    progress = Progress(4, stream=stream, clock=Clock(), note=lambda: next(notes))
+    for step in (1, 2, 3):
+        progress.update(step, 2.0, tokens_per_second=0.0)
+    assert [line.rpartition("loss ")[2] for line in stream.getvalue().splitlines()] == [
+        *("2  ETA 00:00", "2  ETA 00:00  saved", "2  ETA 00:00"),
+    ]
+
+
 def test_the_time_left_follows_what_happens_now() -> None:
     clock = Clock()
     rate = RecentRate(0, clock)

@@ -13,6 +13,7 @@ from infrastructure.training.metrics.sinks import (
     JsonlSink,
     console_line,
     make_sinks,
+    sinks_of_run,
 )
 
 EVALUATION = {"step": 20, "epoch": 0, "kind": "evaluation", "eval_loss": 2.5}
@@ -169,11 +170,14 @@ def test_csv_forgets_the_steps_after_the_resumed_one(tmp_path: Path) -> None:
     for number in (10, 20, 30):
         sink.write(step(number))
     sink.close()
+    with path.open("a") as file:
+        file.write("?,,0,,,,,,,,\n")  # for people to see
     resumed = CsvSink(path)
     resumed.truncate_after(20)
-    resumed.write(step(21, new=1.0))
+    resumed.write(step(21, new=1.0, text="\ud800"))
     resumed.close()
-    assert [row["step"] for row in table_of(path)] == ["10", "20", "21"]
+    assert [row["step"] for row in table_of(path)] == ["10", "20", "?", "21"]
+    assert table_of(path)[-1]["text"] == "\\ud800"  # half of a character
 
 
 # --- the table of names ------------------------------------------------------
@@ -187,6 +191,22 @@ def test_sinks_by_name_write_into_the_run_directory(tmp_path: Path) -> None:
         sink.write(step(1))
         sink.close()
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "metrics.csv"}
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([], ["jsonl"]),
+        (["console"], ["jsonl", "console"]),
+        (["console", "jsonl"], ["console", "jsonl"]),
+    ],
+)
+def test_a_run_has_the_file_that_its_report_reads(
+    tmp_path: Path, names: list[str], expected: list[str]
+) -> None:
+    sinks = sinks_of_run(iter(names), tmp_path, "my_losses:focal")
+    assert [sink.name for sink in sinks] == expected
+    assert {s.loss for s in sinks if isinstance(s, ConsoleSink)} <= {"my_losses:focal"}
 
 
 def test_a_misspelt_sink_suggests_the_nearest(tmp_path: Path) -> None:

@@ -119,6 +119,17 @@ def test_each_logged_step_is_passed_to_the_monitor() -> None:
     assert 0 < newest.model_flops_utilization <= 1
 
 
+def test_a_device_that_was_measured_as_too_slow_is_fully_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitoring_setup, "measure_operations_per_second", lambda *_: 1.0)
+    training, monitor = watched()
+    training.run()
+    used = [metrics.model_flops_utilization for metrics in monitor.recent_metrics]
+    assert used[0] == 1.0
+    assert all(share is not None and 0 < share <= 1.0 for share in used)
+
+
 def test_utilization_is_of_the_devices_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitoring_setup, "measure_operations_per_second", lambda *_: 1e15)
     training, monitor = watched()
@@ -166,6 +177,34 @@ def test_waiting_for_data_is_reported_as_a_share_of_the_step(
     shares = [metrics.data_wait_percent for metrics in monitor.recent_metrics]
     assert min(share for share in shares if share is not None) > 30
     assert training.state.data_wait_seconds > 0.1 * len(shares)
+
+
+def test_speeds_are_those_of_the_steps_since_the_last_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each step waits for one second and takes three; what was done before counts for none."""
+    monkeypatch.setattr(monitoring_setup, "measure_operations_per_second", lambda *_: 1.0)
+    observer, monitor, state = observed()
+    now = [0.0]
+    clock = SimpleNamespace(**vars(time) | {"perf_counter": lambda: now[0]})
+    monkeypatch.setattr(monitoring_setup, "time", clock)
+    state.num_examples, state.num_tokens, state.data_wait_seconds = 5, 50, 9.0
+    observer.train_start(state)
+    for step, logged in enumerate([False, True, True], start=1):
+        state.step = step
+        state.data_wait_seconds += 1.0
+        state.num_examples += 2 * step
+        state.num_tokens += 20 * step
+        state.metrics = {"learning_rate": 0.5} if logged else {}
+        observer.step_start(state)
+        now[0] += 3.0
+        observer.step_end(state)
+    observer.train_end(state)
+    found = [
+        (m.step, m.seconds_per_step, m.samples_per_second, m.tokens_per_second, m.data_wait_percent)
+        for m in monitor.recent_metrics
+    ]
+    assert found == [(2, 4.0, 6 / 8, 60 / 8, 25.0), (3, 4.0, 6 / 4, 60 / 4, 25.0)]
 
 
 def test_checkpoints_get_older_until_the_next(tmp_path: Path) -> None:
@@ -299,6 +338,8 @@ def test_the_log_is_written_to_before_it_is_closed_and_the_monitor_is_as_configu
     assert kinds.index(RunLogObserver) < kinds.index(MonitorObserver)
     monitor = hooks[kinds.index(MonitorObserver)].monitor
     assert monitor.interval_seconds == 7.0
+    observer, log = hooks[kinds.index(MonitorObserver)], hooks[0].write.__self__
+    assert (observer.start, observer.stop) == (log.start, log.stop)
     assert monitor.probes["mine"]() == 3.0
     assert monitor.probes.keys() >= {"cache_bytes", "checkpoint_age_seconds"}
 

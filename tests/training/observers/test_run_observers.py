@@ -4,6 +4,7 @@ import io
 import logging
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner, Observer
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import Progress
-from infrastructure.training.metrics.sinks import make_sinks
+from infrastructure.training.metrics.sinks import ConsoleSink, make_sinks
 from infrastructure.training.observers import run_observers
 from infrastructure.training.observers.run_observers import (
     ERRORS_FILE,
@@ -71,6 +72,15 @@ def test_logged_steps_and_evaluations_are_written(tmp_path: Path, state: Trainin
         {"step": 10, "epoch": 1, "loss": 4.0, "tokens_per_second": 100.0},
         {"step": 10, "epoch": 1, "kind": "evaluation", "eval_loss": 4.5},
     ]
+
+
+def test_the_console_knows_the_length_of_the_run(state: TrainingState) -> None:
+    lines: list[str] = []
+    hooks = HookRunner([MetricsObserver(MetricsLogger([ConsoleSink(lines.append)]))])
+    hooks.fire(Event.TRAIN_START, state)
+    state.step = 50
+    evaluate(state, hooks, 2.5)
+    assert lines == ["[ 50%] step 50/100  epoch 1  held-out loss 2.500"]
 
 
 def test_a_resumed_run_has_every_step_once(tmp_path: Path, state: TrainingState) -> None:
@@ -205,6 +215,23 @@ def test_the_report_is_written_after_evaluations_but_not_too_often(
     report.unlink()
     hooks.fire(Event.TRAIN_END, state)
     assert report.exists()
+
+
+def test_a_report_that_takes_long_is_written_seldom(
+    state: TrainingState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes two seconds, which are a hundredth of the time until the next one."""
+    now, written = [0.0], list[float]()
+
+    def write(directory: Path) -> None:
+        now[0] += 2.0
+        written.append(now[0])
+
+    monkeypatch.setattr(run_observers, "write_report", write)
+    hooks = HookRunner([ReportObserver(tmp_path, interval_seconds=60, clock=lambda: now[0])])
+    for now[0] in (0.0, 201.9, 202.0):
+        evaluate(state, hooks, 3.0)
+    assert written == [2.0, 204.0]
 
 
 def test_a_report_that_cannot_be_written_is_no_reason_to_stop(
@@ -398,12 +425,15 @@ class Copier:
 
 
 def test_a_copier_is_looked_after_each_second_and_hears_of_each_checkpoint(
-    monkeypatch: pytest.MonkeyPatch, state: TrainingState
+    monkeypatch: pytest.MonkeyPatch, state: TrainingState, caplog: pytest.LogCaptureFixture
 ) -> None:
     now, copier = [100.0], Copier()
     monkeypatch.setattr(run_observers.time, "monotonic", lambda: now[0])
     hooks = HookRunner([CopiesObserver(copier)])  # type: ignore[arg-type]
     hooks.fire(Event.TRAIN_START, state)
+    failed = "training.backup_worker_not_started(name=the backup worker, error=no more processes)"
+    [warning] = caplog.messages
+    assert warning.startswith(failed)
     for _ in range(5):  # 0.4 seconds each
         log_step(state, hooks, 1, 1.0)
         now[0] += 0.4
@@ -411,3 +441,26 @@ def test_a_copier_is_looked_after_each_second_and_hears_of_each_checkpoint(
     hooks.fire(Event.CHECKPOINT_SAVED, state)
     hooks.fire(Event.CHECKPOINT_SAVED, state)
     assert copier.calls[3:] == ["nudge", "nudge"]
+
+
+@pytest.mark.parametrize("has_place", [True, False])
+def test_a_run_is_observed_in_an_order_in_which_each_reads_what_is_written(
+    tmp_path: Path, has_place: bool
+) -> None:
+    run: Any = SimpleNamespace(path=tmp_path / "a run")
+    copies: Any = SimpleNamespace(has_place=has_place, confirmed_step=lambda: 3, backup=Copier())
+    sinks, progress, report = (
+        make_sinks(["jsonl"], tmp_path),
+        ProgressObserver(),
+        list[str]().append,
+    )
+    found: list[Any] = run_observers.run_observers(run, copies, report, sinks, [progress])
+    kinds = [MetricsObserver, ProgressObserver, CheckpointLines, ErrorsObserver, ReportObserver]
+    assert [type(one) for one in found] == [*kinds, *[CopiesObserver] * has_place]
+    metrics, shown, lines, errors, reports, *copier = found
+    assert (metrics.metrics_logger.sinks, shown, lines.show) == (sinks, progress, report)
+    assert lines.confirmed_step is (copies.confirmed_step if has_place else None)
+    assert lines.run == f"'{tmp_path}/a run'"
+    assert errors.file.path == run.path / ERRORS_FILE
+    assert reports.run_directory == run.path
+    assert [one.backup for one in copier] == [copies.backup] * has_place

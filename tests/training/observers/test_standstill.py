@@ -25,7 +25,10 @@ class OnGpu:
 
 
 def stopped_at(
-    norms: list[Any], rates: list[float] | None = None, rewards: list[StepRewards] | None = None
+    norms: list[Any],
+    rates: list[float] | None = None,
+    rewards: list[StepRewards] | None = None,
+    why: str = "training.all_gradients_zero(count=20, learning_rate=0.001000)",
 ) -> int | None:
     """The step after which a training of these steps is stopped; None: it is not."""
     state, observer = TrainingState(torch.nn.Linear(1, 1)), Standstill()
@@ -35,7 +38,7 @@ def stopped_at(
         state.rewards = rewards[step - 1] if rewards else None
         observer.step_end(state)
         if state.is_interrupted:
-            assert state.stop_reason is StopReason.NOTHING_LEARNED
+            assert (state.stop_reason, state.stop_message) == (StopReason.NOTHING_LEARNED, why)
             return step
     return None
 
@@ -57,7 +60,8 @@ def test_rewards_explain_a_gradient_of_0_but_for_20_steps_without_any() -> None:
     tied = [StepRewards(num_tied=n) for n in range(1, 41)]
     assert stopped_at([0.0] * 40, rewards=tied) is None
     without = [StepRewards(num_without=n) for n in range(1, 41)]
-    assert stopped_at([0.3] * 40, rewards=without) == 20  # of a KL term alone
+    none = "training.no_reward_returned(count=20)"
+    assert stopped_at([0.3] * 40, rewards=without, why=none) == 20  # of a KL term alone
     some = [StepRewards(num_without=n % 19) for n in range(40)]
     assert stopped_at([0.0] * 40, rewards=some) is None
     assert stopped_at([0.0] * 40, rewards=[StepRewards()] * 40) == 20  # rewards of weight 0
@@ -102,10 +106,11 @@ def test_parameters_that_no_gradient_reaches_are_named_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     [message] = named(caplog, ["0.weight", "0.bias", "1.weight"])
-    assert message.startswith("training.parameters_without_gradient(parameters=1.bias, count=20")
+    one = "parameters=1.bias, count=20, they_are=it is"
+    assert message == f"training.parameters_without_gradient({one})"
     caplog.clear()
     [message] = named(caplog, ["0.weight"])
-    assert "parameters=0.bias and 2 more, count=20" in message
+    assert message.endswith("(parameters=0.bias and 2 more, count=20, they_are=they are)")
 
 
 def test_each_phase_names_what_it_trains_and_does_not_reach(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from infrastructure.config.sections.model_config import LoraConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core import shared_cores
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.hardware import Processor
@@ -25,6 +26,7 @@ from infrastructure.training.setup.compute_choice import (
     choose_by_trial,
 )
 from infrastructure.training.sizing.cost_measurement import DryRunStep, MicroCost
+from infrastructure.training.strategies import StandardTrainingStrategy
 from tests.training.small_runs import small_trainer
 
 MakeTrainer = Callable[..., EnhancedTrainer]
@@ -346,3 +348,50 @@ def test_a_cpu_without_bf16_does_not_go_on_in_bf16(
     monkeypatch.setattr(precision, "best_precision", lambda device: "fp32")
     with pytest.raises(CheckpointError, match="precision: was bf16, is fp32"):
         make(checkpoint_frequency=2).restore(checkpoint)
+
+
+class OwnStrategy(StandardTrainingStrategy):
+    """One of one's own, whose steps may not be tried often."""
+
+
+@pytest.mark.parametrize(
+    ("differing", "is_alone"),
+    [
+        ({}, True),
+        ({"device": torch.device("cuda")}, False),
+        ({"training_config": TrainingConfig(compile_mode="default")}, False),
+        ({"num_processes": 2}, False),
+        ({"strategy": SimpleNamespace(has_forms=True)}, False),
+        ({"strategy": OwnStrategy(TrainingConfig())}, False),
+    ],
+)
+def test_only_one_plain_training_on_a_cpu_is_tried(
+    differing: dict[str, Any], is_alone: bool
+) -> None:
+    plain: dict[str, Any] = {
+        **{"device": torch.device("cpu"), "num_processes": 1},
+        **{"training_config": TrainingConfig(compile_mode=None)},
+        "strategy": StandardTrainingStrategy(TrainingConfig()),
+    }
+    trainer: Any = SimpleNamespace(**plain | differing)
+    assert compute_choice._is_alone(trainer) == is_alone
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({"batch_size": 4}, 7 * 3),
+        ({"batch_size": "auto", "num_epochs": 5}, 1000 * 5 // 32),
+        ({"batch_size": "auto"}, 1000 // 32),
+    ],
+)
+def test_the_micro_batches_of_a_training_are_counted_or_estimated(
+    settings: dict[str, Any], count: int
+) -> None:
+    trainer: Any = SimpleNamespace(
+        training_config=TrainingConfig(**settings),
+        check_length=lambda: 7,
+        batch_plan=lambda: SimpleNamespace(gradient_accumulation=3),
+        initialize_data=lambda: SimpleNamespace(num_examples=1000),
+    )
+    assert compute_choice._num_micro_batches(trainer) == count

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
 from infrastructure.core.hardware import memory
+from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.setup import resource_limits as machine_limits
 from infrastructure.training.setup.resource_limits import (
@@ -38,8 +40,11 @@ def test_a_run_holds_its_limits() -> None:
             "memory.cpu_memory_limit": "85%",
             "memory.cache_ttl": 60,
             "memory.worker_memory": "2GB",
+            "memory.cache_size": "600MB",
         }
     )
+    assert trainer.memory_budget == MemoryBudget(max_percent=70.0, cpu_limit="85%")
+    assert (trainer.cache_config.memory_size, trainer.cache_config.disk_size) == (300, 300)
     settings = hook(trainer, MemoryExtension).settings
     assert settings.max_percent == 70.0
     assert settings.limit_bytes == int(0.85 * memory().total_bytes)
@@ -73,6 +78,31 @@ def test_a_gpus_limits_on_a_cpu_are_reported_to_have_no_effect(
     assert "gpu_cache_size" not in caplog.text
     trainer_for(**{"memory.gpu_cache_size": "1GB"})
     assert f"{of}memory.gpu_cache_size, device=cpu)" in caplog.text
+
+
+def test_a_gpu_is_limited_by_shares_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[object, ...]] = []
+    monkeypatch.setattr(machine_limits, "limit_gpu_memory", lambda *given: calls.append(given))
+    properties = SimpleNamespace(total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    gpu = torch.device("cuda")
+    on_gpu: Any = SimpleNamespace(device=gpu)
+    on_cpu: Any = SimpleNamespace(device=torch.device("cpu"))
+    given = DeploymentConfig(
+        **{
+            "resources.gpu.memory_limit": "50%",
+            "memory.gpu_memory_fraction": 0.9,
+            "memory.gpu_cache_size": "25%",
+        }
+    )
+    for config in (given, DeploymentConfig()):
+        machine_limits._limit_gpu(on_gpu, config)
+    assert calls == [(gpu, 40 << 30, 0.9), (gpu, None, None)]
+    kept = [
+        machine_limits._memory_extension(trainer, config).settings.gpu_cache_bytes
+        for trainer, config in ((on_gpu, given), (on_gpu, DeploymentConfig()), (on_cpu, given))
+    ]
+    assert kept == [20 << 30, None, None]
 
 
 def test_a_gpu_that_must_be_there_and_is_not_is_refused() -> None:

@@ -44,9 +44,19 @@ def test_several_processes_do_a_share_of_each_step(
 
 def test_auto_makes_an_optimizer_step_of_the_usual_size(tmp_path: Path) -> None:
     config = TrainingConfig(batch_size="auto")
-    plan = measured(config, 10_000, lambda most: choice(8), measured_before(tmp_path), KEY, PLENTY)
+    largest: list[int] = []
+
+    def search(most: int) -> BatchChoice:
+        largest.append(most)
+        return choice(8)
+
+    plan = measured(config, 4000, search, measured_before(tmp_path), KEY, PLENTY)
+    assert largest == [240]
     assert (plan.micro_batch_size, plan.gradient_accumulation) == (8, 4)
-    assert plan.decided()["training.batch_size"]["value"] == 8
+    assert plan.decided() == {
+        "training.batch_size": {"value": 8, "origin": plan.origin},
+        "training.gradient_accumulation": {"value": 4, "origin": plan.origin},
+    }
     [line, trial] = plan.lines()
     assert line.startswith("training.batch_size_chosen(micro_batch=8, global_batch=32, origin=")
     assert "training.batch_size_measured_now(reason=larger ones are no faster)" in line
@@ -86,6 +96,8 @@ def test_the_largest_size_has_a_reason() -> None:
     few = "training.batch_size_leaves_few_steps(size=16, fewest=50)"
     assert why_largest(config, 180) == few
     assert why_largest(config, 1_000_000) == "training.largest_batch_size_tried(largest=256)"
+    many_epochs = TrainingConfig(batch_size="auto", num_epochs=1000)
+    assert why_largest(many_epochs, 20) == "training.largest_batch_size_tried(largest=20)"
 
 
 def test_a_step_of_small_data_is_smaller_too() -> None:
@@ -97,9 +109,11 @@ def test_a_step_of_small_data_is_smaller_too() -> None:
 def test_what_was_measured_before_is_not_measured_again(tmp_path: Path) -> None:
     config, cache = TrainingConfig(batch_size="auto"), measured_before(tmp_path)
     first = measured(config, 10_000, lambda most: choice(8), cache, KEY, PLENTY)
-    again = measured(config, 10_000, lambda most: choice(64), cache, KEY, PLENTY)
+    again = measured(config, 10_000, lambda most: choice(64), cache, KEY, 1000)  # just enough
     assert again.resolved() == first.resolved()
     assert again.origin == "training.batch_size_measured_earlier()"
+    fewer = measured(config, 4000, lambda most: choice(64), cache, KEY, PLENTY)
+    assert fewer.micro_batch_size == 64  # up to another size
 
 
 def test_one_example_at_a_time_is_a_size_like_any_other(tmp_path: Path) -> None:
@@ -133,5 +147,6 @@ def test_a_run_that_goes_on_repeats_what_it_began_with() -> None:
     plan = repeated(TrainingConfig(batch_size="auto"), saved)
     assert plan is not None
     assert plan.resolved() == saved
+    assert plan.origin == "training.batch_size_from_checkpoint()"
     assert repeated(TrainingConfig(batch_size=4), saved) is None
     assert repeated(TrainingConfig(batch_size="auto"), {"training.num_epochs": 3}) is None

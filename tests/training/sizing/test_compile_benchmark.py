@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from infrastructure.core.errors import CheckpointError
-from infrastructure.optimization.compiling import decide_compiling
+from infrastructure.optimization.compiling import TIMED_STEPS, decide_compiling
 from infrastructure.training.sizing import compile_benchmark as compile_trial
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
-from tests.training.toy import ToyAdapter
+from tests.training.toy import ToyAdapter, ToySource
 from tests.training.toy_training import Training
 
 
@@ -53,6 +53,8 @@ def test_a_compiler_that_pays_is_kept_and_the_weights_are_the_same(
     assert trial.decision is not None
     assert trial.decision.pays
     assert trial.decision.steps_left == training.state.total_steps
+    timed = [list(batch) for batch in ToySource().train_batches(0, 0, 6)][:TIMED_STEPS]
+    assert training.source.seen[: TIMED_STEPS * 6] == [n for batch in timed for n in batch]
     plain = Training(num_epochs=10, checkpoint_frequency=5).run()
     assert torch.equal(training.weights, plain.weights)
 

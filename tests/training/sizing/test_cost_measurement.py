@@ -1,6 +1,7 @@
 """What a training costs here, measured on a real small model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,21 +13,31 @@ import torch
 
 from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.core.process_memory import resident_bytes
+from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.optimization.batch_size import DoesNotFitError
-from infrastructure.optimization.memory_prediction import MemoryLine
+from infrastructure.optimization.memory_prediction import MemoryBudget, MemoryLine
 from infrastructure.optimization.size_grid import SizeGrid
+from infrastructure.training.sizing import cost_measurement
+from infrastructure.training.sizing.batch_plan import BatchPlan
 from infrastructure.training.sizing.cost_measurement import (
+    LOOP_SECONDS,
     MOST_BYTES_OF_A_SIZE,
     MOST_BYTES_OF_ALL,
+    SAVING_BYTES,
+    CostMeasurement,
     DryRunStep,
     MicroCost,
+    SpeedTrials,
     StepCosts,
     StepSample,
     allowed_seconds,
     dry_run,
+    lengthened,
     num_sizes,
+    sizes_of,
 )
 from tests.training.small_runs import small_trainer
+from tests.training.toy_training import Training
 
 
 def test_the_longest_rows_are_as_long_as_the_longest_that_there_is(
@@ -70,7 +81,7 @@ def test_a_training_without_room_for_its_optimizer_is_refused_before_it_is_measu
         fit.search(8, lambda size: 1)
 
 
-@pytest.mark.parametrize(("total_steps", "evaluated"), [(6, 2), (1000, 16)])
+@pytest.mark.parametrize(("total_steps", "evaluated"), [(19, 2), (20, 16)])
 def test_an_evaluation_is_measured_on_as_many_rows_as_its_time_is_divided_by(
     saved_llama: Path,
     tmp_path: Path,
@@ -101,12 +112,17 @@ def costs(limit_bytes: int) -> StepCosts:
         step_seconds=1.0,
         evaluation_seconds=0.1,
         limit_bytes=limit_bytes,
+        kept_bytes=40,
     )
 
 
-@pytest.mark.parametrize(("limit", "size"), [(10_000, 8), (4_000, 2), (2_600, 1), (2_000, 0)])
+@pytest.mark.parametrize(
+    ("limit", "size"), [(5540, 8), (5539, 2), (3540, 2), (3539, 1), (2540, 1), (2539, 0)]
+)
 def test_the_largest_micro_batch_fits_whatever_its_rows(limit: int, size: int) -> None:
+    """None has more units than the heaviest one of the run."""
     assert costs(limit).largest_that_fits(8) == size
+    assert costs(limit).peak_bytes == 5540
 
 
 def test_lengths_come_in_the_order_of_the_first_epoch(saved_llama: Path, tmp_path: Path) -> None:
@@ -224,6 +240,265 @@ def test_a_measurement_takes_a_small_share_of_the_training() -> None:
 def test_sizes_are_those_that_differ_once_they_are_rounded() -> None:
     adapter: Any = SimpleNamespace(size_grid=SizeGrid.SIXTEENTHS)
     assert num_sizes(np.array([64, 64, 72]), np.array([1, 7, 8, 9]), adapter) == 2 + 2
+    adapter.count_computed, adapter.count_items = sum, len
+    assert sizes_of(adapter, [30, 40]) == {("units", 70), ("items", 8)}
+
+
+def test_a_measurement_lasts_as_long_as_the_whole_training_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """2000 steps of two micro-batches, of 0.1 seconds each once their sizes occurred: 2 seconds."""
+    probe: Any = CompilingProbe()
+    sample = StepSample(probe, MemoryLine(1000.0, 0.0), accumulation=2)
+    clock = SimpleNamespace(perf_counter=lambda: 0.11 * len(sample.excess_bytes))
+    monkeypatch.setattr(cost_measurement, "time", clock)
+    sample.take([[64], [72]] * 30, num_steps=2000)
+    assert len(sample.excess_bytes) == 19
+    assert sample.update_seconds == [0.001] * 9
+    without = StepSample(probe, MemoryLine(1000.0, 0.0), has_update=False)
+    without.take([[64], [72]], num_steps=2000)
+    assert (without.update_seconds, without.seconds_per_update) == ([], 0.0)
+
+
+class Probe:
+    """Steps that take half a second for an example and a bit, and memory for ten units of it."""
+
+    def __init__(self, held: int = 0) -> None:
+        self.tried: list[int] = []
+        numbers = {"moment": torch.zeros(held, dtype=torch.int8), "step": 3}
+        self.optimizer = SimpleNamespace(state={0: numbers} if held else {})
+
+    def micro_batch(self, examples: Sequence[Any]) -> MicroCost:
+        self.tried.append(len(examples))
+        count = len(examples)
+        return MicroCost(sum(examples), 0.25 + 0.5 * count, 1000 + 100 * 10 * count)
+
+    def evaluation(self, examples: Sequence[Any]) -> MicroCost:
+        return MicroCost(1, 1.0, 5000)
+
+    def update(self) -> float:
+        self.tried.append(0)
+        return 6.0
+
+
+def measurement_of(
+    lengths: list[int], *, device: str = "cpu", packs: bool = False, **more: Any
+) -> CostMeasurement:
+    """A measurement of examples that are their lengths."""
+    adapter = SimpleNamespace(
+        device=torch.device(device),
+        packs=packs,
+        size_grid=SizeGrid.EIGHTHS,
+        count_tokens=sum,
+        count_computed=lambda examples: 10 * len(examples),
+    )
+    strategy = SimpleNamespace(config=SimpleNamespace(compile_mode=more.pop("compile_mode", None)))
+    model: Any = torch.nn.Linear(4, 2)
+    model.bias.requires_grad_(False)
+    given: Any = (model, adapter, strategy, SimpleNamespace(), lambda: None, MemoryBudget())
+    measurement = CostMeasurement(*given, **more)
+    measurement.__dict__["usual"] = lengths
+    return measurement
+
+
+@pytest.mark.parametrize(
+    ("packs", "size", "epochs", "units"),
+    [
+        (True, 2, None, 8),  # of 5 and 3, the first one again
+        (False, 2, None, 2 * 8),
+        (True, 3, None, 16),  # of 3, 1 and 5
+        (True, 9, None, 16),  # all of them
+        (False, 9, None, 5 * 8),
+        (True, 2, [np.array([3, 1]), np.array([9, 9])], 24),
+    ],
+)
+def test_the_heaviest_micro_batch_is_that_of_all_stages(
+    packs: bool, size: int, epochs: list[np.ndarray] | None, units: int
+) -> None:
+    measurement = measurement_of([3, 1, 1, 1, 5], packs=packs, epochs=epochs)
+    assert measurement.heaviest_units(size) == units
+
+
+@pytest.mark.parametrize(
+    ("size", "limit", "compile_mode", "tried", "line", "seconds"),
+    [
+        (8, 10**6, None, [1, 2, 4], (1000.0, 100.0), 2 * 2.25),
+        (8, 10**6, "default", [1, 1, 2, 2, 4, 4], (1000.0, 100.0), 2 * 2.25),
+        (8, 3200, None, [1, 2], (1000.0, 100.0), 4 * 1.25),
+        (8, 3199, None, [1], (800.0, 120.0), 8 * 0.75),
+        (2, 10**6, None, [1], (800.0, 120.0), 2 * 0.75),
+    ],
+)
+def test_parts_of_a_micro_batch_are_tried_as_far_as_they_fit(
+    size: int,
+    limit: int,
+    compile_mode: str | None,
+    tried: list[int],
+    line: tuple[float, float],
+    seconds: float,
+) -> None:
+    """With one part alone, what is in use without any counts: here 800 bytes."""
+    probe, measurement = Probe(), measurement_of([1] * 9, compile_mode=compile_mode)
+    found, took = measurement._small_steps(probe, size, 800, limit)  # type: ignore[arg-type]
+    assert (probe.tried, took) == (tried, seconds)
+    assert (found.fixed_bytes, found.bytes_per_unit) == pytest.approx(line)
+
+
+@pytest.mark.parametrize(
+    ("device", "held", "copied"),
+    [
+        ("cpu", 68, 100 + SAVING_BYTES),  # and eight trained weights of four bytes
+        ("cpu", 67, 0),  # saved without a copy
+        ("cuda", 68, 0),
+    ],
+)
+def test_the_worst_peak_includes_the_copy_that_is_saved(
+    monkeypatch: pytest.MonkeyPatch, device: str, held: int, copied: int
+) -> None:
+    monkeypatch.setattr(cost_measurement, "BACKGROUND_BYTES", 100)
+    probe, measurement = Probe(held), measurement_of([1, 2, 3], device=device)
+    worst = [measurement._worst_peak(probe, size) for size in (2, 6)]  # type: ignore[arg-type]
+    assert worst == [5000 + copied, 7000 + copied]
+    assert probe.tried == [2, 6]
+    probe = Probe()
+    measurement._worst_peak(probe, 2)  # type: ignore[arg-type]
+    assert probe.tried == [1, 0, 2]  # the optimizer's state comes first
+
+
+@pytest.mark.parametrize(("size", "speed"), [(4, 15 / (4.5 + 4)), (10, 19 / (5.25 + 2))])
+def test_a_speed_includes_its_share_of_the_optimizer_step(size: int, speed: float) -> None:
+    """Measured on eight examples at least, which begin anew where there are fewer."""
+    trials = SpeedTrials(Probe(), [1, 2, 3], lambda size: 3)  # type: ignore[arg-type]
+    assert trials.tokens_per_second(size) == pytest.approx(speed)
+
+
+def test_a_search_knows_the_memory_and_what_to_prefer(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Search:
+        def __init__(self, **parts: Any) -> None:
+            made.append(parts)
+
+        def run(self, *given: Any) -> Any:
+            return given
+
+    @contextmanager
+    def probing(accumulates: bool) -> Iterator[Probe]:
+        assert accumulates
+        yield probe
+
+    probe, measurement = Probe(), measurement_of([1, 2, 3])
+    measurement.strategy.measuring = lambda model: nullcontext()  # type: ignore[method-assign]
+    measurement.probing = probing  # type: ignore[assignment, method-assign]
+    monkeypatch.setattr(cost_measurement, "BatchSizeSearch", Search)
+    monkeypatch.setattr(measurement, "fixed_bytes", lambda: 5)
+    monkeypatch.setattr(MemoryBudget, "size_bytes", lambda *_: 7)
+    assert measurement.search(64, lambda size: 3, beside=8) == (64, 8)
+    [parts] = made
+    assert (parts["idle_bytes"], parts["budget_bytes"]) == (5, 7)
+    assert parts["way_out"] == "optimization.use_larger_machine()"
+    assert parts["speed_of"](4) == pytest.approx(15 / (4.5 + 4))
+    assert parts["peak_of"](2) == 5000
+
+
+def test_fixed_memory_is_what_is_used_and_will_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight of the ten weights are trained, of four bytes each."""
+    given: list[Any] = []
+    used = SimpleNamespace(now=lambda: 100)
+    monkeypatch.setattr(cost_measurement, "PeakMemory", lambda device: used)
+    monkeypatch.setattr(
+        cost_measurement, "optimizer_state_bytes", lambda *of: (given.append(of), 7)[1]
+    )
+    measurement = measurement_of([1])
+    measurement.strategy.create_optimizer = lambda *of: of  # type: ignore
+    assert measurement.fixed_bytes() == 100 + 8 * 4 + 7
+    [(create, model, device_type)] = given
+    assert (model, device_type) == (measurement.model, "cpu")
+    assert create("samples") == ("samples", 0.0)
+
+
+def test_weights_that_exceed_the_memory_are_refused_with_both_numbers() -> None:
+    measurement = measurement_of([1])
+    measurement.fixed_bytes = lambda: 3 << 30  # type: ignore[method-assign]
+    measurement._refuse_if_fixed_exceeds(3 << 30, has_optimizer=False)
+    measurement._refuse_if_fixed_exceeds(1 << 50, has_optimizer=True)
+    numbers = "needed=3.0 GiB, available=2.0 GiB, way_out=optimization.use_larger_machine()"
+    with pytest.raises(DoesNotFitError) as caught:
+        measurement._refuse_if_fixed_exceeds(2 << 30, has_optimizer=False)
+    assert str(caught.value) == f"training.weights_exceed_memory({numbers})"
+    measurement.fixed_bytes = lambda: pytest.fail("the optimizer is there")  # type: ignore
+    with pytest.raises(DoesNotFitError):
+        measurement._refuse_if_fixed_exceeds(1, has_optimizer=True)
+
+
+def test_an_example_is_lengthened_by_itself() -> None:
+    supervised = np.array([False, True, True])
+    example = TokenizedExample(np.array([5, 6, 7], np.int32), supervised, task="chat")
+    longer: Any = lengthened(example, 5)
+    assert (longer.input_ids.tolist(), longer.input_ids.dtype) == ([5, 6, 7, 5, 6], np.int32)
+    assert longer.supervised.tolist() == [False, True, True, False, True]
+    assert longer.supervised.dtype == np.bool_
+    assert longer.task == "chat"
+    assert lengthened(example, 3) is example
+    assert lengthened("picture", 9) == "picture"
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_a_dry_run_does_real_steps_that_change_no_weight(accumulates: bool) -> None:
+    training = Training(dropout=0.0)
+    model, step = training.state.model, training.step
+    before = training.weights
+    probe = DryRunStep(model, step.adapter, step.strategy, step.optimizer, accumulates)
+    gradients = []
+    for _ in range(2):
+        cost = probe.micro_batch([1, 2])
+        gradients.append(torch.cat([p.grad.flatten().clone() for p in model.parameters()]))
+        assert (cost.num_tokens, cost.seconds > 0, cost.peak_bytes > 10**7) == (5, True, True)
+    torch.testing.assert_close(gradients[1], gradients[0] * (2 if accumulates else 1))
+    assert probe.update() > 0
+    assert len(step.optimizer.state) == 4
+    probe.micro_batch([1, 2])
+    model.train()
+    cost = probe.evaluation([4])
+    assert (cost.num_tokens, cost.seconds > 0) == (5, True)
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(training.weights, before)
+
+
+UNIT_SECONDS, UPDATE_SECONDS = 0.001, 3.0
+
+
+@pytest.mark.parametrize("has_optimizer", [False, True])
+@pytest.mark.parametrize(("size", "total_steps"), [(400, 6), (4, 1000)])
+def test_a_step_takes_its_micro_batches_and_one_update(
+    saved_llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has_optimizer: bool,
+    size: int,
+    total_steps: int,
+) -> None:
+    """A short run by parts of a micro-batch, a longer one by its mean and with the loop's time."""
+
+    def micro_batch(step: DryRunStep, examples: Sequence[object]) -> MicroCost:
+        units = step.adapter.count_computed(examples)
+        return MicroCost(units, UNIT_SECONDS * units, 1 << 20)
+
+    monkeypatch.setattr(DryRunStep, "micro_batch", micro_batch)
+    monkeypatch.setattr(DryRunStep, "update", lambda step: UPDATE_SECONDS)
+    trainer = small_trainer(saved_llama, tmp_path)
+    fit = trainer.cost_measurement()
+    found = fit.costs(BatchPlan(size, 3), total_steps, has_optimizer)
+    if total_steps < 20:
+        part = fit.usual[: len(fit.usual) // 2]
+        units, beside = fit.units(part) * size / len(part), 0.0
+    else:
+        units, beside = float(fit._drawn(size, total_steps * 3)[0].mean()), LOOP_SECONDS
+    update = 0.0 if has_optimizer else UPDATE_SECONDS
+    assert found.step_seconds == pytest.approx(3 * UNIT_SECONDS * units + update + beside)
+    assert found.longest_units == fit.units(fit.longest(1))
+    assert (found.copy_bytes, found.kept_bytes >= 0) == (0, True)
 
 
 def test_the_sizes_to_come_are_about_those_that_all_epochs_have(

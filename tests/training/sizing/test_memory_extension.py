@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,6 +138,7 @@ def test_a_lack_of_memory_is_reported_once_with_the_first_few_remedies(
         return [Recommendation(f"change {n}", "why", MIB) for n in range(5)]
 
     memory = MemoryExtension(MemoryLimits(), CPU, recommend=recommend)
+    monkeypatch.setattr(memory.guard, "used_bytes", lambda: 7 * MIB)
     state = TrainingState(torch.nn.Linear(1, 1), micro_batch_size=2)
     answers = [Action.RELEASED, Action.RELEASED, Action.SMALLER, Action.SMALLER]
     for answer in answers:
@@ -147,9 +149,17 @@ def test_a_lack_of_memory_is_reported_once_with_the_first_few_remedies(
         "training.micro_batch_reduced(size=1)",
     ]
     assert calls == [state]
-    advice = [f"change {n}" in state.recoveries[0]["message"] for n in range(5)]
-    assert advice == [True] * 3 + [False] * 2
-    assert len(memory.facts()["recommendations"]) == 3
+    assert [one["kind"] for one in state.recoveries] == ["short_of_memory"] * 2
+    advice = [str(recommend(state)[n]) for n in range(3)]
+    shown = "".join(f"; {one}" for one in advice)
+    message = f"training.main_memory_use(used=7 MiB, advice={shown})"
+    assert state.recoveries[0]["message"] == message
+    memory.guard = SimpleNamespace(highest_bytes=1, num_releases=2, released_bytes=3)  # type: ignore
+    memory.garbage = SimpleNamespace(num_collections=4, seconds=0.5)  # type: ignore[assignment]
+    assert memory.facts() == {
+        **{"highest_bytes": 1, "num_releases": 2, "released_bytes": 3, "limit_bytes": None},
+        **{"garbage_collections": 4, "garbage_seconds": 0.5, "recommendations": advice},
+    }
 
 
 def test_free_blocks_of_a_gpu_are_given_back_beyond_what_may_be_kept(

@@ -1,6 +1,7 @@
 """What fitted is remembered from training to training."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ def test_the_next_training_takes_what_fitted_and_no_more_than_configured(
     assert not caplog.text
     again = KnownMicroBatchLimit(memory_limits(tmp_path), T4)
     assert again.at_most(2) == 2
+    assert again.at_most(4) == 4
     assert not caplog.text
     assert again.at_most(8) == 4
     assert "training.micro_batch_did_not_fit_before(fitted=4, requested=8, " in caplog.text
@@ -38,3 +40,10 @@ def test_the_processor_is_a_device_with_a_name_and_memory() -> None:
     facts = describe_device(torch.device("cpu"))
     assert facts["device"]
     assert facts["memory_bytes"] > 1 << 28
+
+
+def test_a_gpu_is_named_by_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(name="Tesla T4", total_memory=15 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    facts = describe_device(torch.device("cuda"))
+    assert facts == {"device": "Tesla T4", "memory_bytes": 15 << 30}

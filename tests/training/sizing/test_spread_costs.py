@@ -80,6 +80,7 @@ def test_ranks_of_one_cpu_share_its_memory_and_its_time(saved_llama: Path, tmp_p
     costs = spread_costs(measurement, BatchPlan(4, 3), 2, offload=False)
     assert costs.limit_bytes == measurement.budget.limit_bytes(torch.device("cpu")) // 2
     assert costs.heaviest_units == measurement.heaviest_units(4)
+    assert costs.longest_units == measurement.units(measurement.longest(1))
     assert 0.5 * resident_bytes() < costs.peak_bytes < 2 * resident_bytes()
     # In a step each rank does two of the micro-batches of 4, whose backward pass takes as long as
     # two forward ones; each evaluates every example.

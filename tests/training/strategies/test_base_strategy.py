@@ -10,6 +10,7 @@ import torch
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.models.added_modules import ATTRIBUTE
 from infrastructure.optimization.offloaded_adamw import OffloadedAdamW
+from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import StepOutput
 from infrastructure.training.strategies import STRATEGIES, get_training_strategy
 from infrastructure.training.strategies.base_strategy import (
@@ -208,7 +209,7 @@ def test_a_strategy_of_ones_own_needs_one_method() -> None:
 
 def test_a_strategy_has_a_log_of_its_own_or_the_one_that_it_is_given() -> None:
     given = logging.getLogger("given")
-    assert STRATEGIES.get("standard")(TrainingConfig(), given).logger is given
+    assert get_training_strategy("standard", TrainingConfig(), given).logger is given
     assert STRATEGIES.get("standard")(TrainingConfig()).logger.name == TrainingStrategy.__module__
 
 
@@ -268,6 +269,20 @@ def test_a_step_divides_by_the_items_of_the_whole_batch(total_items: int | None)
     strategy.train_step(model, {**batch, **given}, optimizer, None, schedule)
     assert torch.allclose(model.head.weight, before - 0.5 * expected, atol=1e-6)
     assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+def test_a_step_needs_a_loss_which_is_computed_in_its_precision() -> None:
+    config, seen = TrainingConfig(), list[torch.dtype]()
+    adapter = ToyAdapter(config)
+    strategy, model = get_training_strategy("standard", config), adapter.initialize_model()
+    step = adapter.prepare_batch([1]), strategy.create_optimizer(model, 0.1), None, None
+    with pytest.raises(ValueError, match=r"training\.strategy_without_loss"):
+        strategy.train_step(model, *step)
+    strategy.precision = Precision("bf16", "cpu")
+    model.inner.register_forward_hook(lambda module, given, output: seen.append(output.dtype))
+    strategy.compute_loss = adapter.compute_loss
+    strategy.train_step(model, *step)
+    assert seen == [torch.bfloat16]
 
 
 def groups() -> list[dict[str, object]]:
