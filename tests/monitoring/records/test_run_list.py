@@ -42,6 +42,7 @@ def test_a_run_with_a_name_of_its_own_is_as_old_as_its_beginning(tmp_path: Path)
     )
     moment = time.mktime((2026, 1, 1, 12, 0, 0, 0, 0, -1))
     os.utime(named / RUN_FILE, (moment, moment))
+    os.utime(named, (0, 0))
     assert runs_in(tmp_path) == [older, named, newer]
     (named / RUN_FILE).unlink()
     (named / "checkpoints/versions").mkdir(parents=True)
