@@ -14,6 +14,8 @@ import torch
 
 from infrastructure.backup.backup_system import BackupSystem, create_backup_system
 from infrastructure.backup.inventory import runs_at
+from infrastructure.backup.replication.status import BackupStatus
+from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.messages import phrase
 
@@ -139,8 +141,17 @@ def test_a_given_step_or_path_is_restored(tmp_path: Path) -> None:
         train(model, optimizer)
         assert system.restore_from_checkpoint(model, optimizer, checkpoint)["step"] == 1
         assert same(weights(model), saved)
-    with pytest.raises(CheckpointError, match=r"backup\.no_checkpoint_of_step.*step=7"):
+    problem = rf"^backup\.no_checkpoint_of_step\(root={tmp_path}, step=7\)$"
+    with pytest.raises(CheckpointError, match=problem):
         system.restore_from_checkpoint(model, optimizer, 7)
+    newest = system.store.manifest_path(system.store.versions()[0])
+    newest.write_bytes(b"?")
+    assert system.restore_from_checkpoint(model, optimizer, 1)["step"] == 1
+    shutil.copytree(tmp_path, tmp_path / "place/run")
+    place = str(tmp_path / "place")
+    elsewhere = create_backup_system(tmp_path / "elsewhere", place, run_id="run")
+    found = elsewhere.restore_from_checkpoint(model, optimizer, 1)
+    assert found["checkpoint_path"] == tmp_path / "elsewhere/versions" / first.name
 
 
 def test_a_damaged_version_is_named_and_the_one_before_it_serves(
@@ -184,7 +195,8 @@ def test_what_does_not_fit_is_listed_and_nothing_is_half_loaded(tmp_path: Path) 
 
 
 def test_nothing_to_restore_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"backup\.no_restorable_checkpoint"):
+    problem = rf"^backup\.no_restorable_checkpoint\(root={tmp_path}\)$"
+    with pytest.raises(CheckpointError, match=problem):
         create_backup_system(tmp_path).restore_from_checkpoint(*parts())
 
 
@@ -200,12 +212,70 @@ def test_an_emergency_backup_states_what_it_reached(backups: BackupSystem) -> No
     assert (entry.kind, entry.step) == ("emergency", 6)
 
 
-def test_an_emergency_backup_never_raises_for_a_disk_that_refuses(tmp_path: Path) -> None:
+def test_an_emergency_backup_never_raises_for_a_disk_that_refuses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "backups").write_text("no directory")
     system = create_backup_system(tmp_path / "backups/store")
     result = system.emergency_backup(*parts(), epoch=0, step=1, loss=1.0)
-    assert not result.committed
-    assert result.error
+    assert (result.committed, result.confirmed, result.path) == (False, False, None)
+    assert "Not a directory" in str(result.error)
+    assert f"backup.emergency_save_failed(error={result.error})" in caplog.text
+    assert 0.0 < result.seconds < 60.0
+    model, optimizer = parts()
+    unsuitable = system.emergency_backup(
+        model, optimizer, epoch=0, step=1, loss=1.0, values={"x": object()}
+    )
+    assert "backup.state_cannot_be_stored" in str(unsuitable.error)
+
+
+@pytest.mark.parametrize(("given", "budget"), [(None, 4.0), (7.0, 7.0)])
+@pytest.mark.parametrize("is_confirmed", [True, False])
+def test_an_emergency_backup_waits_for_the_rest_of_its_time(
+    tmp_path: Path, given: float | None, budget: float, is_confirmed: bool
+) -> None:
+    waited: list[float] = []
+
+    class Ends(BackupSystem):
+        def finish(self, seconds: float | None = None, look: str | None = None) -> BackupStatus:
+            assert look == "", "there is no time for another look"
+            assert seconds is not None
+            waited.append(seconds)
+            name = self.store.versions()[0] if is_confirmed else "another"
+            return BackupStatus(confirmed_name=name, error="no answer")
+
+    system = Ends(tmp_path, BackupConfig(emergency_seconds=4.0))
+    begin = time.monotonic()
+    result = system.emergency_backup(
+        *parts(), epoch=2, step=5, loss=1.0, seconds=given, metrics={"f1": 0.5}
+    )
+    seconds = time.monotonic() - begin
+    assert budget - seconds <= waited[0] < budget
+    assert 0.0 < result.seconds <= seconds
+    assert (result.committed, result.confirmed, result.error) == (True, is_confirmed, "no answer")
+    found = system.restore_from_checkpoint(*parts())
+    assert found == {
+        "epoch": 2,
+        "step": 5,
+        "loss": 1.0,
+        "metrics": {"f1": 0.5},
+        "values": {},
+        "checkpoint_path": result.path,
+    }
+    assert system.list_backups()[0].kind == "emergency"
+
+
+def test_a_plain_checkpoint_is_a_manual_one_and_what_killed_writers_left_goes(
+    tmp_path: Path,
+) -> None:
+    system = create_backup_system(tmp_path)
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp/half").touch()
+    for loss, is_healthy in ((1.0, True), (float("inf"), False), (float("nan"), False)):
+        system.create_checkpoint(*parts(), epoch=0, step=1, loss=loss)
+        entry = system.list_backups()[0]
+        assert (entry.kind, entry.healthy) == ("manual", is_healthy)
+    assert [*(tmp_path / "tmp").iterdir()] == []
 
 
 def test_another_machine_restores_from_the_place_what_this_one_saved(

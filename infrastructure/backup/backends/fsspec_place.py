@@ -54,7 +54,6 @@ PIP_LINES = {
     "gcs": "pip install gcsfs",
     "az": "pip install adlfs",
     "abfs": "pip install adlfs",
-    "abfss": "pip install adlfs",
     "sftp": "pip install paramiko",
     "ssh": "pip install paramiko",
 }

@@ -20,6 +20,7 @@ from tests.faults.store_history import tensors_at
 FILE = Path("run-1/objects/ab/abcd")
 DATA = bytes(range(256)) * 4
 BUCKET = "me/backups"
+BUCKETS = f"buckets/{BUCKET}"
 
 
 @pytest.fixture
@@ -59,10 +60,11 @@ def test_what_the_hub_lists_otherwise_is_not_confirmed(hub: Hub, is_size_kept: b
     files = hub.buckets[BUCKET]
     name, size = files[f"temper/{FILE}"]
     files[f"temper/{FILE}"] = (files["temper/other"][0], size) if is_size_kept else (name, size - 1)
-    with pytest.raises(StorageError, match=r"backup\.uploaded_file_mismatch"):
+    at = rf"\(path=hf://{BUCKETS}/temper/{FILE}\)$"
+    with pytest.raises(StorageError, match=rf"^backup\.uploaded_file_mismatch{at}"):
         place.confirm(FILE, Content.of([DATA]))
     del files[f"temper/{FILE}"]
-    with pytest.raises(StorageError, match=r"backup\.uploaded_file_missing"):
+    with pytest.raises(StorageError, match=rf"^backup\.uploaded_file_missing{at}"):
         place.confirm(FILE, Content.of([DATA]))
     place.write(FILE, [DATA])
     assert place.confirm(FILE, Content.of([DATA]))
@@ -92,8 +94,10 @@ def test_removals_go_together_and_what_is_written_again_stays(
     hub.requests.clear()
     for name in "abc":
         place.remove(Path(name))
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"path_missing\(path=hf://.*/temper/a\)"):
         place.remove(Path("a"))
+    with pytest.raises(FileNotFoundError, match=r"path_missing\(path=hf://.*/temper/x\)"):
+        place.names(Path("x"))
     place.write(Path("c"), [b"new"])
     assert place.names(Path()) == ["c", "d"]
     assert sum("/batch" in line for line in hub.requests) == 2  # c written; a, b removed
@@ -110,7 +114,7 @@ def test_it_is_made_private_and_one_of_somebody_elses_is_cautioned_about(
     assert place.identify() == "bucket me/backups"
     assert place.caution(tmp_path) is None
     hub.public.add(f"buckets/{BUCKET}")
-    assert "backup.hub_repository_is_public" in (place.caution(tmp_path) or "")
+    assert place.caution(tmp_path) == f"backup.hub_repository_is_public(url={place.url})"
     hub.failing = {"/batch": 403}
     with pytest.raises(
         PermissionError, match=r"backup\.hub_token_lacks_permission.*repo_id=me/backups"

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from infrastructure.backup.backends import open_place
-from infrastructure.backup.backends.contract import BackendError
+from infrastructure.backup.backends.base import Content
+from infrastructure.backup.backends.contract import BackendError, held_to_contract
 from infrastructure.backup.run_backup import RunBackup
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import StorageError
 from infrastructure.core.messages import phrase
+from tests.backup.memory_place import MemoryPlace
 
 MODULE = """
 import temper
@@ -85,3 +87,72 @@ def test_its_remedy_is_none_of_what_the_backend_knows(tmp_path: Path) -> None:
         place.size(Path("run-1/x"))
     assert place.advice(raised.value) == phrase("backup.fix_backend_and_resume")
     assert place.advice(OSError(errno.ENOSPC, "full")) != phrase("backup.fix_backend_and_resume")
+
+
+CALLS: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("identify", "require_identity", "probe", "close"), ()),
+    "confirm": (Path("x"), Content.of([b""])),
+    "write": (Path("x"), [b""]),
+    "create": (Path("x"), b""),
+    "rename": (Path("x"), Path("y")),
+    "advice": (OSError("x"),),
+    "read_into": (Path("x"), memoryview(bytearray(1))),
+    **dict.fromkeys(
+        (
+            *("sweep", "size", "names", "remove", "free_bytes", "make_directory", "sync_file"),
+            *("sync_directory", "truncate", "forget_cached", "read", "read_back"),
+        ),
+        (Path("x"),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (KeyError("row"), BackendError),
+        (StorageError("other bytes"), StorageError),
+        (OSError("no answer"), OSError),
+        (AssertionError("a fault of the test"), AssertionError),
+    ],
+)
+def test_no_method_raises_anything_else(
+    name: str, raised: Exception, expected: type[Exception]
+) -> None:
+    def fail(*_: object) -> None:
+        raise raised
+
+    place = held_to_contract(type("Broken", (MemoryPlace,), {name: fail})())
+    assert held_to_contract(place) is place
+    with pytest.raises(expected) as caught:
+        list(getattr(place, name)(*CALLS[name]))
+    if expected is BackendError:
+        values = "url=memory:here, error=KeyError: 'row' at test_contract.py:"
+        assert str(caught.value).startswith(f"backup.backend_raised_wrong_error({values}")
+        assert caught.value.__cause__ is raised
+    else:
+        assert caught.value is raised
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, given in CALLS.items() if given and isinstance(given[0], Path)]
+)
+def test_no_method_leads_out(name: str) -> None:
+    place = held_to_contract(MemoryPlace())
+    with pytest.raises(ValueError, match=r"backup\.path_outside_destination\(path=\.\./x, "):
+        list(getattr(place, name)(Path("../x"), *CALLS[name][1:]))
+
+
+def test_another_error_may_be_wished_for_and_advice_is_text() -> None:
+    def advice(self: MemoryPlace, error: OSError) -> int:
+        return 7
+
+    def size(self: MemoryPlace, path: Path) -> int:
+        return {}["row"]
+
+    kind = type("Numbers", (MemoryPlace,), {"advice": advice, "size": size})
+    place = held_to_contract(kind(), AssertionError)
+    assert place.advice(OSError("x")) == "7"
+    with pytest.raises(AssertionError, match="KeyError: 'row'"):
+        place.size(Path("x"))

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +11,9 @@ import pytest
 from infrastructure.backup.backends import open_place
 from infrastructure.backup.backends.base import Content, Evidence
 from infrastructure.backup.backends.drive import (
-    ADVICE,
     ID_ATTRIBUTE,
     DrivePlace,
+    drive_folder,
     is_on_drive,
     read_drive_id,
 )
@@ -65,19 +64,63 @@ def test_where_drive_gives_no_status_nothing_is_ever_safe(tmp_path: Path) -> Non
     place = DrivePlace(tmp_path / "MyDrive" / "backups")
     place.write(FILE, [b"hello there"])
     assert not place.confirm(FILE, CONTENT)
-    assert "backup.drive_reports_no_uploads" in (place.caution(tmp_path) or "")
+    folder = tmp_path / "MyDrive"
+    assert place.caution(tmp_path) == f"backup.drive_reports_no_uploads(folder={folder})"
+    folder.rename(tmp_path / "away")
+    assert place.caution(tmp_path) is None, "the copier will report it"
 
 
 def test_where_drive_gives_its_status_there_is_no_caution(place: DrivePlace, mount: Path) -> None:
     assert place.caution(mount) is None
 
 
-@pytest.mark.parametrize("damage", [b"hello ther", b"hello therf"])
-def test_an_uploaded_file_of_other_bytes_is_wrong(place: DrivePlace, damage: bytes) -> None:
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (b"hello ther", "mounted_file_size_mismatch(path={}, size=10, expected_size=11)"),
+        (b"hello therf", "read_back_mismatch(path={})"),
+    ],
+)
+def test_an_uploaded_file_of_other_bytes_is_wrong(
+    place: DrivePlace, damage: bytes, problem: str
+) -> None:
     place.write(FILE, [damage])
     upload(place.at(FILE))
-    with pytest.raises(StorageError):
+    with pytest.raises(StorageError) as raised:
         place.confirm(FILE, CONTENT)
+    assert str(raised.value) == f"backup.{problem.format(place.at(FILE))}"
+
+
+@pytest.mark.parametrize(
+    ("path", "folder"),
+    [
+        ("/content/drive/MyDrive/x/MyDrive", "/content/drive/MyDrive"),
+        ("/Users/me/My Drive", "/Users/me/My Drive"),
+        ("/drive/Shareddrives/team/x/y", "/drive/Shareddrives/team"),
+        ("/drive/Shared drives/team", "/drive/Shared drives/team"),
+        ("/drive/.shortcut-targets-by-id/7/x", "/drive/.shortcut-targets-by-id/7"),
+        ("/drive/Shareddrives", None),
+        ("/drive/mydrive/x", None),
+    ],
+)
+def test_the_top_folder_of_a_drive_is_known_by_its_name(path: str, folder: str | None) -> None:
+    found = drive_folder(Path(path))
+    assert found == (None if folder is None else Path(folder))
+    anchor = DrivePlace(Path(path)).anchor
+    assert anchor == (Path(path).parent if folder is None else Path(folder))
+
+
+def test_a_drive_is_slow_compares_one_hash_and_is_probed_without_a_file(
+    place: DrivePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (place.is_slow, [*place.hashes]) == (True, ["sha256"])
+    place.root.mkdir(parents=True)
+    place.probe()
+    place.sweep(Path("run-1"))
+    assert [*place.root.iterdir()] == []
+    monkeypatch.setattr(os, "access", lambda folder, how: (folder, how) != (place.root, os.W_OK))
+    with pytest.raises(PermissionError):
+        place.probe()
 
 
 def test_what_replaces_a_file_is_not_taken_for_uploaded(place: DrivePlace) -> None:
@@ -218,10 +261,26 @@ def test_a_transport_endpoint_that_is_not_connected_is_named(mount: Path) -> Non
     assert place.advice(caught.value).startswith("backup.advice_remount_drive(")
 
 
-@pytest.mark.parametrize("number", [*ADVICE, errno.ELOOP])
-def test_every_error_has_a_remedy(place: DrivePlace, number: int) -> None:
-    advice = place.advice(OSError(number, "x"))
-    assert re.fullmatch(r"backup\.advice_\w+\(url=.*, mount=.*\)", advice)
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "drive_and_disk_full"),
+        (errno.EDQUOT, "drive_full"),
+        (errno.ENOTCONN, "remount_drive"),
+        (errno.ENOENT, "remount_drive"),
+        (errno.EIO, "drive_limit"),
+        (errno.EACCES, "drive_permission"),
+        (errno.EPERM, "drive_permission"),
+        (errno.EROFS, "drive_read_only"),
+        (errno.ELOOP, "check_write_access"),
+        (None, "check_write_access"),
+    ],
+)
+def test_every_error_has_a_remedy(
+    place: DrivePlace, mount: Path, number: int | None, remedy: str
+) -> None:
+    error = OSError("x") if number is None else OSError(number, "x")
+    assert place.advice(error) == f"backup.advice_{remedy}(url={place.root}, mount={mount})"
 
 
 def test_a_store_on_a_drive_is_a_store(place: DrivePlace) -> None:
@@ -234,11 +293,26 @@ def test_a_store_on_a_drive_is_a_store(place: DrivePlace) -> None:
     assert Store(Path("run-1"), DrivePlace(place.root)).newest()[0] == name
 
 
-def test_an_error_of_the_mount_is_not_no_id(tmp_path: Path) -> None:
+def test_an_error_of_the_mount_is_not_no_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     assert read_drive_id(tmp_path / "file") is None
     with pytest.raises(FileNotFoundError):
         read_drive_id(tmp_path / "none")
+    for number in (errno.ENODATA, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EIO):
+
+        def refuse(path: Path, name: str, number: int = number) -> bytes:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "getxattr", refuse)
+        if number == errno.EIO:
+            with pytest.raises(OSError, match="output error"):
+                read_drive_id(tmp_path / "file")
+        else:
+            assert read_drive_id(tmp_path / "file") is None
+    monkeypatch.delattr(os, "getxattr")
+    assert read_drive_id(tmp_path / "none") is None, "as on macOS"
 
 
 def test_a_folder_on_a_drive_is_known_by_its_id_or_its_mount(mount: Path, tmp_path: Path) -> None:

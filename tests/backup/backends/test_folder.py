@@ -3,9 +3,9 @@
 import errno
 import fcntl
 import os
-import re
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from infrastructure.backup.backends import open_place
-from infrastructure.backup.backends.base import Content
-from infrastructure.backup.backends.folder import ADVICE, FolderPlace
+from infrastructure.backup.backends.base import Content, Evidence
+from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.format.file_operations import FileOperations
 from infrastructure.backup.format.hashing import available_hash
 from infrastructure.backup.format.store import Store
@@ -163,7 +163,7 @@ class Recorded(FileOperations):
         self.failing = failing
 
     def __getattribute__(self, name: str) -> object:
-        if name in ("write", "sync_file", "rename", "sync_directory"):
+        if name in ("write", "sync_file", "rename", "link", "sync_directory"):
             self.done.append(name)
             if self.failing == name:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -172,8 +172,15 @@ class Recorded(FileOperations):
 
 def test_bytes_are_on_the_disk_before_the_name_is(tmp_path: Path) -> None:
     recorded = Recorded()
-    FolderPlace(tmp_path, recorded).write(Path("file"), [b"x"])
+    place = FolderPlace(tmp_path, recorded)
+    place.write(Path("file"), [b"x"])
     assert recorded.done == ["write", "sync_file", "rename", "sync_directory"]
+    recorded.done.clear()
+    assert place.create(Path("claim"), b"x") is True
+    assert recorded.done == ["write", "sync_file", "link", "sync_directory"]
+    recorded.done.clear()
+    place.write(Path("a/b/file"), [b"x"])
+    assert recorded.done[:3] == ["sync_directory", "sync_directory", "write"]
 
 
 @pytest.mark.parametrize("failing", ["write", "sync_file", "rename"])
@@ -216,18 +223,35 @@ def test_a_part_that_another_process_sweeps_is_written_again(
 
 
 def test_the_same_disk_is_named_and_another_is_not(tmp_path: Path) -> None:
-    assert "backup.destination_on_same_disk" in (
-        FolderPlace(tmp_path / "backups").caution(tmp_path) or ""
-    )
+    url = tmp_path / "backups"
+    assert FolderPlace(url).caution(tmp_path) == f"backup.destination_on_same_disk(url={url})"
+    assert FolderPlace(tmp_path / "not/mounted").caution(tmp_path) is None
     folders = (Path("/dev/shm"), Path(__file__).parent)
     other = next(f for f in folders if f.stat().st_dev != tmp_path.stat().st_dev)
     assert FolderPlace(other / "backups").caution(tmp_path) is None
 
 
-@pytest.mark.parametrize("number", [*ADVICE, errno.ELOOP])
-def test_every_error_has_a_remedy(tmp_path: Path, number: int) -> None:
-    advice = FolderPlace(tmp_path).advice(OSError(number, "x"))
-    assert re.fullmatch(rf"backup\.advice_\w+\(url={tmp_path}\)", advice)
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "full"),
+        (errno.EDQUOT, "quota"),
+        (errno.EACCES, "folder_permission"),
+        (errno.EPERM, "folder_permission"),
+        (errno.EROFS, "folder_read_only"),
+        (errno.ENOTCONN, "mount_disk"),
+        (errno.ESTALE, "remount_disk"),
+        (errno.ENOENT, "folder_missing"),
+        (errno.ENOTDIR, "not_a_folder"),
+        (errno.EFBIG, "file_too_large"),
+        (errno.EIO, "disk_errors"),
+        (errno.ELOOP, "check_write_access"),
+        (None, "check_write_access"),
+    ],
+)
+def test_every_error_has_a_remedy(tmp_path: Path, number: int | None, remedy: str) -> None:
+    error = OSError("x") if number is None else OSError(number, "x")
+    assert FolderPlace(tmp_path).advice(error) == f"backup.advice_{remedy}(url={tmp_path})"
 
 
 @pytest.mark.parametrize(
@@ -238,8 +262,23 @@ def test_a_mount_that_may_answer_too_early_is_named(
 ) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/sda1 / ext4 rw 0 0\nremote: /dev/shm {kind} rw 0 0\n")
-    caution = FolderPlace(Path("/dev/shm/backups"), mounts=mounts).caution(tmp_path)
-    assert is_named == (caution is not None and kind in caution)
+    (tmp_path / "other").mkdir()
+    place = FolderPlace(Path("/dev/shm/backups"), mounts=mounts)
+    caution = f"backup.fuse_mount_may_cache(url=/dev/shm/backups, kind={kind})"
+    assert (place.caution(tmp_path) == caution) is is_named
+
+
+@pytest.mark.parametrize(
+    ("kind", "evidence"), [("fuse.rclone", Evidence.MOUNT), ("ext4", Evidence.READ_BACK)]
+)
+def test_a_mount_that_may_cache_is_weaker_evidence(
+    tmp_path: Path, kind: str, evidence: Evidence
+) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"remote: {tmp_path} {kind} rw 0 0\n")
+    place = FolderPlace(tmp_path / "backups", mounts=mounts)
+    place.write(FILE, [b"hello ", b"there"])
+    assert place.confirm(FILE, CONTENT) is evidence
 
 
 class CallRecorder(FileOperations):
@@ -282,7 +321,9 @@ def test_what_killed_writers_left_goes_and_what_a_living_one_writes_stays(
         assert not probe.exists()
         place.sweep(Path("another-run"))
     (folder / "old.part").write_bytes(b"hel")
-    os.utime(folder / "old.part", (0, 0))
+    (folder / "newer.part").write_bytes(b"hel")
+    for name, age in (("old.part", 86500), ("newer.part", 86300)):
+        os.utime(folder / name, (time.time() - age,) * 2)
 
     def no_locks(descriptor: int, kind: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
@@ -290,7 +331,7 @@ def test_what_killed_writers_left_goes_and_what_a_living_one_writes_stays(
     monkeypatch.setattr(fcntl, "flock", no_locks)
     place.sweep(Path("run-1"))
     left = {path.name for path in folder.iterdir()}
-    assert left == {"abcd", "living.part"}, "without locks a day's age has to do"
+    assert left == {"abcd", "living.part", "newer.part"}, "without locks a day's age has to do"
     assert place.confirm(FILE, Content.of([b"hello there"]))
 
 
@@ -333,7 +374,9 @@ class WithoutLinks(FileOperations):
         raise OSError(self.number, os.strerror(self.number))
 
 
-@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EIO])
+@pytest.mark.parametrize(
+    "number", [errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EIO]
+)
 def test_where_no_file_gets_a_second_name_none_is_created(tmp_path: Path, number: int) -> None:
     place = FolderPlace(tmp_path / "backups", WithoutLinks(number))
     if number == errno.EIO:

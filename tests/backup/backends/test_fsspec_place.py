@@ -15,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from infrastructure.backup.backends import fsspec_place, open_place, require_backend
 from infrastructure.backup.backends.base import Content, Evidence
-from infrastructure.backup.backends.fsspec_place import ADVICE, FsspecPlace
+from infrastructure.backup.backends.fsspec_place import FsspecPlace
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import MissingPackageError, StorageError
 from tests.faults.store_history import tensors_at
@@ -129,7 +129,8 @@ def test_other_bytes_are_not_confirmed_and_can_be_replaced(
 
 
 def test_what_is_gone_is_to_be_written_again(place: FsspecPlace) -> None:
-    with pytest.raises(StorageError, match=r"backup\.uploaded_file_missing"):
+    at = re.escape(f"(path={place.url}/{FILE})")
+    with pytest.raises(StorageError, match=rf"^backup\.uploaded_file_missing{at}$"):
         place.confirm(FILE, CONTENT)
 
 
@@ -141,6 +142,25 @@ def test_what_is_large_is_sent_in_parts(
     pieces = [bytes([number]) * 60 for number in range(9)]
     place.write(FILE, pieces)
     assert place.confirm(FILE, Content.of(pieces))
+
+
+@pytest.mark.parametrize(("limit", "is_one_request"), [(12, True), (11, True), (10, False)])
+def test_what_fits_into_one_request_is_sent_in_one(
+    limit: int, is_one_request: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fsspec_place, "ONE_REQUEST_BYTES", limit)
+    requests: list[bytes] = []
+    pipe_file = OddStore.pipe_file
+
+    def noted(self: OddStore, path: str, value: bytes, **others: Any) -> None:
+        requests.append(value)
+        pipe_file(self, path, value, **others)
+
+    monkeypatch.setattr(OddStore, "pipe_file", noted)
+    place = FsspecPlace("oddstore://backups")
+    place.write(FILE, [b"hello ", b"there"])
+    assert requests == ([DATA] if is_one_request else [])
+    assert b"".join(place.read(FILE)) == DATA
 
 
 def test_a_listing_is_never_an_old_one() -> None:
@@ -311,8 +331,17 @@ def test_a_missing_package_is_named_with_its_pip_line(monkeypatch: pytest.Monkey
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
-    with pytest.raises(MissingPackageError, match="pip install s3fs"):
-        open_place("s3://bucket/backups")
+    for scheme, line in {
+        **dict.fromkeys(("s3", "s3a"), "pip install s3fs"),
+        **dict.fromkeys(("gs", "gcs"), "pip install gcsfs"),
+        **dict.fromkeys(("az", "abfs"), "pip install adlfs"),
+        **dict.fromkeys(("sftp", "ssh"), "pip install paramiko"),
+        "smb": "backup.install_package_of_scheme(scheme=smb)",
+    }.items():
+        with pytest.raises(MissingPackageError) as raised:
+            open_place(f"{scheme}://bucket/backups")
+        values = f"url={scheme}://bucket/backups, hint={line}"
+        assert str(raised.value) == f"backup.destination_package_missing({values})"
 
 
 def test_user_and_password_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,16 +385,29 @@ def test_no_path_leads_out(place: FsspecPlace) -> None:
 
 
 def test_what_ends_with_the_process_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"backup\.destination_in_memory"):
-        require_backend("memory://x")
+    for url in ("memory://x", "MEMORY://x"):
+        with pytest.raises(ValueError, match=rf"^backup\.destination_in_memory\(url={url}\)$"):
+            require_backend(url)
+    require_backend("memories")
     assert open_place("oddstore://x").caution(tmp_path) is None
     assert open_place("oddstore://x").free_bytes(Path()) is None
 
 
-@pytest.mark.parametrize("number", [*ADVICE, errno.ENOTCONN])
-def test_every_error_has_a_remedy(number: int) -> None:
-    advice = open_place("memory://x").advice(OSError(number, "x"))
-    assert re.fullmatch(r"backup\.\w+\(.*\)", advice)
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EACCES, "advice_check_credentials()"),
+        (errno.EPERM, "advice_check_permissions()"),
+        (errno.ENOENT, "advice_check_bucket()"),
+        (errno.EDQUOT, "advice_quota()"),
+        (errno.ENOSPC, "advice_full()"),
+        (errno.EAGAIN, "advice_store_busy()"),
+        (errno.EFBIG, "advice_file_too_large()"),
+        (errno.ENOTCONN, "check_destination_reachable(url=memory://x)"),
+    ],
+)
+def test_every_error_has_a_remedy(number: int, remedy: str) -> None:
+    assert open_place("memory://x").advice(OSError(number, "x")) == f"backup.{remedy}"
 
 
 def test_only_a_store_that_refuses_by_itself_creates(place: FsspecPlace) -> None:

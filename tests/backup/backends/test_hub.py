@@ -2,11 +2,11 @@
 
 import errno
 import logging
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from infrastructure.backup.backends import hub as hub_module
 from infrastructure.backup.backends import open_place
 from infrastructure.backup.backends.base import Content, Evidence
-from infrastructure.backup.backends.hub import ADVICE, HubPlace
+from infrastructure.backup.backends.hub import HubPlace
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import StorageError
@@ -87,7 +87,7 @@ def test_the_repository_is_private(hub: Hub, place: HubPlace, tmp_path: Path) ->
     place.write(SMALL, [b"{}"])
     assert place.caution(tmp_path) is None
     hub.public.add(REPO)
-    assert "backup.hub_repository_is_public" in (place.caution(tmp_path) or "")
+    assert place.caution(tmp_path) == f"backup.hub_repository_is_public(url={place.url})"
 
 
 def test_many_files_are_one_commit(hub: Hub, place: HubPlace) -> None:
@@ -124,7 +124,9 @@ def test_what_is_too_large_to_wait_in_memory_goes_from_the_disk(
 @pytest.mark.parametrize("path", [SMALL, LARGE])
 def test_other_bytes_are_not_confirmed_and_can_be_replaced(place: HubPlace, path: Path) -> None:
     place.write(path, [b"x" * len(DATA[path])])
-    with pytest.raises(StorageError, match=r"backup\.(read_back|uploaded_file)_mismatch"):
+    what = "read_back" if path == SMALL else "uploaded_file"
+    at = rf"\(path={place.url}/{path}\)$"
+    with pytest.raises(StorageError, match=rf"^backup\.{what}_mismatch{at}"):
         place.confirm(path, Content.of([DATA[path]]))
     place.write(path, [DATA[path]])
     assert place.confirm(path, Content.of([DATA[path]]))
@@ -132,7 +134,8 @@ def test_other_bytes_are_not_confirmed_and_can_be_replaced(place: HubPlace, path
 
 def test_what_is_gone_is_to_be_written_again(place: HubPlace) -> None:
     place.write(SMALL, [b"{}"])
-    with pytest.raises(StorageError, match=r"backup\.uploaded_file_missing"):
+    at = rf"\(path={place.url}/{LARGE}\)$"
+    with pytest.raises(StorageError, match=rf"^backup\.uploaded_file_missing{at}"):
         place.confirm(LARGE, Content.of([b"x"]))
 
 
@@ -218,11 +221,23 @@ def test_a_hub_that_does_not_answer_is_not_connected(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("token", "failing", "number", "words"),
     [
-        (None, {}, errno.EACCES, "backup.hub_token_missing"),
-        ("hf_other", {}, errno.EACCES, "backup.hub_token_rejected"),
-        (TOKEN, {}, errno.ENOENT, "backup.hub_repository_not_found"),
-        (TOKEN, {"/api/": 403}, errno.EACCES, "backup.hub_token_lacks_permission"),
-        (TOKEN, {"/api/": 503}, errno.ENOTCONN, "backup.hub_returned_server_error"),
+        (None, {}, errno.EACCES, "token_missing()"),
+        ("hf_other", {}, errno.EACCES, "token_rejected()"),
+        (TOKEN, {}, errno.ENOENT, "repository_not_found(repo_type=dataset, repo_id=me/backups)"),
+        (TOKEN, {"/api/": 403}, errno.EACCES, "token_lacks_permission(repo_id=me/backups)"),
+        (
+            TOKEN,
+            {"/api/": 503},
+            errno.ENOTCONN,
+            "returned_server_error(endpoint=URL, status=503, needed=)",
+        ),
+        (
+            None,
+            {"/api/": 503},
+            errno.ENOTCONN,
+            "returned_server_error(endpoint=URL, status=503,"
+            " needed=backup.hub_token_also_missing())",
+        ),
     ],
 )
 def test_a_refusal_is_one_understandable_line(
@@ -239,11 +254,9 @@ def test_a_refusal_is_one_understandable_line(
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     hub.failing = failing
     with pytest.raises(OSError) as caught:
-        HubPlace("hf://me/backups", hub.url).names(Path())
+        HubPlace("hf://datasets/me/backups", hub.url).names(Path())
     assert caught.value.errno == number
-    assert words in caught.value.strerror
-    assert "\n" not in caught.value.strerror
-    assert "Error" not in caught.value.strerror
+    assert caught.value.strerror == f"backup.hub_{words}".replace("URL", hub.url)
 
 
 @pytest.mark.parametrize(
@@ -261,10 +274,50 @@ def test_no_path_leads_out(place: HubPlace) -> None:
         place.write(Path("../x"), [b"x"])
 
 
-@pytest.mark.parametrize("number", [*ADVICE, errno.EIO])
-def test_every_error_has_a_remedy(place: HubPlace, number: int) -> None:
-    assert re.fullmatch(r"backup\.\w+\(.*\)", place.advice(OSError(number, "x")))
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EACCES, "advice_hub_log_in()"),
+        (errno.ENOENT, "advice_hub_check_name()"),
+        (errno.ENOTCONN, "advice_hub_check_network()"),
+        (errno.ETIMEDOUT, "advice_hub_check_network()"),
+        (errno.EDQUOT, "advice_hub_storage_full()"),
+        (errno.EAGAIN, "advice_hub_busy()"),
+        (errno.EIO, "check_destination_reachable(url=hf://me/backups/temper)"),
+    ],
+)
+def test_every_error_has_a_remedy(place: HubPlace, number: int, remedy: str) -> None:
+    assert place.advice(OSError(number, "x")) == f"backup.{remedy}"
     assert place.free_bytes(Path()) is None
+
+
+@pytest.mark.parametrize("kind", ["model", "dataset"])
+def test_each_commit_names_what_it_does_in_its_repository(
+    hub: Hub, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = HubPlace("hf://datasets/me/x" if kind == "dataset" else "hf://models/me/x", hub.url)
+    assert place.identify() == f"{kind} me/x"
+    commit, made = place.api.create_commit, []
+
+    def noted(repo: str, operations: list[object], **keywords: object) -> object:
+        made.append((repo, len(operations), keywords["repo_type"], keywords["commit_message"]))
+        return commit(repo, operations, **keywords)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(place.api, "create_commit", noted)
+    for name in "abc":
+        place.write(Path(name), [name.encode()])
+    place.remove(Path("b"))
+    place.commit()
+    place.commit()
+    assert place.create(Path("d"), b"d") is True
+    assert made == [
+        ("me/x", 3, kind, "backup.hub_commit_backs_up_files(count=3)"),
+        ("me/x", 1, kind, "backup.hub_commit_backs_up_files(count=1)"),
+        ("me/x", 1, kind, "backup.hub_commit_claims_checkpoint()"),
+    ]
+    assert hub.repos[f"{kind}s/me/x"] == {"a": b"a", "c": b"c", "d": b"d"}
+    monkeypatch.setattr(place.api, "repo_info", lambda *_, **__: SimpleNamespace(sha=None))
+    assert place.create(Path("e"), b"e") is None, "nothing to compare with"
 
 
 def test_a_process_that_has_imported_nothing_else_can_use_it() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from infrastructure.backup.backends import BACKENDS, backend_of, open_place, register_backend
 from infrastructure.backup.backends.base import Place
+from infrastructure.backup.backends.drive import DrivePlace
 from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.store import Store
@@ -77,6 +78,26 @@ def test_which_backend_a_text_means() -> None:
         "my_module:Mine://": "my_module:Mine",
     }.items():
         assert backend_of(text) == name, text
+
+
+def test_a_folder_may_be_written_in_many_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    for text, url in {
+        "backups": f"{tmp_path}/backups",
+        "~/backups": "/home/me/backups",
+        "file:///mnt/my%20disk": "/mnt/my disk",
+        "local:///mnt/x": "/mnt/x",
+        "drive:MyDrive/x": f"{tmp_path}/MyDrive/x",
+        "MyDrive": f"{tmp_path}/MyDrive",
+    }.items():
+        place = open_place(text)
+        assert (place.url, type(place) is DrivePlace) == (url, "MyDrive" in text)
+    for text in ("", "  "):
+        with pytest.raises(ValueError, match=r"^backup\.destination_empty\(\)$"):
+            open_place(text)
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,7 @@ def test_a_record_with_a_flipped_bit_is_none(
     record.path.write_bytes(data)
     assert record.id_of("/mnt/a") in (None, "0" * 32)
     if record.id_of("/mnt/a") is None:
+        assert "backup.identity_record_damaged(error=" in caplog.text
         assert "place.json" in caplog.text
     record.write("/mnt/a", "1" * 32)
     assert record.id_of("/mnt/a") == "1" * 32

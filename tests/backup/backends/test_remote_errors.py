@@ -49,7 +49,18 @@ def named(name: str, base: type[Exception] = Exception) -> Exception:
         (StatusError(response=Response(413)), errno.EFBIG),
         (StatusError(response=Response(507)), errno.ENOSPC),
         (StatusError(response=Response(402)), errno.EDQUOT),
+        (StatusError(response=Response(408)), errno.ETIMEDOUT),
+        (StatusError(response=Response(410)), errno.ENOENT),
+        (StatusError(response=Response(499)), errno.EIO),
+        (StatusError(response=Response(403), status=404), errno.EACCES),
         (StatusError(code=None, status="unknown"), errno.EIO),
+        (boto(None, "NoSuchKey"), errno.ENOENT),
+        (boto(None, "Not_Found"), errno.ENOENT),
+        (boto(400, "ThrottlingException"), errno.EAGAIN),
+        (named("ForbiddenOperation"), errno.EACCES),
+        (named("NetworkError"), errno.ENOTCONN),
+        (named("WriteError"), errno.ENOTCONN),
+        (named("SlowAnswer", TimeoutError), errno.ETIMEDOUT),
         (named("NoCredentialsError"), errno.EACCES),
         (named("LocalTokenNotFoundError", OSError), errno.EACCES),
         (named("AuthenticationException"), errno.EACCES),
@@ -81,6 +92,9 @@ def test_what_a_library_wraps_is_unwrapped() -> None:
     with pytest.raises(PermissionError) as caught, as_os_errors("hf://me/x"):
         raise RuntimeError("the upload failed") from StatusError(status=403)
     assert "the upload failed; from StatusError" in str(caught.value)
+    with pytest.raises(OSError) as long, as_os_errors("hf://me/x"):
+        raise RuntimeError("no " * 200)
+    assert long.value.strerror == f"RuntimeError: {'no ' * 200}"[:300]
 
 
 @pytest.mark.parametrize("error", [StorageError("x"), MemoryError(), KeyboardInterrupt()])
@@ -102,6 +116,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (caused(OSError(errno.EINVAL, "x"), boto(412, "PreconditionFailed")), True, False),
         (caused(OSError(errno.ENOSYS, "x"), boto(501, "NotImplemented")), False, True),
         (caused(OSError(errno.EINVAL, "x"), boto(400, "InvalidArgument")), False, True),
+        (caused(OSError(errno.EINVAL, "x"), boto(400, "InvalidRequest")), False, True),
         (named("ParamValidationError"), False, True),
         (TypeError("unexpected keyword argument 'mode'"), False, True),
         (boto(400, "RequestTimeout"), False, False),

@@ -213,7 +213,7 @@ def test_what_claims_to_be_larger_than_is_ever_compressed_is_refused() -> None:
     size_bytes = 2 * codec.LARGEST_BYTES
     frame = zstd(bytes(codec.SEGMENT_BYTES))
     packed = hostile([(4, codec.SEGMENT_BYTES, frame)] * (size_bytes // codec.SEGMENT_BYTES))
-    with pytest.raises(CheckpointError, match=r"backup\.compressed_size_too_large"):
+    with pytest.raises(CheckpointError, match=rf"compressed_size_too_large\(size={size_bytes}\)"):
         decompress(packed, size_bytes)
 
 
@@ -227,6 +227,36 @@ def test_a_hostile_file_is_refused_and_costs_no_memory(name: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 2 * len(packed) + 1024**2
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("nothing", "compressed_truncated()"),
+        ("another magic number", "not_a_compressed_object()"),
+        ("another name", "not_a_compressed_object()"),
+        ("a later layout", "unknown_compression_layout(layout=2, supported=1)"),
+        ("width 3", "invalid_segment_size(size=64, width=3)"),
+        ("half an element", "invalid_segment_size(size=60, width=8)"),
+        ("an empty segment", "invalid_segment_size(size=0, width=4)"),
+        ("a count below the table", "segment_table_length_mismatch()"),
+        ("no segment", "compressed_size_mismatch(size=64)"),
+        ("too few bytes", "compressed_size_mismatch(size=64)"),
+        ("a segment of no bytes", "compressed_length_mismatch()"),
+        ("a frame that is smaller", "segment_size_mismatch()"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_named(name: str, problem: str) -> None:
+    with pytest.raises(CheckpointError) as raised:
+        decompress(HOSTILE[name](), 64)
+    assert str(raised.value) == f"backup.{problem}"
+
+
+def test_a_segment_is_no_larger_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, is_refused in ((64, False), (63, True)):
+        monkeypatch.setattr(codec, "SEGMENT_BYTES", limit)
+        with pytest.raises(CheckpointError) if is_refused else contextlib.nullcontext():
+            decompress(hostile([(4, 64, WHOLE)]), 64)
 
 
 def test_random_changes_never_raise_anything_else() -> None:
@@ -327,7 +357,8 @@ def test_a_compressed_object_that_saves_nothing_is_none(tmp_path: Path) -> None:
     assert len(packed) >= pack.size_bytes
     store.objects.compressed_path_of(pack.hash).write_bytes(packed)
     plain.unlink()
-    with pytest.raises(CheckpointError, match=r"backup\.compressed_not_smaller"):
+    sizes = rf"\(size={len(packed)}, plain_size={pack.size_bytes}\)"
+    with pytest.raises(CheckpointError, match=rf"backup\.compressed_not_smaller{sizes}"):
         store.verify(store.read(name))
 
 

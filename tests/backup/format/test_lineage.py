@@ -109,9 +109,14 @@ def test_of_a_long_list_the_oldest_names_count_by_their_sequence(
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", json.dumps({"known": 3, "since": 1}), json.dumps({"known": []})]
 )
-def test_a_damaged_list_is_begun_again(tmp_path: Path, text: str) -> None:
+def test_a_damaged_list_is_reported_and_begun_again(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not Lineage(tmp_path).is_recorded
+    assert not caplog.records, "that there is none yet is no damage"
     (tmp_path / FILE).write_text(text)
     lineage = Lineage(tmp_path)
+    assert "backup.lineage_record_damaged(error=" in caplog.text
     assert not lineage.is_recorded
     lineage.begin([version(4)], [])
     assert Lineage(tmp_path).known == {version(4)}

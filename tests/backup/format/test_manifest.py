@@ -60,6 +60,15 @@ def test_what_is_no_name(text: str) -> None:
     assert VersionName.parse(text) is None
 
 
+def test_the_time_of_a_version_is_read_with_its_zone() -> None:
+    assert MANIFEST.created_at() == replace(
+        MANIFEST, created="2026-11-20T14:00:00+0200"
+    ).created_at(5.0)
+    assert MANIFEST.created_at() == 1795176000.0
+    assert replace(MANIFEST, created="yesterday").created_at() is None
+    assert replace(MANIFEST, created="yesterday").created_at(5.0) == 5.0
+
+
 def test_names_sort_by_age() -> None:
     names = [VersionName(n, "blake3", HASH) for n in (2, 10, 999_999_999_999)]
     assert sorted(map(str, names)) == list(map(str, names))
@@ -115,6 +124,33 @@ def test_a_pack_that_cannot_be_is_refused(pack: Any) -> None:
         parse_manifest(json.dumps(contents).encode(), NAME)
 
 
+@pytest.mark.parametrize(
+    ("contents", "problem"),
+    [
+        ([], "manifest_not_an_object()"),
+        (with_value("format", 2), "unknown_manifest_format(version=2, supported=1)"),
+        (without("step"), "invalid_manifest_field(field=step)"),
+        (with_value("healthy", 1), "invalid_manifest_field(field=healthy)"),
+        (with_value("score", True), "invalid_manifest_field(field=score)"),
+        (with_value("sequence", 8), "manifest_sequence_mismatch(sequence=8)"),
+        (with_value("kind", "x"), "invalid_manifest_kind_or_step()"),
+        (with_value("packs", [[HASH]]), "manifest_invalid_pack()"),
+        (
+            with_value("tensors", {f"{'a' * 79}bc": [2, HASH]}),
+            f"manifest_tensor_without_pack(name={'a' * 79}b)",
+        ),
+        (
+            with_value("score", math.nan),
+            "manifest_not_json(error=backup.json_constant_not_allowed(constant=NaN))",
+        ),
+    ],
+)
+def test_what_is_refused_is_named(contents: Any, problem: str) -> None:
+    with pytest.raises(CheckpointError) as raised:
+        parse_manifest(json.dumps(contents).encode(), NAME)
+    assert str(raised.value) == f"backup.{problem}"
+
+
 def test_there_are_enough_of_them() -> None:
     assert len(HOSTILE) + len(PACKS) >= 40
 
@@ -146,7 +182,8 @@ def test_what_is_no_json_is_refused(data: bytes) -> None:
 def test_what_is_too_large_is_not_even_parsed() -> None:
     with pytest.raises(CheckpointError, match=r"backup\.manifest_not_json"):
         parse_manifest(b" " * MAX_MANIFEST_BYTES, NAME)
-    with pytest.raises(CheckpointError, match=r"backup\.manifest_too_large"):
+    size = rf"\(size={MAX_MANIFEST_BYTES + 1}\)"
+    with pytest.raises(CheckpointError, match=rf"backup\.manifest_too_large{size}"):
         parse_manifest(b" " * (MAX_MANIFEST_BYTES + 1), NAME)
 
 

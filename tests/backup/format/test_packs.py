@@ -88,6 +88,23 @@ def test_other_bytes_are_refused(data: bytes) -> None:
         decode(data)
 
 
+@pytest.mark.parametrize(
+    ("header", "problem"),
+    [
+        (tensor_header(4, 16), "tensor_out_of_range(begin=4, end=16, size=8)"),
+        (tensor_header(0, 8, [-1, -2]), "invalid_tensor_shape(shape=[-1, -2])"),
+        (tensor_header(0, 8, [3]), "tensor_size_mismatch(dtype=F32, shape=[3], size=8)"),
+        (tensor_header(0, 8, [2], "F33"), "unsupported_stored_dtype(dtype=F33)"),
+    ],
+)
+def test_what_is_wrong_with_other_bytes_is_named(header: str, problem: str) -> None:
+    with pytest.raises(CheckpointError) as raised:
+        decode(with_header(header))
+    assert str(raised.value) == f"backup.not_safetensors(error=backup.{problem})"
+    with pytest.raises(CheckpointError, match="safetensors_header_too_long"):
+        decode(with_header("{}", 0)[:-1])
+
+
 @pytest.mark.parametrize(("dtype", "size"), [("F32", 7), ("F32", 9), ("F33", 8), ("", 0)])
 def test_what_is_no_tensor(dtype: str, size: int) -> None:
     with pytest.raises(ValueError, match=r"tensor_size_mismatch|unsupported_stored_dtype"):

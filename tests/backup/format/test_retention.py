@@ -61,7 +61,7 @@ def test_what_is_not_healthy_is_not_counted() -> None:
 
 
 def test_one_is_too_few() -> None:
-    with pytest.raises(ValueError, match=r"backup\.too_few_checkpoints_kept"):
+    with pytest.raises(ValueError, match=r"backup\.too_few_checkpoints_kept\(count=1\)"):
         Retention(1)
 
 

@@ -12,8 +12,15 @@ import pytest
 from infrastructure.backup.format import store as store_module
 from infrastructure.backup.format.file_operations import FileOperations
 from infrastructure.backup.format.lineage import Lineage
+from infrastructure.backup.format.manifest import Pack, StoredTensor
 from infrastructure.backup.format.packs import TensorBytes
-from infrastructure.backup.format.store import Store, _living_bytes, groups_of
+from infrastructure.backup.format.store import (
+    Placed,
+    Store,
+    _living_bytes,
+    groups_of,
+    is_mostly_dead,
+)
 from infrastructure.core.errors import CheckpointError, StorageError
 from tests.faults.memory_files import MemoryFiles
 from tests.faults.store_history import next_save_works, step_that_loads, tensors_at
@@ -133,7 +140,8 @@ def test_other_files_in_its_folders_are_no_versions(tmp_path: Path) -> None:
 
 def test_a_version_that_is_not_there(tmp_path: Path) -> None:
     (name,) = commit(Store(tmp_path), 1)
-    with pytest.raises(CheckpointError, match=r"backup\.not_a_checkpoint_name"):
+    problem = r"backup\.not_a_checkpoint_name\(name=\.\./\.\./etc/passwd\)"
+    with pytest.raises(CheckpointError, match=problem):
         Store(tmp_path).read("../../etc/passwd")
     with pytest.raises(CheckpointError, match=r"backup\.store_file_missing"):
         Store(tmp_path).read(name[:-1] + ("0" if name[-1] != "0" else "1"))
@@ -293,6 +301,7 @@ def test_the_facts_of_a_commit_stand_in_its_manifest(tmp_path: Path) -> None:
     facts = (manifest.step, manifest.kind, manifest.healthy, manifest.score, manifest.values)
     assert facts == (9, "emergency", False, 0.5, {"a": [1]})
     assert manifest.created_at() == pytest.approx(time.time(), abs=100)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", manifest.created)
     plain = store.read(store.commit(tensors_at(1), {}, step=10))
     assert (plain.kind, plain.healthy, plain.score) == ("scheduled", True, None)
 
@@ -309,3 +318,67 @@ def test_no_object_is_removed_while_a_manifest_that_stays_cannot_be_read(tmp_pat
     assert store.remove_all_but(names[1:]) == []
     named = {pack.hash for name in names[1:] for pack in store.read(name).packs}
     assert object_files(tmp_path) == named < before
+
+
+def test_a_tensor_that_its_object_lacks_is_named(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    placed = store.place({"model/a": TensorBytes("U8", (1,), b"a")})
+    (pack,) = placed.packs
+    tensors = {**placed.tensors, "model/b": StoredTensor(0, "0" * 64)}
+    name = store.publish(Placed(placed.packs, tensors), {}, step=1)
+    problem = rf"^backup\.object_lacks_tensor\(hash={pack.hash[:12]}, name=model/b\)$"
+    with pytest.raises(CheckpointError, match=problem):
+        list(store.load(store.read(name)))
+
+
+class Refusing(FileOperations):
+    """Refuses to name a file."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        raise OSError("not here")
+
+
+def test_what_the_disk_refuses_is_named_with_the_store(tmp_path: Path) -> None:
+    store = Store(tmp_path, Refusing())
+    problem = rf"^backup\.checkpoint_not_written\(root={tmp_path}, error=not here\)$"
+    with pytest.raises(StorageError, match=problem):
+        commit(store, 1)
+    placed = Store(tmp_path).place(tensors_at(1))
+    with pytest.raises(StorageError, match=problem):
+        store.publish(placed, {}, step=1)
+    assert store.versions() == []
+    assert [*(tmp_path / "tmp").rglob("*")] == [], "half a file is no use"
+
+
+def test_the_folders_of_a_store_are_on_the_disk_once_before_its_first_file() -> None:
+    memory = MemoryFiles()
+    store = Store(Path("runs/store"), memory)
+    store.prepare()
+    synced = [("sync_directory", Path("runs/store")), ("sync_directory", Path("runs"))]
+    assert memory.log == synced
+    store.prepare()
+    assert memory.log == synced
+
+
+def test_room_is_needed_for_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, needed = Store(tmp_path), list[int]()
+    monkeypatch.setattr(store.objects, "require_space", needed.append)
+    commit(store, 1, 2)
+    frozen = len(tensors_at(1)["frozen/base"].data)
+    whole = sum(len(tensor.data) for tensor in tensors_at(1).values())
+    assert needed == [whole, whole - frozen]
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "living_bytes", "is_dead"),
+    [
+        (1024**2, 0, False),
+        (1024**2 + 1, 0, True),
+        (4 * 1024**2, 2 * 1024**2, False),
+        (4 * 1024**2, 2 * 1024**2 - 1, True),
+    ],
+)
+def test_a_large_pack_is_given_up_when_less_than_half_of_it_lives(
+    size_bytes: int, living_bytes: int, is_dead: bool
+) -> None:
+    assert is_mostly_dead(Pack("0" * 64, size_bytes), living_bytes) is is_dead

@@ -139,7 +139,9 @@ def test_a_torn_last_line_is_no_damage_and_one_in_the_middle_is(run: Path) -> No
 def test_a_damaged_summary_is_reported(run: Path) -> None:
     seal(run)
     flip(run / "summary.json")
-    assert [repair.what for repair in repairs(run)] == ["summary.json"]
+    [repair] = repairs(run)
+    assert (repair.what, repair.outcome) == ("summary.json", Outcome.LOST)
+    assert repair.text.startswith("backup.summary_damaged(error=core.")
 
 
 def test_a_copy_that_was_damaged_before_it_was_made_is_not_used(run: Path) -> None:
@@ -156,9 +158,11 @@ def test_a_sealed_file_that_no_version_holds_is_named(run: Path) -> None:
     (run / "logs/performance/summary.json").write_text(json.dumps({"a": 1}))
     seal(run)
     (run / "logs/performance/summary.json").write_text(json.dumps({"a": 3}))
-    [repair] = repairs(run)
-    assert repair.outcome is Outcome.LOST
-    assert "logs/performance/summary.json" in repair.text
+    path = "logs/performance/summary.json"
+    lost = Repair(path, Outcome.LOST, f"backup.file_damaged_after_end(path={path})")
+    assert repairs(run) == [lost]
+    (run / path).unlink()
+    assert repairs(run) == [lost]
 
 
 def test_the_seal_covers_what_has_no_checksum_and_stays_after_the_end(run: Path) -> None:
@@ -202,6 +206,57 @@ CHANGES: list[tuple[str, bytes, bytes | None]] = [
     ("metrics.jsonl", lines(1, 3), lines(1, 4)),
     ("logs/system/system.jsonl", lines(1, 5) + b"[3]\n" + lines(5, 7), lines(1, 7)),
 ]
+
+
+PROBLEMS = [
+    ("metrics.csv", b"", "lines_changed"),
+    ("metrics.csv", b"\xff\n", "lines_changed"),
+    ("checks.json", b"[]", "changed"),
+    ("checks.json", b"[", "changed"),
+    ("tokenizer/tokenizer.json", b"{}", "changed"),
+    ("tensorboard/events.out.tfevents.1", b"EVENTS", "content_changed"),
+    ("metrics.jsonl", lines(2, 6), "content_changed"),
+    ("metrics.jsonl", lines(1, 4) + b"[3]\n", "lines_unreadable"),
+    ("run.json", b"{}", "lost_checksum"),
+]
+
+
+@pytest.mark.parametrize(("name", "now", "problem"), PROBLEMS)
+def test_each_damage_is_named_with_the_step_of_the_copy(
+    run: Path, name: str, now: bytes, problem: str
+) -> None:
+    edit(run, name, now)
+    [repair] = repairs(run)
+    values = f"path={name}, problem=backup.run_file_{problem}(), step=3"
+    unreadable = problem == "lines_unreadable"
+    more = "backup.later_lines_unreadable(count=1)" if unreadable else ""
+    outcome = Outcome.IN_PART if unreadable else Outcome.REPAIRED
+    assert repair == Repair(name, outcome, f"backup.run_file_restored({values}){more}")
+
+
+def test_what_is_missing_or_not_as_sealed_and_held_nowhere_is_lost(run: Path) -> None:
+    seal(run)
+    with (run / "metrics.csv").open("ab") as file:
+        file.write(b"3,1.5\n")
+    values = "path=metrics.csv, problem=backup.run_file_not_as_sealed(), step=3"
+    text = f"backup.run_file_restored({values})backup.later_content_lost()"
+    assert repairs(run) == [Repair("metrics.csv", Outcome.IN_PART, text)]
+    shutil.rmtree(run / "checkpoints/objects")
+    (run / "checks.json").unlink()
+    values = "path=checks.json, problem=backup.object_is_missing()"
+    lost = Repair("checks.json", Outcome.LOST, f"backup.run_file_lost({values})")
+    assert [each for each in repairs(run) if each.what == "checks.json"] == [lost]
+
+
+def test_a_version_of_another_release_is_no_reason_to_fail(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    unknown = {"files/of_tomorrow@000000000": TensorBytes("U8", (1,), b"x")}
+    Store(run / "checkpoints").commit({**WEIGHT, **unknown}, {}, step=4)
+    (run / "metrics.csv").unlink()
+    assert repairs(run) == []
+    name = "backup.unknown_file_in_checkpoint(name=files/of_tomorrow@000000000)"
+    assert f"backup.run_files_not_compared(error={name})" in caplog.text
 
 
 @pytest.mark.parametrize(("name", "now", "then"), CHANGES)

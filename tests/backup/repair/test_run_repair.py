@@ -73,32 +73,38 @@ def test_a_damaged_copy_of_a_run_file_is_no_condition(local: Store) -> None:
     flip(local, pack_of(local, "files/tokenizer/tokenizer.json@000000000"))
     store = Store(local.root)
     assert store.newest() == (store.versions()[0], [])
-    [repair] = repaired(local, None)
-    assert repair.outcome is Outcome.LOST
-    assert "tokenizer/tokenizer.json" in repair.text
-    assert "backup.object_not_needed_to_resume" in repair.text
+    pack = pack_of(local, "files/tokenizer/tokenizer.json@000000000").hash[:12]
+    problem = f"backup.object_problem(hash={pack}, problem=backup.object_bytes_changed())"
+    held = "step 3, tokenizer/tokenizer.json"
+    rest = "backup.no_other_copy(); backup.object_not_needed_to_resume()"
+    text = f"{problem} ({held}); {rest}"
+    assert repaired(local, None) == [Repair(f"object {pack}", Outcome.LOST, text)]
 
 
 @pytest.mark.parametrize(
-    "tensor", ["model/layer0", "frozen/base", "random/python", "files/metrics.jsonl@000000000"]
+    ("tensor", "held"),
+    [
+        ("model/layer0", "model"),
+        ("frozen/base", "frozen"),
+        ("random/python", "random"),
+        ("files/metrics.jsonl@000000000", "metrics.jsonl, run.json"),
+    ],
 )
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_a_damaged_object_comes_back(
-    local: Store, remote: Store, tensor: str, is_gone: bool
+    local: Store, remote: Store, tensor: str, held: str, is_gone: bool
 ) -> None:
     pack = pack_of(local, tensor)
     if is_gone:
         local.objects.path_of(pack.hash).unlink()
     else:
         flip(local, pack)
-    [repair] = repaired(local, remote)
-    assert repair.outcome is Outcome.REPAIRED
-    assert pack.hash[:12] in repair.text
-    assert (
-        tensor.partition("/")[2].partition("@")[0] in repair.text
-        or "model" in repair.text
-        or (tensor.partition("/")[0] in repair.text)
-    )
+    problem = "object_is_missing()" if is_gone else "object_bytes_changed()"
+    error = f"backup.object_problem(hash={pack.hash[:12]}, problem=backup.{problem})"
+    text = f"backup.object_restored(error={error}, held=step 3, {held}, where=the place)"
+    assert repaired(local, remote) == [
+        Repair(f"object {pack.hash[:12]}", Outcome.REPAIRED, text),
+    ]
     store = Store(local.root)
     for name in store.versions():
         store.verify(store.read(name))
@@ -122,8 +128,11 @@ def test_what_is_damaged_at_both_is_named_and_an_older_version_serves(
 def test_a_damaged_manifest_comes_back(local: Store, remote: Store) -> None:
     newest = local.versions()[0]
     local.manifest_path(newest).write_bytes(b"{}")
-    [repair] = repaired(local, remote)
-    assert repair.outcome is Outcome.REPAIRED
+    what, error = f"checkpoint {newest[:12]}", "backup.manifest_changed()"
+    lost = f"{what}: {error}; backup.no_other_copy()"
+    assert repaired(local, None) == [Repair(what, Outcome.LOST, lost)]
+    text = f"backup.manifest_restored(what={what}, error={error}, where=the place)"
+    assert repaired(local, remote) == [Repair(what, Outcome.REPAIRED, text)]
     assert Store(local.root).newest() == (newest, [])
 
 
@@ -189,7 +198,18 @@ def test_a_version_that_was_copied_is_missed_only_if_it_was_the_newest(
     for confirmed in (None, before):
         assert list(StoreRepair(Store(local.root), remote, "the place").steps(confirmed)) == []
     [repair] = StoreRepair(Store(local.root), remote, "the place").steps(newest)
-    assert repair.outcome is (Outcome.REPAIRED if is_there else Outcome.LOST)
+    what = f"checkpoint {newest[:12]}"
+    error = "backup.has_no_copy(where=the place)"
+    values = f"what={what}, where=the place, error={error}"
+    assert repair == (
+        Repair(
+            what,
+            Outcome.REPAIRED,
+            "backup.missing_checkpoint_restored(step=3, where=the place)",
+        )
+        if is_there
+        else Repair(what, Outcome.LOST, f"backup.confirmed_checkpoint_lost({values})")
+    )
     assert Store(local.root).newest() == ((newest if is_there else before), [])
 
 
@@ -219,6 +239,8 @@ def test_a_silent_place_is_tried_once(local: Store, tmp_path: Path) -> None:
         flip(local, pack_of(local, "model/layer0", number))
     repairs = repaired(local, Store(tmp_path / "there", Silent()))
     assert [repair.outcome for repair in repairs] == [Outcome.LOST] * 3
+    why = "backup.destination_silent(where=the place, error=[Errno 107] not connected)"
+    assert all(f"; {why}; backup.checkpoint_unusable()" in repair.text for repair in repairs)
     assert len({path.name[:64] for path in questions}) == 1
 
 
@@ -242,13 +264,15 @@ def test_what_other_machines_wrote_is_fetched_for_the_newest_that_can_be_had(
     assert Store(here.root).newest()[0] is None
     there.objects.path_of(parts[0].hash).write_bytes(b"damaged")
     [lost] = repaired(here, there)
-    assert lost.outcome is Outcome.LOST
-    assert "backup.checkpoint_parts_elsewhere(step=3)" in lost.text
+    what, error = "backup.checkpoint_parts_elsewhere(step=3)", "backup.other_copy_damaged"
+    text = f"backup.checkpoint_parts_unavailable(what={what}, error={error}(where=the place))"
+    assert lost == Repair("backup.parts_of_other_machines()", Outcome.LOST, text)
     assert Store(here.root).newest()[0] == here.versions()[1]
     there.objects.path_of(parts[0].hash).unlink()
     there.place({"model/theirs": TensorBytes("U8", (4,), bytes([3]) * 4)})
     [fetched] = repaired(here, Store(there.root))
-    assert (fetched.what, fetched.outcome) == ("step 3", Outcome.REPAIRED)
+    text = "backup.checkpoint_parts_fetched(step=3, where=the place)"
+    assert fetched == Repair("step 3", Outcome.REPAIRED, text)
     assert Store(here.root).newest() == (here.versions()[0], [])
     assert not here.objects.path_of(parts[2].hash).exists()
     assert repaired(here, Store(there.root)) == []

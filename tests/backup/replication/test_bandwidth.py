@@ -28,9 +28,11 @@ def test_without_a_bound_nothing_waits() -> None:
     assert clock.now == 0.0
 
 
-def test_no_bandwidth_at_all_is_refused() -> None:
-    with pytest.raises(ValueError, match="positive"):
-        Bandwidth(0.0)
+@pytest.mark.parametrize("limit", [0.0, -1.0, float("nan")])
+def test_no_bandwidth_at_all_is_refused(limit: float) -> None:
+    problem = rf"^backup\.bandwidth_not_positive\(bytes_per_second={limit}\)$"
+    with pytest.raises(ValueError, match=problem):
+        Bandwidth(limit)
 
 
 def test_buffers_come_in_pieces_that_are_announced() -> None:

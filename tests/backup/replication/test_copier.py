@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.backup.backends.contract import BackendError
 from infrastructure.backup.format.lineage import FILE
 from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.copier import LONGEST_RETRY_SECONDS, Copier
 from infrastructure.backup.replication.remote_session import RemoteSession
+from infrastructure.core.errors import StorageError
 from tests.backup.memory_place import RUN, MemoryPlace, disconnected, run_until, save
 from tests.faults.drive_model import Clock
 
@@ -106,8 +108,7 @@ def test_an_unreachable_place_is_tried_again_and_reported_with_advice(rig: Rig) 
     for _ in range(30):
         waits.append(rig.copier.tick())
         rig.clock.now += waits[-1]
-    assert sorted(waits) == waits or max(waits) == LONGEST_RETRY_SECONDS
-    assert max(waits) == LONGEST_RETRY_SECONDS
+    assert waits == [*(2.0**n for n in range(1, 9)), *[LONGEST_RETRY_SECONDS] * 22]
     status = rig.copier.status()
     assert status.state == "retrying"
     assert status.num_failures > 9
@@ -331,8 +332,10 @@ def test_a_version_of_another_machine_stops_everything(rig: Rig, tmp_path: Path)
     rig.settle()
     status = rig.copier.status()
     assert status.state == "fenced"
-    assert stranger[:12] in str(status.error)
+    assert status.error == f"backup.destination_written_by_another(name={stranger[:12]})"
+    assert status.advice == "backup.resolve_fenced_destination()"
     assert rig.copier.is_done
+    assert rig.copier.tick() == 60.0
     assert rig.place.removed == []
     assert [p for p in rig.place.written[before:] if p.parent.name == "versions"] == []
 
@@ -406,6 +409,61 @@ def test_with_nothing_to_copy_it_is_idle(rig: Rig) -> None:
     assert rig.copier.status().state == "starting"
     rig.settle()
     assert rig.copier.status().state == "idle"
+    rig.clock.now += 1.0
+    assert rig.copier.tick() == 1.0
+
+
+@pytest.mark.parametrize(("drawn", "share"), [(0.0, 0.5), (0.5, 0.75), (1.0, 1.0)])
+def test_retries_of_many_copiers_are_spread(rig: Rig, drawn: float, share: float) -> None:
+    rig.copier = Copier(rig.local, rig.copier.link, Retention(2), now=rig.clock, draw=lambda: drawn)
+    rig.place.fault = disconnected
+    for number in (1, 2, 3):
+        wait = rig.copier.tick()
+        assert wait == 2.0**number * share
+        rig.clock.now += wait
+
+
+@pytest.mark.parametrize(
+    ("error", "advice", "is_fault"),
+    [
+        (StorageError("no"), "backup.is_written_again()", False),
+        (OSError("no"), "look at it", False),
+        (BackendError("no"), "look at it", True),
+    ],
+)
+def test_an_error_is_reported_with_what_follows_from_it(
+    rig: Rig, error: Exception, advice: str, is_fault: bool
+) -> None:
+    faults: list[Exception] = []
+    rig.copier = Copier(
+        rig.local, rig.copier.link, Retention(2), now=rig.clock, on_fault=faults.append
+    )
+
+    def refuse(operation: str, path: Path) -> None:
+        raise error
+
+    rig.place.fault = refuse
+    rig.copier.tick()
+    status = rig.copier.status()
+    assert (status.error, status.advice, status.num_failures) == ("no", advice, 1)
+    assert faults == ([error] if is_fault else [])
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_copy_that_was_lost_is_named_with_what_follows_from_it(rig: Rig, is_here: bool) -> None:
+    name = rig.copy(1)
+    manifest = rig.local.read(name)
+    pack = manifest.packs[manifest.tensors["model/w"].pack]
+    path = rig.remote.objects.path_of(pack.hash)
+    rig.place.files.files[path] = b"cut"
+    rig.place.is_safe = lambda other: other != path
+    if not is_here:
+        rig.local.manifest_path(name).unlink()
+    rig.clock.now += HOUR / 4
+    rig.settle()
+    follows = "is_copied_again" if is_here else "cannot_be_copied_again"
+    values = f"name={name[:12]}, reason={path} holds other bytes, consequence=backup.{follows}()"
+    assert rig.copier.status().error == f"backup.confirmed_checkpoint_damaged({values})"
 
 
 def test_who_comes_too_early_waits_and_nothing_is_done(rig: Rig) -> None:
@@ -702,6 +760,32 @@ def test_times_are_those_of_the_confirmed_version(rig: Rig) -> None:
     assert status.compared_at is not None
     assert 5e8 + 1000.0 + 300.0 < status.compared_at <= status.present_at
     assert status.changed_at == rig.clock.now + 5e8
+
+
+def test_a_status_is_not_news_because_two_clocks_drift_apart(rig: Rig) -> None:
+    drift = [5e8]
+    rig.copier = Copier(
+        rig.local, rig.copier.link, Retention(2), now=lambda: rig.clock.now + drift[0]
+    )
+    rig.copy(1)
+    before = rig.copier.status().present_at
+    assert before is not None
+    for seconds, seen_at in ((0.9, before), (-0.9, before), (1.5, before + 1.5)):
+        drift[0] = 5e8 + seconds
+        assert rig.copier.status().present_at == seen_at
+
+
+def test_who_is_nudged_does_not_wait(rig: Rig) -> None:
+    rig.copy(1)
+    rig.clock.now += rig.copier.tick()
+    assert rig.copier.tick() == 1.0
+    save(rig.local, 2)
+    assert rig.copier.tick() == 1.0
+    assert rig.copier.status().in_flight_step is None
+    rig.copier.nudge()
+    while rig.copier.tick() == 0.0 and rig.copier.status().in_flight_step is None:
+        pass
+    assert rig.copier.status().in_flight_step == 2
 
 
 def test_after_an_error_is_over_nothing_is_left_of_it_in_the_status(rig: Rig) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -22,6 +23,7 @@ class FakeProcess:
 
     def __init__(self, module: str, **_: object) -> None:
         self.code: int | None = None
+        self.ends, self.waited = True, list[float]()
         self.stdin = io.BytesIO()
         self.pid = 100 + len(self.made)
         self.made.append(self)
@@ -34,6 +36,10 @@ class FakeProcess:
 
     def close_pipes(self) -> None:
         pass
+
+    def ends_within(self, seconds: float) -> bool:
+        self.waited.append(seconds)
+        return self.ends
 
     def lines(self) -> list[str]:
         return self.stdin.getvalue().decode().splitlines()
@@ -72,8 +78,9 @@ def live(client: CopierClient, clock: Clock, seconds: float) -> None:
 
 
 def test_after_each_failure_in_a_row_it_waits_twice_as_long(
-    client: CopierClient, clock: Clock
+    client: CopierClient, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
+    client.settings = replace(client.settings, place="sftp://me:pa55word@host/x")
     client.start()
     waits = []
     for _ in range(12):
@@ -83,6 +90,12 @@ def test_after_each_failure_in_a_row_it_waits_twice_as_long(
     assert waits[-2:] == [300, 300]
     assert (client.num_failures, client.num_restarts) == (12, 12)
     assert client.failure == "ended with 1"
+    restarts = "backup.copier_restarts(reason=ended with 1)"
+    url = client.settings.place.replace("me:pa55word", "***")
+    values = f"count=3, reason=ended with 1, url={url}"
+    logged = [(record.levelname, record.getMessage()) for record in caplog.records]
+    failing = ("ERROR", f"backup.copier_keeps_failing({values})")
+    assert logged == [("WARNING", restarts), ("WARNING", restarts), failing]
 
 
 @pytest.mark.parametrize(("seconds", "num_failures"), [(59.0, 4), (61.0, 1)])
@@ -141,3 +154,21 @@ def test_a_restart_can_be_requested_without_waiting(client: CopierClient, clock:
     client.try_again()
     assert len(FakeProcess.made) == num_made + 1
     assert client.process_id == FakeProcess.made[-1].pid
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_copier_that_still_copies_is_kept_and_can_be_waited_for(
+    client: CopierClient, clock: Clock, ends: bool
+) -> None:
+    client.start()
+    (process,) = FakeProcess.made
+    process.ends = ends
+    assert client.is_started
+    client.close(3.0)
+    assert (client.is_started, client.process_id, process.waited) == (False, None, [3.0])
+    assert (process in copier_client._LEFT_TO_FINISH) is not ends
+    assert client.wait(5.0) is ends
+    process.ends = True
+    assert client.wait(6.0)
+    assert process.waited == ([3.0] if ends else [3.0, 5.0, 6.0])
+    assert process not in copier_client._LEFT_TO_FINISH

@@ -3,13 +3,15 @@
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +21,20 @@ from infrastructure.backup.format.retention import Retention, versions_to_keep
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication import copier_client, copier_process
 from infrastructure.backup.replication.copier_client import MANY_FAILURES, MODULE, CopierClient
-from infrastructure.backup.replication.copier_process import NICENESS, CopierSettings, StatusFile
+from infrastructure.backup.replication.copier_process import (
+    NICENESS,
+    CopierSettings,
+    StatusFile,
+    _is_written_to,
+)
+from infrastructure.backup.replication.folder_upload import Publication
 from infrastructure.backup.replication.status import BackupStatus, read_status, short_words
 from infrastructure.backup.run_backup import RunBackup
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.helper_process import PACKAGE_PARENT
+from infrastructure.core.lock import Lock
+from tests.backup.memory_place import disconnected
+from tests.backup.replication.test_copier import Rig as CopierRig
 
 NUM_KILLS, MOST_KILLS = 15, 30
 PATIENCE_SECONDS = 60.0
@@ -156,6 +167,28 @@ def test_a_status_that_only_counts_on_is_written_now_and_then(
     path.unlink()
     file.show(BackupStatus(place="here", state="idle", done_bytes=5, changed_at=7.0))
     assert not path.exists(), "it says nothing new"
+
+
+@pytest.mark.parametrize(
+    ("compression", "place", "compresses"),
+    [
+        ("auto", "", False),
+        ("auto", "drive:", True),
+        ("zstd", "", True),
+        ("zstd", "drive:", True),
+        ("off", "", False),
+        ("off", "drive:", False),
+    ],
+)
+def test_settings_become_a_session(
+    rig: Rig, compression: str, place: str, compresses: bool
+) -> None:
+    settings = rig.settings(compression=compression, bytes_per_second=5e6, keep=3)
+    link = replace(settings, place=f"{place}{rig.place}").link()
+    found = link.run_id, link.compresses, link.bandwidth.bytes_per_second, link.place.url
+    assert found == ("run-1", compresses, 5e6, str(rig.place))
+    assert settings.retention == Retention(keep_last=3, keep_best=1)
+    assert settings.record.path == rig.status_path.with_name("place.json")
 
 
 def test_it_finds_what_was_committed_without_a_message(rig: Rig) -> None:
@@ -442,3 +475,113 @@ def test_a_fault_of_ones_own_place_is_named_and_its_traceback_kept(
         assert text in str(rig.status().error)
     assert 'own_place.py", line 11, in sweep' in kept.read_text()
     sys.modules.pop("own_place", None)
+
+
+class InProcess:
+    """The loop of a copier in this process, in simulated time, with scripted input."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rig = CopierRig(directory)
+        self.clock, self.path = self.rig.clock, directory / "backup.json"
+        self.input: list[bytes | None] = []
+        now = SimpleNamespace(monotonic=self.clock, sleep=self.clock.sleep)
+        monkeypatch.setattr(copier_process, "time", now)
+        monkeypatch.setattr(copier_process, "_input_within", self._read)
+
+    def _read(self, seconds: float) -> bytes | None:
+        assert 0.0 <= seconds <= copier_process.POLL_SECONDS
+        self.clock.now += seconds
+        return self.input.pop(0) if self.input else None
+
+    def serve(self, finish_seconds: float = 100.0, *, is_succeeded: bool = False) -> BackupStatus:
+        copier_process.serve(
+            self.rig.copier, StatusFile(self.path), finish_seconds, lambda: is_succeeded
+        )
+        return read_status(self.path)
+
+
+@pytest.fixture
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InProcess:
+    return InProcess(tmp_path, monkeypatch)
+
+
+def test_the_input_is_read_line_by_line_until_it_ends(inside: InProcess, tmp_path: Path) -> None:
+    (tmp_path / "final").mkdir()
+    (tmp_path / "final/config.json").write_text("{}")
+    line = Publication("token", str(tmp_path / "final"), "final").to_line().encode()
+    name = commit(inside.rig.local, 1)
+    inside.input = [b"\n", None, b"look mi", b"ne\n" + line[:9], line[9:] + b"\n\n"]
+    inside.input += [None] * 200 + [b""]
+    status = inside.serve()
+    assert (status.state, status.confirmed_name, status.last_look) == ("finished", name, "mine")
+    assert status.published_folders == {"token": "memory:here/run-1/final"}
+    assert inside.clock.now < 1100.0
+
+
+@pytest.mark.parametrize("fault", ["no answer", "another run", "a writer"])
+def test_what_is_not_safe_in_time_is_left(inside: InProcess, fault: str) -> None:
+    commit(inside.rig.local, 1)
+    lock = Lock(inside.rig.local.root / "lock")
+    if fault == "no answer":
+        inside.rig.place.fault = disconnected
+    elif fault == "another run":
+        name = Store(Path("run-1"), inside.rig.place.files).commit(
+            {"model/w": TensorBytes("U8", (1,), b"x")}, {}, step=9
+        )
+        assert name
+    else:
+        lock.take()
+    inside.input = [b""]
+    began = inside.clock.now
+    status = inside.serve(40.0)
+    lock.release()
+    assert status.state == "left"
+    waited = inside.clock.now - began
+    assert waited < 10.0 if fault == "another run" else 40.0 < waited < 360.0
+
+
+@pytest.mark.parametrize("is_succeeded", [True, False])
+def test_a_copier_that_fails_leaves_the_rest_to_its_successor(
+    inside: InProcess, is_succeeded: bool
+) -> None:
+    commit(inside.rig.local, 1)
+    inside.rig.place.fault = disconnected
+    inside.input = [None, b""]
+    status = inside.serve(40.0, is_succeeded=is_succeeded)
+    assert status.state == ("retrying" if is_succeeded else "left")
+    assert (inside.clock.now < 1010.0) is is_succeeded
+
+
+def test_a_store_is_written_to_as_long_as_its_lock_is_held(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    assert not _is_written_to(store)
+    store.prepare()
+    assert not _is_written_to(store)
+    lock = Lock(store.root / "lock")
+    lock.take()
+    assert _is_written_to(store)
+    lock.release()
+    assert not _is_written_to(store)
+
+
+def test_settings_are_the_first_line_and_the_rest_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    monkeypatch.setattr(copier_process, "INPUT", reading)
+    os.write(writing, b'{"a": 1}\nrest')
+    assert copier_process._first_line() == b'{"a": 1}\n'
+    assert copier_process._input_within(0.0) == b"rest"
+    assert copier_process._input_within(0.0) is None
+    os.write(writing, b"no end")
+    os.close(writing)
+    with pytest.raises(SystemExit, match="no settings"):
+        copier_process._first_line()
+    assert copier_process._input_within(0.0) == b""
+    os.close(reading)
+
+
+def test_as_many_files_may_be_open_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, both: limits.append((kind, both)))
+    copier_process._allow_many_files()
+    assert limits == [(resource.RLIMIT_NOFILE, (4096, 4096))]

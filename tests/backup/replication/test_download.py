@@ -39,8 +39,15 @@ def test_the_newest_or_that_of_a_step_is_fetched(rig: Rig) -> None:
     assert rig.fetch() == rig.names[1]
     assert rig.fetch(1) == rig.names[0]
     assert rig.local.versions() == rig.names[::-1]
-    with pytest.raises(CheckpointError, match=r"backup\.no_intact_checkpoint_of_step\(step=3"):
+    with pytest.raises(CheckpointError) as raised:
         rig.fetch(3)
+    about = f"url=memory:here, run_id={RUN}, details="
+    assert str(raised.value) == f"backup.no_intact_checkpoint_of_step(step=3, {about})"
+    empty = RemoteSession(rig.place, "another", clock=rig.clock)
+    with pytest.raises(CheckpointError) as raised:
+        fetch_newest(empty, rig.local, None, lambda d, t: None, rig.clock.sleep)
+    about = about.replace(RUN, "another")
+    assert str(raised.value) == f"backup.no_intact_checkpoint({about})"
 
 
 def test_evidence_is_fetched_only_by_its_step(rig: Rig) -> None:
@@ -82,6 +89,8 @@ def test_a_version_of_which_a_part_stays_away_is_passed_over(
     pack = manifest.packs[manifest.tensors["model/w"].pack].hash
     del rig.place.files.files[rig.link.store.objects.path_of(pack)]
     assert rig.fetch() == rig.names[0]
+    damage = f"damage={rig.names[1][:12]}: backup.object_problem(hash={pack[:12]}, "
+    assert f"backup.skips_damaged_checkpoint(url=memory:here, {damage}" in caplog.text
     assert "backup.object_is_missing" in caplog.text
     with pytest.raises(CheckpointError, match=r"of_step\(step=2.*details=; 0+2.*object_is_missing"):
         rig.fetch(2)
@@ -123,4 +132,6 @@ def test_damaged_copies_of_run_files_are_left_out_and_reported(
     log = rig.link.store.objects.path_of(manifest.packs[manifest.tensors["files/log"].pack].hash)
     rig.place.files.files[log] = bytes(len(rig.place.files.files[log]))
     assert rig.fetch() == name
-    assert "backup.remote_run_files_damaged" in caplog.text
+    assert "backup.remote_run_files_damaged(url=memory:here, error=backup.object_problem(" in (
+        caplog.text
+    )

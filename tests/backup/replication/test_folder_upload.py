@@ -83,7 +83,7 @@ def test_of_a_folder_only_the_files_that_are_named(folder: Path) -> None:
     assert {*there(place)} == {"weights", "tokenizer/vocab.txt", SUMS}
     (folder / SUMS).write_text("older")
     assert paths_in(folder) == sorted(folder / name for name in FILES)
-    with pytest.raises(ValueError, match=r"backup\.no_files_to_publish"):
+    with pytest.raises(ValueError, match=rf"^backup\.no_files_to_publish\(folder={folder}\)$"):
         paths_in(folder, ["none"])
 
 
@@ -108,6 +108,7 @@ def test_another_folder_of_that_name_stays_unless_it_is_to_be_replaced(
     assert (name == "final") is replaces
     assert there(place, name).items() >= FILES.items()
     if not replaces:
+        assert name == f"final-{sha256(there(place, name)[SUMS]).hexdigest()[:8]}"
         assert there(place) == before
         again = publish(place, Publication("again", str(folder), "final"))
         assert again.target == published.target
@@ -156,14 +157,13 @@ def test_problems_of_published_folders_are_found(folder: Path) -> None:
     place.files.files[PARENT / "other/weights"] = b"v" * 100
     del place.files.files[PARENT / "third/config.json"]
     del place.files.files[PARENT / "half" / SUMS]
-    problems = dict(problems_at(place, PARENT))
-    assert {name: problem is None for name, problem in problems.items()} == {
-        "final": True,
-        "other": False,
-        "third": False,
+    place.files.files[PARENT / "third/weights"] = b"v" * 100
+    missing = f"backup.store_file_missing(path={PARENT}/third/config.json)"
+    assert dict(problems_at(place, PARENT)) == {
+        "final": None,
+        "other": f"backup.published_file_mismatch(path={PARENT}/other/weights)",
+        "third": f"{missing}; backup.published_file_mismatch(path={PARENT}/third/weights)",
     }
-    assert "weights" in str(problems["other"])
-    assert "config.json" in str(problems["third"])
     place.files.files[PARENT / "final" / SUMS] = b"no sums"
     assert dict(problems_at(place, PARENT))["final"] is not None
 
@@ -181,8 +181,10 @@ def test_a_folder_comes_back_whole_or_not_at_all(folder: Path, tmp_path: Path) -
     total = sum(map(len, FILES.values()))
     assert (progress[-1], {whole for _, whole in progress}) == ((total, total), {total})
     place.files.files[PARENT / "final/weights"] = b"v" * 100
-    with pytest.raises(DamagedFileError):
+    with pytest.raises(DamagedFileError) as raised:
         fetch_folder(place, PARENT / "final", sums, tmp_path / "again", lambda *done: None)
+    values = f"url=memory:here, path={PARENT}/final/weights"
+    assert str(raised.value) == f"backup.fetched_file_mismatch({values})"
     assert not (tmp_path / "again").exists()
 
 
@@ -245,7 +247,9 @@ def test_of_two_questions_for_a_name_the_later_one_holds(
 def test_a_folder_that_is_gone_is_named_and_stops_nothing(rig: Rig, folder: Path) -> None:
     rig.copier.publish(Publication("t", str(folder / "none"), "final"))
     rig.run_until(lambda: rig.copier.is_done)
-    assert "final/" in str(rig.copier.status().error)
+    error = f"backup.no_files_to_publish(folder={folder / 'none'})"
+    values = f"folder=final, error={error}"
+    assert rig.copier.status().error == f"backup.folder_not_copied({values})"
     assert folders(rig) == {}
     rig.copy(1)
 

@@ -128,7 +128,8 @@ def test_what_is_not_to_be_seen_is_looked_for_again_and_in_the_end_missing() -> 
     looked.watch(UNSEEN_SECONDS + 10)
     assert looked.files[0].confirmed_at is None, "it was not seen for longer than that"
     assert looked.clock.now - looked.files[0].present_at > MISSING_SECONDS
-    assert "backup.uploaded_file_disappeared" in str(looked.files[0].problem)
+    values = "url=memory:here, path=run/0"
+    assert looked.files[0].problem == f"backup.uploaded_file_disappeared({values})"
     looked.place.fault = looked._fault
     looked.watch(UNSEEN_SECONDS + 10)
     assert looked.files[0].confirmed_at is not None

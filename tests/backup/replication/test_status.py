@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from infrastructure.backup.replication.status import (
     live_status,
     read_status,
     short_words,
+    state_words,
     write_status,
 )
 from infrastructure.core.lock import Lock
@@ -53,6 +55,52 @@ def test_a_version_that_took_long_to_arrive_is_reported_with_its_age() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("facts", "in_flight"),
+    [
+        ({}, "backup.step_in_flight(step=140, percent=63)"),
+        ({"done_bytes": 100}, "backup.step_in_flight(step=140, percent=99)"),
+        ({"total_bytes": 0}, "backup.step_in_flight(step=140, percent=0)"),
+        ({"total_bytes": 1000}, "backup.step_in_flight(step=140, percent=6)"),
+        (
+            {"in_flight_step": None, "in_flight_folder": "final"},
+            "backup.folder_in_flight(folder=final, percent=63)",
+        ),
+        (
+            {"in_flight_step": None, "in_flight_folder": "final", "done_bytes": 100},
+            "backup.folder_in_flight(folder=final, percent=99)",
+        ),
+        (
+            {"in_flight_step": None, "in_flight_folder": "final", "total_bytes": 0},
+            "backup.folder_in_flight(folder=final, percent=0)",
+        ),
+        ({"in_flight_step": None}, "backup.step_waiting(step=140)"),
+        ({"in_flight_step": None, "confirmed_name": "b"}, ""),
+        ({"in_flight_step": None, "newest_step": None}, ""),
+    ],
+)
+def test_what_is_on_its_way_is_named(facts: dict[str, Any], in_flight: str) -> None:
+    text = replace(CONFIRMED, **facts).possible_loss(1055.0).text
+    assert f", in_flight={in_flight}, problem=)" in text
+
+
+@pytest.mark.parametrize(("seconds", "is_late"), [(60.0, False), (60.1, True)])
+def test_a_version_is_late_after_a_minute(seconds: float, is_late: bool) -> None:
+    status = replace(CONFIRMED, confirmed_at=1000.0 + seconds)
+    assert ("step_confirmed_late(" in status.possible_loss(2000.0).text) is is_late
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_each_state_has_its_own_words(state: str) -> None:
+    assert state_words(state) == f"backup.state_{state}()"
+
+
+@pytest.mark.parametrize(("count", "shown"), [(1, ""), (2, "backup.failed_times(count=2)")])
+def test_a_failure_is_counted_from_the_second_one_on(count: int, shown: str) -> None:
+    status = replace(CONFIRMED, state="retrying", error="no answer", num_failures=count)
+    assert status.possible_loss(0.0).text.endswith(f", problem=; no answer{shown})")
+
+
 def test_an_error_is_reported_with_what_can_be_done() -> None:
     failing = replace(
         BackupStatus(place="p", state="retrying"), error="no answer", num_failures=3, advice="mount"
@@ -81,7 +129,11 @@ def test_without_a_place_the_sentence_names_that() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(-3, "0 s"), (59.9, "59 s"), (60, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min")],
+    [
+        *((-3, "0 s"), (59.9, "59 s"), (60, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min")),
+        *((3599, "59 min 59 s"), (3600, "1 h"), (3659, "1 h"), (86399, "23 h 59 min")),
+        *((86400, "1 d"), (90000, "1 d 1 h"), (1e6, "11 d 13 h")),
+    ],
 )
 def test_an_age_is_reported_in_its_two_largest_units(seconds: float, words: str) -> None:
     assert age_words(seconds) == words

@@ -83,34 +83,61 @@ def change(state: ModelState, name: str, value: torch.Tensor | None) -> None:
         state.tensors["model"][name] = value
 
 
-MISFITS: dict[str, Callable[[ModelState], Any]] = {
-    "a tensor too many": lambda state: change(state, "more", torch.ones(1)),
-    "a tensor too few": lambda state: change(state, "bias", None),
-    "another shape": lambda state: change(state, "bias", torch.ones(4)),
-    "another type": lambda state: change(state, "bias", torch.ones(3, dtype=torch.float64)),
-    "no tensor": lambda state: state.values["model"].update(bias=3),
-    "another optimizer": lambda state: state.values.update(optimizer_class="SGD"),
-    "another moment": lambda state: state.tensors["optimizer"].update({"1/exp_avg": torch.ones(9)}),
-    "another second moment": lambda state: state.tensors["optimizer"].update(
-        {"0/exp_avg_sq": torch.ones(9)}
+def bias_of(saved: str) -> str:
+    return f"model_tensor_differs(name=bias, saved={saved}, current=F32[3])"
+
+
+def moment_of(key: str, index: int, current: str) -> str:
+    shapes = f"saved_shape=[9], current_shape={current}"
+    return f"optimizer_state_shape_differs(key={key}, index={index}, {shapes})"
+
+
+MISFITS: list[tuple[Callable[[ModelState], Any], str | None]] = [
+    (lambda state: change(state, "more", torch.ones(1)), "only_in_checkpoint(name=more)"),
+    (lambda state: change(state, "bias", None), "only_in_model(name=bias)"),
+    (lambda state: change(state, "bias", torch.ones(4)), bias_of("F32[4]")),
+    (lambda state: change(state, "bias", torch.ones(3).double()), bias_of("F64[3]")),
+    (
+        lambda state: change(state, "bias", torch.ones(3, dtype=torch.complex128)),
+        bias_of("torch.complex128[3]"),
     ),
-    "other groups": lambda state: state.values["optimizer"]["param_groups"][0]["params"].pop(),
-    "another writer": lambda state: state.values.update(writer="a training"),
-    "no writer": lambda state: state.values.pop("writer"),
-}
+    (lambda state: state.values["model"].update(bias=3), bias_of("int")),
+    (
+        lambda state: state.values.update(optimizer_class="SGD"),
+        "optimizer_class_differs(saved=SGD, current=AdamW)",
+    ),
+    (
+        lambda state: state.tensors["optimizer"].update({"1/exp_avg": torch.ones(9)}),
+        moment_of("exp_avg", 1, "[3]"),
+    ),
+    (
+        lambda state: state.tensors["optimizer"].update({"0/exp_avg_sq": torch.ones(9)}),
+        moment_of("exp_avg_sq", 0, "[3, 2]"),
+    ),
+    (
+        lambda state: state.values["optimizer"]["param_groups"][0]["params"].pop(),
+        "optimizer_groups_differ(saved=[1], current=[2])",
+    ),
+    (lambda state: state.values.update(writer="a training"), None),
+    (lambda state: state.values.pop("writer"), None),
+]
 
 
-@pytest.mark.parametrize("misfit", MISFITS)
-def test_what_does_not_fit_changes_nothing(misfit: str) -> None:
+@pytest.mark.parametrize(("misfit", "problem"), MISFITS)
+def test_what_does_not_fit_is_named_and_changes_nothing(
+    misfit: Callable[[ModelState], Any], problem: str | None
+) -> None:
     model, optimizer = parts()
     step(model, optimizer)
     state = saved(model, optimizer)
-    MISFITS[misfit](state)
+    misfit(state)
     other, fresh = parts()
     step(other, fresh)
     before = everything(other, fresh)
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError) as raised:
         restore(state, other, fresh)
+    whole = f"checkpoint_does_not_match(mismatches=backup.{problem}, more=)"
+    assert str(raised.value) == f"backup.{whole if problem else 'checkpoint_of_a_run()'}"
     assert everything(other, fresh) == before
 
 

@@ -8,7 +8,12 @@ import pytest
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.state import run_files
-from infrastructure.backup.state.run_files import PIECE_BYTES, read_run_files, restore_run_files
+from infrastructure.backup.state.run_files import (
+    PIECE_BYTES,
+    joined_pieces,
+    read_run_files,
+    restore_run_files,
+)
 from infrastructure.core.errors import CheckpointError
 
 
@@ -83,13 +88,15 @@ def test_a_log_may_be_rotated_meanwhile(run: Path, monkeypatch: pytest.MonkeyPat
         "files/a\\b@000000000",
         "files/final/model.bin@000000000",
         "files/@000000000",
+        f"files/{'long' * 25}",
     ],
 )
 def test_a_hostile_name_is_refused(name: str, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     version = store.commit({name: TensorBytes("U8", (1,), b"x")}, {}, step=1)
-    with pytest.raises(CheckpointError, match=r"backup\.unknown_file_in_checkpoint"):
+    with pytest.raises(CheckpointError) as raised:
         restore_run_files(store, store.read(version), tmp_path / "copy")
+    assert str(raised.value) == f"backup.unknown_file_in_checkpoint(name={name[:80]})"
     assert not (tmp_path / "copy").exists()
 
 
@@ -161,3 +168,8 @@ def test_a_gap_is_refused(tmp_path: Path) -> None:
     version = store.commit({"files/run.json@000000009": TensorBytes("U8", (1,), b"x")}, {}, step=1)
     with pytest.raises(CheckpointError, match=r"backup\.gap_in_run_file.*offset=0"):
         restore_run_files(store, store.read(version), tmp_path / "copy")
+    pieces = {"files/a@000000000": b"12", "files/a@000000002": b"345", "files/a@000000006": b"6"}
+    with pytest.raises(CheckpointError, match=r"gap_in_run_file\(path=a, offset=5\)"):
+        joined_pieces("a", pieces)
+    del pieces["files/a@000000006"]
+    assert joined_pieces("a", dict(reversed(pieces.items()))) == b"12345"

@@ -17,6 +17,7 @@ from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.writer.background_writer import BackgroundWriter
 from infrastructure.core.errors import StorageError
+from infrastructure.core.lock import is_held
 from tests.faults.store_history import step_that_loads, tensors_at
 from tests.forks import outcome_of_forked
 
@@ -129,7 +130,8 @@ def test_a_dead_helper_costs_nothing(
         begin(writer, 2)
     assert writer.collect(wait=True) is not None
     assert step_that_loads(FileOperations(), writer.root) == 2
-    assert ("backup.writer_process_gone" in caplog.text) == (moment == "while")
+    gone = "backup.writer_process_gone(reason=core.killed_by_signal(signal=SIGKILL))"
+    assert (gone in caplog.text) == (moment == "while")
     begin(writer, 3)
     assert writer.collect(wait=True) is not None
     assert step_that_loads(FileOperations(), writer.root) == 3
@@ -147,6 +149,22 @@ def test_what_the_helper_cannot_write_is_raised_here(writer: BackgroundWriter) -
     (writer.root / "elsewhere").rename(writer.root / "versions")
     begin(writer, 3)
     assert writer.collect(wait=True) is not None
+
+
+def test_what_cannot_be_written_at_the_end_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = BackgroundWriter(tmp_path / "store", Retention(2))
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/versions").write_text("")
+    begin(writer, 1)
+    pid = helper_of(writer)
+    writer.close()
+    writer.close()
+    assert "backup.last_checkpoint_not_written(error=" in caplog.text
+    assert f"File exists: '{tmp_path}/store/versions'" in caplog.text
+    assert not psutil.pid_exists(pid)
+    assert is_held(tmp_path / "store/lock") is False
 
 
 def test_signals_for_the_training_do_not_end_it(writer: BackgroundWriter) -> None:

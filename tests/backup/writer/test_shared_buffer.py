@@ -118,7 +118,8 @@ def test_without_memory_for_it_no_copy_is_begun(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", refuse)
-        with pytest.raises(StorageError):
+        values = r"size_mib=16\.0, error=\[Errno 28\] No space left on device"
+        with pytest.raises(StorageError, match=rf"no_memory_for_checkpoint_copy\({values}\)"):
             buffer.take(STATES[0])
     buffer.take(STATES[0])
     assert copied(buffer) == expected(STATES[0])

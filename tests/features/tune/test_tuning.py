@@ -128,6 +128,32 @@ def test_all_that_was_measured_is_returned_and_reported(
     ]
 
 
+@pytest.mark.parametrize("has_gain", [False, True])
+def test_an_automatic_batch_is_as_a_run_would_choose_it(
+    has_gain: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compared with it in the end, if anything, is measured with it, too."""
+    config = DeploymentConfig(**small_settings(tmp_path, batch_size="auto", mixed_precision="fp32"))
+    measured: list[dict[str, object]] = []
+
+    def measure(trials: TuningTrials, changes: Mapping[str, object]) -> Measured:
+        measured.append({"training.batch_size": trials.config.training.batch_size, **changes})
+        is_gain = has_gain and len(measured) < 7 and "training.compile_mode" in changes
+        return Measured(2000.0 if is_gain else 1000.0, 1)
+
+    plan = BatchPlan(8, 2, "why")
+    monkeypatch.setattr(EnhancedTrainer, "batch_plan", lambda _: plan)
+    monkeypatch.setattr(TuningTrials, "measure", measure)
+    results = find_fastest(config, report=lambda line: None)
+    assert results["settings"] == plan.resolved()
+    assert {one["training.batch_size"] for one in measured} == {8}
+    compared = [
+        {"training.batch_size": 8},
+        {**plan.resolved(), "training.compile_mode": "default"},
+    ]
+    assert measured[5:] == (compared if has_gain else [])
+
+
 def cpu_trainer() -> Any:
     return SimpleNamespace(device=torch.device("cpu"), precision=SimpleNamespace(name="fp32"))
 
