@@ -59,6 +59,16 @@ def test_a_compiler_that_pays_is_kept_and_the_weights_are_the_same(
     assert torch.equal(training.weights, plain.weights)
 
 
+def test_only_the_steps_that_are_left_can_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, trial, _ = training_with_trial(monkeypatch)
+    training.state.step, training.state.position.example = 4, 6
+    trial.train_start(training.state)
+    assert trial.decision is not None
+    assert trial.decision.steps_left == training.state.total_steps - 4
+    second = next(ToySource().train_batches(0, 6, 6))
+    assert training.source.seen[:6] == second
+
+
 def test_a_run_that_goes_on_does_as_it_did(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     first, _, _ = training_with_trial(monkeypatch, tmp_path)
     first.run()
