@@ -580,6 +580,7 @@ def test_a_store_is_written_to_as_long_as_its_lock_is_held(tmp_path: Path) -> No
     lock.take()
     assert _is_written_to(store)
     lock.release()
+    lock = Lock(store.root / "lock")
     lock.take(shared=True)
     assert not _is_written_to(store), "readers change nothing"
     lock.release()
