@@ -81,7 +81,7 @@ def recorded_settings() -> Iterator[dict[str, list[str]]]:
     try:
         yield record
     finally:
-        _records.remove(record)
+        _records[:] = [each for each in _records if each is not record]  # not an equal one
 
 
 class Setting(str):

@@ -143,14 +143,13 @@ def look_in_folder_of(file: Path, module_name: str) -> None:
 def _file_of_spec(module_name: str) -> str | None:
     places: list[str] = [*sys.path, str(Path.cwd())]
     names = module_name.split(".")
-    for depth in range(1, len(names) + 1):
-        spec = PathFinder.find_spec(".".join(names[:depth]), places)
-        if spec is None:
-            return None
-        if depth == len(names):
-            return spec.origin
-        places = list(spec.submodule_search_locations or ())
-    return None
+    for name in names[:-1]:
+        # The last part of a name alone: that of a namespace package in a package that is not
+        # imported raises KeyError.
+        spec = PathFinder.find_spec(name, places)
+        places = list(spec.submodule_search_locations or ()) if spec else []
+    spec = PathFinder.find_spec(names[-1], places)
+    return spec.origin if spec else None
 
 
 def _is_known(module_name: str) -> bool:

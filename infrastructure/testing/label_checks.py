@@ -85,11 +85,12 @@ def _first_wrong(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
             return phrase("testing.example_without_trained_tokens", number=number)
         if example.supervised[0]:
             return phrase("testing.first_token_trained", number=number)
-        if int(example.input_ids.max()) >= num_tokens or int(example.input_ids.min()) < 0:
+        outside = (example.input_ids < 0) | (example.input_ids >= num_tokens)
+        if outside.any():
             return phrase(
                 "testing.token_out_of_range",
                 number=number,
-                token=int(example.input_ids.max()),
+                token=int(example.input_ids[outside][0]),
                 num_tokens=num_tokens,
             )
     if subject.objective is not None:

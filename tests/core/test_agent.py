@@ -2,12 +2,14 @@
 
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 
 from infrastructure.commands import main as main_module
 from infrastructure.commands import train
+from infrastructure.core import agent
 from infrastructure.core.agent import (
     AGENT_VARIABLE,
     SPENT_VARIABLE,
@@ -81,3 +83,26 @@ def test_only_an_agent_knows_whether_sigterm_ends_the_training(
     line = "temper: interruptedcommands.interrupted_how_to_resume()"
     assert folder.last_lines == ([line] if is_left else [])
     assert ("interrupted" in capsys.readouterr().err) is not is_left
+
+
+def test_a_rank_ends_when_its_agent_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, sent, parents = threading.Event(), list[tuple[int, int]](), iter([7, 7, 7, 1])
+    monkeypatch.setattr(agent, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    monkeypatch.setattr(os, "kill", lambda *given: (sent.append(given), ended.set()))
+    monkeypatch.delenv(agent.STARTED_BY_TORCHRUN, raising=False)
+    agent.end_with_agent()
+    assert next(parents) == 7, "it has no agent"
+    monkeypatch.setenv(agent.STARTED_BY_TORCHRUN, "a run")
+    agent.end_with_agent()
+    assert ended.wait(10)
+    assert sent == [(os.getpid(), signal.SIGTERM)]
+
+
+def test_lines_are_left_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not agent.left_to_agent(["Stopped"], "SIGTERM"), "there is no agent"
+    monkeypatch.setenv(AGENT_VARIABLE, f"{os.getppid()} {tmp_path}")
+    monkeypatch.setenv("RANK", "0")
+    assert not agent.left_to_agent(["Stopped"], None)
+    assert agent.left_to_agent(["Stopped", "token=abcdefgh123"], "SIGTERM")
+    assert AgentFolder(tmp_path).last_lines == ["Stopped", "token=***"]

@@ -98,6 +98,10 @@ def test_used_time_in_version_1(tmp_path: Path) -> None:
         "sys/fs/cgroup/cpuacct/job/cpuacct.usage": "3000000000",
     }
     assert cpu_used_seconds(write_all(tmp_path, files)) == 3.0
+    whole = "sys/fs/cgroup/cpuacct"
+    files[f"{whole}/cpuacct.usage"] = "9000000000"
+    files[f"{whole}/cpu.cfs_quota_us"] = files[f"{whole}/cpu.cfs_period_us"] = "100000"
+    assert cpu_used_seconds(write_all(tmp_path, files)) == 9.0  # of the group that has a quota
 
 
 def test_used_time_that_nobody_counts_is_unknown(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Records with a checksum, and folders with their sums."""
 
+import hashlib
 import json
 import subprocess
 from pathlib import Path
@@ -49,16 +50,28 @@ def test_every_bit_of_a_record_counts(tmp_path: Path) -> None:
     assert silent == []  # a blank that became another one, or a word "checksum" that did not
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "1", '{"a": 1, "checksum": "0"}', "[" * 100_000])
-def test_what_is_no_record_is_named(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "core.record_not_json(error=Expecting value: "),
+        ("{", "core.record_not_json(error=Expecting property name"),
+        ("[" * 100_000, "core.record_not_json(error=core.nested_too_deep("),
+        ("[1]", "core.record_not_object()"),
+        ("1", "core.record_not_object()"),
+        ('{"a": 1, "checksum": "0"}', "core.record_checksum_mismatch()"),
+    ],
+)
+def test_what_is_no_record_is_named(tmp_path: Path, text: str, problem: str) -> None:
     (path := tmp_path / "run.json").write_text(text)
-    with pytest.raises(DamagedFileError, match=r"run\.json"):
+    with pytest.raises(DamagedFileError) as raised:
         read_record(path)
+    assert str(raised.value).startswith(f"core.damaged_record(path={path}, error={problem}")
 
 
 def test_a_record_of_an_older_version_is_read(tmp_path: Path) -> None:
     (path := tmp_path / "run.json").write_text(json.dumps(RECORD))
     assert read_record(path) == RECORD
+    assert not has_checksum(path.read_bytes())
 
 
 def test_sums_name_what_is_damaged(tmp_path: Path) -> None:
@@ -86,13 +99,38 @@ def test_sums_name_what_is_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "no sum\n", f"{'0' * 64}  ../../etc/passwd\n", "\xff", f"{'0' * 64}  /etc/passwd\n"],
+    ("text", "problem"),
+    [
+        ("", "core.checksums_empty(path={path})"),
+        ("\xff", "core.checksums_not_text(path={path})"),
+        (f"{'0' * 64}  a\nno sum\n", "core.invalid_checksum_line(file=SHA256SUMS, line=no sum)"),
+        *(
+            (
+                f"{line}\n",
+                f"core.invalid_checksum_line(file=SHA256SUMS, line={line[:80]})",
+            )
+            for line in (
+                f"{'0' * 64}  ../../etc/passwd",
+                f"{'0' * 64}  /etc/passwd{'!' * 9}",
+                f"{'0' * 63}  a",
+                f"{'G' * 64}  a",
+                f"{'0' * 64} *a",
+            )
+        ),
+    ],
 )
-def test_sums_that_are_damaged_are_named(tmp_path: Path, text: str) -> None:
+def test_sums_that_are_damaged_are_named(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / SUMS).write_bytes(text.encode("latin-1"))
-    with pytest.raises(DamagedFileError, match=SUMS):
+    with pytest.raises(DamagedFileError) as raised:
         damaged_files(tmp_path)
+    assert str(raised.value) == problem.format(path=tmp_path / SUMS)
+
+
+def test_a_hash_of_a_value_depends_on_no_order_and_stays_as_it_is() -> None:
+    """Runs record it, and later versions compare with it."""
+    text = '{"a": "x/y", "b": ["\\u00e4", 1.5]}'
+    value = {"b": ["ä", 1.5], "a": Path("x/y")}
+    assert checksums.text_hash(value) == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_a_folder_without_sums_is_not_compared(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Lines for a person: above a bar, in colour where that is wanted, and never long silent."""
 
 import io
+import os
 import re
 import sys
 import threading
@@ -139,6 +140,88 @@ def test_at_a_terminal_one_line_is_drawn_again_and_erased(monkeypatch: pytest.Mo
     assert screen.getvalue().count("loading") == 1
     assert screen.getvalue().endswith("\r\033[K")
     assert lines == []
+
+
+class Waiting:
+    """Time that passes only where a thread waits; the block ends after `seconds`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+        self.now, self.seconds = 1000.0, seconds
+        monkeypatch.setattr(console, "time", types.SimpleNamespace(monotonic=lambda: self.now))
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds
+        return self.now > 1000.0 + self.seconds
+
+
+def test_a_long_silence_is_broken_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, lines = Waiting(monkeypatch, seconds=200), list[str]()
+    Report(lines.append)._break_silence("loading", ended)  # type: ignore[arg-type]
+    seconds = (5, 10, 15, 20, 25, 30, 35, 41, 48, 56, 66, 76, 90, 104, 122, 142, 162, 182)
+    assert [re.sub(r"\D", "", line) for line in lines] == [*map(str, seconds)]
+
+
+def test_at_a_terminal_a_silence_is_broken_after_two_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(console, "_columns", lambda _: 31)
+    ended, report = Waiting(monkeypatch, seconds=4.2), Report([].append)
+    report._break_silence("loading all of a model", ended)  # type: ignore[arg-type]
+    console._WAITING.erase()
+    text = "\r\033[K… loading all of a model ({} s)"
+    shown = [text.format(number)[:34] for number in (2, 3, 4)]
+    assert screen.getvalue() == "".join([*shown, "\r\033[K"])
+
+
+@pytest.mark.parametrize(
+    ("line", "style"),
+    [
+        ("note: a", console.YELLOW),
+        ("It does not fit: a", console.RED),
+        ("Forecast: a", console.BOLD),
+        ("ALERT (critical) a", console.RED),
+        ("ALERT (warning) a", console.YELLOW),
+        ("… a", console.DIM),
+        ("a note: b", ""),
+    ],
+)
+def test_a_line_is_drawn_by_its_beginning(
+    line: str, style: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, error = Terminal(), Terminal()
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", error)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    show(line)
+    console.show_beside(line)
+    console.show_line(line)
+    drawn = f"\033[{style}m{line}\033[0m\n" if style else f"{line}\n"
+    assert (out.getvalue(), error.getvalue()) == (f"{drawn}{line}\n", drawn)
+
+
+@pytest.mark.parametrize(
+    ("size", "has_bars"), [((80, 24), True), ((0, 0), False), ((80, 0), False), (None, True)]
+)
+def test_a_bar_needs_a_terminal_that_has_a_size(
+    size: tuple[int, int] | None, has_bars: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def size_of(_: int) -> os.terminal_size:
+        if size is None:
+            raise OSError
+        return os.terminal_size(size)
+
+    screen = Terminal()
+    screen.fileno = lambda: 1  # type: ignore[method-assign]
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(console.os, "get_terminal_size", size_of)
+    assert console.shows_bars(screen) is has_bars
+    assert not console.shows_bars(io.StringIO())
+    assert console._columns(screen) == (size[0] if size and size[0] else 80)
 
 
 def test_words_may_change_while_one_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Whose line raised an error, and where its traceback is kept."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from infrastructure.core.checksums import parse_record
-from infrastructure.core.error_place import described
+from infrastructure.core.error_place import (
+    at_place,
+    caller_place,
+    described,
+    error_place,
+    named,
+    place_of,
+)
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.files import write_text
 from infrastructure.core.json_text import parse_json
@@ -23,6 +31,10 @@ def fails(value):
 
 def in_a_library(value):
     return json.loads("{" + value)
+
+
+def calls(function, value):
+    return function(value)
 """
 SECRET = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz"
 
@@ -58,6 +70,27 @@ def test_an_error_of_ones_own_code_is_named_by_its_line(
 
 def test_an_error_of_our_code_has_no_such_line() -> None:
     assert " at " not in described(raised_by(parse_json, b"{"))
+
+
+def test_the_line_that_led_to_an_error_is_named_whoever_raised_it(
+    own: dict[str, Callable[..., None]],
+) -> None:
+    error = raised_by(own["calls"], parse_record, b"{")
+    here = f"{Path(__file__).name}:{raised_by.__code__.co_firstlineno + 2} (raised_by)"
+    assert (error_place(error), caller_place(error)) == (None, "turns.py:14 (calls)")
+    assert caller_place(raised_by(parse_record, b"{")) == here
+    assert place_of(own["fails"]) == "turns.py:5 (fails)"
+    assert [place_of(thing) for thing in (json.loads, parse_record, 3, print)] == [None] * 4
+
+
+def test_an_error_is_named_on_one_line_and_its_place_once(
+    own: dict[str, Callable[..., None]],
+) -> None:
+    assert [named(ValueError(text)) for text in ("a\n  b", " ", "")] == [
+        *("ValueError: a b", "ValueError", "ValueError")
+    ]
+    error = raised_by(own["fails"], "turns.py:6 (fails)")
+    assert (at_place(error), described(error)) == ("", "KeyError: 'turns.py:6 (fails)'")
 
 
 def test_a_traceback_is_kept_without_secrets(

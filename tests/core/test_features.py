@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.core import features as module
 from infrastructure.core.features import (
     Feature,
     default_plugins,
@@ -161,3 +162,54 @@ def test_nothing_outside_names_a_module_of_a_feature(name: str) -> None:
     )
     others = (path for path in sources if FEATURES / name not in path.parents)
     assert [str(path) for path in others if pattern.search(path.read_text("utf-8"))] == []
+
+
+class Point:
+    """An entry point of an installed package."""
+
+    def __init__(self, name: str, feature: Feature | None) -> None:
+        self.name, self.value, self.feature = name, f"{name}_package:FEATURE", feature
+
+    def load(self) -> Feature:
+        if self.feature is None:
+            raise ModuleNotFoundError("No module named 'gone'")
+        return self.feature
+
+
+def test_features_of_packages_come_after_those_of_temper_and_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    points = [Point(name, Feature(name)) for name in ("b", "a")]
+    monkeypatch.setattr(module, "entry_points", lambda group: points if "features" in group else [])
+    try:
+        features.cache_clear()
+        assert [feature.name for feature in features()] == [*NAMES, "a", "b"]
+        points.append(Point("c", None))
+        features.cache_clear()
+        with pytest.raises(ValueError) as raised:
+            features()
+    finally:
+        features.cache_clear()
+    assert str(raised.value) == (
+        "core.feature_failed(name=c, entry_point=c_package:FEATURE,"
+        " error_type=ModuleNotFoundError, error=No module named 'gone')"
+    )
+
+
+class Fields:
+    model_fields = ("one", "two")
+
+
+def test_what_several_features_add_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = f"{__name__}:Fields"
+    first = Feature("first", fields={"training": here}, checks=here)
+    second = Feature("second", fields={"data": here}, report=(here, here), aliases={"x": "y"})
+    third = Feature("third", fields={"data": here}, report=(here,), aliases={"z": "y"})
+    monkeypatch.setattr(module, "features", lambda: (first, second, third))
+    assert [*module.all_of("checks")] == [Fields]
+    assert [*module.all_of("report")] == [Fields] * 3
+    assert merged("aliases") == {"x": "y", "z": "y"}
+    assert module.fields_for("training") == (Fields,)
+    assert module.fields_of_features("data") == {"one", "two"}
+    assert module.fields_of_features("model") == set()
+    assert module.prefixes_of_features() == ("first_", "second_", "third_")

@@ -1,5 +1,6 @@
 """Files and directories are whole or not there."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -17,12 +18,15 @@ from infrastructure.core.files import (
     atomic_write,
     exchange,
     file_sha256,
+    is_utf8,
     make_directory,
     paths_below,
+    readable_path,
     recover_directory,
     refuse_what_is_there,
     remove_if_unlocked,
     remove_parts,
+    require_listable,
     whole_directory,
     write_json,
     write_text,
@@ -178,7 +182,7 @@ def test_only_what_is_new_or_empty_is_written_into(
     with pytest.raises(ValueError, match=rf"folder={tmp_path}, problem=core\.contains_other_files"):
         refuse_what_is_there(tmp_path)
     with monkeypatch.context() as patch:  # whoever runs the tests may write everywhere
-        patch.setattr(os, "access", lambda path, _mode: path != tmp_path)
+        patch.setattr(os, "access", lambda *given: given != (tmp_path, os.W_OK))
         with pytest.raises(ValueError, match=rf"core\.folder_not_writable\(folder={tmp_path}\)"):
             refuse_what_is_there(tmp_path / "new" / "below")
 
@@ -232,19 +236,15 @@ def test_only_what_a_dead_process_left_is_removed(
 
     if not has_locks:
         monkeypatch.setattr(files.fcntl, "flock", no_locks)
-    for name in (
-        ".final.0123abcd.part",
-        ".final.0123abcd.old",
-        ".final.mine.part",
-        ".a.0123abcd.part",
-    ):
+    others = {".final.2.mine.part", ".a.0123abcd.part", ".final-2.0123abcd.part"}
+    for name in (".final.2.0123abcd.part", ".final.2.0123abcd.old", *others):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
-    recover_directory(tmp_path / "final")
-    assert contents(tmp_path / "final") == (".final.0123abcd.old",)
-    left = {path.name for path in tmp_path.iterdir()} - {"final"}
-    unknown = set() if has_locks else {".final.0123abcd.part"}
-    assert left == {".final.mine.part", ".a.0123abcd.part"} | unknown
+    recover_directory(tmp_path / "final.2")
+    assert contents(tmp_path / "final.2") == (".final.2.0123abcd.old",)
+    left = {path.name for path in tmp_path.iterdir()} - {"final.2"}
+    unknown = set() if has_locks else {".final.2.0123abcd.part"}
+    assert left == others | unknown
 
 
 def test_without_an_exchange_a_directory_is_replaced_all_the_same(
@@ -527,6 +527,8 @@ def test_what_is_being_written_is_nobody_s_to_remove(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == b"whole"
     assert remove_if_unlocked(tmp_path / "file")
     assert remove_if_unlocked(tmp_path / "file")  # it is gone already
+    (tmp_path / "file").touch()
+    assert not remove_if_unlocked(tmp_path / "file" / "below it")
 
 
 def test_a_finished_part_is_locked_until_it_has_its_name(
@@ -552,3 +554,22 @@ def test_where_there_are_no_locks_nothing_is_removed(
     assert (tmp_path / "file").exists()
     write_text(tmp_path / "other", "runs/\udcff")
     assert (tmp_path / "other").read_bytes() == b"runs/\\udcff"
+
+
+def test_a_folder_that_cannot_be_listed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_listable(tmp_path)
+    for lacking in (os.R_OK, os.X_OK):
+        monkeypatch.setattr(os, "access", lambda _, mode, no=lacking: not mode & no)
+        with pytest.raises(PermissionError) as raised:
+            require_listable(tmp_path)
+        assert raised.value.args == (errno.EACCES, "Permission denied")
+        assert raised.value.filename == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"), [("runs/ä", "runs/ä"), (Path("runs/\udcff"), "runs/\\xff")]
+)
+def test_a_path_that_is_no_text_is_shown_by_its_bytes(path: str | Path, shown: str) -> None:
+    assert (readable_path(path), is_utf8(path)) == (shown, shown == str(path))

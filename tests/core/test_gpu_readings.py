@@ -119,7 +119,7 @@ def test_closing_lets_the_driver_go(monkeypatch: pytest.MonkeyPatch, path_folder
     readings = GpuReadings()
     readings.close()
     assert nvml.calls[-1] == "Shutdown"
-    assert readings.read() == []
+    assert (readings.source, readings.read()) == ("none", [])
 
 
 def test_gputil_answers_where_nvml_does_not(
@@ -137,28 +137,41 @@ def test_gputil_answers_where_nvml_does_not(
     monkeypatch.setitem(sys.modules, "GPUtil", module)
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(silent=("Init",)))
     readings = GpuReadings()
-    (reading,) = readings.read()
     assert readings.source == "gputil"
-    assert (reading.index, reading.utilization_percent) == (1, 25.0)
-    assert reading.memory_used_bytes == 1024 * MIB
-    assert reading.temperature_celsius is None
+    sizes = (1024 * MIB, 40960 * MIB)
+    assert readings.read() == [GpuReading(1, "A100", 25.0, *sizes, None, None)]
+    readings.close()
+    assert readings.read() == []
 
 
-class TwoLooks:
-    """Two looks at one GPU; the card tells no power."""
+class Looks:
+    """Looks at two GPUs, of which the second shows its power once, and no load."""
 
-    looks = 0
+    num, is_closed = 0, False
 
     def read(self) -> list[GpuReading]:
-        TwoLooks.looks += 1
-        load = 20.0 * TwoLooks.looks
-        return [GpuReading(0, "T4", load, 100 * TwoLooks.looks, 1000, 60.0, None)]
+        self.num += 1
+        first = GpuReading(0, "T4", 20.0 * self.num, 400 - 100 * self.num, 1000, 60.0, 70.0)
+        power = 50.0 if self.num == 2 else None
+        return [first, GpuReading(3, "L4", None, 100 * self.num, 2000, 40.0 + self.num, power)]
 
     def close(self) -> None:
-        TwoLooks.looks = -1
+        self.is_closed = True
 
 
-def test_the_use_of_a_gpu_over_some_time_is_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GpuReadings", TwoLooks)
-    assert readings_over(0.01) == [GpuReading(0, "T4", 30.0, 200, 1000, 60.0, None)]
-    assert TwoLooks.looks == -1  # closed
+@pytest.mark.parametrize(
+    ("seconds", "slept", "load", "most"),
+    [(1.2, [0.5, 0.5, 0.5], 50.0, 400), (0.1, [0.1], 30.0, 200)],
+)
+def test_the_use_of_a_gpu_over_some_time_is_one_reading(
+    seconds: float, slept: list[float], load: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, waits = Looks(), list[float]()
+    monkeypatch.setattr(module, "GpuReadings", lambda: looks)
+    clock = SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append)
+    monkeypatch.setattr(module, "time", clock)
+    assert readings_over(seconds) == [
+        GpuReading(0, "T4", load, 300, 1000, 60.0, 70.0),
+        GpuReading(3, "L4", None, most, 2000, 40.0 + most / 100, 50.0),
+    ]
+    assert (waits, looks.is_closed) == (slept, True)

@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -53,7 +54,9 @@ def test_processor_without_proc_still_answers(tmp_path: Path) -> None:
     assert found.num_cores >= 1
 
 
-@pytest.mark.parametrize(("quota", "cores"), [("50000", 1), ("150000", 1), ("max", 8)])
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("50000", 1), ("150000", 1), ("290000", 2), ("1600000", 8), ("max", 8)]
+)
 def test_cores_are_affinity_and_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int
 ) -> None:
@@ -64,25 +67,37 @@ def test_cores_are_affinity_and_quota(
     assert (found.num_cores, found.num_cores_machine) == (cores, 64)
 
 
-def test_memory_is_the_container_s_where_that_is_less(tmp_path: Path) -> None:
-    write(tmp_path, "sys/fs/cgroup/memory.max", str(GIB))
-    write(tmp_path, "sys/fs/cgroup/memory.current", str(GIB // 4))
-    found = hardware.memory(tmp_path)
-    assert found.limited
-    assert found.total_bytes == GIB
-    assert found.available_bytes <= GIB - GIB // 4
+@pytest.mark.parametrize(
+    ("limit", "used", "expected"),
+    [
+        (799, 300, Memory(799, 499, limited=True)),
+        (799, 100, Memory(799, 500, limited=True)),  # other programs have the rest
+        (800, 700, Memory(800, 500, limited=False)),
+        (1 << 62, 0, Memory(800, 500, limited=False)),
+    ],
+)
+def test_memory_is_the_container_s_where_that_is_less(
+    limit: int, used: int, expected: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = SimpleNamespace(total=800, available=500)
+    monkeypatch.setattr(hardware.psutil, "virtual_memory", lambda: machine)
+    write(tmp_path, "sys/fs/cgroup/memory.max", str(limit))
+    write(tmp_path, "sys/fs/cgroup/memory.current", str(used))
+    assert hardware.memory(tmp_path) == expected
 
 
-def test_memory_limit_above_the_machine_s_does_not_bind(tmp_path: Path) -> None:
-    write(tmp_path, "sys/fs/cgroup/memory.max", str(1 << 62))
-    write(tmp_path, "sys/fs/cgroup/memory.current", "0")
-    assert not hardware.memory(tmp_path).limited
+def test_disk_of_a_folder_not_made_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = {tmp_path: SimpleNamespace(total=9, used=4, free=5)}
+    monkeypatch.setattr(hardware.shutil, "disk_usage", space.__getitem__)
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / "runs/new", Path("runs/new"), tmp_path):
+        assert hardware.disk_free_bytes(path) == 5
 
+    def fail(_: Path) -> None:
+        raise OSError
 
-def test_disk_of_a_folder_not_made_yet(tmp_path: Path) -> None:
-    found = hardware.disk_free_bytes(tmp_path / "runs" / "new")
-    assert found is not None
-    assert found > 0
+    monkeypatch.setattr(hardware.shutil, "disk_usage", fail)
+    assert hardware.disk_free_bytes(tmp_path) is None
 
 
 class FakeNVMLError(Exception):
@@ -126,13 +141,16 @@ def no_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 
 
 def test_gpus_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
-    (gpu,) = hardware.gpus()
-    assert gpu.name == "Tesla T4"
-    assert gpu.memory_free_bytes == 14 * GIB
-    assert (gpu.utilization_percent, gpu.temperature_celsius, gpu.power_watts) == (37.0, 61, 70.5)
-    assert gpu.compute_capability == (7, 5)
-    assert gpu.has_bf16 is False
+    closed: list[int] = []
+    two = {"nvmlDeviceGetCount": lambda: 2, "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}"}
+    two["nvmlShutdown"] = lambda: closed.append(1)
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**two))
+    found = hardware.gpus()
+    facts = (37.0, 61, 70.5, (7, 5))
+    assert found == [GPU(n, "Tesla T4", f"GPU-{n}", "580.1", 15 * GIB, GIB, *facts) for n in (0, 1)]
+    assert (found[0].memory_free_bytes, closed) == (14 * GIB, [1])
+    newer = [dataclasses.replace(found[0], compute_capability=c) for c in ((8, 0), (7, 9))]
+    assert [gpu.has_bf16 for gpu in newer] == [True, False]
 
 
 def test_what_a_card_does_not_report_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,11 +196,8 @@ def test_gpus_by_gputil(monkeypatch: pytest.MonkeyPatch, no_nvidia_smi: Path) ->
     )
     card.memoryTotal, card.memoryUsed = 40960.0, 1024.0
     gputil(monkeypatch, no_nvidia_smi, lambda: [card])
-    (gpu,) = hardware.gpus()
-    assert (gpu.index, gpu.name) == (1, "A100")
-    assert gpu.memory_total_bytes == 40960 * MIB
-    assert gpu.utilization_percent == 25.0
-    assert gpu.temperature_celsius is None
+    sizes = (40960 * MIB, 1024 * MIB)
+    assert hardware.gpus() == [GPU(1, "A100", "GPU-2", "580.1", *sizes, 25.0, None, None, None)]
 
 
 def test_gputil_that_cannot_read_nvidia_smi(
@@ -204,6 +219,8 @@ def test_gputil_is_not_used_without_nvidia_smi(
 
 
 T4 = GPU(0, "Tesla T4", None, None, 15 * GIB, GIB, None, None, None, (7, 5))
+H100 = GPU(1, "H100", None, None, 80 * GIB, 0, None, None, None, (9, 0))
+UNKNOWN = GPU(2, "GPU", None, None, GIB, GIB, None, None, None, None)
 MACHINE = Hardware(
     python="3.12.1",
     platform="Linux",
@@ -211,7 +228,7 @@ MACHINE = Hardware(
     memory=Memory(4 * GIB, 3 * GIB, limited=True),
     disk_free_bytes=10 * GIB,
     nvidia_driver=True,
-    gpus=(T4,),
+    gpus=(T4, H100, UNKNOWN),
 )
 
 
@@ -225,6 +242,9 @@ def test_describe_has_a_line_for_each_thing() -> None:
         "disk: core.machine_disk(free=10.0 GiB)",
         "GPU 0: core.machine_gpu(name=Tesla T4, free=14.0 GiB, total=15.0 GiB,"
         " capability=core.gpu_without_bf16(capability=7.5))",
+        "GPU 1: core.machine_gpu(name=H100, free=80.0 GiB, total=80.0 GiB,"
+        " capability=core.gpu_with_bf16(capability=9.0))",
+        "GPU 2: core.machine_gpu(name=GPU, free=0.0 GiB, total=1.0 GiB, capability=)",
     ]
 
 
@@ -233,7 +253,14 @@ def test_describe_has_a_line_for_each_thing() -> None:
 )
 def test_describe_without_gpus(driver: bool, reason: str) -> None:
     machine = dataclasses.replace(MACHINE, gpus=(), nvidia_driver=driver, disk_free_bytes=None)
+    machine = dataclasses.replace(
+        machine,
+        processor=Processor("Xeon", 2, 4, ()),
+        memory=dataclasses.replace(MACHINE.memory, limited=False),
+    )
     lines = hardware.describe(machine)
+    assert lines[1].endswith(", bf16=core.bf16_emulated())")
+    assert lines[2].endswith(", limit=)")
     assert lines[-1] == f"GPU: core.machine_without_gpu(reason={reason}())"
     assert "disk: core.machine_disk_unknown()" in lines
 
@@ -251,6 +278,41 @@ def test_what_this_process_computes_is_not_others(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(hardware, "_busy_seconds", lambda: next(busy))
     monkeypatch.setattr(hardware, "_own_seconds", lambda: next(own))
     assert hardware.OtherPrograms().share() == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "busy", "own", "share"),
+    [(10.0, 5.0, 6.0, 0.0), (10.0, 12.0, 0.0, 1.0), (0.0, 0.0, 0.0, 0.0)],
+)
+def test_a_share_is_between_none_and_all(
+    seconds: float, busy: float, own: float, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"time.monotonic": seconds, "_busy_seconds": busy, "_own_seconds": own}
+    for name, value in values.items():
+        found = iter([0.0, value])
+        monkeypatch.setattr(f"{hardware.__name__}.{name}", lambda found=found: next(found))
+    monkeypatch.setattr(hardware.os, "cpu_count", lambda: 1)
+    assert hardware.OtherPrograms().share() == share
+
+
+def test_a_processor_that_waits_is_not_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = namedtuple("times", "user system idle iowait")(1.0, 2.0, 4.0, 8.0)
+    monkeypatch.setattr(hardware.psutil, "cpu_times", lambda: times)
+    assert hardware._busy_seconds() == 3.0
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "shown"),
+    [
+        (0, "0.0 GiB"),
+        (GIB // 20, "0.05 GiB"),
+        (int(0.0991 * GIB), "0.099 GiB"),
+        (GIB // 10 + 1, "0.1 GiB"),
+        (12345 * MIB, "12.1 GiB"),
+    ],
+)
+def test_a_small_amount_has_more_digits(num_bytes: int, shown: str) -> None:
+    assert hardware.gib(num_bytes) == shown
 
 
 def test_a_process_that_was_started_counts_as_this_one() -> None:

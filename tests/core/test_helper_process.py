@@ -208,3 +208,26 @@ def test_no_process_of_a_pool_starts_while_others_are_watched() -> None:
         assert len(first) == 3
         assert list(pool.map(len, ["a"] * 9)) == [1] * 9
         assert {process.pid for process in multiprocessing.active_children()} - others == first
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        (b"", ""),
+        (b" \n\n", ""),
+        (b"first\n  last: token=abcdefgh123 \n \n", "last: token=***"),
+        (b"x" * 301, "x" * 300),
+        (b"\xff\r\n", "\ufffd"),
+    ],
+)
+def test_the_last_line_is_the_last_that_is_not_blank(output: bytes, line: str) -> None:
+    assert helper_process.last_line(output) == line
+
+
+def test_a_script_that_a_worker_imports_does_not_train_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    helper_process.refuse_to_train_in_worker()
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(RuntimeError, match=r"^core\.script_trains_when_imported\(\)$"):
+        helper_process.refuse_to_train_in_worker()

@@ -154,15 +154,9 @@ def test_a_proxy_of_another_scheme_is_none(unreachable: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("name", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
 def test_who_is_offline_reaches_no_hub(unreachable: pytest.MonkeyPatch, name: str) -> None:
     unreachable.setenv("HTTPS_PROXY", "http://proxy:8080")
-    unreachable.setenv(name, "1")
-    assert not hub.hub_is_reachable()
-
-
-@pytest.mark.parametrize("name", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
-def test_an_offline_variable_of_zero_is_none(unreachable: pytest.MonkeyPatch, name: str) -> None:
-    unreachable.setenv("HTTPS_PROXY", "http://proxy:8080")
-    unreachable.setenv(name, "0")
-    assert hub.hub_is_reachable()
+    for value in ("1", "ON", "yes", "True", "0", "no", ""):
+        unreachable.setenv(name, value)
+        assert hub.hub_is_reachable() is (value in ("0", "no", ""))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +203,13 @@ def test_a_file_is_of_the_revision_that_is_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import huggingface_hub
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     requested: list[tuple[object, ...]] = []
     cached: Any = None
@@ -237,13 +237,14 @@ def test_a_file_is_of_the_revision_that_is_requested(
     assert hub.hub_file("a/b", "c.json", "v2") == tmp_path / "kept"
     assert requested == [("cache", "a/b", "c.json", "v2")]
     cached, response = None, SimpleNamespace(headers={}, request=None, status_code=403)
-    for error in (GatedRepoError, HfHubHTTPError):
-        answer = error("no", response=response)  # type: ignore[arg-type]
+    gone = [kind("no", response=response) for kind in (GatedRepoError, HfHubHTTPError)]  # type: ignore[arg-type]
+    for answer in (*gone, LocalEntryNotFoundError("no"), OSError("no")):  # noqa: B007 - the download reads it
         assert hub.hub_file("a/b", "c.json") is None
-    answer = RepositoryNotFoundError("no", response=response)  # type: ignore[arg-type]
-    with pytest.raises(hub.NotOnHubError) as raised:
-        hub.hub_file("a/b", "c.json")
-    assert raised.value.hub_reachable
+    not_there = RepositoryNotFoundError("no", response=response)  # type: ignore[arg-type]
+    for answer in (not_there, HFValidationError("no")):  # noqa: B007
+        with pytest.raises(hub.NotOnHubError, match=r"^a/b$") as raised:
+            hub.hub_file("a/b", "c.json")
+        assert raised.value.hub_reachable
     monkeypatch.setattr(hub, "hub_is_reachable", lambda: False)
     with pytest.raises(hub.NotOnHubError) as raised:
         hub.hub_file("a/b", "c.json")
@@ -257,3 +258,18 @@ def test_data_sets_lie_where_their_library_keeps_them(monkeypatch: pytest.Monkey
     assert hub.data_sets_folder() == Path(constants.HF_HOME) / "datasets"
     monkeypatch.setenv("HF_DATASETS_CACHE", "~/mine")
     assert hub.data_sets_folder() == Path.home() / "mine"
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "\xff", None])
+def test_a_file_that_is_no_object_is_empty(text: str | None, tmp_path: Path) -> None:
+    (tmp_path / "whole").write_text('{"a": 1}')
+    if text is not None:
+        (tmp_path / "file").write_bytes(text.encode("latin-1"))
+    paths = (tmp_path / "whole", tmp_path / "file", None)
+    assert [hub.json_of(path) for path in paths] == [{"a": 1}, {}, {}]
+
+
+def test_a_name_on_the_hub_is_no_path() -> None:
+    names = ("a/b", "gpt2", "a.b/c", "./a", "/a", "~/a", "a/b/c", "", " ")
+    assert [*map(hub.reads_like_path, names)] == [*[False] * 3, *[True] * 6]
+    assert hub.cached_file("a name that the hub refuses!", "config.json") is None

@@ -88,3 +88,17 @@ def test_what_others_have_set_aside_stays() -> None:
         assert gc.get_freeze_count() > 1000
         """
     )
+
+
+def test_a_process_that_encodes_rows_has_no_torch() -> None:
+    run_alone(
+        """
+        import os, sys
+        do_without_torch()
+        assert sys.modules["torch"] is None
+        assert os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] == "1"
+        sys.modules["torch"] = gc
+        do_without_torch()
+        assert sys.modules["torch"] is gc  # what is there already stays
+        """
+    )

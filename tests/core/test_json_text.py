@@ -43,11 +43,11 @@ def test_what_is_no_json_is_a_value_error(text: str | bytes) -> None:
 
 def test_a_key_that_is_there_twice_is_refused_where_its_values_differ() -> None:
     assert parse_record('{"a": 1, "b": {"c": 2, "c": 2}, "a": 1}') == {"a": 1, "b": {"c": 2}}
-    for text in ('{"a": 1, "a": 2}', '[{"b": {"c": 2, "c": 3}}]'):
-        with pytest.raises(ValueError):
+    for text in ('{"c": 1, "c": 2}', '[{"b": {"c": 2, "c": 3}}]'):
+        with pytest.raises(ValueError, match=r"core\.duplicate_json_key\(key=c\)"):
             parse_record(text)
     for text in ("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), "[" * 200_000):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=rf"nested_too_deep\(max_depth={MAX_DEPTH}\)"):
             parse_record(text)
 
 
@@ -77,3 +77,8 @@ def test_a_value_is_of_the_kind_that_a_record_has_it(
         except TypeError:
             continue
     assert [(type(value), value) for value in taken] == [(type(value), value) for value in right]
+    name = {"text": "string"}.get(kind.__name__[3:], kind.__name__[3:])
+    wrong: object = {"x": 1} if kind is as_list else [*range(99)]
+    with pytest.raises(TypeError) as raised:
+        kind(wrong)
+    assert str(raised.value).endswith(f"not_a_json_{name}(value={repr(wrong)[:80]})")

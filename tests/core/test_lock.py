@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.core.lock import Lock, is_held
+from infrastructure.core.lock import Lock, is_held, try_lock
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
@@ -35,15 +35,17 @@ def test_who_forgets_it_gives_it_back(tmp_path: Path) -> None:
     ("wait", "answer", "expected"),
     [(True, None, True), (False, None, False), (False, True, True), (True, False, False)],
 )
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
 def test_where_there_are_no_locks(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     wait: bool,
     answer: bool | None,
     expected: bool,
+    number: int,
 ) -> None:
     def flock(descriptor: int, kind: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
+        raise OSError(number, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
     assert Lock(tmp_path / "lock").take(wait=wait, where_there_are_none=answer) is expected
@@ -82,3 +84,16 @@ def test_where_there_are_no_locks_it_is_unknown(
     Lock(tmp_path / "lock").release()
     monkeypatch.setattr(fcntl, "flock", flock)
     assert is_held(tmp_path / "lock") is None
+
+
+def test_a_lock_is_exclusive_and_waited_for_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds: list[int] = []
+    monkeypatch.setattr(fcntl, "flock", lambda _, kind: kinds.append(kind))
+    lock = Lock(tmp_path / "lock")
+    taken = [lock.take(), lock.take(shared=True), lock.take(shared=True, wait=False)]
+    taken += [try_lock(lock.descriptor), try_lock(lock.descriptor, shared=True)]
+    assert all(taken)
+    shared = fcntl.LOCK_SH | fcntl.LOCK_NB
+    assert kinds == [*(fcntl.LOCK_EX, fcntl.LOCK_SH, shared, fcntl.LOCK_EX | fcntl.LOCK_NB, shared)]

@@ -20,6 +20,10 @@ def test_a_misspelt_name_gets_the_nearest_and_all() -> None:
     listed = "hint=core.did_you_mean(meant=reed), known=reed, green, more=2"
     sentence = f"core.unknown_name_of_many(what=colour, name=ree, {listed})"
     assert unknown_name("colour", "ree", many, 2) == sentence
+    all_of_them = "hint=core.did_you_mean(meant=reed), known=blue, green, red, reed)"
+    assert unknown_name("colour", "ree", many, 4) == (
+        f"core.unknown_name(what=colour, name=ree, {all_of_them}"
+    )
     named = unknown_name("colour", "xyz", many, ("red", "blue"))
     assert (
         named == "core.unknown_name_of_many(what=colour, name=xyz, hint=, known=red, blue, more=2)"
@@ -51,6 +55,13 @@ def test_what_reads_like_nothing_has_no_nearest() -> None:
         ),
         ("trian.jsonl", ["train.jsonl", "heldout.jsonl"], "train.jsonl"),
         ("", ["seed"], None),
+        ("res", ["resume"], None),
+        ("warm", ["warmup_ratio_of_steps"], "warmup_ratio_of_steps"),
+        ("war", ["warmup_ratio_of_steps"], None),
+        ("abcd-12", ["abcd-11"], "abcd-11"),  # one of six letters is another
+        ("abc-12", ["abc-11"], None),
+        ("abcd-12", ["abcd-34"], None),
+        ("ab_dc", ["ab_cx", "ab_cd"], "ab_cd"),
     ],
 )
 def test_a_hint_is_a_slip_of_the_keyboard_or_none(

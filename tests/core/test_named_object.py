@@ -1,5 +1,6 @@
 """Somebody's own class or function by its address."""
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from infrastructure.core.lookup import look_up
-from infrastructure.core.named_object import address_of, is_address, load_object, missing_module
+from infrastructure.core.named_object import (
+    address_of,
+    is_address,
+    load_object,
+    look_in_folder_of,
+    missing_module,
+    module_file,
+    source_file,
+)
 
 SOURCE = """
 class Curriculum:
@@ -87,17 +96,25 @@ def _raised(sentence: str | None) -> None:
 
 def test_a_module_that_cannot_be_imported_gives_the_reason(folder: Path) -> None:
     (folder / "their_broken.py").write_text("import no_such_package\n")
-    with pytest.raises(
-        ValueError, match=r"plugin_import_failed.*module=their_broken, .*ModuleNotF"
-    ):
+    with pytest.raises(ValueError) as raised:
         load_object("sink", "their_broken:X")
+    assert str(raised.value) == (
+        "core.plugin_import_failed(kind=sink, address=their_broken:X, module=their_broken,"
+        " error_type=ModuleNotFoundError, error=No module named 'no_such_package')"
+    )
 
 
 def test_a_name_that_the_module_does_not_have_gets_the_nearest(folder: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"attribute_missing.*their_module\.py, attribute=Curiculum, .*meant=Cur"
+    for name, attribute, hint in (
+        ("Curiculum", "Curiculum", "core.did_you_mean(meant=Curriculum)"),
+        ("Curriculum.Outer.X", "Outer", ""),
     ):
-        load_object("strategy", "their_module:Curiculum")
+        with pytest.raises(ValueError) as raised:
+            load_object("strategy", f"their_module:{name}")
+        assert str(raised.value) == (
+            f"core.plugin_attribute_missing(kind=strategy, address=their_module:{name},"
+            f" file={folder / 'their_module.py'}, attribute={attribute}, hint={hint})"
+        )
 
 
 def test_a_text_that_is_no_address_explains_how_one_is_written() -> None:
@@ -120,3 +137,29 @@ def test_only_what_another_process_can_import_has_an_address() -> None:
     assert address_of(in_a_notebook) is None
     hidden = type("look_up", (), {"__module__": "infrastructure.core.lookup"})
     assert address_of(hidden) is None, "that address is another object's"
+
+
+def test_a_module_s_file_is_found_without_an_import(folder: Path) -> None:
+    package = folder / "their_package"
+    (package / "inner").mkdir(parents=True)
+    for file in (package / "__init__.py", package / "inner/deep.py"):
+        file.write_text("raise SystemExit('imported')")
+    found = {name: source_file(name) for name in ("their_package", "their_package.inner.deep")}
+    assert found == {
+        "their_package": package / "__init__.py",
+        "their_package.inner.deep": package / "inner/deep.py",
+    }
+    nothing = ("their_package.inner", "their_package.none", "no_such.module", "math", "sys")
+    assert [*map(source_file, nothing)] == [None] * 5
+    assert source_file("infrastructure.core.lookup") == Path(str(look_up.__code__.co_filename))
+    assert module_file("their_package") is None, "the current folder is not in Python's path"
+    for name, file in found.items():
+        sys.path[:] = [entry for entry in sys.path if entry != str(folder)]
+        look_in_folder_of(file, name)  # type: ignore[arg-type]
+        look_in_folder_of(file, name)  # type: ignore[arg-type]
+        assert (sys.path[-1], sys.path.count(str(folder))) == (str(folder), 1)
+    assert module_file("their_package") == package / "__init__.py"
+    (package / "__init__.py").unlink()
+    importlib.invalidate_caches()
+    assert module_file("their_package") == package  # a package without a file
+    assert [*map(module_file, ("no_such.module", "no_such", "sys"))] == [None] * 3

@@ -43,7 +43,9 @@ def test_windows_subsystem(tmp_path: Path, smi: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "present"),
     [
-        ("echo 'GPU 0: NVIDIA H100 (UUID: …)'", True),
+        ('[ "$*" = -L ] && echo "GPU 0: NVIDIA H100 (UUID: …)"', True),
+        ("echo 'GPU 0: NVIDIA H100 (UUID: …)'; exit 15", False),
+        ("echo 'No devices found.'", False),
         ("echo 'NVIDIA-SMI has failed because it could not talk to the driver'; exit 9", False),
         ("exit 0", False),
         ("exec ./no-such-program", False),

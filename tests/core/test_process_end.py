@@ -14,6 +14,9 @@ class InCircle:
         self.itself = self
         self.file = open("written.txt", "w")
         self.file.write("all of it")
+        self.others = [open("bytes.bin", "wb"), open("both.bin", "w+b")]
+        for other in self.others:
+            other.write(b"all of it")
     def __del__(self):
         print("taken apart", flush=True)
 
@@ -39,7 +42,8 @@ def ended(folder: Path, *, leaves: bool) -> list[str]:
 
 def test_nothing_is_taken_apart_and_nothing_is_lost(tmp_path: Path) -> None:
     assert ended(tmp_path, leaves=True) == ["exit handlers run"]
-    assert (tmp_path / "written.txt").read_text() == "all of it"
+    for name in ("written.txt", "bytes.bin", "both.bin"):
+        assert (tmp_path / name).read_text() == "all of it"
 
 
 def test_python_by_itself_takes_all_apart(tmp_path: Path) -> None:

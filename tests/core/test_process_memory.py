@@ -2,9 +2,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from infrastructure.core import process_memory as module
 from infrastructure.core.process_memory import (
     HardLimit,
     allowed_bytes,
@@ -115,3 +117,71 @@ def test_large_blocks_that_are_freed_are_given_back_at_once() -> None:
         [sys.executable, "-c", BLOCKS], capture_output=True, text=True, check=True, timeout=60
     )
     assert int(done.stdout) < 20
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "hard", "allowed"),
+    [
+        (1000, 300, -1, 400 + 1000 - 300 - 60 - 32),  # 60 of its 400 private ones are not used yet
+        (1000, 995, -1, 400 + 16),
+        (1000, 300, 500, 500),
+    ],
+)
+def test_the_limit_of_the_kernel_leaves_what_is_free(
+    limit: int, used: int, hard: int, allowed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hard_bytes, given = hard * MIB if hard > 0 else module.resource.RLIM_INFINITY, []
+    sizes = SimpleNamespace(data=400 * MIB, rss=350 * MIB, shared=10 * MIB)
+    process = SimpleNamespace(memory_info=lambda: sizes)
+    monkeypatch.setattr(module, "_process", lambda _: process)
+    monkeypatch.setattr(module.resource, "getrlimit", lambda _: (7, hard_bytes))
+    monkeypatch.setattr(module.resource, "setrlimit", lambda _, values: given.append(values))
+    guard = HardLimit(limit * MIB)
+    guard.tighten(used * MIB)
+    monkeypatch.setattr(module.resource, "getrlimit", lambda _: (8, 9))
+    guard.tighten(used * MIB)
+    guard.lift()
+    guard.lift()
+    assert given == [(allowed * MIB, hard_bytes)] * 2 + [(7, hard_bytes)]
+
+
+@pytest.mark.parametrize(
+    ("soft", "stack", "threads", "allowed"),
+    [
+        (1000, 5, 0, 750),
+        (1000, 5, 20, 650),
+        (1000, -1, 20, 710),
+        (200, 5, 0, 150),
+        (-1, 5, 0, None),
+    ],
+)
+def test_what_a_process_may_have_is_what_it_has_and_what_is_left(
+    soft: int, stack: int, threads: int, allowed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {module.resource.RLIMIT_DATA: soft, module.resource.RLIMIT_STACK: stack}
+    soft_of = {kind: size * MIB if size > 0 else size for kind, size in limits.items()}
+    monkeypatch.setattr(module.resource, "getrlimit", lambda kind: (soft_of[kind], -1))
+    sizes = SimpleNamespace(data=400 * MIB, rss=150 * MIB)
+    process = SimpleNamespace(memory_info=lambda: sizes)
+    monkeypatch.setattr(module.psutil, "Process", lambda: process)
+    assert allowed_bytes(threads) == (None if allowed is None else allowed * MIB)
+    monkeypatch.setattr(module.sys, "platform", "darwin")
+    assert allowed_bytes(threads) is None
+
+
+def test_a_system_without_the_kernel_s_record_has_a_peak_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "status").write_text("VmPeak:\t 9 kB\nVmHWM:\t 1234 kB\n")
+    monkeypatch.setattr(module, "CLEAR_REFS", tmp_path / "clear_refs")
+    usage = SimpleNamespace(ru_maxrss=77)
+    monkeypatch.setattr(module.resource, "getrusage", lambda _: usage)
+    found = []
+    for name in ("status", "none"):
+        monkeypatch.setattr(module, "STATUS", tmp_path / name)
+        found.append((peak_resident_bytes(), module.reset_high_water_mark()))
+    assert found == [(1234 * 1024, True), (77 * 1024, False)]
+    assert (tmp_path / "clear_refs").read_text() == "5"
+    monkeypatch.setattr(module, "CLEAR_REFS", tmp_path)
+    monkeypatch.setattr(module, "STATUS", tmp_path / "status")
+    assert not module.reset_high_water_mark()

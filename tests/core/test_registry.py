@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from abc import ABCMeta
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -114,8 +115,9 @@ def test_a_module_that_is_imported_anew_gives_its_new_part(
 def test_an_address_is_a_name(sinks: Registry[Any]) -> None:
     assert sinks.get("tests.core.test_registry:Other").__name__ == "Other"
     assert sinks.make("tests.core.test_registry:Other", "mine").name == "mine"
-    with pytest.raises(ValueError, match=r"plugin_name_invalid\(kind=sink, name=a:b\)"):
-        sinks.register("a:b", Whole)
+    for name in ("a:b", ""):
+        with pytest.raises(ValueError, match=rf"plugin_name_invalid\(kind=sink, name={name}\)"):
+            sinks.register(name, Whole)
 
 
 def test_a_name_is_given_once_but_a_cell_may_run_again(sinks: Registry[Any]) -> None:
@@ -164,10 +166,12 @@ def test_the_same_from_a_module_and_from_a_package(
 ) -> None:
     install(remote="tests.core.test_registry:Lacking", broken="no_such_module:X")
     for name in ("tests.core.test_registry:Lacking", "remote"):
-        with pytest.raises(
-            ValueError, match=r"core\.plugin_incomplete.*Lacking.*contract=Sink, missing=write\)"
-        ):
+        shown = f"sink '{name}'" + (f" ({__name__}:Lacking)" if name == "remote" else "")
+        with pytest.raises(ValueError) as raised:
             sinks.get(name)
+        assert str(raised.value) == (
+            f"core.plugin_incomplete(plugin={shown}, contract=Sink, missing=write)"
+        )
     with pytest.raises(
         ValueError, match=r"core\.plugin_package_failed.*name=broken.*entry_point=no_such_module:X"
     ):
@@ -192,9 +196,9 @@ def test_a_wrong_call_is_explained_and_an_error_inside_stays_what_it_is(
     sinks.register("made", make_lacking)
     sinks.register("fails", fails)
     with pytest.raises(
-        ValueError, match=r"plugin_call_mismatch.*'made'.*=str, int, error=too many"
+        ValueError, match=r"plugin_call_mismatch.*'made'.*=str, int, more, error=too many"
     ):
-        sinks.make("made", "x", 3)
+        sinks.make("made", "x", 3, more=4)
     with pytest.raises(TypeError, match="planted"):
         sinks.make("fails", "x")
 
@@ -250,8 +254,10 @@ def test_what_no_other_process_could_import_is_refused_where_one_needs_it(
     sinks.register("local", type("Local", (Whole,), {"__module__": "__main__"}))
     sinks.require_shareable("fine")
     sinks.require_shareable("console")
-    with pytest.raises(ValueError, match=r"plugin_not_importable\(plugin=sink 'local'"):
-        sinks.require_shareable("local")
+    for name, shown in (("local", "'local' (__main__:Local)"), ("__main__:X", "'__main__:X'")):
+        with pytest.raises(ValueError) as raised:
+            sinks.require_shareable(name)
+        assert str(raised.value) == f"core.plugin_not_importable(plugin=sink {shown})"
 
 
 def test_an_origin_names_where_a_plugin_comes_from(
@@ -263,7 +269,7 @@ def test_an_origin_names_where_a_plugin_comes_from(
     here = f"{__name__}:Other"
     assert sinks.origin("mine") == sinks.origin(here) == sinks.origin("remote") == Origin(here)
     assert sinks.origin("local") == Origin(None)
-    assert sinks.origin("console") is None
+    assert sinks.origin("console") is sinks.origin("nothing") is None
     assert sinks.origin("pytest:fixture") == Origin(
         "pytest:fixture", f"pytest=={pytest.__version__}"
     )
@@ -279,6 +285,7 @@ def test_a_run_that_goes_on_has_its_own_plugins_and_the_next_one_has_not(
     adopt_origins({GROUP: {"console": here, "theirs": here}})
     assert sinks.get("console") is sinks.get("theirs") is sinks.get("noted") is Other
     assert sinks.is_own("console"), "it is not the one that is built in"
+    assert (sinks.origin("theirs"), sinks.names()) == (here, ["console", "file", "theirs"])
     assert json.loads(registered_addresses())[GROUP]["theirs"] == f"{__name__}:Other"
     adopt_origins({})
     assert sinks.get("console") is Whole
@@ -324,6 +331,55 @@ def test_a_package_that_is_installed_meanwhile_is_noticed(
     (info / "METADATA").write_text("Name: parts\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[{GROUP}]\nremote = {__name__}:Other\n")
     assert "remote" in sinks.names()
+    assert sinks.origin("remote") == Origin(f"{__name__}:Other", "parts==1.0")
+
+
+@pytest.fixture
+def plain() -> Iterator[Registry[Any]]:
+    """Any functions."""
+    registry: Registry[Any] = Registry("loss", GROUP)
+    yield registry
+    registry_module._REGISTRIES.remove(registry)
+
+
+def test_a_function_needs_no_contract_and_a_built_in_one_no_signature(
+    plain: Registry[Any],
+) -> None:
+    plain.register("pairs", dict)
+    assert plain.make("pairs", [("a", 1)], b=2) == {"a": 1, "b": 2}
+    with pytest.raises(
+        ValueError, match=r"^core\.plugin_not_a_function\(plugin=loss 'three' \(3\)\)"
+    ):
+        plain.register("three", 3)
+    assert plain.problem(f"{__name__}:Other") is None
+    no_such = r"^core\.plugin_module_not_found\(kind=loss, address=no_such:x, module=no_such,"
+    assert re.match(no_such, str(plain.problem("no_such:x")))
+
+
+@pytest.mark.parametrize(
+    ("num_there", "missing"), [(0, range(7)), (1, range(1, 8))], ids=["nine", "eight"]
+)
+def test_of_many_missing_parts_eight_are_listed_and_the_required_ones_first(
+    num_there: int, missing: range, plain: Registry[Any]
+) -> None:
+    contract = ABCMeta("Many", (), {f"part_{n}": n for n in range(9)})
+    contract.__abstractmethods__ = frozenset({"part_8"})
+    plain.provide({}, contract)
+    listed = ", ".join(["part_8", *(f"part_{n}" for n in missing)])
+    with pytest.raises(ValueError) as raised:
+        plain.register("few", type("Few", (), {f"part_{n}": n for n in range(num_there)}))
+    more = "" if num_there else " and 1 more"
+    assert str(raised.value).endswith(f", contract=Many, missing={listed}{more})")
+
+
+def test_a_plug_in_may_check_whether_it_is_usable(plain: Registry[Any]) -> None:
+    called: list[str] = []
+    first, second = (lambda: None), (lambda: None)
+    first.check_usable = lambda: called.append("first")  # type: ignore[attr-defined]
+    plain.register("first", first)
+    plain.register("second", second)
+    plain.check_usable(["second", "first"])
+    assert called == ["first"]
 
 
 def test_a_process_that_nobody_started_has_inherited_nothing() -> None:

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.core.standard_output import LossyStream, lossy_output, lost_output_kept_in
+from infrastructure.core import standard_output
+from infrastructure.core.standard_output import (
+    LossyStream,
+    is_reader_gone,
+    lossy_output,
+    lost_output_kept_in,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = Path("/dev/full")
@@ -161,3 +167,27 @@ def test_a_file_that_cannot_keep_it_either_ends_no_work(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with lost_output_kept_in(tmp_path / "file/below"):
         print("lost", file=LossyStream(Full()))
+
+
+def test_a_pipe_that_is_not_read_any_more_is_noticed() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as stream:
+        assert not is_reader_gone(stream)
+        os.close(reader)
+        assert is_reader_gone(stream)
+    assert not is_reader_gone(stream), "it is closed"
+    assert not is_reader_gone(io.StringIO())
+
+
+def test_only_the_named_streams_are_made_lossy_and_none_in_a_notebook(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with lossy_output("stderr"):
+        assert isinstance(sys.stderr, LossyStream)
+        assert not isinstance(sys.stdout, LossyStream)
+    stream = io.StringIO()
+    LossyStream(stream).writelines(["a\n", "b"])
+    assert stream.getvalue() == "a\nb"
+    monkeypatch.setattr(standard_output, "in_notebook_kernel", lambda: True)
+    with lossy_output():
+        assert not isinstance(sys.stdout, LossyStream)

@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,3 +110,89 @@ def test_a_run_that_does_not_stop_in_time_is_interrupted_with_the_first_signal(
             time.sleep(20)
     stopper.close()
     assert (stopped.value.name, requests) == ("SIGTERM", [signal.SIGTERM])
+
+
+INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+
+
+class Handled:
+    """A stopper whose timer is the test's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.may_break_off = 100.0, True
+        self.done: list[object] = []
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr(module, "time", clock)
+        self.stopper = Stopper(
+            lambda number: self.note("request", number), lambda: self.may_break_off
+        )
+        monkeypatch.setattr(self.stopper, "_wait", lambda seconds: self.note("wait", seconds))
+
+    def note(self, *what: object) -> None:
+        self.done.append(what)
+
+    def after(self, seconds: float, number: int | None, **options: bool) -> list[object]:
+        """What a signal does; None: that of the timer."""
+        self.now += seconds
+        self.may_break_off = options.get("may_break_off", True)
+        self.done = []
+        if number is None:
+            self.stopper._is_patient, self.stopper._is_wake = False, True
+        try:
+            self.stopper.handle(number or INT, None)
+        except StopSignal as stop:
+            self.note("stopped", stop.name)
+        return self.done
+
+
+def test_the_first_signal_is_a_request_and_a_second_ctrl_c_interrupts_where_no_step_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Handled(monkeypatch)
+    stopped, again = ("stopped", "SIGTERM"), ("wait", module.RETRY_SECONDS)
+    assert run.after(0, TERM) == [("request", TERM), ("wait", module.PATIENCE_SECONDS)]
+    assert run.after(1, HUP) == run.after(1, INT) == []  # one Ctrl-C
+    assert run.after(1, INT, may_break_off=False) == [again]
+    assert run.after(1, INT) == [stopped]
+    assert run.after(0.9, INT) == [again], "the first one is on its way"
+    assert run.after(0.1, HUP) == [stopped]
+
+
+def test_where_the_time_is_over_any_signal_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Handled(monkeypatch)
+    run.after(0, INT)
+    assert run.after(8, None) == [("stopped", "SIGINT")]
+    assert not run.stopper.take_wake()
+    assert run.after(2, TERM) == [("stopped", "SIGINT")]
+
+
+def test_a_timer_that_is_over_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(signal, "pthread_kill", lambda _thread, number: sent.append(number))
+    stopper = Stopper(lambda _: None, lambda: True)
+    stopper._wake()
+    assert (sent, stopper.take_wake(), stopper.take_wake()) == ([INT], True, False)
+    stopper._wait(60)
+    first = stopper._timer
+    stopper._wait(60)
+    stopper.close()
+    stopper._wake()
+    assert sent == [INT]
+    for timer in (first, stopper._timer):
+        assert timer is not None
+        timer.join(10)
+        assert not timer.is_alive()
+
+
+def test_only_the_main_thread_takes_signals() -> None:
+    before, found = signal.getsignal(TERM), list[object]()
+
+    def work() -> None:
+        with signals_handled([TERM], lambda *_: None):
+            found.append(signal.getsignal(TERM))
+        take_usr1_as_sigterm()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [before]

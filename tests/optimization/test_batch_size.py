@@ -122,3 +122,76 @@ def test_a_size_that_takes_more_than_was_predicted_is_not_chosen() -> None:
     assert [trial.size for trial in choice.trials] == [1, 2, 4]
     assert machine.tried == [1, 2, 4, 8]  # one of 24 is predicted to take 340
     assert choice.peak_bytes == 140 * MIB
+
+
+def test_the_best_sizes_are_measured_again_in_turns() -> None:
+    measured: list[int] = []
+
+    def speed(size: int) -> float:
+        measured.append(size)
+        return {1: 79.0, 2: 81.0, 4: 100.0, 8: 97.9}[size]
+
+    choice = Machine(speed).search(budget=1 << 40).run(largest=8)
+    assert measured == [1, 1, 2, 2, 4, 4, 8, 8] + [2, 4, 8] * 4
+    assert (choice.size, choice.reason) == (4, "")
+    assert choice.lines() == [
+        f"optimization.batch_size_trial(mark={mark}, size={size}, tokens_per_second={speed},"
+        f" peak={peak} GiB)"
+        for mark, size, speed, peak in (
+            (" ", 1, 79.0, "0.1"),
+            (" ", 2, 81.0, "0.1"),
+            ("→", 4, 100.0, "0.1"),
+            (" ", 8, 97.9, "0.2"),
+        )
+    ]
+
+
+@pytest.mark.parametrize(("speed_of_8", "size"), [(102.0, 4), (102.1, 8), (110.0, 8)])
+def test_sizes_that_are_nearly_as_fast_are_as_good(speed_of_8: float, size: int) -> None:
+    speeds = {1: 10.0, 2: 20.0, 4: 100.0, 8: speed_of_8}
+    assert Machine(speeds.__getitem__).search(1 << 40).run(8).size == size
+
+
+@pytest.mark.parametrize(
+    ("budget", "memory", "reason"),
+    [
+        (50, 999, "would_take(size=1, needed=0.098 GiB, budget=0.049 GiB)"),
+        (105, 999, "takes(size=1, needed=0.1 GiB, budget=0.1 GiB)"),
+        (200, 105, "out_of_memory(size=1)"),
+    ],
+)
+def test_why_one_example_does_not_fit(budget: int, memory: int, reason: str) -> None:
+    machine = Machine(speeds=lambda size: 1.0, memory=memory * MIB)
+    search = machine.search(budget=budget * MIB)
+    search.way_out = "buy more"
+    with pytest.raises(DoesNotFitError) as raised:
+        search.run()
+    assert str(raised.value) == (
+        "optimization.single_example_does_not_fit("
+        f"reason=optimization.batch_size_{reason}, way_out=buy more)"
+    )
+    assert machine.freed == (memory == 105)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sizes", "num_rounds"),
+    [(14.0, [1, 2, 4, 8], 4), (21.0, [1, 2, 4], 4), (61.0, [1], 0)],
+)
+def test_the_search_ends_in_time(
+    seconds: float, sizes: list[int], num_rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(batch_size.time, "monotonic", lambda: clock[0])
+    measured: list[int] = []
+
+    def speed(size: int) -> float:
+        measured.append(size)
+        clock[0] += seconds / 2 if len(measured) <= 2 * len(sizes) else 0.0
+        return 100.0 + size
+
+    choice = Machine(speed).search(budget=1 << 40).run(largest=8)
+    assert [trial.size for trial in choice.trials] == sizes
+    assert measured[2 * len(sizes) :] == sizes * num_rounds
+    passed = seconds * len(sizes)
+    over = f"optimization.measured_long_enough(seconds={passed})"
+    assert choice.reason == (over if len(sizes) < 4 else "")

@@ -1,3 +1,5 @@
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,3 +58,31 @@ def test_an_older_transformers_is_reported(
     ):
         checkpoint_gradients(small_llama, "selective")
     checkpoint_gradients(small_llama, "all")
+
+
+@pytest.mark.parametrize(
+    ("mode", "device", "given"),
+    [
+        ("selective", "cuda", {"every_n_layers": 2}),
+        ("all", "cuda", {}),
+        ("offload", "cuda", {"offload": True}),
+        ("offload", "cpu", {}),
+    ],
+)
+def test_each_mode_is_given_to_the_model(mode: str, device: str, given: dict[str, Any]) -> None:
+    calls: list[dict[str, Any]] = []
+
+    class Model:
+        supports_gradient_checkpointing = True
+
+        def parameters(self) -> Iterator[Any]:
+            return iter([SimpleNamespace(device=torch.device(device))])
+
+        def gradient_checkpointing_enable(
+            self, gradient_checkpointing_kwargs: Any, every_n_layers: int = 1, offload: bool = False
+        ) -> None:
+            calls.append({"every_n_layers": every_n_layers, "offload": offload})
+            assert gradient_checkpointing_kwargs == {"use_reentrant": False}
+
+    checkpoint_gradients(Model(), mode)
+    assert calls == [{"every_n_layers": 1, "offload": False} | given]

@@ -16,14 +16,17 @@ class Machine:
 
     def __init__(self, eager: float, compiled: float, compiling: float) -> None:
         self.times = {False: eager, True: compiled}
+        self.numbers, self.states = list[int](), list[bool]()
         self.compiling = compiling
         self.is_compiled = False
         self.now = 0.0
 
     def set_compiled(self, is_on: bool) -> None:
         self.is_compiled = is_on
+        self.states.append(is_on)
 
     def run_step(self, number: int) -> None:
+        self.numbers.append(number)
         if self.is_compiled:
             self.now += self.compiling
             self.compiling = 0.0
@@ -46,8 +49,38 @@ def test_compiling_is_kept_where_it_pays_back_inside_the_run() -> None:
     assert machine.is_compiled
     assert decision.compile_seconds == pytest.approx(60.0)
     assert decision.saved_seconds == pytest.approx(0.5 * 1000 - 60)
-    assert str(decision).startswith("optimization.compile_kept(timing=optimization.compile_timing(")
-    assert "eager_seconds=1.0, compiled_seconds=0.5, compile_seconds=60.0" in str(decision)
+    assert (machine.numbers, machine.states) == ([0] + [0, 1, 2] * 3, [True, True])
+    timing = "eager_seconds=1.0, compiled_seconds=0.5, compile_seconds=60.0, steps_left=1000"
+    timing = f"optimization.compile_timing({timing})"
+    assert str(decision) == f"optimization.compile_kept(timing={timing})"
+
+
+def test_the_median_of_three_steps_counts_and_a_gain_of_a_tenth() -> None:
+    seconds = iter([9.0, 1.0, 3.0, 1.2, *(2.0, 2.0, 2.0), 0.5, 1.07, 5.0])
+    clock = [0.0]
+
+    def run_step(_: int) -> None:
+        clock[0] += next(seconds)
+
+    decision = decide_compiling(
+        run_step, lambda _: None, steps_left=100, device=CPU, clock=lambda: clock[0]
+    )
+    assert (decision.eager_seconds, decision.compiled_seconds) == pytest.approx((1.2, 1.07))
+    assert decision.compile_seconds == pytest.approx(6.0 - 3 * 1.07)
+    assert decision.saved_seconds == pytest.approx(100 * 0.13 - 2.79)
+    assert decision.pays
+    assert not CompileDecision(1.2, 1.09, 0.0, 100).pays
+    assert not CompileDecision(1.0, 0.5, 50.0, 100).pays, "nothing is saved"
+    assert CompileDecision(1.0, None, 0.0, 100).saved_seconds == 0.0
+
+
+def test_a_module_is_compiled_for_all_lengths_in_its_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[dict[str, object]] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda _, **options: compiled.append(options))
+    set_compiled(torch.nn.Linear(1, 1), True)
+    set_compiled(torch.nn.Linear(1, 1), True, "max-autotune")
+    modes = ("default", "max-autotune")
+    assert compiled == [{"mode": mode, "dynamic": True} for mode in modes]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from infrastructure.optimization.device_errors import (
     is_out_of_memory,
     release_traceback,
 )
+from tests.optimization.conftest import FakeGpu
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,9 @@ from infrastructure.optimization.device_errors import (
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
         (MemoryError(), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
+        (ValueError("can't start new thread"), False),
         (RuntimeError("[enforce] DefaultCPUAllocator: can't allocate memory: 8 bytes"), True),
         (RuntimeError("unable to mmap 8 bytes from file <a>: Cannot allocate memory (12)"), True),
         (RuntimeError("size mismatch"), False),
@@ -48,6 +52,8 @@ def test_a_single_example_cannot_be_split() -> None:
     assert can_be_halved(error, 8, 32)
     assert not can_be_halved(error, 8, 1)
     assert not can_be_halved(error, 1, 32)
+    assert can_be_halved(error, 2, 2)
+    assert not can_be_halved(ValueError("wrong"), 8, 32)
     assert not can_be_halved(ValueError(), 8, 32)
 
 
@@ -76,12 +82,32 @@ def test_letting_go_of_an_error_frees_what_its_calls_held() -> None:
         held.append(weakref.ref(graph))
         raise RuntimeError("planted")
 
+    def fail_again(step: int) -> None:
+        try:
+            fail() if step == 3 else fail_again(step + 1)
+        except RuntimeError as error:
+            graph = Graph()
+            held.append(weakref.ref(graph))
+            if step == 1:
+                raise RuntimeError("in between")  # noqa: B904 - with a context alone
+            raise RuntimeError("last") from error
+
     held: list[weakref.ref[Graph]] = []
     kept: list[Exception] = []
     try:
-        fail()
+        fail_again(1)
     except RuntimeError as error:
         kept.append(error)
-    assert held[0]() is not None
+    assert [one() is not None for one in held] == [True] * 4
     release_traceback(kept[0])
-    assert held[0]() is None
+    assert [one() for one in held] == [None] * 4
+
+
+@pytest.mark.parametrize(("device", "num_emptied"), [("cpu", 0), ("cuda", 1)])
+def test_memory_that_is_free_goes_to_the_others_on_the_device(
+    device: str, num_emptied: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, collected = FakeGpu(monkeypatch, (7, 5)), list[int]()
+    monkeypatch.setattr(device_errors.gc, "collect", lambda: collected.append(1))
+    device_errors.free_memory(torch.device(device))
+    assert (gpu.num_emptied, collected) == (num_emptied, [1])

@@ -40,9 +40,22 @@ def test_cycles_are_freed_when_it_is_time_and_not_before() -> None:
     collection.collect_if_due()
     assert dead() is None
     assert collection.num_collections == 2  # the other one at the start
+    now[0] = 19.9
+    collection.collect_if_due()
+    assert collection.num_collections == 2
     collection.stop()
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
+
+
+def test_the_time_that_collections_take_is_counted() -> None:
+    times = iter([1.0, 1.5, 11.4, 11.5, 12.0, 13.0])
+    collection = ScheduledCollection(interval_seconds=10.0, clock=lambda: next(times))
+    collection.start()
+    collection.collect_if_due()
+    collection.collect_if_due()
+    collection.stop()
+    assert (collection.num_collections, collection.seconds) == (2, 0.5 + 1.0)
 
 
 def test_what_was_off_before_stays_off() -> None:

@@ -9,7 +9,6 @@ from infrastructure.optimization.gpu_capability import (
     best_attention,
     best_precision,
     can_compile,
-    cpu_has_bf16,
     drop_gpu_cache_above,
     limit_gpu_memory,
     refuse_fp8,
@@ -33,8 +32,14 @@ def test_a_gpu_computes_in_the_best_format_that_it_has(
     assert best_precision(GPU) == precision
 
 
-def test_a_cpu_computes_in_bf16_where_it_has_the_instructions() -> None:
-    assert best_precision(CPU) == ("bf16" if cpu_has_bf16() else "fp32")
+@pytest.mark.parametrize("instructions", [(), ("avx512_bf16",), ("amx_tile",)])
+def test_a_cpu_computes_in_bf16_where_it_has_the_instructions(
+    instructions: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("avx512_bf16", "amx_tile"):
+        has_it = name in instructions
+        monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda has_it=has_it: has_it)
+    assert best_precision(CPU) == ("bf16" if instructions else "fp32")
 
 
 @pytest.mark.parametrize(("capability", "has_tf32"), [(T4, False), (A100, True)])
@@ -71,6 +76,8 @@ def test_compiling_needs_triton_and_a_gpu_that_it_knows(monkeypatch: pytest.Monk
     assert can_compile(GPU) == "optimization.triton_not_installed()"
     monkeypatch.setattr(gpu_capability, "is_installed", lambda package: True)
     assert can_compile(GPU) is None
+    FakeGpu(monkeypatch, (7, 0))
+    assert can_compile(GPU) is None
     FakeGpu(monkeypatch, (6, 1))
     assert can_compile(GPU) == "optimization.gpu_too_old_for_triton()"
 
@@ -78,6 +85,9 @@ def test_compiling_needs_triton_and_a_gpu_that_it_knows(monkeypatch: pytest.Monk
 def test_compiling_for_a_cpu_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert can_compile(CPU) == "optimization.no_cpp_compiler()"
+    for name in ("g++", "clang++", "c++"):
+        monkeypatch.setattr(gpu_capability.shutil, "which", {name: "/usr/bin/x"}.get)
+        assert can_compile(CPU) is None
 
 
 def test_a_gpu_below_the_least_capability_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,8 +99,12 @@ def test_a_gpu_below_the_least_capability_is_refused(monkeypatch: pytest.MonkeyP
         match=r"compute_capability_too_low\(least=8.*gpu=Tesla T4.*major=7.*minor=5",
     ):
         require_capability(GPU, 8.0)
-    with pytest.raises(ValueError, match=r"compute_capability"):
-        require_capability(GPU, 7.6)
+    for least in (7.6, 8.1):
+        with pytest.raises(ValueError, match=rf"compute_capability_too_low\(least={least}, "):
+            require_capability(GPU, least)
+    FakeGpu(monkeypatch, (8, 6))
+    for least in (8.6, 7.9, 8.0):
+        require_capability(GPU, least)
     with pytest.raises(
         ValueError, match=r"optimization\.compute_capability_without_gpu.*device=cpu"
     ):
@@ -129,6 +143,9 @@ def test_fp8_is_refused_where_it_cannot_be_computed(monkeypatch: pytest.MonkeyPa
     FakeGpu(monkeypatch, A100)
     with pytest.raises(ValueError, match=r"core\.fp8_needs_newer_gpu"):
         refuse_fp8(GPU)
+    FakeGpu(monkeypatch, (8, 6))
+    with pytest.raises(ValueError, match=r"core\.fp8_needs_newer_gpu"):
+        refuse_fp8(GPU)
     FakeGpu(monkeypatch, ADA)
     refuse_fp8(GPU)
 
@@ -150,3 +167,14 @@ def test_large_layers_train_in_fp8_with_the_same_names_and_nearly_the_same_numbe
     assert theirs is not None
     assert torch.nn.functional.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0) > 0.99
     assert not torch.equal(ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore")  # torchao's own, at its import
+def test_the_output_layer_is_not_converted() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(32, 16), torch.nn.Linear(16, 8), torch.nn.Linear(8, 16)
+    )
+    model.append(torch.nn.Linear(16, 32))
+    model.get_output_embeddings = lambda: model[3]  # type: ignore[assignment]
+    kinds = [type(module).__name__ for module in train_in_fp8(model, emulate=True)]
+    assert kinds == ["Float8Linear", "Linear", "Linear", "Linear"]

@@ -116,4 +116,47 @@ def test_one_process_explains_how_several_gpus_are_used(caplog: pytest.LogCaptur
     caplog.set_level(logging.WARNING)
     optimizer = module.GPUOptimizer([torch.device("cpu"), torch.device("cpu")], "fp32", False)
     optimizer.optimize_model(layers())
-    assert "optimization.one_gpu_of_several_used" in caplog.text
+    assert "optimization.one_gpu_of_several_used(device=cpu, count=2)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("device_ids", "used", "missing"),
+    [(None, [0, 1], ""), ([1], [1], ""), ([1, 5, 2], [1], "missing=[5, 2], available=2")],
+)
+def test_the_gpus_that_are_there_are_used(
+    device_ids: list[int] | None,
+    used: list[int],
+    missing: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    FakeGpu(monkeypatch, (8, 0))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    optimizer = create_gpu_optimizer(device_ids, compile_model=True)
+    assert optimizer.devices == [torch.device("cuda", index) for index in used]
+    assert (optimizer.device, optimizer.precision) == (torch.device("cuda", used[0]), "bf16")
+    assert optimizer.compile_model
+    assert [missing in message for message in caplog.messages] == [True][: bool(missing)]
+    with pytest.raises(ValueError, match=r"core\.fp8_needs_newer_gpu"):
+        create_gpu_optimizer([0], "fp8")
+    assert create_gpu_optimizer([0], "fp16").precision == "fp16"
+
+
+def test_what_was_done_to_a_model_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[bool] = []
+    durations: list[float] = []
+    monkeypatch.setattr(module, "use_tf32", lambda _: True)
+    monkeypatch.setattr(module, "set_compiled", lambda _, is_on: compiled.append(is_on))
+    monkeypatch.setattr(module, "readings_over", lambda seconds: durations.append(seconds) or [])
+    notes = ["device: cpu", "precision: fp32", "optimization.tf32_used()"]
+    for reason, note in (
+        (None, "optimization.compile_not_measured()"),
+        ("old", "optimization.compile_not_used(reason=old)"),
+    ):
+        monkeypatch.setattr(module, "can_compile", lambda _, reason=reason: reason)
+        optimizer = create_gpu_optimizer([], False, compile_model=True)
+        optimizer.optimize_model(layers())
+        assert optimizer.applied == {"model": [*notes, note]}
+    assert compiled == [True]
+    assert [optimizer.monitor_gpu_utilization(), optimizer.monitor_gpu_utilization(3.0)] == [[], []]
+    assert durations == [60.0, 3.0]

@@ -33,6 +33,9 @@ print(read().h - before)
 
 
 def test_what_somebody_has_set_stays() -> None:
+    environment: dict[str, str] = {}
+    bound_kernel_caches(environment)
+    assert environment == {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "112", "LRU_CACHE_CAPACITY": "1"}
     environment = {ONEDNN: "7"}
     bound_kernel_caches(environment)
     assert environment == {ONEDNN: "7", PYTORCH: "1"}

@@ -1,5 +1,6 @@
 import pytest
 
+from infrastructure.core.hardware import Memory
 from infrastructure.core.process_memory import resident_bytes
 from infrastructure.optimization import memory_guard
 from infrastructure.optimization.memory_guard import Action, MemoryGuard, machine_percent
@@ -59,8 +60,10 @@ def test_above_its_own_limit_a_training_releases_and_then_needs_smaller_pieces()
     assert too_little.check() is Action.SMALLER
 
 
-def test_the_machines_share_is_a_percentage() -> None:
+def test_the_machines_share_is_a_percentage(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < machine_percent() < 100
+    monkeypatch.setattr(memory_guard, "memory", lambda: Memory(800, 600, limited=True))
+    assert machine_percent() == 25.0
 
 
 class Process:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, RandomSampler, TensorDataset
 
 from infrastructure.optimization import memory_optimizer as module
 from infrastructure.optimization.checkpointing import can_do
@@ -47,6 +47,7 @@ def test_the_samples_of_the_specification_run_as_written(small_llama: Any) -> No
     assert names["optimized_model"] is small_llama
     [batch] = [batch for [batch] in names["dataloader"]]
     assert batch.shape == INPUTS.shape
+    assert names["optimizer"].optimize() >= 0
     assert [profile.name for profile in names["optimizer"].profiles] == [
         "training_step",
         "operation",
@@ -66,10 +67,15 @@ def test_a_model_with_room_to_spare_keeps_its_activations(small_llama: Any) -> N
 def test_a_model_that_fills_the_memory_computes_them_again(
     small_llama: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tight = MemoryInfo(10**7, 2 * 10**6, 8 * 10**6, 0, 8 * 10**6)
-    monkeypatch.setattr(module, "read_memory", lambda: tight)
-    create_memory_optimizer().optimize_for_training(small_llama)
-    assert small_llama.is_gradient_checkpointing
+    weights = sum(4 * p.numel() for p in small_llama.parameters())
+    # Four times the weights are half of what is free, of the weights, and not of 15 % of the whole.
+    for more, is_crowded in ((10, False), (-10, True)):
+        tight = MemoryInfo(100 * weights, 22 * weights + more, 1, 0, 1)
+        monkeypatch.setattr(module, "read_memory", lambda tight=tight: tight)
+        optimizer = create_memory_optimizer()
+        optimizer.optimize_for_training(small_llama)
+        assert small_llama.is_gradient_checkpointing is is_crowded
+    assert optimizer.applied == ["gradient checkpointing: True"]
 
 
 @pytest.mark.parametrize("mode", [True, "selective", "offload"])
@@ -127,16 +133,30 @@ class Pictures(Dataset[torch.Tensor]):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than this machine's cores
-@pytest.mark.parametrize(("available", "workers"), [(2**40, 4), (4 * 10**9, 1)])
+@pytest.mark.parametrize(
+    ("available", "num_cores", "num_items", "workers"),
+    [
+        (2**40, 8, 10_000, 4),
+        (4 * 10**9, 8, 10_000, 1),  # of the 4 GB, 1.2 GB are to stay free, and each takes 2
+        (1 * 10**9, 8, 10_000, 0),
+        (2**40, 3, 10_000, 2),
+        (2**40, 2, 10_000, 0),
+        (2**40, 8, 320, 4),
+        (2**40, 8, 319, 0),
+    ],
+)
 def test_workers_are_as_many_as_memory_allows(
-    available: int, workers: int, monkeypatch: pytest.MonkeyPatch
+    available: int, num_cores: int, num_items: int, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = MemoryInfo(2 * available, available, 10**9, 0, 10**9)
     monkeypatch.setattr(module, "read_memory", lambda: info)
-    cores = type("Processor", (), {"num_cores": 8})
+    cores = type("Processor", (), {"num_cores": num_cores})
     monkeypatch.setattr(module, "processor", lambda: cores)
+    monkeypatch.setattr(Pictures, "__len__", lambda _: num_items)
     loader = create_memory_optimizer().create_memory_efficient_dataloader(Pictures())
-    assert loader.num_workers == workers
+    assert (loader.num_workers, loader.batch_size) == (workers, 32)
+    assert isinstance(loader.sampler, RandomSampler)
+    assert loader.pin_memory is torch.cuda.is_available()
 
 
 def test_options_that_are_given_hold() -> None:
@@ -154,7 +174,7 @@ def test_batches_that_the_user_has_drawn_up_are_loaded_as_they_are() -> None:
 
 
 def test_memory_is_released_above_the_share_only() -> None:
-    assert create_memory_optimizer(max_memory_percent=100.0).release_if_needed() is False
+    assert create_memory_optimizer(max_memory_percent=100).release_if_needed() is False
     assert create_memory_optimizer(max_memory_percent=0.001).release_if_needed() is True
 
 

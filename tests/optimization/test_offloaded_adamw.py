@@ -57,3 +57,15 @@ def test_a_parameter_without_gradient_is_left_alone_and_a_closure_is_called() ->
     assert optimizer.step(closure) == 2.0
     assert torch.equal(unused, torch.ones(2))
     assert not torch.equal(used, torch.ones(2))
+
+
+def test_its_settings_are_those_of_adamw() -> None:
+    weights = [torch.nn.Parameter(torch.ones(1))]
+    ours, theirs = OffloadedAdamW(weights).defaults, torch.optim.AdamW(weights).defaults
+    assert ours == {name: theirs[name] for name in ("lr", "betas", "eps", "weight_decay")}
+    models = model(), model()
+    for kind, one in zip((OffloadedAdamW, torch.optim.AdamW), models, strict=True):
+        optimizer = kind(one.parameters(), eps=0.5)  # type: ignore[operator]
+        one(torch.ones(1, 16)).sum().backward()
+        optimizer.step()
+    assert torch.allclose(models[0].weight, models[1].weight)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from infrastructure.optimization import recommendations as module
-from infrastructure.optimization.recommendations import fixed_bytes, recommend
+from infrastructure.optimization.recommendations import Recommendation, fixed_bytes, recommend
 
 FLOAT_BYTES = 4
 
@@ -54,3 +54,36 @@ def test_checkpointing_is_recommended_until_it_is_on(small_llama: Any) -> None:
     assert "optimization.checkpointing()" in savings(small_llama)
     small_llama.gradient_checkpointing_enable({"use_reentrant": False})
     assert "optimization.checkpointing()" not in savings(small_llama)
+
+
+def test_a_recommendation_names_what_it_saves_and_costs() -> None:
+    shown = [str(Recommendation("a", "time", saves)) for saves in (3 << 20, None)]
+    assert shown == [
+        "optimization.change_saves(change=a, saved=3 MiB, costs=time)",
+        "optimization.change_saves(change=a, saved=optimization.activations(), costs=time)",
+    ]
+    found = recommend(torch.nn.Linear(1000, 1000, bias=False), micro_batch_size=5)
+    assert [one.costs for one in found] == [
+        "optimization.trains_low_rank_matrices()",
+        "optimization.moments_in_8_bits()",
+        "optimization.same_result_smaller_batches()",
+    ]
+    assert found[-1].change == "optimization.halve_micro_batch(half=2)"
+
+
+def test_checkpointing_is_that_of_the_model_inside_an_adapter(small_llama: Any) -> None:
+    outer = torch.nn.Module()
+    outer.get_base_model = lambda: small_llama  # type: ignore[assignment]
+    [only] = recommend(outer)
+    assert (only.change, only.costs) == (
+        "optimization.checkpointing()",
+        "optimization.costs_third_more_time()",
+    )
+
+
+@pytest.mark.parametrize(("width", "is_worth"), [(32, False), (33, True)])
+def test_a_lora_is_recommended_where_it_halves_what_trains(width: int, is_worth: bool) -> None:
+    """Of rank 16, it has 32 numbers for each of a square's `width`, with three kinds of 4 bytes."""
+    model = torch.nn.Linear(2 * width, 2 * width, bias=False)
+    found = savings(model, optimizer_name="sgd")
+    assert [*found] == ["optimization.lora_of_rank(rank=16)"][:is_worth]

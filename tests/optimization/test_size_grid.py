@@ -11,6 +11,18 @@ def test_exact_sizes_stay() -> None:
     assert [SizeGrid.EXACT.up(size) for size in range(300)] == list(range(300))
 
 
+@pytest.mark.parametrize(
+    ("grid", "sizes"),
+    [
+        (SizeGrid.EIGHTHS, [0, 8, 8, 16, 128, 144, 288, 1024, 1152]),
+        (SizeGrid.SIXTEENTHS, [0, 8, 8, 16, 128, 136, 272, 1024, 1088]),
+    ],
+)
+def test_sizes_of_the_grid(grid: SizeGrid, sizes: list[int]) -> None:
+    assert [grid.up(size) for size in (0, 1, 8, 9, 127, 129, 257, 1009, 1025)] == sizes
+    assert (grid.segment_step, SizeGrid.EXACT.segment_step) == (16, 1)
+
+
 @pytest.mark.parametrize(("grid", "parts"), GRIDS)
 def test_sizes_are_rounded_up_and_stay_then(grid: SizeGrid, parts: int) -> None:
     rounded = [grid.up(size) for size in range(5000)]

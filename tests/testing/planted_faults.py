@@ -517,3 +517,92 @@ FAULTS: Sequence[Fault] = (
     Fault("the saved model lacks a layer", the_save_forgets_a_layer, "saved model"),
     Fault("the saved model is untrained", the_save_is_of_the_start, "saved model"),
 )
+
+WRONG_LOSS = (
+    "loss_differs_from_logits(loss=…, num_tokens=28, expected=…, expected_tokens=28) → labels_wrong"
+)
+RESUMED = (
+    "resumed_run_differs(steps_before=2, steps_after=2, num_differing=64,"
+    " name=model/model.embed_tokens.weight) → checkpoint_incomplete"
+)
+# What each check then reports and advises, with … for what is measured.
+FINDINGS = {
+    "nothing is learnt": "example_without_trained_tokens(number=1) → preview_data",
+    "the prompts are learnt too": "prompts_trained() → preview_data",
+    "a token that the model does not know": (
+        "token_out_of_range(number=1, token=320, num_tokens=320) → preview_data"
+    ),
+    "answers do not end": "no_answer_stops(tokens='</s>') → add_end_of_turn",
+    "the next message is learnt": (
+        "token_outside_answers(example=example 1, token=<s>) → preview_data"
+    ),
+    "ends are learnt twice": (
+        "answer_end_trained_twice(example=example 1, token=</s>) → preview_data"
+    ),
+    "ends are given, not learnt": (
+        "answer_end_not_trained(example=example 1, token=</s>) → preview_data"
+    ),
+    "EOS is masked as padding": "end_token_not_in_loss(tokens='</s>') → end_token_is_padding",
+    "another template in use": (
+        "prompt_ends_with_space("
+        "difference=testing.prompt_differs_after(before=<s>assistant, used=: ), trained=\naaa8)"
+        " → remove_trailing_space"
+    ),
+    "BOS twice": "duplicate_bos(number=1) → remove_bos_from_rows",
+    "labels are not shifted": WRONG_LOSS,
+    "the loss is a mean, not a sum": WRONG_LOSS,
+    "a weight that is seldom read is NaN": (
+        "weights_not_finite(names=model.embed_tokens.weight) → load_intact_copy"
+    ),
+    "a weight is NaN": "loss_not_finite(loss=nan) → unusable_weights_or_format",
+    "attention is not causal": "logits_see_later_tokens(leak=…) → attention_not_causal",
+    "a leaky model is packed": (
+        "examples_see_each_other(layout=packed, difference=…, leak=…) → disable_packing"
+    ),
+    "packed rows without bounds": (
+        "examples_see_each_other(layout=packed, difference=…, leak=…) → disable_packing"
+    ),
+    "padding that is seen": "examples_see_each_other(layout=padded, difference=…, leak=…)",
+    "a mean of means": "micro_batches_change_gradient(difference=…) → divide_by_total_items",
+    "only the last micro-batch counts": (
+        "micro_batches_change_gradient(difference=…) → divide_by_total_items"
+    ),
+    "the loss is cut off": (
+        "trainable_without_gradient("
+        "names=testing.first_and_more(first=model.embed_tokens.weight, count=19))"
+        " → check_frozen_parameters"
+    ),
+    "the base of a LoRA trains": f"base_model_trainable(names={BASE}) → check_lora_config",
+    "a LoRA matrix is frozen": (
+        "lora_weights_frozen("
+        "names=base_model.model.model.layers.1.self_attn.v_proj.lora_B.default.weight)"
+        " → check_lora_config"
+    ),
+    "a LoRA is not neutral": "new_lora_changes_logits(difference=…) → lora_must_start_at_zero",
+    "a step changes the base": f"step_changed_frozen(names={BASE}) → check_frozen_parameters",
+    "the optimizer lacks a tensor": (
+        "optimizer_lacks_parameters(names=lm_head.weight) → check_parameter_groups"
+    ),
+    "a group without a rate": "no_learning_rate(num_groups=1) → check_parameter_groups",
+    "a tensor is in the optimizer twice": "optimizer_has_duplicate() → check_parameter_groups",
+    "a frozen tensor is in it": (
+        "optimizer_has_frozen(names=model.embed_tokens.weight) → check_parameter_groups"
+    ),
+    "the optimizer has copies": (
+        "optimizer_lacks_parameters("
+        "names=testing.first_and_more(first=model.embed_tokens.weight, count=15))"
+        " → check_parameter_groups"
+    ),
+    "a layer is put back": (
+        "trainable_did_not_change("
+        "names=model.layers.0.mlp.up_proj.weight) → check_frozen_parameters"
+    ),
+    "uphill": "loss_change(before=…, after=…, num_steps=4, rate=…) → loss_does_not_fall",
+    "state outside of the checkpoint": RESUMED,
+    "random numbers of its own": RESUMED,
+    "a hidden momentum": RESUMED,
+    "the saved model lacks a layer": (
+        "saved_model_differs(difference=…) → adapter_save_incomplete"
+    ),
+    "the saved model is untrained": ("saved_model_differs(difference=…) → adapter_save_incomplete"),
+}

@@ -11,7 +11,7 @@ from packaging.version import Version
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import choices, words_taken
 from infrastructure.config.schema import schema_of
-from infrastructure.core.hardware import GIB, GPU, Hardware, Memory, Processor
+from infrastructure.core.hardware import GIB, GPU, Hardware, Memory, Processor, machine_facts
 from infrastructure.core.messages import phrase, words_of
 from infrastructure.core.optional import DISTRIBUTION
 from infrastructure.testing import doctor
@@ -28,6 +28,7 @@ CPU_MACHINE = Hardware(
     gpus=(),
 )
 T4 = GPU(0, "Tesla T4", None, None, 15 * GIB, GIB, None, None, None, (7, 5))
+CPU = Diagnosis("ok", "CPU", "fine")
 GPU_MACHINE = dataclasses.replace(CPU_MACHINE, nvidia_driver=True, gpus=(T4,))
 
 
@@ -71,8 +72,16 @@ def versions_text(matching: int, total: int, on: str = "") -> str:
 
 def test_a_healthy_machine(healthy: Path) -> None:
     findings = diagnose(healthy)
-    assert {finding.level for finding in findings} == {"ok"}
-    assert about("versions", findings).text == versions_text(4, 4)
+    no_gpu = "core.machine_without_gpu(reason=core.no_nvidia_driver())"
+    assert [(finding.subject, finding.text) for finding in findings] == [
+        ("Python", "3.12.1, Linux"),
+        *machine_facts(CPU_MACHINE)[:2],  # processor and memory
+        ("disk", "testing.disk_free(size=50.0 GiB)"),
+        ("GPU", no_gpu),
+        ("versions", versions_text(4, 4)),
+        ("PyTorch", "2.13.0+cpu, testing.cpu_build()"),
+    ]
+    assert {(finding.level, finding.remedy) for finding in findings} == {("ok", "")}
     assert doctor.render(findings).endswith("\ntesting.ready_to_train()")
     assert doctor.exit_code(findings) == 0
 
@@ -80,10 +89,16 @@ def test_a_healthy_machine(healthy: Path) -> None:
 def test_a_missing_package_prevents_training(healthy: Path) -> None:
     replace(healthy, "peft", None)
     findings = diagnose(healthy)
-    assert about("peft", findings).level == "fail"
-    assert about("peft", findings).remedy == "pip install 'peft==0.21.2'"
+    missing = Diagnosis("fail", "peft", "testing.package_unusable()", "pip install 'peft==0.21.2'")
+    assert about("peft", findings) == missing
     assert doctor.exit_code(findings) == 1
-    assert doctor.verdict(findings) == "testing.not_ready_to_train(problems=1 problem)"
+    for number, problems in ((1, "1 problem"), (2, "2 problems")):
+        verdict = f"testing.not_ready_to_train(problems={problems})"
+        assert doctor.verdict([*findings, missing][: len(findings) - 1 + number]) == verdict
+    assert doctor.render([missing, CPU]) == (
+        "FAIL  peft: testing.package_unusable()\n      → pip install 'peft==0.21.2'\n"
+        "ok    CPU: fine\ntesting.not_ready_to_train(problems=1 problem)"
+    )
 
 
 def test_a_broken_package_does_not_break_the_doctor(healthy: Path) -> None:
@@ -94,16 +109,16 @@ def test_a_broken_package_does_not_break_the_doctor(healthy: Path) -> None:
 def test_a_version_outside_the_bounds_prevents_training(healthy: Path) -> None:
     replace(healthy, "peft", "0.19.0")
     finding = next(f for f in diagnose(healthy) if f.subject == "peft")
-    assert finding.level == "fail"
-    assert "testing.package_version_unsupported" in finding.text
+    text = "testing.package_version_unsupported(version=0.19.0, specifier=>=0.20)"
+    assert finding == Diagnosis("fail", "peft", text, "pip install 'peft==0.21.2'")
 
 
 def test_an_untested_version_is_a_warning(healthy: Path) -> None:
     replace(healthy, "trl", "1.16.0")
     findings = diagnose(healthy)
     untested = "testing.package_version_untested(version=1.16.0, specifier=1.14.2)"
-    assert about("trl", findings).text == untested
-    assert about("versions", findings).text == versions_text(3, 4)
+    assert about("trl", findings) == Diagnosis("warn", "trl", untested, "pip install 'trl==1.14.2'")
+    assert about("versions", findings) == Diagnosis("note", "versions", versions_text(3, 4))
     assert doctor.verdict(findings) == "testing.ready_with_warnings(warnings=1 warning)"
     assert doctor.exit_code(findings) == 0
 
@@ -128,7 +143,11 @@ def test_a_colab_runtime_is_held_against_colab_s_column(healthy: Path) -> None:
 
 def test_temper_run_from_a_folder_is_reported(healthy: Path) -> None:
     replace(healthy, "temper-train", None)
-    assert about("temper", diagnose(healthy)).level == "warn"
+    findings = diagnose(healthy)
+    remedy = "pip install --no-deps -e . (in Temper's folder)"
+    expected = Diagnosis("warn", "temper", "testing.temper_not_a_package()", remedy)
+    assert about("temper", findings) == expected
+    assert "versions" not in [finding.subject for finding in findings]
 
 
 @pytest.mark.parametrize(
@@ -137,28 +156,45 @@ def test_temper_run_from_a_folder_is_reported(healthy: Path) -> None:
 )
 def test_python(healthy: Path, python: str, level: str) -> None:
     machine = dataclasses.replace(CPU_MACHINE, python=python)
-    assert about("Python", diagnose(healthy, machine)).level == level
+    tested = f"(python={python}, oldest=3.11, newest=3.13)"
+    texts = {"fail": f"testing.python_too_old{tested}", "warn": f"testing.python_too_new{tested}"}
+    text = texts.get(level, f"{python}, Linux")
+    assert about("Python", diagnose(healthy, machine)) == Diagnosis(level, "Python", text)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("free_bytes", "level"), [(50 * GIB, "ok"), (GIB, "warn"), (1000, "fail"), (None, "ok")]
+    ("free_bytes", "level", "reason"),
+    [
+        (5 * GIB, "ok", ""),
+        (5 * GIB - 1, "warn", "testing.disk_low_for_checkpoints(size=5.0 GiB)"),
+        (GIB // 4, "warn", "testing.disk_low_for_checkpoints(size=5.0 GiB)"),
+        (GIB // 4 - 1, "fail", "testing.disk_below_minimum(minimum=256.0 MiB)"),
+        (None, "ok", ""),
+    ],
 )
-def test_disk(healthy: Path, free_bytes: int | None, level: str) -> None:
+def test_disk(free_bytes: int | None, level: str, reason: str) -> None:
     machine = dataclasses.replace(CPU_MACHINE, disk_free_bytes=free_bytes)
-    found = about("disk", diagnose(healthy, machine))
-    assert found.level == level
-    assert ("5.0 GiB" in found.remedy) is (level == "warn"), "a full disk is not told of large runs"
+    found = about("disk", [*doctor.check_machine(machine)])
+    remedy = f"testing.free_disk_space(reason={reason})" if reason else ""
+    assert (found.level, found.remedy) == (level, remedy)
+    assert (found.text == "core.machine_disk_unknown()") is (free_bytes is None)
 
 
-def test_little_memory_is_a_warning(healthy: Path) -> None:
-    machine = dataclasses.replace(CPU_MACHINE, memory=Memory(GIB, GIB, limited=True))
-    assert about("memory", diagnose(healthy, machine)).level == "warn"
+@pytest.mark.parametrize(
+    ("available", "level", "remedy"),
+    [(2 * GIB, "ok", ""), (2 * GIB - 1, "warn", "testing.low_memory()")],
+)
+def test_little_memory_is_a_warning(available: int, level: str, remedy: str) -> None:
+    memory = Memory(16 * GIB, available, limited=True)
+    machine = dataclasses.replace(CPU_MACHINE, memory=memory)
+    found = about("memory", [*doctor.check_machine(machine)])
+    assert (found.level, found.remedy) == (level, remedy)
 
 
 def test_a_cpu_build_beside_a_gpu_is_reported(healthy: Path) -> None:
-    finding = about("PyTorch", diagnose(healthy, GPU_MACHINE))
-    assert finding.level == "warn"
-    assert finding.remedy == "pip install 'torch===2.13.0'"
+    text = "testing.pytorch_without_cuda(version=2.13.0+cpu, build=testing.cpu_build())"
+    expected = Diagnosis("warn", "PyTorch", text, "pip install 'torch===2.13.0'")
+    assert about("PyTorch", diagnose(healthy, GPU_MACHINE)) == expected
 
 
 def test_a_cuda_build_beside_a_gpu_is_right(healthy: Path) -> None:
@@ -172,19 +208,27 @@ def test_a_cuda_build_beside_a_gpu_is_right(healthy: Path) -> None:
 
 def test_a_driver_without_an_answering_gpu_is_reported(healthy: Path) -> None:
     machine = dataclasses.replace(CPU_MACHINE, nvidia_driver=True)
-    assert about("GPU", diagnose(healthy, machine)).level == "warn"
+    text = "core.machine_without_gpu(reason=core.no_gpu_responds())"
+    expected = Diagnosis("warn", "GPU", text, "testing.check_nvidia_smi()")
+    assert about("GPU", diagnose(healthy, machine)) == expected
 
 
 def test_triton_without_a_gpu_is_a_trap(healthy: Path) -> None:
     install(healthy, "triton", "3.6.0")
-    assert about("triton", diagnose(healthy)).remedy == "pip uninstall triton"
+    text, remedy = "testing.triton_without_gpu()", "pip uninstall triton"
+    assert about("triton", diagnose(healthy)) == Diagnosis("warn", "triton", text, remedy)
     assert not [f for f in diagnose(healthy, GPU_MACHINE) if f.subject == "triton"]
 
 
 def test_an_old_torchao_prevents_lora(healthy: Path) -> None:
     replace(healthy, "torchao", "0.10.0")
     failed = [f for f in diagnose(healthy) if f.subject == "torchao" and f.level == "fail"]
-    assert [f.remedy for f in failed] == ["pip install 'torchao>=0.16'"]
+    text = "testing.torchao_too_old(peft=0.21.2, torchao=0.10.0)"
+    assert failed == [Diagnosis("fail", "torchao", text, "pip install 'torchao>=0.16'")]
+    for torchao, peft in (("0.16", "0.21.2"), ("0.10.0", "0.18.9"), ("0.10.0", None)):
+        replace(healthy, "torchao", torchao)
+        replace(healthy, "peft", peft)
+        assert "fail" not in [f.level for f in diagnose(healthy) if f.subject == "torchao"]
 
 
 @pytest.mark.parametrize(("version", "is_reported"), [("0.26.0", True), ("0.26.0+cpu", False)])
@@ -192,7 +236,10 @@ def test_a_cuda_torchvision_beside_a_cpu_torch(
     healthy: Path, version: str, is_reported: bool
 ) -> None:
     install(healthy, "torchvision", version)
-    assert bool([f for f in diagnose(healthy) if f.subject == "torchvision"]) == is_reported
+    text = f"testing.torchvision_mismatch(version={version})"
+    expected = Diagnosis("warn", "torchvision", text, "pip uninstall torchvision")
+    findings = [f for f in diagnose(healthy) if f.subject == "torchvision"]
+    assert findings == [expected][:is_reported]
 
 
 @pytest.mark.parametrize(("python", "is_reported"), [("3.11.7", False), ("3.12.1", True)])
@@ -201,7 +248,9 @@ def test_gputil_needs_setuptools_on_newer_pythons(
 ) -> None:
     install(healthy, "GPUtil", "1.4.0")
     machine = dataclasses.replace(CPU_MACHINE, python=python)
-    assert bool([f for f in diagnose(healthy, machine) if f.subject == "gputil"]) == is_reported
+    text, remedy = "testing.distutils_missing()", "pip install setuptools"
+    findings = [f for f in diagnose(healthy, machine) if f.subject == "gputil"]
+    assert findings == [Diagnosis("warn", "gputil", text, remedy)][:is_reported]
     install(healthy, "setuptools", "84.2.1")
     assert not [f for f in diagnose(healthy, machine) if f.subject == "gputil"]
 
@@ -218,14 +267,17 @@ def test_what_reads_gpus_is_missed_beside_one_alone(
 def test_unsloth_s_bounds(healthy: Path) -> None:
     install(healthy, "unsloth", "2026.10.9", ("trl<=1.15.0", "tyro", "triton", "certifi>=2099"))
     bounds = about("unsloth", diagnose(healthy))
-    assert bounds.level == "warn"
-    assert bounds.text == phrase(
+    text = phrase(
         "testing.requirements_unmet",
         version="2026.10.9",
         requirements=[phrase("testing.requirement_missing", requirement="tyro")],
     )
+    assert bounds == Diagnosis("warn", "unsloth", text, doctor.UNSLOTH_LINE)
     install(healthy, "tyro", "1.0")
-    assert about("unsloth", diagnose(healthy)).level == "ok"
+    install(healthy, "unsloth_zoo", "2026.10.1", ("tyro>=2",))
+    text = "testing.unsloth_compatible(version=2026.10.9)"
+    assert about("unsloth", diagnose(healthy)) == Diagnosis("ok", "unsloth", text)
+    assert about("unsloth_zoo", diagnose(healthy)).level == "warn"
     replace(healthy, "trl", "1.16.0")
     assert (
         phrase("testing.requirement_unmet", requirement="trl<=1.15.0", version="1.16.0")
@@ -288,8 +340,8 @@ def test_a_reader_of_some_files_is_no_need(tmp_path: Path) -> None:
     assert doctor.exit_code(findings) == 0
     assert about("versions", findings).text == versions_text(1, 2)
     missing = about("openpyxl", findings)
-    assert (missing.level, missing.remedy) == ("warn", "pip install 'openpyxl==3.1.5'")
-    assert "testing.purpose_excel()" in missing.text
+    text = "testing.optional_package_unusable(purpose=testing.purpose_excel())"
+    assert missing == Diagnosis("warn", "openpyxl", text, "pip install 'openpyxl==3.1.5'")
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -19,12 +20,14 @@ from infrastructure.data.encoding.chat_format import (
 from infrastructure.data.encoding.tokenization import LABELS_VERSION, ConversationEncoder
 from infrastructure.data.preparation.plan import template_notes
 from infrastructure.data.readers.rows import Conversation
+from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.testing.label_checks import (
     AnswerMarks,
     check_answers,
     check_ends,
     check_labels,
     check_template,
+    runs_of,
 )
 from infrastructure.testing.loss_checks import check_accumulation, check_isolation
 from infrastructure.testing.results import CheckResult
@@ -147,6 +150,51 @@ def test_the_largest_token_is_one_that_the_model_knows(
     assert check_labels(given).status == status
 
 
+@pytest.mark.parametrize(
+    ("check", "change", "text"),
+    [
+        (check_labels, "learns the first", "first_token_trained(number=3)"),
+        (check_labels, "learns nothing", "example_without_trained_tokens(number=3)"),
+        (check_labels, {1: -5}, "token_out_of_range(number=3, token=-5, num_tokens=320)"),
+        (check_labels, {1: 320}, "token_out_of_range(number=3, token=320, num_tokens=320)"),
+        (check_answers, "learns no end", "answer_end_not_trained(example=example 3, token=</s>)"),
+        (check_template, {0: 1, 1: 1}, "duplicate_bos(number=3)"),
+    ],
+)
+def test_the_example_that_is_wrong_is_named(
+    check: Any,
+    change: str | dict[int, int],
+    text: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = subject(folder, tmp_path, "template", None)
+    first, second, third, *others = given.candidates
+    ids, mask = third.input_ids.copy(), third.supervised.copy()
+    if isinstance(change, dict):
+        ids[[*change]] = [*change.values()]
+    elif change == "learns the first":
+        mask[0] = True
+    else:
+        mask[0 if change == "learns nothing" else np.flatnonzero(mask)[-1] :] = False
+    wrong = replace(third, input_ids=ids, supervised=mask)
+    monkeypatch.setattr(given, "candidates", [first, second, wrong, *others])
+    result = check(given)
+    assert (result.status, result.text) == ("fail", f"testing.{text}")
+
+
+def test_runs_of_learnt_tokens_have_their_ends() -> None:
+    for marks, runs in (
+        ("0110", [(1, 3)]),
+        ("1001", [(0, 1), (3, 4)]),
+        ("0000", []),
+        ("1111", [(0, 4)]),
+    ):
+        mask = np.array([mark == "1" for mark in marks])
+        assert runs_of(TokenizedExample(np.arange(4, dtype=np.int32), mask)) == runs
+
+
 def test_prompts_that_were_cut_are_not_looked_for(folder: Path, tmp_path: Path) -> None:
     results = found(subject(folder, tmp_path, "template", LONG, over_length="truncate"))
     assert results["prompts"].status == "pass"
@@ -157,13 +205,29 @@ def test_answers_that_were_cut_are_reported(folder: Path, tmp_path: Path) -> Non
     rows = [{"prompt": f"{n}", "completion": "y z " * (2 + 9 * (n % 2))} for n in range(40)]
     given = subject(folder, tmp_path, "plain", rows, over_length="truncate", max_length=32)
     result = check_ends(given)
-    assert result.status == "warn"
-    assert "testing.answers_without_end" in result.text
-    assert "testing.answers_truncated" in result.remedy
+    num_cut = sum(
+        int(given.adapter.tokenizer.eos_token_id not in e.input_ids[1:]) for e in given.candidates
+    )
+    assert 8 < num_cut < 24
+    cut = f"num_unfinished={num_cut}, num_answers=32, tokens='</s>'"
+    assert (result.status, result.text) == ("warn", f"testing.answers_without_end({cut})")
+    assert result.remedy == "testing.answers_truncated()"
+    assert result.numbers == {"ended_share": 1 - num_cut / 32}
     answers = check_answers(given)
-    assert answers.status == "pass"
-    assert answers.numbers["num_without_end"] == 32 - round(32 * result.numbers["ended_share"])
-    assert "testing.answers_trained_some_truncated" in answers.text
+    assert answers.numbers == {"num_answers": 32, "num_without_end": num_cut}
+    several = f"testing.several_answers_truncated(num_truncated={num_cut})"
+    assert (answers.status, answers.text) == (
+        "pass",
+        f"testing.answers_trained_some_truncated(num_answers=32, truncated={several})",
+    )
+    one = next(e for e in given.candidates if not AnswerMarks(given.tokenizer).has_end(e))
+    whole = [e for e in given.candidates if AnswerMarks(given.tokenizer).has_end(e)]
+    for examples, text in (
+        ([one, whole[0]], "answers_trained_some_truncated(num_answers=2, truncated=testing.one"),
+        ([one], "only_answer_trained_truncated()"),
+    ):
+        given.candidates = examples
+        assert check_answers(given).text.startswith(f"testing.{text}")
 
 
 def long_answers(turns: int = 1) -> list[dict[str, Any]]:
@@ -306,8 +370,7 @@ def test_rows_that_spell_special_tokens_are_reported_and_stop_nothing(
 ) -> None:
     rows = [{"prompt": f"{n}", "completion": f"<s> {n} and <s>"} for n in range(40)]
     result = check_answers(subject(folder, tmp_path, "template", rows))
-    assert result.status == "warn"
-    assert "testing.remove_special_tokens" in result.remedy
+    assert (result.status, result.remedy) == ("warn", "testing.remove_special_tokens(num_rows=40)")
 
 
 def test_prompts_are_held_against_the_template_of_the_saved_tokenizer(

@@ -1,5 +1,6 @@
 """Each planted fault is seen by the check that is made for it; none fires on a healthy model."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.testing.parameter_checks import check_learning
 from infrastructure.testing.preflight import INTEGRATION, UNIT, run_check
-from infrastructure.testing.results import lines_of
+from infrastructure.testing.results import CheckResult, lines_of
 from infrastructure.testing.subject import Subject
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from tests.slow import slow_but
@@ -19,7 +20,7 @@ from tests.testing.check_models import (
     subject_of,
     trainer_of,
 )
-from tests.testing.planted_faults import FAULTS, Fault
+from tests.testing.planted_faults import FAULTS, FINDINGS, Fault
 
 LORA = {"lora_config": {"r": 2, "dropout": 0.1}}
 CHECKS = {"end of answers": "ends", "prompts": "template", "start of LoRA": "start"}
@@ -55,7 +56,20 @@ def test_a_planted_fault_is_seen(fault: Fault, model_folders: Path, tmp_path: Pa
     )
     result = run_check(check, subject, "unit")
     assert (result.name, result.status) == (fault.seen_by, "fail"), result
-    assert "could not be carried out" not in result.text
+    remedy = result.remedy.removeprefix("testing.").removesuffix("()")
+    finding = described(result).removeprefix("testing.") + (f" → {remedy}" if remedy else "")
+    assert finding == FINDINGS[fault.name]
+
+
+NUMBER = re.compile(r"\d+(?:\.\d+)?e-?\d+|\d+\.\d+")
+
+
+def described(result: CheckResult) -> str:
+    """The text of a result with … for what is measured, which stands in its numbers, too."""
+    values = {float(value) for value in NUMBER.findall(result.text)}
+    measured = {*result.numbers.values(), *(100 * value for value in result.numbers.values())}
+    assert values <= measured
+    return NUMBER.sub("…", result.text)
 
 
 def test_what_rounding_does_to_a_loss_is_not_learning(model_folders: Path, tmp_path: Path) -> None:
@@ -68,6 +82,66 @@ def test_what_rounding_does_to_a_loss_is_not_learning(model_folders: Path, tmp_p
         assert check_learning(Subject(faulty(config, fault))).status in ("fail", "warn")
 
 
+LOSS_NUMBERS = ["loss", "expected_loss", "relative_difference"]
+OF_LLAMA_WITH_LORA = {
+    "weights": ("unit", "testing.weights_are_finite(num_tensors=49)", []),
+    "labels": (
+        "unit",
+        "testing.trained_token_share(percent=…, examples=32 examples)",
+        ["learnt_share", "num_examples"],
+    ),
+    "end of answers": (
+        "unit",
+        "testing.answer_ends_trained(answers_end=testing.all_answers_end(num_answers=32),"
+        " tokens='</s>')",
+        ["ended_share"],
+    ),
+    "answers": (
+        "unit",
+        "testing.answers_trained(num_answers=32)",
+        ["num_answers", "num_without_end"],
+    ),
+    "prompts": (
+        "unit",
+        "testing.prompts_match(prompts=testing.held_out_prompts(num_prompts=3))",
+        ["num_prompts"],
+    ),
+    "loss": ("unit", "testing.loss_matches_outputs(loss=…)", LOSS_NUMBERS),
+    "causality": ("unit", "testing.attention_is_causal()", ["leak"]),
+    "isolation": (
+        "unit",
+        "testing.examples_are_isolated(num_examples=4, container=one row)",
+        ["relative_difference", "leak"],
+    ),
+    "accumulation": (
+        "unit",
+        "testing.micro_batches_keep_gradient(num_examples=4)",
+        ["relative_difference", "noise"],
+    ),
+    "trainable": (
+        "unit",
+        "testing.trained_share(trained=testing.only_lora_trains(), percent=…)",
+        ["trained_share", "num_trained"],
+    ),
+    "start of LoRA": ("unit", "testing.new_lora_changes_nothing()", ["relative_difference"]),
+    "optimizer": ("unit", "testing.optimizer_is_complete(optimizer=AdamW, num_tensors=28)", []),
+    "steps": (
+        "integration",
+        "testing.steps_changed_tensors(num_steps=2, num_changed=28, num_unchanged=21)",
+        ["num_moved", "num_trained"],
+    ),
+    "learning": (
+        "integration",
+        "testing.loss_change(before=…, after=…, num_steps=4, rate=…)",
+        ["loss_before", "loss_after", "learning_rate"],
+    ),
+    "save and resume": (
+        "integration",
+        "testing.resumed_run_matches(step=2, precision=testing.bit_for_bit())",
+        ["num_compared", "relative_difference"],
+    ),
+    "saved model": ("integration", "testing.saved_model_matches()", ["relative_difference"]),
+}
 HEALTHY = [(architecture, lora) for architecture in MODELS for lora in (False, True)]
 HEALTHY.remove(("qwen3_moe", True))  # PEFT's own limits with experts
 
@@ -81,6 +155,9 @@ def test_no_check_fires_on_a_healthy_model(
     model = {"name": str(model_folders / architecture), **(LORA if lora else {})}
     config = DeploymentConfig(**settings_of(tmp_path, model))
     results = all_checks(subject_of(config))
+    if architecture == "llama" and lora:
+        found = {r.name: (r.group, described(r), [*r.numbers]) for r in results}
+        assert found == OF_LLAMA_WITH_LORA
     bad = [result for result in results if result.status in ("warn", "fail")]
     assert bad == [], "\n".join(lines_of(bad))
     skipped = {result.name for result in results if result.status == "skipped"}

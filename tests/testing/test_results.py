@@ -1,6 +1,13 @@
 """What a check found, counted, told and written down."""
 
-from infrastructure.testing.results import CheckResult, has_failed, lines_of, verdict
+from infrastructure.testing.results import (
+    CheckResult,
+    count,
+    has_failed,
+    lines_of,
+    sentence,
+    verdict,
+)
 
 GOOD = CheckResult("loss", "pass", "as it should be", seconds=0.25)
 BAD = CheckResult("steps", "fail", "nothing moved", "look at it", "integration", seconds=0.5)
@@ -23,19 +30,35 @@ def test_a_warning_is_a_failure_only_when_strict() -> None:
 
 
 def test_the_lines_are_by_group_with_the_remedy_below() -> None:
-    assert lines_of([GOOD, BAD])[:-1] == [
+    results = [BAD, DOUBTFUL, GOOD, LEFT_OUT]
+    assert lines_of(results) == [
         "unit checks",
         "  ok    loss: as it should be",
+        "  skip  labels: no text",
         "integration checks",
         "  FAIL  steps: nothing moved",
         "        → look at it",
+        "performance checks",
+        "  WARN  speed: slower",
+        verdict(results),
     ]
+    assert sentence([BAD, GOOD]) == "steps: nothing moved (look at it); loss: as it should be"
+    assert count(results[:3]) == {"pass": 1, "warn": 1, "fail": 1, "skipped": 0}
+    assert BAD.to_dict() == {
+        "name": "steps",
+        "status": "fail",
+        "text": "nothing moved",
+        "remedy": "look at it",
+        "group": "integration",
+        "numbers": {},
+        "seconds": 0.5,
+    }
 
 
 def test_secrets_are_in_no_line_and_no_file() -> None:
     secret = "hf_" + "aB" * 17
     result = CheckResult("loss", "fail", f"token {secret}", f"drop {secret}")
-    assert secret not in "".join(lines_of([result]))
+    assert secret not in "".join([*lines_of([result]), sentence([result])])
     assert secret not in str(result.to_dict())
 
 

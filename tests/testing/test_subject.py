@@ -1,5 +1,6 @@
 """What the checks look at: a small, uneven sample, and a model that is put back bit for bit."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,25 +44,36 @@ def test_a_long_example_is_cut_to_what_is_learnt() -> None:
     assert cut.input_ids.tolist() == list(range(70, 90))
     assert np.flatnonzero(cut.supervised).tolist() == list(range(10, 20))
     assert not shortened(example(100, 1, 99), 20).supervised[0]
-    short = example(9, 3, 8)
-    assert shortened(short, 20) is short
+    assert np.flatnonzero(shortened(example(100, 5, 9), 20).supervised).tolist() == [*range(5, 10)]
+    for whole in (
+        example(20, 3, 8),
+        replace(example(100, 80, 89), pictures=(b"a picture",)),
+        example(100, 1, 0),
+    ):
+        assert shortened(whole, 20) is whole
 
 
 def test_examples_are_made_uneven_and_keep_one_learnt_token() -> None:
-    assert int(unsupervised(example(10, 4, 8), 2).supervised.sum()) == 3
-    assert int(unsupervised(example(10, 8, 8), 3).supervised.sum()) == 1
+    for num_masked, learnt in ((0, [4, 5, 6]), (2, [6]), (3, [6])):
+        uneven = unsupervised(given := example(10, 4, 6), num_masked)
+        assert np.flatnonzero(uneven.supervised).tolist() == learnt
+        assert given.supervised.sum() == 3
 
 
 def test_the_sample_is_small_and_uneven(given: Subject) -> None:
     assert 2 <= len(given.sample) <= NUM_EXAMPLES
     assert sum(len(one.input_ids) for one in given.sample) <= MAX_TOKENS
-    assert len({len(one.input_ids) for one in given.sample}) > 1
+    lengths = [len(one.input_ids) for one in given.sample]
+    everyone = [len(one.input_ids) for one in given.candidates]
+    assert lengths == sorted(lengths)
+    assert (len(everyone), lengths[0], lengths[-1]) == (32, min(everyone), max(everyone))
     learnt = [int(one.supervised.sum()) for one in given.uneven_sample]
     assert learnt != [int(one.supervised.sum()) for one in given.sample]
 
 
 def test_large_tensors_are_compared_in_part() -> None:
     assert stride_for([1000]) == 1
+    assert [stride_for(sizes) for sizes in ([], [10**7] * 2, [10**7, 10**7 + 1])] == [1, 1, 2]
     assert stride_for([10**9, 10**9]) == 100
     assert kept_values(torch.arange(10), 4).tolist() == [0, 4, 8]
 

@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,10 +11,16 @@ import pytest
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.testing import preflight
+from infrastructure.testing import preflight, test_pipeline
+from infrastructure.testing.results import CheckResult, verdict
 from infrastructure.testing.speed_checks import Baselines, check_speed, work_of
 from infrastructure.testing.subject import Subject
-from infrastructure.testing.test_pipeline import CheckPipeline, create_test_pipeline
+from infrastructure.testing.test_pipeline import (
+    CheckPipeline,
+    create_test_pipeline,
+    write_check_report,
+)
+from infrastructure.training.resume.fingerprint import installed_versions
 from tests.deployment.runs import small_config, small_settings
 from tests.slow import slow
 from tests.testing.check_models import by_name, subject_of
@@ -191,3 +198,59 @@ def test_doubtful_data_does_not_pass(
         assert results["data"].status == "fail"
         assert doubt in results["data"].text
         assert results["data"].remedy == "data.confirm_small_data()"
+
+
+def test_a_report_of_a_failed_check_has_failed(tmp_path: Path) -> None:
+    results = [
+        CheckResult("loss", "pass", "fine", seconds=0.25),
+        CheckResult("steps", "fail", "a < b", "mend it", "integration", seconds=0.5),
+    ]
+    for number, word, status in ((1, "passed", "finished"), (2, "failed", "failed")):
+        report = write_check_report(tmp_path / "new/here", results[:number], {"device": "cpu"})
+        created = report.pop("created")
+        paths = {name: str(tmp_path / f"new/here/report.{name}") for name in ("html", "json")}
+        assert report == {
+            "verdict": verdict(results[:number]),
+            "passed": number == 1,
+            "counts": {"pass": 1, "warn": 0, "fail": number - 1, "skipped": 0},
+            "checks": [result.to_dict() for result in results[:number]],
+            "about": {"device": "cpu"},
+            "paths": paths,
+        }
+        page = (tmp_path / "new/here/report.html").read_text()
+        for text in (f'<span class="status {status}">{word}</span>', verdict(results[:number])):
+            assert text in page
+        assert f"made {created}" in page
+    assert "a &lt; b" in page
+    pipeline = CheckPipeline(DeploymentConfig())
+    pipeline.results = {"unit": results[:1], "integration": [replace(results[1], status="warn")]}
+    assert (pipeline.has_failed(), pipeline.has_failed(strict=True)) == (False, True)
+
+
+def test_only_the_groups_that_are_requested_run_and_in_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CheckPipeline, "_subject", lambda *_: None)
+    monkeypatch.setattr(test_pipeline, "describe_subject", lambda _: {"device": "cpu"})
+    monkeypatch.setattr(CheckPipeline, "_run", lambda _, group, subject: [group])
+    pipeline = CheckPipeline(DeploymentConfig())
+    assert pipeline.run_tests("performance", "unit") == {
+        "unit": ["unit"],
+        "performance": ["performance"],
+    }
+    assert [*pipeline.run_tests("performance")] == ["performance"]
+    assert [*pipeline.run_all_tests()] == ["unit", "integration", "performance"]
+    assert pipeline.all_results == ["unit", "integration", "performance"]
+
+
+def test_what_is_checked_is_described(config: DeploymentConfig) -> None:
+    subject = subject_of(config)
+    assert test_pipeline.describe_subject(subject) == {
+        "model": subject.adapter.describe(),
+        "data": config.data.path,
+        "num_examples": subject.data.num_examples,
+        "data_fingerprint": subject.data.fingerprint,
+        "precision": subject.trainer.precision.name,
+        "device": "cpu",
+        "versions": installed_versions(),
+    }

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+from unittest import SkipTest
 
 
 def tests_of(suite: type) -> list[str]:
@@ -18,6 +19,8 @@ def failure(suite: Any, test: str, folder: Path) -> str | None:
         getattr(suite, test)(folder)
     except AssertionError as error:
         return str(error)
+    except SkipTest as error:  # which pytest would take for a skipped test of ours
+        return f"skipped: {error}"
     return None
 
 

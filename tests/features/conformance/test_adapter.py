@@ -1,9 +1,11 @@
 """Our adapters keep the contract, and an adapter with a defect does not."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -120,11 +122,11 @@ class HasItsOwnSeed(StandardModelAdapter):
 
 
 class LearnsMoreOfLargeBatches(StandardModelAdapter):
-    """The same loss, and half as much again of its gradient."""
+    """The same loss, and a little more of its gradient."""
 
     def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossOutput:
         loss, count = vars(super().compute_loss(model, batch)).values()
-        share = 0.5 if count > 40 else 0.0
+        share = 0.01 if count > 40 else 0.0
         return LossOutput(loss + share * (loss - loss.detach()), count)
 
 
@@ -168,7 +170,83 @@ def test_rounding_in_a_weight_that_hardly_learns_is_no_defect(tmp_path: Path) ->
     assert failure(Suite(), "test_a_split_batch_has_the_same_gradient", tmp_path) is None
 
 
-DEFECTS: list[tuple[type[StandardModelAdapter], str, str]] = [
+Make = Callable[..., ModelAdapter]
+
+
+def broken(**methods: Callable[..., Any]) -> Make:
+    """Make an adapter with these methods, each of which gets the sound one, too."""
+
+    def make(*given: Any) -> ModelAdapter:
+        adapter = StandardModelAdapter(*given)
+        for name, method in methods.items():
+            setattr(adapter, name, partial(method, getattr(adapter, name)))
+        return adapter
+
+    return make
+
+
+def losing(change: Callable[[torch.Tensor, int, Batch], tuple[torch.Tensor, int]]) -> Make:
+    """Make an adapter whose loss and number of items are changed."""
+
+    def compute(sound: Any, model: torch.nn.Module, batch: Batch) -> LossOutput:
+        output = sound(model, batch)
+        return LossOutput(*change(output.loss_sum, output.num_items, batch))
+
+    return broken(compute_loss=compute)
+
+
+def with_a_weight_elsewhere(initialize: Any) -> torch.nn.Module:
+    model: torch.nn.Module = initialize()
+    model.register_parameter("far", torch.nn.Parameter(torch.empty(1, device="meta")))
+    return model
+
+
+def learns_one_weight(sound: Any, model: torch.nn.Module, batch: Batch) -> LossOutput:
+    output: LossOutput = sound(model, batch)
+    loss = output.loss_sum.detach() + 0 * next(model.parameters()).sum()
+    return LossOutput(loss, output.num_items) if output.num_items > 40 else output
+
+
+ON_DEVICE = "test_the_model_is_remembered_and_lies_on_the_device"
+COUNTS = "test_items_are_counted_before_the_forward_pass"
+IS_SUM, SPLIT = "test_a_loss_is_a_sum_over_items", "test_a_split_batch_has_the_same_gradient"
+DESCRIBES = "test_it_describes_itself"
+
+DEFECTS: list[tuple[Make, str, str]] = [
+    (
+        broken(prepare_batch=lambda sound, e: {"far": torch.empty(1, device="meta"), **sound(e)}),
+        ON_DEVICE,
+        "far lies on meta",
+    ),
+    (broken(initialize_model=with_a_weight_elsewhere), ON_DEVICE, "far lies on meta"),
+    (broken(count_items=lambda sound, e: sound(e) + (len(e) == 1)), COUNTS, "count_items says"),
+    (broken(count_items=lambda sound, e: sound(e) + (len(e) > 1)), COUNTS, "count_items says"),
+    (broken(count_tokens=lambda *_: 0), COUNTS, "count_tokens finds nothing"),
+    (
+        broken(count_computed=lambda sound, e: sound.__self__.count_tokens(e) - 1),
+        COUNTS,
+        "count_computed leaves tokens out",
+    ),
+    (losing(lambda loss, count, _: (loss.reshape(1), count)), IS_SUM, "the loss has shape [1]"),
+    (losing(lambda loss, count, _: (loss, count + 1)), IS_SUM, "items do not add up"),
+    (
+        losing(lambda loss, count, _: (loss * (1.01 if count > 40 else 1.0), count)),
+        IS_SUM,
+        "those of its examples add up to",
+    ),
+    (
+        losing(lambda loss, count, _: (loss.detach().requires_grad_(), count)),
+        SPLIT,
+        "no parameter has a gradient",
+    ),
+    (broken(compute_loss=learns_one_weight), SPLIT, "gradients of other parameters"),
+    (
+        losing(lambda loss, count, batch: (loss + batch["input_ids"].numel(), count)),
+        "test_what_is_masked_is_not_learnt",
+        "it ignores the mask",
+    ),
+    (broken(describe=lambda _: {"kind": "mine"}), DESCRIBES, "describe() has no name"),
+    (broken(notes=lambda _: [1]), DESCRIBES, "notes() are sentences"),
     (IgnoresTheMask, "test_what_is_masked_is_not_learnt", "masked items are counted"),
     (GivesMeans, "test_a_loss_is_a_sum_over_items", "give a sum over items, not a mean"),
     (CountsAllTokens, "test_items_are_counted_before_the_forward_pass", "count_items says"),
@@ -181,9 +259,7 @@ DEFECTS: list[tuple[type[StandardModelAdapter], str, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "test", "sentence"), DEFECTS)
-def test_a_defect_is_seen(
-    kind: type[StandardModelAdapter], test: str, sentence: str, tmp_path: Path
-) -> None:
+def test_a_defect_is_seen(kind: Make, test: str, sentence: str, tmp_path: Path) -> None:
     class Suite(ModelAdapterSuite):
         def make(self, folder: Path) -> ModelAdapter:
             training = TrainingConfig(mixed_precision=False)
@@ -192,6 +268,21 @@ def test_a_defect_is_seen(
     message = failure(Suite(), test, tmp_path)
     assert message is not None
     assert sentence in message
+
+
+def test_without_a_way_to_look_a_test_is_skipped(tmp_path: Path) -> None:
+    class Suite(TestStandard):
+        learns_in_evaluation = False
+
+        def unsupervised(self, example: object) -> Any:
+            return None
+
+    found = [
+        failure(Suite(), test, tmp_path) for test in (SPLIT, "test_what_is_masked_is_not_learnt")
+    ]
+    codes = ("evaluation_loss_differs", "example_not_masked")
+    assert found == [f"skipped: conformance.{code}()" for code in codes]
+    assert ModelAdapterSuite().unsupervised(SimpleNamespace(supervised=np.ones(2))) is None
 
 
 def test_each_test_has_a_defect_that_it_sees() -> None:

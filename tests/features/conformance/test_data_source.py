@@ -1,10 +1,13 @@
 """Our sources keep the contract, and a source with a defect does not."""
 
+import itertools
 import random
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -175,6 +178,155 @@ class GoesOnWhereAReaderStopped(Sound):
             self.at += len(batch)
             yield batch
         self.at = 0
+
+
+class OrderOfTheFirstEpochRead(Sound):
+    """All epochs have another order if the first one is not read first."""
+
+    first: int | None = None
+
+    def order(self, epoch: int) -> list[int]:
+        self.first = epoch if self.first is None else self.first
+        return super().order(epoch)[:: -1 if self.first else 1]
+
+
+class HasItsOwn(Sound):
+    """The n-th reader has another order of the first epoch, and holds other examples out."""
+
+    numbers = itertools.count()
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.number = next(self.numbers)
+
+    def order(self, epoch: int) -> list[int]:
+        own = 0 if epoch else self.number
+        return [*range(own, self.num_examples), *range(own)]
+
+    def evaluation_batches(self, batch_size: int) -> Batches:
+        yield [1000 + self.number]
+
+
+class BeginsWithAShortBatch(Sound):
+    def train_batches(self, epoch: int, start_example: int, batch_size: int) -> Batches:
+        yield self.order(epoch)[start_example : start_example + 1]
+        yield from super().train_batches(epoch, start_example + 1, batch_size)
+
+
+class LosesOneLater(Sound):
+    def order(self, epoch: int) -> list[int]:
+        return super().order(epoch)[epoch:]
+
+
+class HasNoSeed(Sound):
+    def order(self, epoch: int) -> list[int]:
+        return [int(n) for n in epoch_order(self.num_examples, 0, epoch)]
+
+
+def with_fingerprint(fingerprint: Callable[[Any], Any]) -> Callable[[int], Sound]:
+    class Other(HasItsOwn):
+        @property
+        def fingerprint(self) -> str:
+            found: str = fingerprint(self)
+            return found
+
+    return Other
+
+
+class CountsItsReads(Sound):
+    reads = 0
+
+    @property
+    def fingerprint(self) -> str:
+        return f"numbers after {self.reads}"
+
+    def order(self, epoch: int) -> list[int]:
+        self.reads += 1
+        return super().order(epoch)
+
+
+class HoldsOutByBatches(Sound):
+    def evaluation_batches(self, batch_size: int) -> Batches:
+        yield list(range(100, 100 + batch_size))
+
+
+class HoldsNothingOut(Sound):
+    def evaluation_batches(self, batch_size: int) -> Batches:
+        yield from ()
+
+
+ORDER = "test_the_order_is_that_of_seed_and_epoch_alone"
+ANOTHER_ORDER = "test_another_epoch_and_another_seed_is_another_order"
+FINGERPRINT = "test_the_fingerprint_depends_on_the_examples"
+HELD_OUT = "test_what_is_held_out_is_always_the_same_and_not_trained_on"
+FRESH = "test_every_epoch_holds_the_same_examples"
+
+FURTHER: list[tuple[Callable[[int], Sound], str, str, dict[str, bool]]] = [
+    (OrderOfTheFirstEpochRead, ORDER, "an epoch that is read first", {}),
+    (HasItsOwn, ORDER, "a source that is opened anew", {}),
+    (
+        BeginsWithAShortBatch,
+        "test_the_batch_size_changes_no_order",
+        "batches of 3 have [1, 3, 3, 3, 3, 3, 3, 3] examples",
+        {},
+    ),
+    (
+        LosesOneLater,
+        "test_an_epoch_has_as_many_examples_as_its_length",
+        "num_examples is 22, and epoch 1 has 21",
+        {},
+    ),
+    (NeverShuffles, FRESH, "it is to have fresh examples", {"repeats": False}),
+    (Sound, ANOTHER_ORDER, "another epoch has another order", {"shuffles": False}),
+    (HasNoSeed, ANOTHER_ORDER, "another seed is to have", {}),
+    (with_fingerprint(lambda _: 5), FINGERPRINT, "the fingerprint is no text: 5", {}),
+    (with_fingerprint(lambda _: ""), FINGERPRINT, "the fingerprint is empty", {}),
+    (CountsItsReads, FINGERPRINT, "reading changes the fingerprint", {}),
+    (
+        with_fingerprint(lambda source: f"reader {source.number}"),
+        FINGERPRINT,
+        "the same data has another fingerprint",
+        {},
+    ),
+    (Sound, HELD_OUT, "it is to hold nothing out", {"holds_out": False}),
+    (HoldsNothingOut, HELD_OUT, "it is to hold something out", {}),
+    (HoldsOutByBatches, HELD_OUT, "in batches of another size", {}),
+    (HasItsOwn, HELD_OUT, "a source that is opened anew holds other examples out", {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "test", "sentence", "attributes"), FURTHER)
+def test_a_further_defect_is_seen(
+    kind: Callable[[int], Sound],
+    test: str,
+    sentence: str,
+    attributes: dict[str, bool],
+    tmp_path: Path,
+) -> None:
+    class Suite(DataSourceSuite):
+        def open(self, folder: Path, seed: int = 0) -> DataSource:
+            return kind(seed)
+
+    suite = Suite()
+    vars(suite).update(attributes)
+    message = failure(suite, test, tmp_path)
+    assert message is not None
+    assert sentence in message
+
+
+@dataclass
+class Example:
+    ids: Any
+    more: Any
+
+
+def test_equal_examples_have_equal_keys() -> None:
+    ids = np.array([[1, 2]], dtype=np.int32)
+    example = Example(torch.tensor([[1, 2]], dtype=torch.int32), {"a": [ids, (3, "b")]})
+    array = ("int32", (1, 2), ids.tobytes())
+    assert DataSourceSuite().key(example) == (array, (("a", (array, (3, "b"))),))
+    others = [ids.astype(np.int64), ids.T, ids + 1, ids[0]]
+    assert len({DataSourceSuite().key(one) for one in [ids, *others]}) == 5
 
 
 DEFECTS: list[tuple[Callable[[int], Sound], str, str]] = [

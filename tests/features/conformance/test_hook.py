@@ -2,6 +2,8 @@
 
 import io
 import itertools
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +172,21 @@ class ExpectsNoPhaseEnd(Extension):
         raise AssertionError("planted")
 
 
+class ChangesByItsCalls(Extension):
+    """Changes the weights by a number that it does not save."""
+
+    calls = 0
+
+    def step_end(self, state: TrainingState) -> None:
+        self.calls += 1
+        with torch.no_grad():
+            next(state.model.parameters()).add_(self.calls)
+
+
+class Nameless(Counts):
+    name = ""
+
+
 class NamedAnew(Counts):
     numbers = itertools.count()
 
@@ -195,6 +212,8 @@ DEFECTS: list[tuple[type[Hook], str, str]] = [
     (NeedsMore, "test_every_event_may_come_in_the_order_of_the_loop", "planted"),
     (ExpectsNoEpochEnd, "test_every_event_may_come_in_the_order_of_the_loop", "planted"),
     (ExpectsNoPhaseEnd, "test_every_event_may_come_in_the_order_of_the_loop", "planted"),
+    (ChangesByItsCalls, "test_its_state_comes_back", "after going on the weights are others"),
+    (Nameless, "test_it_has_the_same_name_each_time", "its name is empty"),
     (NamedAnew, "test_it_has_the_same_name_each_time", "its name is"),
 ]
 
@@ -241,6 +260,71 @@ def test_a_change_in_any_event_is_seen(event: Event, tmp_path: Path) -> None:
     message = failure(Suite(), "test_an_observer_changes_nothing", tmp_path)
     assert message is not None
     assert f"in {event.value} it changes random numbers" in message
+
+
+CHANGES: list[tuple[str, Callable[[TrainingState], object]]] = [
+    ("what trains", lambda state: next(state.model.parameters()).requires_grad_(False)),
+    ("the optimizer", lambda state: state.optimizer.param_groups[0].update(lr=1.0)),  # type: ignore[union-attr]
+    ("the position", lambda state: setattr(state, "step", 7)),
+    ("the position", lambda state: setattr(state, "micro_batch_size", 7)),
+    ("the position", lambda state: setattr(state.position, "epoch", 7)),
+    ("its numbers", lambda state: state.metrics.update(mine=1.0)),
+    ("its numbers", lambda state: state.evaluation.update(mine=1.0)),
+]
+
+
+@pytest.mark.parametrize(("what", "change"), CHANGES)
+def test_a_change_of_anything_is_seen(
+    what: str, change: Callable[[TrainingState], object], tmp_path: Path
+) -> None:
+    class Suite(HookSuite):
+        def make(self, folder: Path) -> Hook:
+            hook = Counts()
+            hook.step_end = change  # type: ignore[method-assign, assignment]
+            return hook
+
+    message = failure(Suite(), "test_an_observer_changes_nothing", tmp_path)
+    assert message == f"in step_end it changes {what}: be an Extension"
+
+
+class Plain(Extension):
+    """Changes nothing."""
+
+
+def test_events_come_with_the_numbers_of_the_loop(tmp_path: Path) -> None:
+    seen: list[tuple[str, int]] = []
+    kept: dict[str, Any] = {}
+
+    def note(event: Event, state: TrainingState) -> None:
+        seen.append((event.value, state.step))
+        weight = next(state.model.parameters())
+        kept[event.value] = (
+            weight.grad is not None,
+            dict(state.metrics),
+            dict(state.evaluation),
+            (state.evaluated_step, state.total_steps),
+        )
+
+    class Suite(HookSuite):
+        def make(self, folder: Path) -> Hook:
+            hook = Plain()
+            for event in Event:
+                setattr(hook, event.value, partial(note, event))
+            return hook
+
+    suite = Suite()
+    assert failure(suite, "test_every_event_may_come_in_the_order_of_the_loop", tmp_path) is None
+    before = ("train_start", "phase_start", "epoch_start", "step_start", "after_loss")
+    after = ("step_end", "eval_end", "checkpoint_saved", "epoch_end", "phase_end", "error")
+    assert seen == [
+        *((event, 0) for event in (*before, "after_backward")),
+        *((event, 1) for event in (*after, "train_end")),
+    ]
+    metrics = {"loss": pytest.approx(0.5, abs=0.5), "learning_rate": 1e-3, "tokens": 8.0}
+    assert kept["after_loss"] == (False, {}, {}, (-1, 8))
+    assert kept["after_backward"] == (True, {}, {}, (-1, 8))
+    assert kept["step_end"] == (False, metrics, {}, (-1, 8))
+    assert kept["eval_end"] == (False, metrics, {"eval_loss": 2.1}, (1, 8))
 
 
 def test_each_test_has_a_defect_that_it_sees() -> None:

@@ -121,6 +121,21 @@ class HasNoName(Sound):
     name = ""
 
 
+class IsNumbered(Sound):
+    name = 3  # type: ignore[assignment]
+
+
+class ForgetsOneMore(Sound):
+    def truncate_after(self, step: int) -> None:
+        super().truncate_after(step - 1)
+
+
+class LosesTheFirstLine(Sound):
+    def write(self, record: Record) -> None:
+        super().write(record)
+        self.replace(self.lines()[-4:])
+
+
 DEFECTS: list[tuple[type[Sound], str, str]] = [
     (NewestFirst, "test_records_come_in_their_order", "there is [(5"),
     (LosesTheLastLine, "test_what_was_written_is_there_after_a_kill", "(4, 2.0)]"),
@@ -129,6 +144,10 @@ DEFECTS: list[tuple[type[Sound], str, str]] = [
     (ShowsNaNAsZero, "test_it_takes_whatever_a_record_holds", "is shown as 0"),
     (EndsForGood, "test_a_record_after_the_end_opens_it_again", "there is []"),
     (HasNoName, "test_it_has_a_name", "is empty"),
+    (IsNumbered, "test_it_has_a_name", "its name is no text: 3"),
+    (ForgetsOneMore, "test_a_run_that_goes_on_adds_to_what_there_is", "there is [(3"),
+    (ForgetsOneMore, "test_steps_that_are_done_again_are_forgotten", "(2, 1.0), (4, 9.0)]"),
+    (LosesTheFirstLine, "test_records_come_in_their_order", "there is [(2"),
 ]
 
 
@@ -155,6 +174,22 @@ def test_a_defect_is_seen(kind: type[Sound], test: str, sentence: str, tmp_path:
     message = failure(Defective(), test, folder)
     assert message is not None
     assert sentence in message
+
+
+def test_without_a_way_to_look_a_test_is_skipped(tmp_path: Path) -> None:
+    class Suite(TestConsole):
+        survives_kill = False
+
+    found = [
+        failure(Suite(), test, tmp_path)
+        for test in (
+            "test_records_come_in_their_order",
+            "test_what_was_written_is_there_after_a_kill",
+            "test_steps_that_are_done_again_are_forgotten",
+        )
+    ]
+    codes = ("sink_not_read", "sink_loses_newest", "sink_cannot_forget")
+    assert found == [f"skipped: conformance.{code}()" for code in codes]
 
 
 def test_each_test_has_a_defect_that_it_sees() -> None:

@@ -142,7 +142,103 @@ class CountsItsSteps(StandardTrainingStrategy):
                     parameter.grad += self.steps
 
 
+class HasNoPhase(StandardTrainingStrategy):
+    def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
+        return []
+
+
+class HasNoEpoch(StandardTrainingStrategy):
+    def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
+        return [Phase("train", 0)]
+
+
+class NeverSteps(StandardTrainingStrategy):
+    def update_parameters(self, model: Any, optimizer: Any, *more: Any) -> torch.Tensor:
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        norm = super().update_parameters(model, optimizer, *more)
+        with torch.no_grad():
+            for parameter, was in zip(model.parameters(), before, strict=True):
+                parameter.copy_(was)
+        return norm
+
+
+class StepsInItsFirstPhase(NeverSteps):
+    def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
+        return [Phase("first", 1), Phase("second", 1)]
+
+    def update_parameters(self, model: Any, *more: Any) -> torch.Tensor:
+        kind = NeverSteps if self.entered else StandardTrainingStrategy
+        return kind.update_parameters(self, model, *more)
+
+
+def giving(change: Any) -> type[StandardTrainingStrategy]:
+    """A strategy whose steps give another output, or leave other gradients."""
+
+    class Giving(StandardTrainingStrategy):
+        def train_step(self, model: Any, batch: Any, *more: Any) -> StepOutput:
+            output: StepOutput = change(super().train_step(model, batch, *more), model, batch)
+            return output
+
+    return Giving
+
+
+def without_gradients(output: StepOutput, model: Any, _: Any) -> StepOutput:
+    model.zero_grad(set_to_none=True)
+    return output
+
+
+def without_one_gradient(output: StepOutput, model: Any, batch: Any) -> StepOutput:
+    if "total_items" in batch:
+        next(model.parameters()).grad = None
+    return output
+
+
+class NormOfNothing(StandardTrainingStrategy):
+    def update_parameters(self, model: Any, *more: Any) -> torch.Tensor:
+        return 0 * super().update_parameters(model, *more)
+
+
+class KeepsItsRate(StandardTrainingStrategy):
+    def update_parameters(self, model: Any, optimizer: Any, scaler: Any, _: Any) -> torch.Tensor:
+        return super().update_parameters(model, optimizer, scaler, None)
+
+
+class ClimbsUp(StandardTrainingStrategy):
+    def rate_factor(self, total_steps: int) -> Any:
+        return lambda step: -1.0
+
+
+TRAINS, GATHERS = (
+    "test_a_phase_trains_the_parameters_that_it_names",
+    "test_a_micro_batch_only_gathers_gradients",
+)
+PHASES = "test_phases_are_always_the_same_ones"
+UPDATES = "test_an_update_changes_weights_and_forgets_gradients"
+
 DEFECTS: list[tuple[type[TrainingStrategy], str, str]] = [
+    (HasNoPhase, PHASES, "it has no phase"),
+    (HasNoEpoch, PHASES, "phase 'train' has 0 epochs"),
+    (NeverSteps, TRAINS, "no step has changed anything"),
+    (
+        giving(lambda out, *_: StepOutput(out.loss_sum.reshape(1), out.num_items)),
+        GATHERS,
+        "loss_sum is no single number",
+    ),
+    (
+        giving(lambda out, *_: StepOutput(out.loss_sum, out.num_items + 1)),
+        GATHERS,
+        "items of",
+    ),
+    (giving(without_gradients), GATHERS, "train_step leaves no gradient"),
+    (
+        giving(without_one_gradient),
+        "test_a_split_batch_has_the_same_gradient",
+        "gradients of other parameters",
+    ),
+    (NormOfNothing, UPDATES, "the norm of the gradients is 0.0"),
+    (NeverSteps, UPDATES, "update_parameters changes no weight"),
+    (KeepsItsRate, UPDATES, "the schedule does not advance"),
+    (ClimbsUp, "test_the_learning_rate_is_that_of_the_step_alone", "negative rates"),
     (OtherPhases, "test_phases_are_always_the_same_ones", "asked twice"),
     (
         NamesWhatIsNotThere,
@@ -175,6 +271,25 @@ def test_a_defect_is_seen(
     message = failure(Suite(), test, tmp_path)
     assert message is not None
     assert sentence in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (LeavesOutWhatItNames, None),
+        (StepsInItsFirstPhase, "phase 'second' changes nothing"),
+    ],
+)
+def test_a_strategy_may_leave_out_some_of_what_it_names(
+    kind: type[TrainingStrategy], message: str | None, tmp_path: Path
+) -> None:
+    class Suite(TrainingStrategySuite):
+        trains_all_it_names = False
+
+        def make(self, config: TrainingConfig) -> TrainingStrategy:
+            return kind(config)
+
+    assert failure(Suite(), TRAINS, tmp_path) == message
 
 
 def test_each_test_has_a_defect_that_it_sees() -> None:

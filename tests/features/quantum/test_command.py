@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from infrastructure.commands.main import main
+from infrastructure.features.quantum import command
 from tests.features.quantum.samplers.questions import random_model
 
 MISBEHAVING = "tests.features.quantum.samplers.misbehaving"
@@ -25,6 +27,25 @@ def test_the_answer_is_printed_for_people(problem: str, capsys: pytest.CaptureFi
     assert "energy   -2" in out
     assert "sampler  exact: quantum." in out
     assert "ones     1: c" in out
+
+
+@pytest.mark.parametrize(
+    ("num_ones", "shown"),
+    [(0, "0: none"), (1, "1: 1"), (20, "20: "), (23, "23: ")],
+)
+def test_the_first_ones_are_named(num_ones: int, shown: str) -> None:
+    facts: Any = {"file": "a.json", "num_variables": 30, "num_interactions": 7, "reason": "small"}
+    facts |= {"variables": list(range(30)), "energy": -1 / 3, "sampler": "exact", "seconds": 1.005}
+    facts["values"] = [-1, *[1] * num_ones, *[0] * (29 - num_ones)]
+    named = ", ".join(map(str, range(1, min(num_ones, 20) + 1)))
+    more = ", and 3 more" if num_ones == 23 else ""
+    assert command._lines(facts) == [
+        "a.json: 30 variables, 7 interactions",
+        "energy   -0.3333333333",
+        "sampler  exact: small",
+        "time     1.00 s",
+        f"ones     {shown}{named if num_ones > 1 else ''}{more}",
+    ]
 
 
 @pytest.mark.parametrize("sampler", ["dense_annealer", "simulated_annealing"])

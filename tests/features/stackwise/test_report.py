@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,47 @@ def test_the_plan_is_shown(tmp_path: Path) -> None:
     assert "stacks_and_layers(stacks=2, layers=2) stackwise.order_sequential()" in page
     assert "Of 244 parameters: layers 82.0 %, embedding 16.4 %, final norm 1.6 %." in page
     assert "<td>1: layer 1 of 2</td><td>144</td><td>1 to 4</td>" in page
+
+
+@pytest.mark.parametrize(
+    ("change", "described"),
+    [
+        ({}, "stackwise.order_sequential()"),
+        ({"kind": "rackwise"}, "stackwise.order_rackwise()"),
+        ({"kind": "other"}, ""),
+        ({"phases": [phase(1), phase(2, trains=[[0, 2]])]}, "stackwise.model_grows()"),
+        ({"phases": [phase(2, trains=[[0, 2]])]}, "stackwise.order_sequential()"),
+    ],
+)
+def test_the_whole_section(tmp_path: Path, change: dict[str, Any], described: str) -> None:
+    plan = {**STACKWISE["plan"], "stacks": [[0, 1], [1, 2]], **change}
+    began = [{"phase": 0, "step": 0}, {"phase": 1, "step": 5}]
+    page = shown(tmp_path, {"plan": plan, "began": began})
+    found = re.split(r"\s*(?:<[^>]+>\s*)+", page)[1:-1]
+    shape = f"stackwise.stacks_and_layers(stacks=2, layers=2) {described}"
+    assert found[:2] == [
+        "Block-wise training",
+        f"{shape} Of 244 parameters: layers 82.0 %, embedding 16.4 %, final norm 1.6 %.",
+    ]
+    if not change:
+        columns = ["phase", "parameters", "steps", "loss", "held-out loss"]
+        assert found[2:] == [
+            *(*columns, "memory without activations"),
+            *("1: layer 1 of 2", "144", "1 to 5", "3.750 → 2.750", "3.250", "6.0 MiB"),
+            *("2: layer 2 of 2", "100", "6 to 9", "2.500", "6.0 MiB"),
+        ]
+
+
+@pytest.mark.parametrize(("num_phases", "is_open"), [(8, True), (9, False), (101, False)])
+def test_long_plans_are_folded_and_cut(tmp_path: Path, num_phases: int, is_open: bool) -> None:
+    found = copy.deepcopy(STACKWISE)
+    found["plan"]["stacks"] = [[n, n + 1] for n in range(num_phases)]
+    found["plan"]["phases"] = [phase(n + 1) for n in range(num_phases)]
+    page = shown(tmp_path, found)
+    assert ("<details>" in page) is not is_open
+    rows = [row.partition("</td>")[0] for row in page.split("<tr><td>")[1:]]
+    assert rows == [f"{n + 1}: layer {n + 1} of 2" for n in range(min(100, num_phases))]
+    assert (f"All {num_phases} phases" in page) is not is_open
 
 
 def test_the_loss_by_phase(tmp_path: Path) -> None:

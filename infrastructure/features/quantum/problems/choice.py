@@ -87,8 +87,7 @@ class Choice(QuantumProblem):
         positive, negative = self._row_sums()
         adding = float((self.linear + positive).max())
         removing = float(-(self.linear + negative).min())
-        largest = max(float(np.abs(self.linear).max()), float((positive - negative).max()))
-        return MARGIN * max(adding, removing, 1e-3 * largest) or 1.0
+        return MARGIN * max(adding, removing) or 1.0
 
     def energy_of(self, chosen: Array) -> float:
         """Return the objective, without penalty, of any set of chosen indices, in float64."""
@@ -131,9 +130,7 @@ class Choice(QuantumProblem):
             candidates = np.flatnonzero(is_chosen == (excess > 0))
             flipped = candidates[np.argmin(-cost[candidates] if excess > 0 else cost[candidates])]
             is_chosen[flipped] = excess < 0
-            change = np.array(self.pairs[flipped], dtype=np.float64)
-            change[flipped] = 0.0
-            joint += change if excess < 0 else -change
+            joint += self.pairs[flipped] if excess < 0 else -self.pairs[flipped]
         return np.flatnonzero(is_chosen)
 
     def _row_sums(self) -> tuple[Array, Array]:

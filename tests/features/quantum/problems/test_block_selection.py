@@ -55,12 +55,32 @@ def test_blocks_are_given_by_name() -> None:
     assert training.calls == [("train_only", ["layer 1", "layer 4"])]
 
 
-def test_plain_answers_keep_the_count() -> None:
-    instance = blocks(9, 4, 1)
-    for sample in instance.alternatives().values():
-        assert sum(sample.values()) == 4
-        assert list(sample) == instance.labels
+def test_each_baseline_chooses_by_its_own_numbers() -> None:
+    curvature = np.diag([0.0, 9.0, 0.0, 0.0, 0.0])  # which the first order leaves out
+    curvature[0, 1], curvature[1, 0] = 1.0, 3.0
+    instance = BlockSelection(
+        list("abcde"),
+        np.array([-1.0, -3.0, 2.0, -2.0, 0.0]),
+        curvature,
+        2,
+        gradient_norms=np.array([5.0, 1.0, 4.0, 2.0, 3.0]),
+        seed=3,
+        number=4,
+    )
+    drawn = sorted(np.random.default_rng([3, 4]).permutation(5)[:2])
+    assert {name: instance.decode(one) for name, one in instance.alternatives().items()} == {
+        "gradient_norm": ["a", "c"],
+        "first_order": ["b", "d"],
+        "random": ["abcde"[i] for i in drawn],
+        "cyclic": ["a", "b"],
+        "top": ["d", "e"],
+    }
     assert next(iter(instance.alternatives())) == "gradient_norm"
+    assert all(list(one) == instance.labels for one in instance.alternatives().values())
+    both = np.array([0, 1])
+    assert instance.energy_of(both) == -1 - 3 + 9 / 2 + (1 + 3) / 2
+    energy = instance.formulate().energy(dict(zip("abcde", [1, 1, 0, 0, 0], strict=True)))
+    assert energy == pytest.approx(instance.energy_of(both))
 
 
 def test_without_curvature_the_optimum_is_the_largest_decrease() -> None:
@@ -90,9 +110,11 @@ def test_the_fisher_of_sums_is_that_of_a_token() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     linear, curvature = numbers(3, 0)
-    with pytest.raises(ValueError, match=r"quantum\.curvature_not_square"):
-        BlockSelection(list("abc"), linear, linear, 1, gradient_norms=linear)
-    with pytest.raises(ValueError, match=r"quantum\.block_statistics_shapes_differ"):
+    for wrong, shape in ((linear, r"\(3,\)"), (curvature[:2], r"\(2, 3\)")):
+        with pytest.raises(ValueError, match=rf"quantum\.curvature_not_square\(shape={shape}\)"):
+            BlockSelection(list("abc"), linear, wrong, 1, gradient_norms=linear)
+    differ = r"quantum\.block_statistics_shapes_differ\(shapes=\(3,\), \(2,\) and \(3, 3\)\)"
+    with pytest.raises(ValueError, match=differ):
         BlockSelection(list("abc"), linear, curvature, 1, gradient_norms=linear[:2])
     with pytest.raises(ValueError, match=r"quantum\.problem_number_not_finite"):
         BlockSelection(list("abc"), linear * np.nan, curvature, 1, gradient_norms=linear)

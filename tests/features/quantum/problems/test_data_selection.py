@@ -59,14 +59,20 @@ def goal_of(target: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_energy_of_k_examples_is_their_distance_to_the_target(seed: int) -> None:
-    instance = problem(12, 4, seed)
+@pytest.mark.parametrize("with_target", [True, False])
+def test_the_energy_of_k_examples_is_their_distance_to_the_target(
+    seed: int, with_target: bool
+) -> None:
+    instance = problem(12, 4, seed, with_target=with_target)
     candidates, target = pool(12, 12, seed)
+    units = candidates.astype(np.float64)
+    units /= np.linalg.norm(units, axis=1, keepdims=True)
+    goal = goal_of(target) if with_target else units.mean(axis=0)
     bqm = instance.formulate()
     random = np.random.default_rng(seed)
     for _ in range(20):
         chosen = random.permutation(12)[:4]
-        true = distance(candidates, chosen, goal_of(target))
+        true = distance(candidates, chosen, goal)
         assert bqm.energy(instance.sample_of(chosen)) == pytest.approx(true, abs=2e-6)
         assert instance.energy_of(chosen) == pytest.approx(true, abs=2e-7)
 
@@ -98,6 +104,38 @@ def test_wherever_the_count_is_wrong_some_flip_towards_it_wins(k: int, seed: int
             near = [i for i in range(9) if state[i] == (wrong > 0)]
             flips = [energy[(*state[:i], 1 - state[i], *state[i + 1 :])] for i in near]
             assert min(flips) < own
+
+
+@pytest.mark.parametrize(
+    ("rows", "k", "flip"),
+    [
+        ([[1, 0], [1, 0], [0, 1]], 1, 10 / 27),  # adding one costs most
+        ([[1, 0], [1, 0], [0, 1]], 2, 5 / 54),  # dropping one
+        ([[3, 0]] * 8, 1, 2.0),  # any one, at the most
+        ([[3, 0]] * 20, 2, 1.5),
+    ],
+)
+def test_the_penalty_is_no_larger_than_a_flip_may_cost(
+    rows: list[list[int]], k: int, flip: float
+) -> None:
+    instance = DataSelection(range(len(rows)), np.array(rows), k)
+    assert instance.penalty_strength() == pytest.approx(1.05 * (1 / k**2 + flip))
+
+
+def test_baselines_and_facts_are_those_of_the_gradients() -> None:
+    rows = np.array([[2.0, 0.0], [1.0, 0.0], [0.0, 3.0], [0.6, 0.8]])
+    target = np.array([[1.0, 0.0], [4.0, 3.0]])
+    instance = DataSelection([5, 3, 8, 9], rows, 2, target=target, seed=5)
+    drawn = np.random.default_rng(5).permutation(4)[:2]
+    assert {name: instance.decode(one) for name, one in instance.alternatives().items()} == {
+        "greedy_and_exchange": [5, 9],
+        "greedy": [5, 9],
+        "deduplicate_then_top": [5, 9],
+        "top_relevance": [5, 3],
+        "random": [[5, 3, 8, 9][i] for i in sorted(drawn)],
+    }
+    agreement = {"target_agreement": pytest.approx(0.8**0.5)}
+    assert instance.facts() == {"num_candidates": 4, "num_chosen": 2, **agreement}
 
 
 def test_the_variables_are_the_ids_in_their_order() -> None:
@@ -182,6 +220,9 @@ def test_duplicates_are_passed_over_as_long_as_there_is_anything_else() -> None:
     relevance = np.array([0.9, 0.9, 0.5, 0.9, 0.4, 0.3])
     assert deduplicated_top_relevance(rows @ rows.T, relevance, 3).tolist() == [0, 2, 4]
     assert deduplicated_top_relevance(rows @ rows.T, relevance, 6).tolist() == [0, 2, 4, 5, 1, 3]
+    alike = np.eye(4)
+    alike[0, 1], alike[0, 2] = 0.95, 0.9  # the second is just different enough
+    assert deduplicated_top_relevance(alike, np.array([4.0, 3, 2, 1]), 3).tolist() == [0, 2, 3]
 
 
 def test_the_decision_is_applied_by_one_call() -> None:
@@ -190,19 +231,29 @@ def test_the_decision_is_applied_by_one_call() -> None:
     assert training.calls == [("select_examples", [3, 10, 17])]
 
 
+UNUSABLE = r"quantum\.unusable_gradients\(count={}, role={}, problem=quantum\.gradient_zero_or_not_"
+SHAPE = r"quantum\.gradients_wrong_shape\(role={}, shape=\({}\), wanted={}\)"
 WRONG = {
-    r"quantum\.unusable_gradients.*quantum\.gradient_zero_or_not_finite": {
-        "gradients": np.array([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
-    },
-    r"quantum\.unusable_gradients.*examples=\[5\]": {
+    UNUSABLE.format(1, "example") + r"finite\(\), examples=\[5\]": {
         "gradients": np.array([[1.0, 0.0], [np.nan, 0.0], [1.0, 1.0]])
     },
-    r"quantum\.gradients_wrong_shape.*for 3 ids": {"gradients": np.ones((2, 2))},
+    UNUSABLE.format(6, "example") + r"finite\(\), examples=\[8, 7, 5, 4, 3\]": {
+        "ids": [9, 8, 7, 5, 4, 3, 2],
+        "gradients": np.array([[1.0, 1.0], *[[0.0, 0.0]] * 6]),
+    },
+    UNUSABLE.format(2, "target") + r"finite\(\), examples=\[0, 2\]": {
+        "target": np.array([[np.inf, 0.0], [1.0, 0.0], [0.0, 0.0]])
+    },
+    SHAPE.format("example", "2, 2", " for 3 ids"): {"gradients": np.ones((2, 2))},
+    SHAPE.format("example", "3,", " for 3 ids"): {"gradients": np.ones(3)},
+    SHAPE.format("target", "2,", ""): {"target": np.ones(2)},
     r"quantum\.duplicate_label.*label=1": {"ids": [1, 1, 2]},
     r"quantum\.cannot_choose_that_many.*num_chosen=4, total=3": {"num_chosen": 4},
     r"quantum\.cannot_choose_that_many.*num_chosen=0, total=3": {"num_chosen": 0},
     r"quantum\.target_gradient_size_differs.*target_size=3, size=2": {"target": np.ones((2, 3))},
-    r"quantum\.no_common_target_direction": {"target": np.array([[1.0, 0.0], [-1.0, 0.0]])},
+    r"quantum\.no_common_target_direction\(count=2\)": {
+        "target": np.array([[1.0, 0.0], [-1.0, 0.0]])
+    },
     r"quantum\.too_few_target_examples.*count=1": {"target": np.ones((1, 2))},
 }
 

@@ -1,13 +1,24 @@
 """Block selection in a real training: what is frozen, for how long, and what a resume repeats."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from infrastructure.config.sections.model_config import LoraConfig
+from infrastructure.features.quantum.config import QuantumConfig
+from infrastructure.features.quantum.problems.block_selection import sampled_fisher
 from infrastructure.features.quantum.training import block_selection_step
+from infrastructure.features.quantum.training.block_selection_step import (
+    BlockSelectionStep,
+    check_blocks,
+    num_chosen_blocks,
+)
+from infrastructure.features.quantum.training.block_statistics import BlockStatistics
+from infrastructure.features.quantum.training.decisions import Decisions
 from infrastructure.features.quantum.training.freeze_blocks import block_name
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
@@ -21,6 +32,71 @@ from tests.features.quantum.training.quantum_runs import (
 )
 
 LORA = LoraConfig(r=4, alpha=8, dropout=0.0)
+
+
+def step_of(num_layers: int, num_blocks: int | None = None, **parts: Any) -> BlockSelectionStep:
+    """A step of a model with numbered layers, of which only sizes are needed."""
+    nothing: Any = None
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(num_layers))
+    given = dict.fromkeys(("adapter", "precision", "optimizer"), nothing) | parts
+    config = QuantumConfig(problem="block_selection", num_blocks=num_blocks)
+    return BlockSelectionStep(
+        config=config, model=model, examples=range(5), micro_batch_size=2, seed=7, number=3, **given
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_blocks", "chosen", "refusal"),
+    [
+        (5, None, 3, None),
+        (4, None, 2, None),
+        (2, None, 1, None),
+        (5, 4, 4, None),
+        (5, 5, 5, "num_blocks_leaves_no_choice(num_blocks=5, total=5"),
+        (5, 9, 5, "num_blocks_leaves_no_choice(num_blocks=9, total=5"),
+        (1, None, 1, "too_few_blocks_to_choose(count=1"),
+        (1, 1, 1, "too_few_blocks_to_choose(count=1"),
+    ],
+)
+def test_half_of_the_blocks_train_or_as_many_as_were_set(
+    num_layers: int, num_blocks: int | None, chosen: int, refusal: str | None
+) -> None:
+    step = step_of(num_layers, num_blocks)
+    assert num_chosen_blocks(step.config, num_layers) == chosen
+    with pytest.raises(ValueError, match="quantum") if refusal else nullcontext() as refused:
+        check_blocks(step.config, step.model)
+    assert not refusal or f"quantum.{refusal}" in str(refused.value)  # type: ignore[union-attr]
+    check_blocks(QuantumConfig(), torch.nn.Module())  # of data selection it does not matter
+
+
+def test_the_step_measures_its_micro_batches_and_records_its_choice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured: list[Any] = []
+
+    def measure(*given: Any, **named: Any) -> BlockStatistics:
+        measured.append((given[2], named["seed"]))
+        rows = np.arange(8.0).reshape(2, 4)
+        return BlockStatistics([f"block {i}" for i in range(4)], -rows[0], rows[1], rows, 10)
+
+    monkeypatch.setattr(block_selection_step, "block_statistics", measure)
+    step = step_of(4, 3)
+    problem = step.problem()
+    assert [list(map(list, batches)) for batches, _ in measured] == [[[0, 1], [2, 3], [4]]]
+    assert [seed for _, seed in measured] == [7 + 3]
+    assert (problem.seed, problem.number, problem.num_chosen) == (7, 3, 3)
+    assert problem.gradient_norms.tolist() == [4, 5, 6, 7]
+    fisher = sampled_fisher(np.arange(8.0).reshape(2, 4), 10)
+    assert problem.pairs.tolist() == fisher.tolist()
+    assert problem.decrease.tolist() == [0, -1, -2, -3]
+    decisions = Decisions()
+    assert step.apply(problem, ["block 3", "block 0"], decisions) == {
+        "chosen": "blocks 0, 3 of 4 train",
+        "blocks": ["block 0", "block 3"],
+    }
+    assert decisions.blocks == {"block 0", "block 3"}
+    assert step.cost_seconds(1.5) == 2 * 1.5 + 0.1
 
 
 class Moved(Observer):

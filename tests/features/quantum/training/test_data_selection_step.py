@@ -3,6 +3,9 @@
 import logging
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +14,19 @@ import numpy as np
 import pytest
 import torch
 
+from infrastructure.data.serving.example_order import random_selection, selection_hash
 from infrastructure.features.quantum.config import QuantumConfig
+from infrastructure.features.quantum.problems.data_selection import DataSelection
 from infrastructure.features.quantum.records import baseline_is_as_good
-from infrastructure.features.quantum.training import quantum_extension
+from infrastructure.features.quantum.training import data_selection_step, quantum_extension
 from infrastructure.features.quantum.training.data_selection_step import (
     LEAST_CANDIDATES,
     DataSelectionStep,
+    in_words,
+    num_selected,
 )
+from infrastructure.features.quantum.training.decisions import Decisions
+from infrastructure.features.quantum.training.per_example_gradients import example_gradients
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from tests.features.quantum.training.quantum_runs import (
@@ -28,6 +37,7 @@ from tests.features.quantum.training.quantum_runs import (
     same_weights,
     without_times,
 )
+from tests.features.quantum.training.small_adapters import FP32, adapter_for, examples
 from tests.slow import slow_but
 from tests.training.small_runs import write_rows
 
@@ -69,7 +79,7 @@ def test_a_training_holds_what_was_chosen(
     assert (record["outcome"], record["step"]) == ("answered", 0)
     assert record["num_variables"] == record["num_examples"] == trainer.data.num_candidates
     assert record["energy"] < record["alternatives"]["random"]
-    examining = f"quantum.examining_training_examples(count={2 * half}, total={2 * half}, "
+    examining = f"quantum.examining_training_examples(count={2 * half}, total={2 * half}, limit=, "
     excluded = f"quantum.redundant_examples_excluded(excluded={half}, total={2 * half}, "
     assert examining in caplog.text
     assert excluded in caplog.text
@@ -158,7 +168,8 @@ def test_no_more_variables_than_the_solver_takes(
         trainer.train()
     (record,) = records(trainer)
     assert (record["num_variables"], record["failures"]) == (20, [])
-    examining = "quantum.examining_training_examples(count=20, total=31, limit="
+    limit = "limit=quantum.solver_limit(solver=exact)"
+    examining = f"quantum.examining_training_examples(count=20, total=31, {limit}, duration="
     assert examining in caplog.text
 
 
@@ -297,6 +308,202 @@ def test_no_more_are_looked_at_than_may_be_paid_for(allowed: float) -> None:
     assert number == 900 or question.cost_seconds(gradient_seconds, more) > allowed
 
 
+@pytest.mark.parametrize(
+    ("candidates", "most", "allowed", "numbers"),
+    [
+        ("auto", 900, 100.0, (900, 900)),
+        ("auto", 900, 1.5, (111, 111)),
+        ("auto", 900, 0.139, (19, 19)),
+        ("auto", 900, 0.1325, (16, 16)),
+        ("auto", 900, 0.1315, (0, 16)),  # 15 are too few
+        ("auto", 900, 0.0, (0, 16)),
+        ("auto", 10, 0.13, (10, 10)),  # the solver takes no more
+        ("auto", 10, 0.05, (0, 10)),
+        (100, 900, 1.46, (100, 100)),
+        (100, 900, 1.44, (0, 100)),  # the number that was set, or none
+        (100, 30, 1.14, (30, 30)),
+        (5, 900, 0.12, (5, 5)),
+    ],
+)
+def test_as_many_are_examined_as_the_time_allows(
+    candidates: Any, most: int, allowed: float, numbers: tuple[int, int]
+) -> None:
+    step = step_without_a_model(QuantumConfig(candidates=candidates))
+    found = tuple(
+        step.num_candidates(0.002, allowed, most, never_skips=always) for always in (False, True)
+    )
+    assert found == numbers
+
+
+def test_the_rows_of_the_target_are_examined_too() -> None:
+    pool, held_out = (
+        step_without_a_model(QuantumConfig(target=target)) for target in ("pool", "validation")
+    )
+    assert pool.cost_seconds(0.5, 10) == pytest.approx(0.5 * 10 + 0.1)
+    assert held_out.cost_seconds(0.5, 10) == pytest.approx(0.5 * (10 + 256) + 0.1)
+    assert held_out.least_steps(4, measures_training=False) == (8 + 1 + 16 + 256) / 4
+    pool.data.num_candidates = 5  # type: ignore[misc]
+    assert pool.least_steps(4, measures_training=True) == (2 * 5 + 1 + 5) / 4
+
+
+@pytest.mark.parametrize(
+    ("budget", "num_examples", "most", "has_choice", "count"),
+    [
+        ("auto", 1000, 5, True, 5),
+        ("auto", 1000, 4, False, 4),  # a tenth of four is none
+        (0.999, 999, 10, True, 1000),  # of the others one is left out
+        (1.0, 1000, 10, False, 1000),
+    ],
+)
+def test_a_step_that_leaves_nothing_out_gives_the_reason(
+    budget: Any, num_examples: int, most: int, has_choice: bool, count: int
+) -> None:
+    step = step_without_a_model(QuantumConfig(data_budget=budget))
+    step.data.num_examples = num_examples  # type: ignore[misc]
+    assert step.has_choice(most) is has_choice
+    reason = f"budget=quantum.data_budget={budget}, count={count}"
+    assert step.nothing_to_leave_out(most) == f"quantum.budget_excludes_nothing({reason})"
+
+
+def test_numbers_of_examples_and_their_description() -> None:
+    found = [num_selected(*one) for one in ((1000, 0.25), (10, 0.25), (1, 0.1), (1000, 0.9995))]
+    assert found == [250, 2, 1, 1000]
+    assert in_words(1250, 2500, 1250, 2500) == "1,250 of 2,500 training examples"
+    counts = "counts=1,250 of 2,500 training examples, num_chosen=50, num_examined=100"
+    drawn = "quantum.others_drawn_at_random(drawn=1200, others=2400)"
+    found_words = [in_words(1250, 2500, 50, 100), in_words(2450, 2500, 50, 100)]
+    assert found_words == [
+        f"quantum.selected_of_examined({counts}, rest={drawn})",
+        f"quantum.selected_of_examined({counts.replace('1,250', '2,450')}, rest=all others)",
+    ]
+
+
+def test_costs_are_measured_for_one_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the shortest together, after a warm-up that does not count."""
+    now, measured, sizes = [0.0], list[int](), list[list[int]]()
+    step = step_without_a_model(QuantumConfig())
+    step.adapter.count_tokens = sum  # type: ignore[assignment, method-assign]
+    step.data.examples = lambda ids: [100 - i // 10 for i in ids]  # type: ignore[method-assign, assignment]
+
+    def gradients(rows: list[int]) -> None:
+        measured.append(len(rows))
+        now[0] += 0.5 * len(rows)
+
+    class Probe:
+        def __init__(self, *_: object) -> None: ...
+
+        def micro_batch(self, rows: list[int]) -> SimpleNamespace:
+            sizes.append(rows)
+            return SimpleNamespace(seconds=0.25 * len(rows))
+
+    monkeypatch.setattr(step, "_gradients", gradients)
+    monkeypatch.setattr(data_selection_step.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(data_selection_step, "dry_run", lambda *_: nullcontext())
+    monkeypatch.setattr(data_selection_step, "DryRunStep", Probe)
+    assert (step.gradient_seconds(), measured) == (0.5, [1, 8])
+    assert step.training_seconds() == 0.25
+    assert sizes == [[1, 15, 29, 43], [58, 72, 86, 100]]
+
+
+class Rows:
+    """Examples as a data pipeline has them, of which two have nothing to train on."""
+
+    def __init__(self) -> None:
+        self.rows = examples(12)
+        for i in (2, 7):
+            nothing = np.zeros_like(self.rows[i].supervised)
+            self.rows[i] = replace(self.rows[i], supervised=nothing)
+        self.num_candidates = self.num_examples = len(self.rows)
+        self.held_out, self.is_closed = examples(7, seed=1), False
+
+    def examples(self, ids: Any) -> list[Any]:
+        return [self.rows[i] for i in ids]
+
+    def places_of(self, ids: Any) -> list[str]:
+        return [f"row {i}" for i in ids]
+
+    def evaluation_batches(self, batch_size: int) -> Iterator[list[Any]]:
+        try:
+            for start in range(0, 7, batch_size):
+                yield self.held_out[start : start + batch_size]
+        finally:
+            self.is_closed = True
+
+
+def alone(step: DataSelectionStep, rows: list[Any]) -> np.ndarray:
+    """The gradients of examples, one after the other."""
+    return np.concatenate(
+        [example_gradients(step.model, step.adapter, [[row]], precision=FP32) for row in rows]
+    )
+
+
+@pytest.mark.parametrize("target", ["pool", "validation"])
+def test_the_problem_is_that_of_the_drawn_examples(
+    saved_llama: Path, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_selection_step, "NUM_TARGET", 3)
+    adapter, data, sizes = adapter_for(saved_llama, packing=False), Rows(), list[list[int]]()
+    step = step_without_a_model(QuantumConfig(target=target))
+    step = replace(step, adapter=adapter, model=adapter.model, precision=FP32, data=data, seed=3)  # type: ignore[arg-type]
+    prepare = adapter.prepare_batch
+
+    def prepared(rows: Any) -> Any:
+        sizes.append([len(row.input_ids) for row in rows])
+        return prepare(rows)
+
+    ids = [int(i) for i in random_selection(12, 10, 3)]
+    usable = [i for i in ids if i not in (2, 7)]
+    assert 7 in ids
+    held_out = alone(step, data.held_out[::3]) if target == "validation" else None
+    expected = DataSelection(
+        usable, alone(step, data.examples(usable)), num_selected(len(usable), 0.9), target=held_out
+    )
+    monkeypatch.setattr(adapter, "prepare_batch", prepared)
+    problem = step.problem(10)
+    assert (problem.labels, problem.num_chosen, problem.seed) == (usable, expected.num_chosen, 3)
+    np.testing.assert_allclose(problem.pairs, expected.pairs, atol=1e-5)
+    np.testing.assert_allclose(problem.relevance, expected.relevance, atol=1e-5)
+    assert problem.rho == pytest.approx(expected.rho, abs=1e-5)
+    lengths = sorted(len(row.input_ids) for row in data.examples(ids))
+    assert sizes[:3] == [lengths[:4], lengths[4:8], lengths[8:]]
+    assert data.is_closed == (target == "validation")
+    data.rows[1:] = [data.rows[2]] * 11
+    with pytest.raises(ValueError, match=r"too_few_usable_gradients\(count=1, total=12\)"):
+        step.problem(12)
+
+
+def test_only_zeros_and_infinite_gradients_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the candidates and of the target."""
+    step = step_without_a_model(QuantumConfig(target="validation"))
+    rows = np.array([[1, 0], [0, 0], [np.nan, 1], [0, 2], [np.inf, 1], [3, 0]], dtype=np.float32)
+    step.data.num_candidates = len(rows)  # type: ignore[misc]
+    step.data.examples = list  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(step, "_held_out", lambda: range(len(rows)))
+    monkeypatch.setattr(step, "_gradients", lambda ids: rows[list(ids)])
+    problem = step.problem(len(rows))
+    assert problem.labels == [0, 3, 5]
+    expected = DataSelection([0, 3, 5], rows[[0, 3, 5]], 3, target=rows[[0, 3, 5]])
+    assert (problem.rho, problem.relevance.tolist()) == (expected.rho, expected.relevance.tolist())
+
+
+def test_the_record_of_a_decision_names_what_is_left_out() -> None:
+    step = step_without_a_model(QuantumConfig())
+    step.data.places_of = Rows.places_of.__get__(step.data)  # type: ignore[method-assign]
+    problem = DataSelection(range(2, 202, 4), np.random.default_rng(0).random((50, 3)), 25)
+    decisions, chosen = Decisions(), list(range(198, 98, -4))
+    kept = sorted({*range(1000)} - {*range(2, 102, 4)})
+    assert step.apply(problem, chosen, decisions) == {
+        "chosen": in_words(975, 1000, 25, 50),
+        "num_examples": 1000,
+        "num_selected": 975,
+        "num_dropped": 25,
+        "selection": selection_hash(kept),
+        "dropped": [f"row {i}" for i in range(2, 82, 4)],
+    }
+    assert decisions.selection is not None
+    assert decisions.selection.tolist() == kept
+
+
 @pytest.mark.parametrize(("device", "num_warming"), [("cpu", 1), ("cuda", 8)])
 def test_a_training_that_was_forecast_is_not_measured_again(device: str, num_warming: int) -> None:
     step = step_without_a_model(QuantumConfig(), device)
@@ -346,6 +553,9 @@ def test_of_those_looked_at_the_share_is_chosen_that_is_of_all(
     assert whole.tolist() == sorted(set(whole.tolist()))
     assert set(whole.tolist()) & set(candidates.tolist()) == set(chosen.tolist())
     assert question.completed(candidates, chosen).tolist() == whole.tolist()
+    others = np.setdiff1d(np.arange(1000), candidates)
+    drawn = others[random_selection(len(others), num_examples - len(chosen), 1)]
+    assert sorted(set(whole.tolist()) - set(chosen.tolist())) == drawn.tolist()
 
 
 def test_without_a_budget_all_that_nobody_looked_at_trains() -> None:

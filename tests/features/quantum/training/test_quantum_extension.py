@@ -17,7 +17,11 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core import optional
 from infrastructure.data.data_pipeline import DataPipeline
 from infrastructure.features.quantum.config import QuantumConfig
-from infrastructure.features.quantum.training.overhead_budget import OverheadBudget
+from infrastructure.features.quantum.training.overhead_budget import (
+    OverheadBudget,
+    over_budget,
+    too_few_steps,
+)
 from infrastructure.features.quantum.training.quantum_extension import QuantumExtension
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
@@ -279,3 +283,146 @@ def test_when_something_is_to_be_decided(
     assert extension._steps_ahead(state) == ahead
     state.step = 18
     assert extension._steps_ahead(state) == 2
+
+
+class PlannedStep:
+    """A data selection step with given costs, which keeps the questions that it gets."""
+
+    def __init__(self, *, has_choice: bool = True, least: float = 2.0, number: int = 50) -> None:
+        self.choice, self.least, self.number = has_choice, least, number
+        self.questions: list[Any] = []
+
+    def has_choice(self, most: int) -> bool:
+        return self.choice
+
+    def nothing_to_leave_out(self, most: int) -> str:
+        return f"nothing of {most}"
+
+    def least_steps(self, global_batch_size: int, *, measures_training: bool) -> float:
+        self.questions.append((global_batch_size, measures_training))
+        return self.least
+
+    def gradient_seconds(self) -> float:
+        return 0.5
+
+    def training_seconds(self) -> float:
+        return 0.25
+
+    def num_candidates(self, *given: Any, never_skips: bool) -> int:
+        self.questions.append((*given, never_skips))
+        return self.number
+
+    def num_wanted(self, most: int) -> int:
+        return 200
+
+    def cost_seconds(self, gradient_seconds: float, number: int) -> float:
+        return gradient_seconds * number / 10
+
+    def problem(self, number: int) -> str:
+        return f"problem of {number}"
+
+
+@pytest.mark.parametrize(
+    ("step", "settings", "expected", "questions", "must_save"),
+    [
+        (PlannedStep(has_choice=False), {}, "nothing of 300", [], False),
+        (
+            PlannedStep(least=10.5),
+            {},
+            too_few_steps(10.5, 1000, 1.0),
+            [(8, True)],
+            False,
+        ),
+        (
+            PlannedStep(number=0),
+            {},
+            over_budget(3 + 0.5 * 20, 10 * 2.0, 1.0),
+            [(8, True), (0.5, 17.0, 300, False)],
+            False,
+        ),
+        (PlannedStep(), {}, (50, 5.5, 20.0), [(8, True), (0.5, 17.0, 300, False)], True),
+        (PlannedStep(least=10.0, number=300), {}, (300, 18.0, 20.0), None, False),
+        (PlannedStep(), {"candidates": 50}, (50, 5.5, 20.0), None, False),
+        (
+            PlannedStep(),
+            {"max_overhead_percent": 3.0, "forecast": 7.0},
+            (50, 5.5, 30 * 7.0),
+            [(8, False), (0.5, 30 * 7.0 - 3, 300, False)],
+            True,
+        ),
+        (
+            PlannedStep(least=99.0),
+            {"frequency": 100},
+            (50, 5.5, 20.0),
+            [(8, True), (0.5, 17.0, 300, True)],
+            True,
+        ),
+    ],
+)
+def test_how_many_are_examined_follows_from_the_measured_costs(
+    step: PlannedStep,
+    settings: dict[str, Any],
+    expected: Any,
+    questions: list[Any] | None,
+    must_save: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three seconds were spent before; a sampler of 300 variables, 400 examples."""
+    given = dict(settings)
+    frequency, forecast = given.pop("frequency", None), given.pop("forecast", None)
+    extension = extension_without_a_model(frequency, max_qubits=300, **given)
+    session, answers = extension.session, list[Any]()
+    extension.trainer.prepare = lambda: SimpleNamespace(global_batch_size=8)  # type: ignore[method-assign, assignment, return-value]
+    session.clock = lambda: 3.0
+    session.cost.forecast_step_seconds = forecast
+    data = SimpleNamespace(num_candidates=400)
+    monkeypatch.setattr(QuantumExtension, "_data", data)
+    monkeypatch.setattr(extension, "data_selection_step", lambda _: step)
+    monkeypatch.setattr(session, "skip", lambda _, why: answers.append(why))
+    monkeypatch.setattr(session, "solve", lambda _, *given: answers.append(given))
+    state = TrainingState(torch.nn.Linear(1, 1), total_steps=1000)
+    step.questions.clear()
+    extension._select_data(state)
+    if isinstance(expected, tuple):
+        number, *seconds = expected
+        expected = (step, f"problem of {number}", *seconds)
+    assert answers == [expected]
+    assert questions is None or step.questions == questions
+    assert state.must_save is must_save
+
+
+def test_numbers_wait_for_the_metrics_of_a_step() -> None:
+    extension, state = extension_without_a_model(None), TrainingState(torch.nn.Linear(1, 1))
+    state.optimizer = torch.optim.SGD(state.model.parameters(), lr=1e-3)
+    extension.session.unlogged = {"quantum_energy": 1.5}
+    extension.step_end(state)
+    assert (state.metrics, extension.session.unlogged) == ({}, {"quantum_energy": 1.5})
+    state.metrics = {"loss": 2.0}
+    extension.step_end(state)
+    assert state.metrics == {"loss": 2.0, "quantum_energy": 1.5}
+    assert extension.session.unlogged == {}
+
+
+@pytest.mark.parametrize(
+    ("num_examples", "problem", "is_chosen", "is_noted"),
+    [
+        (9, "data_selection", False, True),
+        (20, "data_selection", False, False),
+        (9, "data_selection", True, False),
+        (9, "block_selection", False, False),
+    ],
+)
+def test_a_random_draw_is_noted_until_examples_are_chosen(
+    num_examples: int,
+    problem: str,
+    is_chosen: bool,
+    is_noted: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    extension = extension_without_a_model(None, problem=problem)
+    data = SimpleNamespace(num_candidates=20, num_examples=num_examples)
+    monkeypatch.setattr(QuantumExtension, "_data", data)
+    if is_chosen:
+        extension.session.decisions.select_examples([1])
+    note = "quantum.examples_drawn_at_random(selected=9, total=20, data_budget=auto)"
+    assert extension.session.without_answer() == note * is_noted

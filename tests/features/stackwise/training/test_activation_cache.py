@@ -1,4 +1,5 @@
 import errno
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from infrastructure.features.stackwise.training.activation_cache import (
     example_id,
     trunk_hash,
 )
+from infrastructure.monitoring.drawing.formatting import format_bytes
 from tests.features.stackwise.training.trunks import (
     HIDDEN,
     Trunk,
@@ -30,6 +32,7 @@ from tests.features.stackwise.training.trunks import (
 
 ROWS = examples()
 IDS = ids_of(ROWS)
+OTHER_ROW = SimpleNamespace(input_ids=ROWS[-1].input_ids + 1)
 
 
 def pages(page_size: int = 4) -> Pages:
@@ -120,10 +123,15 @@ class TestValues:
         self, tmp_path: Path, trunk: Trunk
     ) -> None:
         cache = opened(tmp_path, trunk)
-        with pytest.raises(ValueError, match=r"stackwise\.hidden_state_shapes_differ"):
-            cache.build(lambda page: [value[:-1] for value in trunk(page)])
-        with pytest.raises(ValueError, match=r"stackwise\.hidden_state_shapes_differ"):
-            cache.build(lambda page: trunk(page)[:-1])
+        right = [(length, HIDDEN) for length in pages().lengths(0)]
+        for wrong, found in (
+            (lambda page: [v[:-1] for v in trunk(page)], [(n - 1, HIDDEN) for n, _ in right]),
+            (lambda page: trunk(page)[:-1], right[:-1]),
+        ):
+            shapes = re.escape(f"hidden_state_shapes_differ(shapes={found}, expected={right})")
+            with pytest.raises(ValueError, match=shapes):
+                cache.build(wrong)
+        assert not list(cache.folder.glob("*.page"))
 
     def test_gradients_are_not_kept(self, tmp_path: Path, trunk: Trunk) -> None:
         cache = opened(tmp_path, trunk)
@@ -142,16 +150,22 @@ class TestKeys:
         "change",
         [
             {"key": {"trunk_hash": "another"}},
-            {"pages": Pages(ROWS[::-1], 4, id_of)},
-            {"pages": Pages(examples(seed=1), 4, id_of)},
+            {"key": {"time_step": 1}},
+            {"key": {"unit": 2}},
+            {"pages": Pages([*ROWS[:-1], OTHER_ROW], 4, id_of)},
+            {"dtype": torch.bfloat16, "hidden_size": 2 * HIDDEN},  # files of the same size
         ],
     )
     def test_a_page_of_another_cache_is_not_believed(
         self, tmp_path: Path, trunk: Trunk, change: dict[str, Any]
     ) -> None:
-        stale = opened(tmp_path, Trunk(seed=1), **change)
-        stale.build(Trunk(seed=1))
+        """Nothing else differs, so the files of both have the same names and sizes."""
+        known = {**key(trunk), **change.get("key", {})}
+        stale = opened(tmp_path, trunk, **{**change, "key": known})
+        stale.build(Trunk(seed=1, hidden_size=stale.hidden_size))
+        sizes = [path.stat().st_size for path in sorted(tmp_path.glob("*.page"))]
         cache = opened(tmp_path, trunk)
+        assert sizes[:4] == [cache._page_bytes(number) for number in range(4)]
         cache.build(trunk)
         assert bits(cache.read(IDS)) == whole(expected(trunk, pages()))
         assert trunk.num_calls == len(pages())
@@ -172,7 +186,8 @@ class TestKeys:
 
     def test_a_directory_that_cannot_be_written(self, tmp_path: Path, trunk: Trunk) -> None:
         (tmp_path / "file").write_text("")
-        with pytest.raises(ValueError, match=r"stackwise\.cache_not_writable"):
+        reason = re.escape(f"cache_not_writable(directory={tmp_path / 'file'}, reason=File exists")
+        with pytest.raises(ValueError, match=reason):
             opened(tmp_path / "file", trunk)
 
 
@@ -271,8 +286,11 @@ class TestDamage:
         cache = opened(tmp_path, trunk)
         cache.build(trunk)
         monkeypatch.setattr(cache, "_is_whole", lambda number: False)
-        with pytest.raises(StorageError, match=r"stackwise\.page_damaged_repeatedly"):
-            cache.read(IDS)
+        calls, page = trunk.num_calls, cache.folder / "00000002.page"
+        repeatedly = re.escape(f"stackwise.page_damaged_repeatedly(page={page}, count=3")
+        with pytest.raises(StorageError, match=repeatedly):
+            cache.read(IDS[8:])
+        assert trunk.num_calls == calls + 3
 
     def test_a_full_disk_explains_what_to_do(
         self, tmp_path: Path, trunk: Trunk, monkeypatch: pytest.MonkeyPatch
@@ -283,7 +301,8 @@ class TestDamage:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(activation_cache, "atomic_write", full)
-        with pytest.raises(StorageError, match=r"stackwise\.cache_write_failed"):
+        failed = re.escape(f"cache_write_failed(folder={tmp_path}, reason=No space left on device")
+        with pytest.raises(StorageError, match=failed):
             cache.build(trunk)
 
 
@@ -297,7 +316,10 @@ class TestBudget:
         assert cache.read(within) is not None
         assert cache.read(IDS) is None
         assert sum(p.stat().st_size for p in cache.folder.glob("*.page")) == sum(sizes[:3])
-        opened(tmp_path, trunk).build(trunk)  # a larger one goes on where it ended
+        exact = opened(tmp_path, trunk, budget_bytes=sum(sizes[:4]))
+        assert exact.num_pages == 4
+        assert sizes[0] == 32 + sum(pages().lengths(0)) * HIDDEN * 4
+        opened(tmp_path, trunk).build(trunk)  # a larger one continues where it ended
         assert trunk.num_calls == len(pages())
 
     def test_bytes_needed(self) -> None:
@@ -308,10 +330,33 @@ class TestBudget:
         self, tmp_path: Path, trunk: Trunk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         cache = opened(tmp_path, trunk)
-        monkeypatch.setattr(activation_cache, "disk_free_bytes", lambda folder: 100)
-        with pytest.raises(ValueError, match=r"stackwise\.cache_exceeds_free_space"):
+        cache.build(trunk)
+        _, *others = sorted(cache.folder.glob("*.page"))
+        needed = sum(path.stat().st_size for path in others)
+        for path in others:
+            path.unlink()
+        calls = trunk.num_calls
+        monkeypatch.setattr(activation_cache, "disk_free_bytes", lambda folder: needed - 1)
+        numbers = [format_bytes(number) for number in (needed, needed - 1)]
+        space = f"folder={tmp_path}, needed={numbers[0]}, free={numbers[1]}"
+        with pytest.raises(ValueError, match=re.escape(f"cache_exceeds_free_space({space}")):
             cache.build(trunk)
-        assert trunk.num_calls == 0
+        assert trunk.num_calls == calls
+        for free in (needed, None):  # just enough, or unknown
+            monkeypatch.setattr(activation_cache, "disk_free_bytes", lambda folder, free=free: free)
+            cache.build(trunk)
+        assert trunk.num_calls == calls + len(others)
+
+
+def test_pages_are_read_in_their_order() -> None:
+    order = Pages([*ROWS[:6], *ROWS[:3], *ROWS[6:]], 6, id_of)
+    assert [order.ids(number) for number in range(len(order))] == [
+        *(IDS[:6], IDS[6:12], IDS[12:18], IDS[18:])
+    ]
+    assert [len(rows) for rows in map(order.examples, range(4))] == [6, 6, 6, 2]
+    assert order.lengths(3) == [len(row.input_ids) for row in ROWS[18:]]
+    found = [order.find(identity) for identity in (IDS[0], IDS[5], IDS[6], IDS[19], b"?")]
+    assert found == [(0, 0), (0, 5), (1, 0), (3, 1), None]
 
 
 def test_ours_keeps_the_contract_of_a_cache() -> None:

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.features.stackwise.training.masking import (
     CORRUPTIONS,
     MaskedExample,
+    MaskedObjective,
     MaskSchedule,
     MaskVocabulary,
     control_tokens,
@@ -137,6 +139,37 @@ def test_masks_are_the_same_on_every_machine() -> None:
     objective = objective_of(None)
     steps = [replace_draw(objective, draw).time_step_of(example(12)) for draw in range(6)]
     assert steps == [3, 1, 1, 1, 2, 4]
+    uniform = objective_of(2, seed=3, corruption="uniform").mask(example(8))
+    assert uniform.positions.tolist() == [1, 2, 6, 7]
+    assert uniform.input_ids.tolist() == [49, 46, 14, 72, 72, 14, 87, 73]
+
+
+@pytest.mark.parametrize(("weighting", "weight"), [("inverse", 4.0), ("none", 1.0)])
+def test_the_weight_is_that_of_the_share_and_not_of_its_rounding(
+    weighting: str, weight: float
+) -> None:
+    schedule = MaskSchedule(3, None, {1: 0.25})
+    masked = objective_of(1, schedule=schedule, weighting=weighting).mask(example(12))
+    assert (len(masked.positions), masked.time_step, masked.weight) == (3, 1, weight)
+    assert (masked.input_ids.dtype, masked.positions.dtype, masked.targets.dtype) == (
+        *(np.int32, np.int64, np.int64),
+    )
+    held_out = objective_of(None, schedule=schedule)
+    held_out.draw = 5
+    assert same(
+        held_out.mask(example(12), held_out=True), replace_draw(held_out, 0).mask(example(12))
+    )
+
+
+@pytest.mark.parametrize("mask_token_id", [-1, 10])
+def test_a_mask_token_outside_of_the_vocabulary_is_refused(mask_token_id: int) -> None:
+    numbers = rf"\(mask_token_id={mask_token_id}, count=10"
+    with pytest.raises(ValueError, match=r"stackwise\.mask_token_not_in_vocabulary" + numbers):
+        MaskedObjective(MaskSchedule(3), 0, mask_token_id, 10, [])
+    last = MaskedObjective(MaskSchedule(3), 0, 9, 10, [0, 3])
+    assert last.vocabulary.ordinary.tolist() == [1, 2, 4, 5, 6, 7, 8]
+    first = MaskedObjective(MaskSchedule(3), 0, 0, 10, [])
+    assert first.vocabulary.ordinary.tolist() == list(range(1, 10))
 
 
 def rows_of(batch: dict[str, torch.Tensor], row: int) -> tuple[list[int], list[int], list[int]]:
@@ -291,6 +324,10 @@ def test_uniform_corruption_gives_any_other_word() -> None:
     counts = Counter(found.tolist())
     assert set(counts) == set(words.tolist()) - {8}
     assert all(abs(count - 2000) < 5 * math.sqrt(2000) for count in counts.values())
+    last = CORRUPTIONS.get("uniform")(np.full(7000, 11, dtype=np.int32), vocabulary, random)
+    assert set(last.tolist()) == set(words.tolist()) - {11}
+    beyond = CORRUPTIONS.get("uniform")(np.full(7000, 99, dtype=np.int32), vocabulary, random)
+    assert set(beyond.tolist()) == set(words.tolist())
     control = CORRUPTIONS.get("uniform")(np.full(7000, 2, dtype=np.int32), vocabulary, random)
     assert set(control.tolist()) == set(words.tolist())
 
@@ -342,19 +379,25 @@ def test_a_configuration_makes_the_objective(saved_llama: Path) -> None:
         time_step_mask_fractions={0: 0.2, 9: 0.2},
         seed=5,
         mask_weighting="none",
+        corruption="uniform",
     )
     objective = adapter.objective
     assert objective is not None
     assert (objective.time_step, objective.seed, objective.schedule.bins) == (None, 5, (3, 7))
     assert objective.schedule.fraction(7) == pytest.approx(0.2)
-    assert (objective.weighting, objective.corruption) == ("none", "mask")
+    assert (objective.weighting, objective.corruption) == ("none", "uniform")
     assert not adapter.packs
-    assert adapter.describe()["corruption"] == "mask"
+    assert adapter.describe()["corruption"] == "uniform"
     config = TrainingConfig(time_step_masking=True, time_interpretation="input")
     found = masked_objective(config, adapter.tokenizer, 301)
     assert found is not None
     assert found.time_step is None
+    assert len(found.vocabulary.ordinary) == 301 - len(found._special)
     assert masked_objective(TrainingConfig(), adapter.tokenizer, 301) is None
+    without: Any = SimpleNamespace(mask_token_id=None)
+    for tokenizer in (None, without):
+        with pytest.raises(ValueError, match=r"stackwise\.masking_without_mask_token"):
+            masked_objective(config, tokenizer, 301)  # type: ignore[arg-type]
 
 
 def test_held_out_masks_stay_and_training_masks_change(saved_llama: Path) -> None:

@@ -1,6 +1,8 @@
 """The plan of a stack-wise training beside what its phases then hold, and as a table for people."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,17 @@ import torch
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.messages import WORDS
 from infrastructure.features.stackwise.training import outputs
+from infrastructure.features.stackwise.training.layer_forms import LayerForm
 from infrastructure.features.stackwise.training.outputs import StackRun
-from infrastructure.features.stackwise.training.phase_costs import PlanCosts, plan_costs
+from infrastructure.features.stackwise.training.phase_costs import (
+    PhaseCosts,
+    PlanCosts,
+    Weight,
+    _spans,
+    _stored_bytes,
+    plan_costs,
+)
+from infrastructure.features.stackwise.training.quantized_trunk import quantized_bytes
 from infrastructure.features.stackwise.training.rack import Rack
 from infrastructure.features.stackwise.training.stack_phases import plan_stacks
 from infrastructure.training.core import precision
@@ -180,8 +191,19 @@ def work_of(plan: PlanCosts) -> tuple[int, int]:
             [12],
             [6],
         ),
+        ({"mode": "layerwise", "local_loss": "reconstruct"}, [3, 3.5, 4, 4.5], [0, 0, 0, 3]),
+        (
+            {"strategy": "end_to_end", "progressive": {"target_stacks": 2}}
+            | {"end_to_end_scope": "stackwise", "local_loss": "reconstruct"},
+            [12],
+            [3],
+        ),
+        ({"mode": "layerwise", "qlora_enabled": True}, [3, 5, 7, 9], [3, 2, 2, 2]),
     ],
-    ids=["cached", "computed", "fused", "rackwise", "stackwise"],
+    ids=[
+        *("cached", "computed", "fused", "rackwise", "stackwise"),
+        *("reconstructed", "reconstructed at once", "low-rank trunk"),
+    ],
 )
 def test_the_time_of_a_phase_is_that_of_its_products(
     training: dict[str, Any], layers: list[float], heads: list[int]
@@ -210,6 +232,124 @@ def test_the_largest_phase_to_come_is_counted() -> None:
     first, last = blocks.phases[0], blocks.phases[-1]  # the first trains the embedding, too
     assert blocks.growth_bytes(0, 3, 100, 4) == first.total_bytes - last.total_bytes > 0
     assert blocks.growth_bytes(75, 3, 100, 4) == 0
+
+
+def phase(number: int, *, layer_bytes: int = 1 << 20, num_steps: int = 20) -> PhaseCosts:
+    """The costs of one layer, in the first phase also of a tied embedding."""
+    outside = {"embedding (tied: also the head)": 500} if number == 1 else {}
+    return PhaseCosts(
+        **{"name": f"layer {number}", "num_epochs": 2, "num_steps": num_steps, "adapts": []},  # type: ignore[arg-type]
+        **{"trains": [[number - 1, number]], "start": 0, "depth": number, "time_step": None},  # type: ignore[arg-type]
+        parameters={"layers": 1_500_000, **outside},
+        weights_bytes=4 * layer_bytes,
+        gradient_bytes=2 * layer_bytes,
+        optimizer_bytes=layer_bytes,
+        step_work=float(number),
+    )
+
+
+def test_a_plan_is_shown_with_its_largest_phase_and_all_notes() -> None:
+    parameters = {"layers": 999_999, "embedding": 2_000_000_000, "low-rank matrices": 5}
+    phases = [phase(1), phase(2, layer_bytes=3 << 20), phase(3)]
+    plan = PlanCosts("sequential", [[0, 1], [1, 3]], parameters, phases, 7 << 20, "nf_fp8")
+    heading, *table, of_all, memory, finished, cached = plan.lines([1.0, 62.0, 3.0])
+    stacks = "stackwise.unequal_stacks(num_stacks=2, smallest=1, largest=2)"
+    order = "stackwise.order_one_after_another()"
+    assert (
+        heading == f"stackwise.plan_heading(stacks={stacks}, order={order}, num_steps=60,"
+        " num_phases=3)"
+    )
+    cells = [re.split(r"\s{2,}", line.strip()) for line in table]
+    assert [row for row in cells if row[0][0].isalnum()] == [
+        ["phase", "parameters that train", "steps", "memory", "time"],
+        ["1: layer 1, embedding", "1.50 M", "20", "7.0 MiB", "about 1.0 s"],
+        ["2: layer 2", "1.50 M", "20", "21.0 MiB", "about 1 min 02 s"],
+        ["3: layer 3", "1.50 M", "20", "7.0 MiB", "about 3.0 s"],
+    ]
+    assert [of_all, memory, finished, cached] == [
+        "stackwise.plan_parameters(total=2.00 B, layers=999,999,"
+        " others=embedding 2.00 B (> 99.9 %))",
+        "stackwise.memory_without_activations(description=stackwise.memory_parts("
+        "weights=12.0 MiB, gradients=6.0 MiB, optimizer=3.0 MiB))",
+        "stackwise.finished_layers_stored(form=8 bits (fp8))",
+        "stackwise.cached_activations_size(size=7.0 MiB)",
+    ]
+    assert plan.num_layers == 3
+    assert len(replace(plan, cache_bytes=None, finished_as=None).lines()) == len(table) + 3
+    own = replace(plan, finished_as="mine").lines()[-2]
+    assert own == "stackwise.finished_layers_stored(form=mine)"
+
+
+def test_the_phases_in_the_middle_of_a_long_plan_are_left_out() -> None:
+    expected = {
+        7: ["1", "2", "3", "4", "5", "6", "7"],
+        8: ["1", "2", "3", "4", "…", "6", "7", "8"],
+        12: ["1", "2", "3", "4", "…", "10", "11", "12"],
+    }
+    for count, numbers in expected.items():
+        plan = PlanCosts(
+            "sequential", [[0, 9]], {"layers": 1}, [phase(n + 1) for n in range(count)]
+        )
+        first = [line.split()[0].rstrip(":") for line in plan.lines()[1:-2]]
+        assert [number for number in first if number.isdigit() or number == "…"] == numbers
+
+
+def test_the_phase_of_a_step_and_the_time_that_is_left() -> None:
+    phases = [phase(n + 1, num_steps=steps) for n, steps in enumerate((20, 0, 10))]
+    plan = PlanCosts("sequential", [[0, 3]], {}, phases)
+    assert [plan.index_at(step) for step in (0, 19, 20, 29, 30, 99)] == [0, 0, 2, 2, 2, 2]
+    assert plan.seconds_of_phases(1, 4.0) == [2.0 * 20, 0.0, 6.0 * 10]
+    assert [plan.seconds_left(step, 1, 4.0) for step in (0, 5, 20, 25, 30)] == [
+        *(100.0, 90.0, 60.0, 30.0, 0.0)
+    ]
+
+
+def test_the_steps_of_a_run_are_those_that_its_phases_get() -> None:
+    rack, config = Rack(tiny_model("llama", num_hidden_layers=4)), TrainingConfig(mode="layerwise")
+    found = plan_costs(
+        config,
+        rack,
+        plan_stacks(config, rack, 2),
+        create_optimizer=adamw,
+        steps_per_epoch=10,
+        total_steps=45,
+        loaded_dtype=torch.float32,
+        cache_bytes=5,
+    )
+    assert [one.num_steps for one in found.phases] == [20, 20, 5, 0]
+    assert (found.cache_bytes, found.finished_as) == (5, None)
+    assert (found.kind, found.stacks) == ("sequential", [[n, n + 1] for n in range(4)])
+    quantized = plan_for("llama", {"mode": "layerwise", "quantization_enabled": True})
+    assert quantized.finished_as == "nf_fp8"
+
+
+@pytest.mark.parametrize("is_recomputed", [False, True])
+def test_what_is_kept_for_the_backward_pass_is_that_of_the_layers_with_gradients(
+    is_recomputed: bool,
+) -> None:
+    rack = Rack(tiny_model("llama", num_hidden_layers=4))
+    matrices = [p.shape for _, p in rack.parameters_of(0, 1) if p.ndim > 1]
+    each = rack.hidden_size if is_recomputed else sum(map(sum, matrices))
+    for training, layers in (
+        ({"mode": "layerwise"}, [1, 1, 1, 1]),
+        ({"mode": "fused", "block_size": 3}, [3, 4]),
+        ({"mode": "blockwise", "block_size": 3, "qlora_enabled": True}, [3, 4]),
+    ):
+        given = {**training, "gradient_checkpointing": is_recomputed}
+        plan = plan_for("llama", given, num_hidden_layers=4)
+        assert [one.kept_values for one in plan.phases] == [each * number for number in layers]
+
+
+def test_the_sample_of_a_large_matrix_has_the_size_of_the_whole() -> None:
+    forms = [LayerForm(stored_as="nf_fp8")] * 2
+    large = Weight("w", "layers", torch.Size((256, 128)), torch.bfloat16, 1)
+    assert _stored_bytes(large, forms) == quantized_bytes("nf_fp8", 256, 128)
+    found = {
+        _stored_bytes(replace(large, **other), forms)  # type: ignore[arg-type]
+        for other in ({"shape": torch.Size((4, 8, 1024))}, {"layer": None}, {"part": "head"})
+    }
+    assert found == {2 * 256 * 128}
+    assert [_spans({None}), _spans({5, 0, 4, None, 1, 3})] == [[], [[0, 2], [3, 6]]]
 
 
 def test_all_at_once_is_one_phase() -> None:

@@ -1,5 +1,8 @@
 """A model is cut into its parts by structure, and each part runs by itself."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
@@ -44,13 +47,29 @@ def test_every_parameter_lies_below_in_or_above_the_layers(architecture: str) ->
     assert any("norm" in name or "ln_f" in name for name in rack.above)
 
 
-def test_a_copied_unit_is_the_one_below() -> None:
-    model = tiny_model("llama", num_hidden_layers=4)
-    rack = Rack(model)
-    copy_from_below(rack, Unit(1, 2, 4))
-    for index in (0, 1):
-        for name, tensor in rack.layers[index].state_dict().items():
-            assert torch.equal(rack.layers[index + 2].state_dict()[name], tensor)
+@pytest.mark.parametrize(
+    ("first", "last", "sources"),
+    [
+        (2, 4, [0, 1, 0, 1, 4]),
+        (3, 4, [0, 1, 2, 2, 4]),
+        (2, 5, [0, 1, 0, 1, 0]),  # fewer layers below than in the unit: they are repeated
+        (1, 5, [0, 0, 0, 0, 0]),
+        (3, 5, [0, 1, 2, 1, 2]),
+    ],
+)
+def test_a_copied_unit_is_the_one_below(first: int, last: int, sources: list[int]) -> None:
+    rack = Rack(tiny_model("llama", num_hidden_layers=5))
+    before = [{n: t.clone() for n, t in one.state_dict().items()} for one in rack.layers]
+    copy_from_below(rack, Unit(1, first, last))
+    for layer, source in zip(rack.layers, sources, strict=True):
+        assert all(torch.equal(t, before[source][n]) for n, t in layer.state_dict().items())
+
+
+def test_layers_of_another_shape_are_not_copied() -> None:
+    layers = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 4, bias=False)]
+    rack: Any = SimpleNamespace(layers=layers)
+    with pytest.raises(ValueError, match=r"stackwise\.layer_shapes_differ"):
+        copy_from_below(rack, Unit(1, 1, 2))
 
 
 def test_a_model_without_a_list_of_layers_is_refused() -> None:

@@ -23,6 +23,7 @@ from infrastructure.features.stackwise.training.stack_files import (
     BELOW,
     LAYERS,
     StackRecord,
+    remove_others,
     shapes_hash,
     stack_paths,
     stack_tensors,
@@ -168,6 +169,15 @@ def test_what_is_there_already_is_not_written_again(tmp_path: Path) -> None:
     write_all(tmp_path, model)
     changed = {name for name, identity in identities(tmp_path).items() if identity != before[name]}
     assert changed == {"stack_1.safetensors", "stack_1.json"}
+
+
+def test_stacks_that_no_longer_exist_are_removed(tmp_path: Path) -> None:
+    kept = ["notes.json", "stack_0.json", "stack_1.safetensors", "stack_2.txt", "stack_x.json"]
+    gone = ["stack_2.json", "stack_2.safetensors", "stack_10.json", ".stack_0.json.0123abcd.part"]
+    for name in (*kept, *gone):
+        (tmp_path / name).write_text("")
+    remove_others(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
 
 
 def test_a_half_written_stack_counts_for_nothing(

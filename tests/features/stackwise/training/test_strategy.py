@@ -1,6 +1,7 @@
 """Stack-wise training through the deployment: a unit after the other, or all at once."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,71 @@ def test_layers_are_divided(training: dict[str, Any], sizes: list[int]) -> None:
 def test_more_stacks_than_layers_are_refused() -> None:
     with pytest.raises(ValueError, match=r"stackwise\.more_stacks_than_layers.*num_layers=3"):
         divide(3, TrainingConfig(strategy="progressive"))
+
+
+def strategy_of(**training: Any) -> tuple[StackwiseStrategy, torch.nn.Module]:
+    """A strategy for four layers, whose phases have two epochs of ten steps each."""
+    strategy, model = (
+        StackwiseStrategy(TrainingConfig(**training)),
+        tiny_model("llama", num_hidden_layers=4),
+    )
+    strategy.steps_per_epoch = 10
+    strategy.phases(model, 2)
+    return strategy, model
+
+
+def test_a_run_has_to_reach_its_last_phase() -> None:
+    strategy, _ = strategy_of(mode="layerwise")
+    strategy.check_length(61)
+    fewer = "fewer_epochs=stackwise.fewer_epochs_per_phase(num_epochs=2)"
+    numbers = "total_steps=60, phase=layer 4 of 4, first_step=61, steps_before=60"
+    with pytest.raises(ValueError, match=re.escape(f"last_phase_not_reached({numbers}, {fewer}")):
+        strategy.check_length(60)
+
+
+@pytest.mark.parametrize("total_steps", [75, 80, 100])
+def test_the_schedule_begins_anew_in_each_phase(total_steps: int) -> None:
+    """The last phase has whatever steps are left."""
+    strategy, _ = strategy_of(mode="layerwise", warmup_steps=3, scheduler_type="linear")
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    scheduler = strategy.create_scheduler(torch.optim.SGD([parameter], lr=1.0), total_steps)
+    each, last = strategy.rate_factor(20), strategy.rate_factor(total_steps - 60)
+    wanted = [each(step) for step in range(20)] * 3 + [last(n) for n in range(total_steps - 58)]
+    [factor] = scheduler.lr_lambdas
+    assert [factor(step) for step in range(total_steps + 2)] == wanted
+    growing, _ = strategy_of(strategy="progressive", progressive={"growth": "once"}, warmup_steps=3)
+    one = growing.create_scheduler(torch.optim.SGD([parameter], lr=1.0), 40).lr_lambdas[0]
+    assert [one(step) for step in range(40)] == [growing.rate_factor(40)(n) for n in range(40)]
+
+
+def test_measuring_trains_what_the_deepest_phase_trains() -> None:
+    strategy, model = strategy_of(mode="blockwise", block_size=3)
+    frozen = next(p for name, p in model.named_parameters() if "layers.3." in name)
+    frozen.requires_grad_(False)
+    before = {name for name, p in model.named_parameters() if p.requires_grad}
+    with strategy.measuring(model):
+        trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == {name for name in before if "layers.3." in name}
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == before
+
+
+def test_an_evaluation_runs_the_layers_that_have_trained() -> None:
+    strategy, model = strategy_of(mode="layerwise")
+    ids = torch.arange(5)[None]
+    depth = []
+    for strategy.entered in (-1, 0, 2, 3):
+        called: list[int] = []
+        assert strategy.rack is not None
+        handles = [
+            layer.register_forward_hook(lambda *_, index=index, called=called: called.append(index))
+            for index, layer in enumerate(strategy.rack.layers)
+        ]
+        with strategy.evaluating(), torch.no_grad():
+            model(input_ids=ids)
+        depth.append(called)
+        for handle in handles:
+            handle.remove()
+    assert depth == [[0, 1, 2, 3], [0], [0, 1, 2], [0, 1, 2, 3]]
 
 
 def test_masks_of_the_depth_go_from_the_first_bin_to_the_last() -> None:

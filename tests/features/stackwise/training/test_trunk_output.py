@@ -173,9 +173,51 @@ def test_each_cache_gets_the_same_part_of_the_budget(tmp_path: Path) -> None:
     for mode, count in counts.items():
         config = TrainingConfig(cache_mode=mode, time_step_cache_size=2)
         assert kept_caches(config, phases) == count
-    assert kept_caches(TrainingConfig(), phases_of([None], [1])) == (1, 1)
+    for settings, steps, units, expected in (
+        ({}, [None], [1], (1, 1)),
+        ({}, [None], [], (1, 1)),
+        ({}, [0, 1, 2], [1, 2], (1, 2)),
+        ({"time_step_cache_size": 9}, [0, 1, 2], [1, 2], (3, 4)),
+        ({"store_all_time_steps": True}, [0, 1, 2], [1], (3, 3)),
+        ({"store_all_time_steps": True, "cache_mode": "rack"}, [0, 1, 2], [1, 2, 3], (3, 9)),
+    ):
+        given = TrainingConfig(**settings)  # type: ignore[arg-type]
+        assert kept_caches(given, phases_of(steps, units)) == expected  # type: ignore[arg-type]
     one = caches(tmp_path, phases, time_step_cache_size=2, cache_size=3)
     assert one.bytes_each == 1_000_000
+
+
+def test_a_packed_row_is_read_in_its_places_and_in_the_type_of_the_model(tmp_path: Path) -> None:
+    trunk, one = Trunk(), caches(tmp_path, phases_of([None], [1]))
+    enter(one, trunk, None)
+    rows = [ROWS[3], ROWS[9], ROWS[0]]
+    packed = torch.cat([torch.as_tensor(row.input_ids) for row in rows])
+    batch = {EXAMPLES: rows, "input_ids": torch.cat([packed, packed[:2]])[None], "cu_seq_lens": 0}
+    read = one.read(batch, torch.empty(0, dtype=torch.float16))
+    assert read is not None
+    assert (read.dtype, read.shape) == (torch.float16, (1, len(packed) + 2, WIDTH))
+    assert torch.equal(read[0, : len(packed), 0], (packed + 1).half())
+    assert not read[0, len(packed) :].any()
+    assert one.read({"input_ids": batch["input_ids"]}, torch.empty(0)) is None
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"fingerprint": "others"}])
+def test_the_caches_of_another_training_are_neither_read_nor_removed(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    """Even with the same trunk: other data, or other masks."""
+    enter(caches(tmp_path, phases_of([0], [1])), Trunk())
+    other, trunk = caches(tmp_path, phases_of([0], [1])), Trunk()
+    data = SimpleNamespace(num_examples=NUM_ROWS, train_batches=Data().train_batches)
+    data.fingerprint = change.get("fingerprint", "rows")
+    facts = {"seed": change.get("seed", 0)}
+    source: Any = SimpleNamespace(data=data, prepare_batch=batch_of, facts=facts)
+    other = TrunkCache(other.rack, source, tmp_path, other.config, phases_of([0], [1]))
+    enter(other, trunk)
+    assert trunk.num_pages == 2
+    assert on_disk(tmp_path) == [(0, 1), (0, 1)]
+    other.close(is_over=True)
+    assert on_disk(tmp_path) == [(0, 1)]
 
 
 def test_another_cache_can_be_added(tmp_path: Path) -> None:
@@ -189,4 +231,12 @@ def test_another_cache_can_be_added(tmp_path: Path) -> None:
 
 def test_an_example_is_known_by_what_is_read_and_what_is_learnt() -> None:
     other = SimpleNamespace(**{**vars(ROWS[3]), "supervised": ~ROWS[3].supervised})
-    assert len({identity_of(row) for row in [*ROWS, other]}) == NUM_ROWS + 1  # type: ignore[arg-type]
+    first, second = (SimpleNamespace(sha256=digit * 64) for digit in "ab")
+    seen = [
+        SimpleNamespace(**{**vars(ROWS[3]), "pictures": pictures})
+        for pictures in ((first,), (second,), (first, second), (second, first))
+    ]
+    found = [identity_of(row) for row in [*ROWS, other, *seen]]  # type: ignore[arg-type]
+    assert len(set(found)) == NUM_ROWS + 5
+    assert {len(one) for one in found} == {16}
+    assert found[-4:] == [identity_of(row) for row in seen]  # type: ignore[arg-type]
