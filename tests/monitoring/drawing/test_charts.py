@@ -112,7 +112,7 @@ def test_a_caption_explains_what_is_drawn() -> None:
 
 
 def test_holes_are_named_by_quantity() -> None:
-    bad = [(step, math.nan if step % 2 else 1.0) for step in range(1000, 1010)]
+    bad = [(float(step), math.nan if step % 2 else 1.0) for step in range(1000, 1010)]
     assert holes({"grad_norm": bad, "loss": ONE}) == [
         "grad norm: NaN at step 1,001; NaN at step 1,003; NaN at step 1,005;"
         " monitoring.more_gaps(count=2, num_records=2)"

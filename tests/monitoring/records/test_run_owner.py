@@ -6,6 +6,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -72,7 +73,8 @@ def test_a_process_that_only_has_the_same_number_is_not_the_trainer(tmp_path: Pa
     for seconds, is_alive in ((-3.0, False), (-1.0, True), (9.0, True)):  # clocks are not exact
         os.utime(tmp_path / HOLDER_FILE, (began + seconds, began + seconds))
         machine = os.uname().nodename
-        expected = TrainerProcess(os.getpid(), machine, is_alive, pytest.approx(began + seconds))
+        since: Any = pytest.approx(began + seconds)
+        expected = TrainerProcess(os.getpid(), machine, is_alive, since)
         assert read_trainer(tmp_path) == expected
 
 

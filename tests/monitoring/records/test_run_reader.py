@@ -52,7 +52,7 @@ def test_damaged_files_are_reported_and_left_out(tmp_path: Path) -> None:
 def test_the_newest_record_of_the_copies_counts(
     config: dict[str, Any], known: dict[str, Any], ended: Any, copies: dict[str, Any]
 ) -> None:
-    files = {
+    files: dict[str, Any] = {
         "run.json": {"config": config},
         "checkpoints/backup.json": known,
         "summary.json": {"backup": ended, "status": "odd"},
