@@ -32,6 +32,7 @@ def test_control_characters_do_not_reach_the_page() -> None:
 
 def test_a_table_escapes_its_cells() -> None:
     assert "<td>&lt;b&gt;</td>" in table(["<i>"], [["<b>"]])
+    assert table((), [["a", "b"]], "facts") == table(["", ""], [["a", "b"]], "facts")
     assert table((), [["a", "b"]], "facts") == (
         '<div class="scroll"><table class="facts"><tbody><tr><td>a</td><td>b</td></tr>'
         "</tbody></table></div>"

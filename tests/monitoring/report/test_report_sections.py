@@ -127,7 +127,7 @@ def test_a_direction_stands_below_its_quantity_and_a_part_below_its_whole() -> N
         ),
         ({"prompt": 3, "after": "\n"}, ["3", "After", "(only white space)"]),
         (
-            {"prompt": "p", "before": "", "after": "a", "expected": "a "},
+            {"prompt": "p", "before": "", "after": " a", "expected": "a "},
             ["p", "Expected", "a", "Before", "(nothing)", "After", "as expected", "a"],
         ),
     ],
@@ -155,7 +155,7 @@ def test_curves_are_awaited_until_the_run_is_over() -> None:
 def test_changes_are_listed_with_the_step_after_which_they_count() -> None:
     changes = [
         {"name": "lr", "was": 0.1, "is": {"a": 1}, "effect": "loss"},
-        {"name": "data", "was": "a" * 64, "is": "b" * 63},
+        {"name": "data", "was": "a" * 64, "is": "b" * 65},
         {"name": "rows", "text": "two rows fewer"},
         {"name": "seed", "was": None, "is": 0},
         3,
@@ -168,7 +168,7 @@ def test_changes_are_listed_with_the_step_after_which_they_count() -> None:
     rows = [re.findall(r"<td>(.*?)</td>", row) for row in shown.split("<tr>")[2:]]
     assert rows == [
         ["6", "lr", "0.1", "{&quot;a&quot;: 1}", "loss"],
-        ["6", "data", f"{'a' * 12}…", "b" * 63, ""],
+        ["6", "data", f"{'a' * 12}…", "b" * 65, ""],
         ["6", "rows", "", "two rows fewer", ""],
         ["6", "seed", "", "", ""],
     ]
