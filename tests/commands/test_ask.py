@@ -4,9 +4,11 @@ import io
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from infrastructure.commands.ask import _typed
 from infrastructure.commands.main import main
 from infrastructure.evaluation.prompting import Answerer, answer_questions
 from infrastructure.run.directory import RunDirectory
@@ -28,7 +30,9 @@ def test_each_question_is_shown_with_its_answer(
     saved_llama: Path, answers: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ask(str(saved_llama), *QUESTIONS) == 0
-    shown = capsys.readouterr().out
+    shown, beside = capsys.readouterr()
+    cut = "note: evaluation.answer_cut_at_max_tokens(tokens=12)"
+    assert beside.splitlines().count(cut) == 2
     assert [line for line in shown.splitlines() if line and line[0] != " "] == QUESTIONS
     for answer in answers:
         assert "\n".join(f"  {line}" for line in (answer or "(nothing)").splitlines()) in shown
@@ -42,11 +46,36 @@ def test_lines_that_are_piped_in_are_answered_one_by_one(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{QUESTIONS[0]}\n\n{QUESTIONS[1]}"))
     assert ask(str(saved_llama), "--json") == 0
-    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    out, beside = capsys.readouterr()
+    assert "note: " not in beside
+    shown = [json.loads(line) for line in out.splitlines()]
     assert shown == [
         {"question": question, "answer": answer}
         for question, answer in zip(QUESTIONS, answers, strict=True)
     ]
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_lines_are_typed_until_the_end_and_empty_ones_are_none(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stdin = io.StringIO("a \n\n  b\n")
+    monkeypatch.setattr(stdin, "isatty", lambda: is_terminal)
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert [*_typed()] == ["a", "b"]
+    assert capsys.readouterr().out == "> " * 4 * is_terminal
+
+
+def test_an_answer_cannot_steer_the_terminal(
+    saved_llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = [SimpleNamespace(text=" a\x1b[2J\nb ", is_cut=False)]
+    monkeypatch.setattr(Answerer, "answers", lambda *_: answers)
+    assert ask(str(saved_llama), "A", "B") == 0
+    assert capsys.readouterr().out == "".join(f"{name}\n  a�[2J\n  b\n\n" for name in "AB")
+    monkeypatch.setattr("sys.stdin", io.StringIO("A\n"))
+    assert ask(str(saved_llama)) == 0
+    assert capsys.readouterr().out == "a�[2J\nb\n"
 
 
 def test_a_run_is_known_by_its_name(

@@ -1,21 +1,25 @@
 """`temper backup …` on real runs and a real folder: what it prints, does, and refuses."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.format.store import Store
-from infrastructure.backup.replication.status import ENDED, live_status
+from infrastructure.backup.replication.status import ENDED, BackupStatus, live_status, write_status
 from infrastructure.backup.run_backup import STATUS_FILE
 from infrastructure.backup.state.run_files import read_run_files
+from infrastructure.commands import backup as backup_command
+from infrastructure.commands.checkpoints import describe
 from infrastructure.commands.main import main
 from infrastructure.commands.resume import resume
 from infrastructure.config.merging.precedence import GivenValue, Layer, Source
@@ -23,10 +27,16 @@ from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.deployment.resuming import find_to_resume
-from infrastructure.monitoring.records.run_owner import announce_stop, read_trainer
+from infrastructure.monitoring.drawing.formatting import format_bytes, format_moment, format_number
+from infrastructure.monitoring.records.run_owner import (
+    announce_stop,
+    read_trainer,
+    write_trainer,
+)
 from infrastructure.run.checkpoint_paths import best_of, step_of
 from infrastructure.run.restore import named_run
 from tests.deployment.runs import deploy, end_copiers, newest_step, runs_of, small_config
+from tests.monitoring.written_run import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
 Temper = Callable[..., tuple[int, Any]]
@@ -170,7 +180,8 @@ def test_another_disk_keeps_what_was_saved(
     record = read_record(run / "summary.json")
     write_record(run / "summary.json", {**record, "status": "finished"})
     assert main(["backup", "status", run.name]) == ExitCode.DONE
-    assert "commands.nothing_would_be_lost" in capsys.readouterr().out
+    safe = "commands.nothing_would_be_lost()commands.as_destination_last_seen()"
+    assert capsys.readouterr().out.splitlines()[-1] == safe
 
 
 def test_the_status_names_a_missing_place(
@@ -265,14 +276,23 @@ for command in {commands!r}:
 
 
 def test_a_run_without_a_place_is_shown_as_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temper: Temper
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    temper: Temper,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run, _ = deploy(small_config(tmp_path, max_steps=1))
     code, output = temper("status")
     assert (code, output["place"]) == (ExitCode.DONE, None)
-    assert f"commands.command_backup_create(run={run.name})" in output["text"]
+    for words, named in (((), run.name), (("--output", str(run.parent)), str(run))):
+        command = f"commands.command_backup_create(run={named})"
+        text = f"commands.run_has_no_backup(run_id={run.name}, command={command})"
+        assert temper("status", *words)[1] == {"run": run.name, "place": None, "text": text}
     assert temper("create")[0] == ExitCode.WRONG_INPUT
+    assert main(["backup", "restore", run.name]) == ExitCode.WRONG_INPUT
+    refusal = f"commands.run_has_no_destination(run_id={run.name}) (commands.place_restores_run())"
+    assert capsys.readouterr().err == f"temper: {refusal}\n"
 
 
 def test_a_copy_is_made_now_of_a_run_that_had_none(
@@ -607,10 +627,147 @@ def test_what_goes_wrong_is_one_sentence(
     assert "Traceback" not in captured.err
 
 
-def test_people_read_lines(run: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for action in ("status", "list", "verify", "prune"):
+@pytest.fixture
+def lines(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, list[str]]]:
+    """Runs `temper backup …` for people: exit code and lines, without ages that change."""
+
+    def call(*arguments: str) -> tuple[int, list[str]]:
         capsys.readouterr()
-        assert main(["backup", action, run.name]) == ExitCode.DONE
-        out = capsys.readouterr().out
-        assert out.strip()
-        assert not out.startswith("{")
+        code = main(["backup", *arguments])
+        return code, re.sub(r"age=[^,)]*", "age=…", capsys.readouterr().out).splitlines()
+
+    return call
+
+
+def table_of(lines: list[str]) -> list[list[str]]:
+    heading, rule, *rows = lines
+    assert {*rule} == {"─", " "}
+    return [re.split("  +", row) for row in (heading, *rows)]
+
+
+def confirmed(place: Path, **about: str) -> str:
+    more = {"in_flight": "", "problem": "", **about}
+    status = ", ".join(f"{key}={value}" for key, value in more.items())
+    return f"backup.status(confirmed=backup.step_confirmed(step=3, age=…), place={place}, {status})"
+
+
+SEEN = "Seen there: backup.seen_at_destination(seen_age=…, compared_age=…, method=read-back)"
+INTACT = "commands.version_intact()"
+
+
+def test_people_read_lines(run: Path, place: Path, lines: Any) -> None:
+    store, name = Store(run / "checkpoints"), run.name
+    versions = store.versions()
+    size = {
+        step: format_bytes(describe(store, one)["size_bytes"])
+        for one, step in zip(versions, (3, 2, 1, 0), strict=True)
+    }
+    saved = {one: format_moment(store.read(one).created) for one in versions}
+    score = format_number(store.read(versions[0]).score or 0)
+    there = [f"{what} {place}: {INTACT}" for what in ("step 3", "final/", "report/")]
+    here = [f"step {step} here: {INTACT}" for step in (3, 2, 1, 0)]
+    total = "commands.num_intact(num_intact=7, total=7)"
+    assert lines("verify", name) == (0, [f"Run {name}", *here, *there, total])
+    assert lines("status", name) == (
+        0,
+        [
+            *(f"Run {name}", confirmed(place), SEEN, "commands.run_finished()"),
+            f"Caution: backup.destination_on_same_disk(url={place})",
+        ],
+    )
+    removed = "backup.checkpoints_removed_"
+    assert lines("prune", name) == (
+        0,
+        [f"{removed}here(count=0)", f"{removed}there(count=0, url={place})"],
+    )
+    assert lines("prune", name, "--dry-run") == (0, ["commands.nothing_would_be_removed()"])
+    safe = f"commands.run_is_safe(run_id={name}, url={place / name / 'final'})"
+    assert lines("create", name) == (0, [confirmed(place), SEEN, safe])
+    code, (heading, *listed) = lines("list", name)
+    assert (code, heading) == (0, f"Run {name}")
+    places = f"here, {place}"
+    assert table_of(listed) == [
+        ["version", "saved", "score", "size", "lies"],
+        [
+            *("step 3", saved[versions[0]], score, size[3]),
+            places if len(places) <= 60 else f"{places[:59]}…",
+        ],
+        *(
+            [f"step {step}", saved[versions[3 - step]], "–", size[step], "here"]
+            for step in (2, 1, 0)
+        ),
+    ]
+    code, listed = lines("list", "--place", str(place))
+    assert table_of(listed) == [
+        ["run", "newest", "saved"],
+        [name, "step 3", saved[versions[0]]],
+    ]
+    (empty := run.parents[1] / "empty").mkdir()
+    nothing = f"commands.no_run_at_destination(url={empty}, reason=)"
+    assert lines("list", "--place", str(empty)) == (0, [nothing])
+
+
+def test_people_read_what_is_not_safe_yet(run: Path, place: Path, lines: Any) -> None:
+    write_record(run / "summary.json", {**read_record(run / "summary.json"), "status": "running"})
+    assert lines("create", run.name) == (0, [confirmed(place), SEEN])
+    store = Store(run / "checkpoints")
+    newest, second, *_ = store.versions()
+    store.commit({}, store.read(newest).values, step=5)
+    store.manifest_path(second).write_text("{}")
+    command = f"commands.command_or_train_resume(run=runs/{run.name})"
+    ended = f"ended=commands.run_was_killed(), command={command}, start=commands.from_step(step=5)"
+    waits = {"in_flight": "backup.step_waiting(step=5)", "problem": "; backup.state_left()"}
+    known = [f"Run {run.name}", confirmed(place, **waits), SEEN]
+    lost = "commands.steps_would_be_lost(steps=steps after 3)"
+    shown = [*known, f"commands.run_ended_early({ended})", lost]
+    assert lines("status", run.name) == (0, shown)
+    write_trainer(run)
+    assert lines("status", run.name) == (0, [*known, "commands.work_would_be_lost(age=…)"])
+    _, listed = lines("list", run.name)
+    assert [row[0] for row in table_of(listed[1:])][1:] == [
+        *("step 5", "step 3", f"{second[:12]} damaged", "step 1", "step 0")
+    ]
+    assert table_of(listed[1:])[3][1:] == ["–", "–", "here"]
+    code, shown = lines("verify", run.name)
+    assert (code, shown[3]) == (1, f"{second[:14]} here: backup.manifest_changed()")
+    assert shown[-1] == "commands.num_intact(num_intact=7, total=8)"
+    resuming = f"commands.restored_run_command(command=temper resume {run}@3)"
+    restored = f"commands.run_restored(run_id={run.name}, step=3){resuming}"
+    assert lines("restore", f"{run.name}@3") == (0, [restored])
+
+
+def test_what_would_be_removed_is_beyond_what_is_to_be_kept(
+    run: Path,
+    place: Path,
+    lines: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    there = Store(Path(run.name), FolderPlace(place))
+    for step in (4, 5, 6):  # of other rows, so their scores are not those of step 3
+        there.commit({}, {}, step=step, score=9.0)
+    removed = [f"would remove step 3 at {place}"]
+    assert lines("prune", run.name, "--dry-run", "--backup-keep", "2") == (0, removed)
+
+    def fail(*_: object) -> None:
+        raise OSError("silent")
+
+    monkeypatch.setattr(backup_command, "versions_to_keep", fail)
+    assert main(["backup", "prune", run.name, "--dry-run"]) == ExitCode.WRONG_INPUT
+    error = "temper: commands.store_does_not_respond(where=here, error=silent)\n"
+    assert capsys.readouterr().err == error
+
+
+def test_the_places_of_the_newest_runs_are_named_once(tmp_path: Path) -> None:
+    for number, at in enumerate(["e", "d", "c", None, "b", "a", "b"]):
+        status = write_run(tmp_path, f"2026010{number}") / "checkpoints" / STATUS_FILE
+        status.parent.mkdir()
+        write_status(status, BackupStatus(place=at or ""))
+    assert backup_command._places_of_runs(tmp_path) == ["b", "a", "c"]
+
+
+@pytest.mark.parametrize(("problem", "reason"), [("full", ": full"), (None, "")])
+def test_the_problem_is_named_while_the_copy_is_awaited(problem: str | None, reason: str) -> None:
+    backup: Any = SimpleNamespace(status=lambda: SimpleNamespace(problem=problem))
+    waits = f"commands.waiting_for_destination(reason={reason})"
+    assert backup_command._waits_for(backup) == waits

@@ -1,13 +1,18 @@
 """`temper check`: exit codes, what it prints, where the report lies."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from infrastructure.commands.main import main
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.models.model_manager import ModelManager
+from infrastructure.testing import test_pipeline
 from infrastructure.testing.doctor import Diagnosis
+from infrastructure.testing.results import GROUPS
 from tests.deployment.runs import write_settings
 from tests.deployment.test_checks_of_runs import plant
 
@@ -70,8 +75,10 @@ def test_the_preview_shows_tokens_and_loads_no_model(
     assert out.count("data.token_counts") == 3
     assert out.count("⟦") == out.count("■⟧") == 3
     assert main(["check", "rows.jsonl", "--preview", "--json"]) == 0
-    examples = json.loads(capsys.readouterr().out)["examples"]
-    assert len(examples) == 2
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown.keys(), shown["notes"]) == ({"examples", "left_out", "notes"}, [])
+    examples = shown["examples"]
+    assert (len(examples), shown["left_out"]) == (2, [[], []])
     for tokens in examples:
         assert {kind for _, _, kind in tokens} == {"trained", "masked", "stop"}
         assert tokens[-1][2] == "stop"
@@ -98,6 +105,38 @@ def test_a_warning_is_a_failure_when_strict(
         "        → close other programs",
     ]
     assert main(["check", "--quick", "--strict"]) == 1
+
+
+@pytest.mark.parametrize("flag", ["--strict", "--rebaseline", "--quick", "--json"])
+def test_what_is_given_reaches_the_checks(
+    flag: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[object] = []
+    report = {"verdict": "fine", "paths": {"html": "page.html"}}
+
+    def has_failed(strict: bool) -> bool:
+        calls.append(strict)
+        return strict
+
+    def create(config: DeploymentConfig, report: Callable[[str], None], rebaseline: bool) -> object:
+        calls.append((config.data.path, rebaseline))
+        report("a check")
+        return pipeline
+
+    pipeline = SimpleNamespace(
+        run_tests=lambda *groups: calls.append(groups),
+        generate_test_report=lambda: report,
+        has_failed=has_failed,
+    )
+    monkeypatch.setattr(test_pipeline, "create_test_pipeline", create)
+    assert main(["check", "rows.jsonl", flag]) == (flag == "--strict")
+    groups = GROUPS[:1] if flag == "--quick" else GROUPS
+    assert calls == [("rows.jsonl", flag == "--rebaseline"), groups, flag == "--strict"]
+    lines = capsys.readouterr().out.splitlines()
+    if flag == "--json":
+        assert lines == [json.dumps(report)]
+    else:
+        assert lines[-3:] == ["a check", "fine", "report: page.html"]
 
 
 def test_wrong_input_is_exit_code_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

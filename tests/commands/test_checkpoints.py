@@ -11,10 +11,13 @@ import torch
 from infrastructure.backup.format.store import Store
 from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.checksums import write_record
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.monitoring.drawing.formatting import format_moment
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from tests.deployment.runs import deploy, small_config, small_settings
+from tests.monitoring.written_run import write_run
 
 
 @pytest.fixture
@@ -88,6 +91,60 @@ def test_a_damaged_manifest_is_listed_as_such(
     assert main(["checkpoints", "verify"]) == ExitCode.FAILED
 
 
+def test_what_is_stored_is_shown_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path, "mine")
+    assert main(["checkpoints", "list", str(run)]) == ExitCode.DONE
+    assert capsys.readouterr().out == "commands.no_checkpoint_yet(run_id=mine)\n"
+    store = Store(run / "checkpoints")
+    first = store.commit({}, {}, step=5, score=-0.25)
+    last = store.commit({}, {}, step=7, kind="emergency", healthy=False)
+    found = {name: store.read(name) for name in (first, last)}
+    moments = {name: format_moment(manifest.created) for name, manifest in found.items()}
+    configuration = DeploymentConfig(training={"best_metric": "exact_match"}).to_dict()
+    for settings, label, score in (
+        ({}, "held-out loss", "-0.2500"),
+        ({"configuration": configuration}, "exact match", "0.2500"),
+        ({"configuration": DeploymentConfig().to_dict()}, "held-out loss", "-0.2500"),
+    ):
+        write_record(run / "run.json", {"run_id": "mine", **settings})
+        assert main(["checkpoints", "list", str(run)]) == ExitCode.DONE
+        heading, columns, _, *rows = capsys.readouterr().out.splitlines()
+        assert (heading, re.split("  +", columns)) == (
+            "Run mine",
+            ["checkpoint", "kind", "saved", label, "size"],
+        )
+        assert [re.split("  +", row) for row in rows] == [
+            ["step 7", "emergency, not healthy", moments[last], "–", "0 B"],
+            ["step 5", "scheduled", moments[first], score, "0 B"],
+        ]
+    store.manifest_path(last).write_text("{}")
+    write_record(run / "run.json", {"run_id": "mine", "configuration": configuration})
+    assert main(["checkpoints", "verify", str(run)]) == ExitCode.FAILED
+    assert capsys.readouterr().out.splitlines() == [
+        f"{last[:12]}: backup.manifest_changed()",
+        "step 5: commands.version_intact()",
+        "commands.num_intact(num_intact=1, total=2)",
+    ]
+    assert main(["checkpoints", "list", str(run), "--json"]) == ExitCode.DONE
+    paths = {name: str(store.manifest_path(name).resolve()) for name in (first, last)}
+    assert printed(capsys) == {
+        "run": "mine",
+        "path": str(run.resolve()),
+        "checkpoints": [
+            {"name": last, "path": paths[last], "problem": "backup.manifest_changed()"},
+            {
+                **{"name": first, "path": paths[first], "problem": None, "step": 5},
+                **{"kind": "scheduled", "healthy": True, "saved": found[first].created},
+                **{"size_bytes": 0, "best_metric": "exact_match", "score": 0.25},
+            },
+        ],
+    }
+    assert main(["checkpoints", "list", str(run)]) == ExitCode.DONE
+    assert f"{last[:12]}" in capsys.readouterr().out.splitlines()[3].split("  ")[0]
+
+
 def generate(folder: Path) -> torch.Tensor:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -107,6 +164,8 @@ def test_what_is_exported_is_the_model_of_that_step(
     assert (output["step"], output["folder"]) == (3, str(tmp_path / "model"))
     assert torch.equal(generate(tmp_path / "model"), generate(run / "final"))
     assert main(["export", f"{run.name}@1", "earlier"]) == ExitCode.DONE
+    exported = f"step=1, run_id={run.name}, folder={tmp_path / 'earlier'})"
+    assert f"commands.model_exported({exported}\n" in capsys.readouterr().out
     assert not torch.equal(generate(tmp_path / "earlier"), generate(run / "final"))
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -19,12 +21,19 @@ def test_the_runs_of_a_folder_are_listed_the_newest_first(
     assert capsys.readouterr().out == "commands.no_run_to_list(folder=runs, not_a_folder=)\n"
     done = write_run(Path("runs"), "2025-a", status="finished", after={"eval_loss": 0.25})
     add(done, step_record(1040, 0.5))
+    record = json.loads((done / "run.json").read_text())
+    history = [{"step": step} for step in (4, 1009, 4)]
+    (done / "run.json").write_text(json.dumps({**record, "history": history}))
     add(write_run(Path("runs"), "2026-b"), step_record(12, float("nan")))
     assert main(["list"]) == ExitCode.DONE
     heading, _, newer, older = capsys.readouterr().out.splitlines()
-    assert heading.split("  ")[0] == "run"
-    assert newer.split()[:4] == ["2026-b", "training", "12", "–"]
-    assert older.split()[:4] == ["2025-a", "finished", "1,040", "0.2500"]
+    moment = (done / "metrics.jsonl").stat().st_mtime
+    written = time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
+    columns = ["run", "state", "step", "held-out loss", "last written", "trains"]
+    assert re.split("  +", heading) == columns
+    assert re.split("  +", newer) == ["2026-b", "training", "12", "–", written, "my-llama"]
+    changed = "finishedcommands.changed_after_step(steps=4, 1,009)"
+    assert re.split("  +", older) == ["2025-a", changed, "1,040", "0.2500", written, "my-llama"]
     assert main(["list", "--json"]) == ExitCode.DONE
     facts = json.loads(capsys.readouterr().out)
     assert facts["folder"] == "runs"
@@ -39,10 +48,18 @@ def test_the_runs_of_a_folder_are_listed_the_newest_first(
         run["name"]: run["written_at"] for run in json.loads(capsys.readouterr().out)["runs"]
     }
     assert moments["2025-a"] == 4e9
-    assert main(["list", "--output", "elsewhere"]) == ExitCode.DONE
-    assert "commands.no_run_to_list" in capsys.readouterr().out
-    assert main(["list", "2026-b"]) == ExitCode.WRONG_INPUT
-    assert "commands.list_takes_no_run" in capsys.readouterr().err
+    Path("empty").mkdir()
+    for folder, words in (("elsewhere", "commands.which_is_not_a_folder()"), ("empty", "")):
+        assert main(["list", "--output", folder]) == ExitCode.DONE
+        nothing = f"commands.no_run_to_list(folder={folder}, not_a_folder={words})\n"
+        assert capsys.readouterr().out == nothing
+    Path("runs/2027-c").mkdir()
+    Path("runs/2027-c/run.json").write_text("{}")
+    assert main(["list"]) == ExitCode.DONE
+    newest = capsys.readouterr().out.splitlines()[2]
+    assert re.split("  +", newest) == ["2027-c", "preparing", *"––––"]
+    assert main(["list", "my run"]) == ExitCode.WRONG_INPUT
+    assert "commands.list_takes_no_run(word=my run, quoted='my run')" in capsys.readouterr().err
     assert main(["watch", "2026-b/", "--once"]) == ExitCode.DONE
     assert main(["runs"]) == ExitCode.WRONG_INPUT
     assert "unknown_command_meant(word=runs, meant=temper list)" in capsys.readouterr().err

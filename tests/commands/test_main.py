@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,11 +30,19 @@ from infrastructure.commands.main import (
 )
 from infrastructure.commands.parser import known_flags, parse
 from infrastructure.core import importing
-from infrastructure.core.errors import NothingLearnedError, TrainingDivergedError
+from infrastructure.core.errors import (
+    InputError,
+    NoAnswerError,
+    NothingLearnedError,
+    ProcessLostError,
+    StorageError,
+    TrainingDivergedError,
+)
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.features import features
 from infrastructure.core.messages import WORDS
 from infrastructure.core.optional import DISTRIBUTION
+from infrastructure.core.stop_signals import StopSignal
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -415,6 +424,77 @@ def test_an_error_that_nobody_foresaw_is_one_sentence(
         f"temper: RuntimeError: CUDA error with *** at {BROKEN_AT} (and a note)"
         "commands.how_to_see_traceback()\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (InputError("core.nested_too_deep", max_depth=3), 2, "core.nested_too_deep(max_depth=3)"),
+        (ValueError("wrong"), 2, "wrong"),
+        (StorageError("broken"), 2, "broken"),
+        (NoAnswerError("silent"), 1, "silent"),
+        (ProcessLostError("rank 1 is gone"), 75, "rank 1 is gone"),
+        (OSError(28, "No space left", "a"), 1, "[Errno 28] No space left: 'a'"),
+        (PermissionError(13, "denied", "a"), 1, "commands.permission_denied(path=a)"),
+        (PermissionError("denied"), 1, "denied"),
+        (BrokenPipeError("gone"), 1, "gone"),
+    ],
+)
+def test_an_error_is_one_sentence_and_its_kind_decides_the_exit_code(
+    error: Exception,
+    code: int,
+    line: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(options: object) -> int:
+        raise error
+
+    error.add_note("first")
+    error.add_note("second")
+    fail.__module__ = "infrastructure.commands.train"
+    monkeypatch.setattr(train, "run", fail)
+    monkeypatch.setattr(main_module, "error_place", lambda error: None)  # it is one of ours
+    assert main(["train"]) == code
+    assert capsys.readouterr() == ("", f"temper: {line} (first) (second)\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "code", "is_named"),
+    [
+        (KeyboardInterrupt(), ["train"], 130, True),
+        (KeyboardInterrupt(), ["train-resume"], 130, True),
+        (KeyboardInterrupt(), ["config"], 130, False),
+        (StopSignal(15), ["train"], 143, True),
+        (StopSignal(1), ["train", "--new-run"], 129, False),
+    ],
+)
+def test_what_was_interrupted_has_the_exit_code_of_the_signal(
+    error: BaseException,
+    words: list[str],
+    code: int,
+    is_named: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(options: object) -> int:
+        raise error
+
+    monkeypatch.setattr(command(SAME_COMMANDS.get(words[0], words[0])), "run", interrupt)
+    assert main(words) == code
+    how = "commands.interrupted_how_to_resume()" if is_named else ""
+    assert capsys.readouterr() == ("", f"temper: interrupted{how}\n")
+
+
+def test_a_feature_may_answer_in_place_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[int | None] = [None, 7]
+    modules = [SimpleNamespace(run=lambda options: answers.pop(0)) for _ in range(3)]
+    monkeypatch.setattr(main_module, "additions", lambda name: modules)
+    monkeypatch.setattr(main_module, "_add_arguments", lambda name, parser: None)
+    monkeypatch.setattr(main_module, "_start_debugging", lambda options: None)
+    monkeypatch.setattr(train, "run", None)
+    assert main(["train"]) == 7
+    assert answers == []
 
 
 @pytest.mark.parametrize("error", [TrainingDivergedError, NothingLearnedError])

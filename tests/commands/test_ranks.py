@@ -1,5 +1,6 @@
 """When a command becomes the agent of several processes, and what it gives them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from infrastructure.commands.ranks import on_several_processes
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.console import show
 from infrastructure.training.distributed import launch
 
 WORDS = ["train", "chats.jsonl", "--num-processes", "3"]
@@ -19,7 +21,7 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     class Agent:
         def __init__(self, words: list[str], size: int, **options: Any) -> None:
-            made.append((words, size, options["stdin"]))
+            made.append((words, size, options))
 
         def run(self) -> int:
             return 143
@@ -30,8 +32,10 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 def test_several_processes_are_started_with_the_same_words(agents: list[Any]) -> None:
     config = DeploymentConfig(num_processes=3, device="cpu")
-    assert on_several_processes(config, WORDS, b"{}") == 143
-    assert agents == [(WORDS, 3, b"{}")]
+    lines: list[Path] = []
+    assert on_several_processes(config, WORDS, b"{}", lines.append) == 143
+    options = {"stdin": b"{}", "show_end": show, "before_line": lines.append}
+    assert agents == [(WORDS, 3, options)]
 
 
 @pytest.mark.parametrize(

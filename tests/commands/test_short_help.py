@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 
+from infrastructure.commands import short_help
 from infrastructure.commands.eval import FROM_RUN
 from infrastructure.commands.main import COMMANDS, create_parser
 from infrastructure.commands.parser import CommandParser, parse, subcommands
@@ -74,6 +75,104 @@ def test_the_help_of_a_measurement_names_its_own_defaults() -> None:
     shown = " ".join(parser_of("eval").format_help().split())
     assert "maximum tokens of an example (default: as in the model's run)" in shown
     assert "examples per forward pass (default: 32)" in shown
+
+
+EVALUATION = """\
+usage: temper eval MODEL [DATA] [flags]
+
+Evaluate a model on held-out data, or compare two models.
+
+  MODEL                      commands.help_model()
+  DATA                       commands.help_data()
+
+model:
+  --quantization 4bit|8bit   quantize the weights
+
+data:
+  --max-length N             maximum tokens of an example (default: as in the
+                             model's run)
+  --train-on answers|last_answer|all
+                             tokens that the loss is computed on (default: as in
+                             the model's run)
+
+evaluation:
+  --batch-size N|auto        examples per forward pass (default: 32)
+  --seed N                   random seed (default: 0)
+
+output:
+  --output FOLDER            folder that contains your runs (default: runs)
+
+other flags:
+  --help                     show this help message and exit
+  --against OTHER            commands.help_against()
+  --measures NAMES           commands.help_measures(of_tokens=loss, perplexity,
+                             token_accuracy, of_answers=exact_match,
+                             final_answer, f1, rouge1, rouge2, rougeL)
+  --max-tokens N             commands.help_max_tokens_of_evaluation()
+  --json                     commands.help_json()
+  --config FILE              config.config_flag_help()
+  --tasks NAMES              lm_eval.help_tasks()
+  --tasks-path FOLDER        lm_eval.help_tasks_path()
+  --limit N                  lm_eval.help_tasks_limit()
+  --num-fewshot N            lm_eval.help_num_fewshot()
+  --help-all                 commands.help_all_flags()
+
+examples:
+  temper eval runs/my-run questions.jsonl
+"""
+EXPORT = """\
+usage: temper export RUN [FOLDER] [flags]
+
+Export a checkpoint as a model that other programs load.
+
+  RUN                        commands.help_export_run()
+  FOLDER                     commands.help_export_folder()
+
+flags:
+  --help                     show this help message and exit
+  --as {auto,lora,merged}    commands.help_export_as()
+  --bits {16,8,4}            commands.help_export_bits()
+  --format {gguf,onnx,safetensors,torch-export}
+                             commands.help_export_format()
+"""
+BACKUP = """\
+usage: temper backup ACTION [flags]
+
+Back up, list and restore runs.
+
+  create                     back up the newest checkpoint now
+  list                       list a run's checkpoints, here and at its backup
+                             destination; with --place but no RUN, list the runs
+                             there
+"""
+RESUME = """\
+usage: temper resume [RUN] [flags]
+
+Resume an interrupted run.
+
+Each flag changes that setting of the run; all other settings keep their values.
+A change that affects the result also needs --accept.
+
+  RUN                        commands.help_run_or_checkpoint()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [("eval", EVALUATION), ("export", EXPORT), ("backup", BACKUP), ("resume", RESUME)],
+)
+def test_the_help_has_words_flags_and_examples_in_columns(
+    command: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = parser_of(command).format_help()
+    assert text.startswith(shown)
+    assert command != "eval" or text == shown
+    widths = []
+    for columns in ("9", "60", "999"):
+        monkeypatch.setenv("COLUMNS", columns)
+        widths.append(short_help._width())
+    assert widths == [40, 60, 100]
 
 
 def test_the_help_of_an_action_begins_as_a_sentence() -> None:

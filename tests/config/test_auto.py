@@ -76,12 +76,14 @@ def test_added_weights_learn_no_slower_than_new_ones(
     assert added_learning_rate_for(training, of_model) == expected
 
 
-def test_a_saved_lora_is_trained_as_one(tmp_path: Path) -> None:
+def test_a_saved_lora_is_trained_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     for folder in (tmp_path / "lora", tmp_path / "run" / "final"):
         folder.mkdir(parents=True)
         assert not trains_lora(ModelConfig(name=str(folder)))
         (folder / "adapter_config.json").touch()
         assert trains_lora(ModelConfig(name=str(folder)))
+        assert trains_lora(ModelConfig(name=f"~/{folder.relative_to(tmp_path)}"))
     of_run = ModelConfig(name=str(tmp_path / "run"))
     assert learning_rate_for(TrainingConfig(), of_run, False) == 2e-4
     assert trains_lora(LORA)

@@ -129,11 +129,6 @@ def test_a_home_folder_in_a_path_object_is_expanded() -> None:
     )
 
 
-def test_a_sink_stands_once() -> None:
-    with pytest.raises(ValueError, match=r'metrics_sinks, .*, without duplicates, value="csv,csv"'):
-        DeploymentConfig(training={"metrics_sinks": "csv,csv"})
-
-
 @pytest.mark.parametrize(
     "name", ["hf_AbCdEfGhIjKlMnOpQrStUvWxYz", "run-token=abcdef123", "https://me:pw@host"]
 )
@@ -199,3 +194,12 @@ def test_rows_are_held_out_by_a_share_or_a_file() -> None:
     assert DataConfig().max_unlearnable_percent == 1.0
     assert DataConfig(max_bad_rows_percent=5).max_unlearnable_percent == 5.0
     assert DataConfig(max_bad_rows_percent=0.5).max_unlearnable_percent == 0.5
+
+
+@pytest.mark.parametrize(
+    "key", ["monitor.alert_sinks", "training.metrics_sinks", "training.rewards", "training.metrics"]
+)
+def test_an_item_of_a_list_may_be_given_only_once(key: str) -> None:
+    with pytest.raises(ValueError, match=rf"config\.wrong_value\(setting={key}, "):
+        DeploymentConfig(**{key: ["own:one", "own:two", "own:one"]})
+    assert DeploymentConfig(**{key: ["own:one", "own:two"]}).value(key) == ["own:one", "own:two"]

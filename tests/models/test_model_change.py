@@ -165,7 +165,8 @@ def test_a_plain_change_changes_nothing() -> None:
     plain, model = ModelChange(), torch.nn.Linear(1, 1)
     given: Any = None
     assert plain.apply(model, given, given, may_grow=True) is model
-    assert plain.template("template", None) == "template"
+    processor = SimpleNamespace(chat_template="its own")
+    assert [plain.template(one, processor) for one in ("template", None)] == ["template", None]
     assert plain.facts() == {}
     plain.rounding = Rounding("int4", 4, "torchao")
     assert plain.facts() == {"rounding": {"kind": "int4", "bits": 4, "package": "torchao"}}

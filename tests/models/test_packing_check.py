@@ -192,7 +192,9 @@ def test_what_differs_and_what_leaks_have_a_limit_each(
     model = tiny_model("llama", dtype)
     check = check_packing(model, None, (lambda _: found) if of_pictures else None)
     assert (check.isolated, check.difference, check.leak) == (isolated, *found)
-    assert ("models.packed_rows_with_images" in check.reason) is of_pictures
+    rows = "models.packed_rows_with_images()" if of_pictures else "packed rows"
+    end = f" isolates {rows}" if isolated else f", rows={rows}, difference={max(found)})"
+    assert check.reason.endswith(end)
 
 
 def test_a_first_row_is_longer_than_a_window_that_is_small() -> None:

@@ -192,3 +192,5 @@ def test_a_word_is_cut_only_if_it_is_longer_than_others_are() -> None:
     assert list(_in_short_words(kept)) == [f" {text}" for text in kept]
     long = "x" + "a" * MAX_RUN + " b"
     assert list(_in_short_words([long])) == ["x" + "a" * (MAX_RUN - 1), "a b"]
+    spaces = " \n" * MAX_RUN
+    assert list(_in_short_words([spaces + "a"])) == [spaces[:MAX_RUN], spaces[MAX_RUN:], "a"]

@@ -1,19 +1,23 @@
 """The monitor: what it samples, writes and sums up, and what it bears."""
 
 import itertools
+import json
 import logging
 import math
 import random
 import statistics
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infrastructure.core.gpu_readings import GpuReadings
+from infrastructure.monitoring import training_monitor
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.monitoring.training_monitor import (
     ALERTS_FILE,
@@ -29,7 +33,7 @@ from infrastructure.monitoring.training_monitor import (
     Watcher,
 )
 from infrastructure.monitoring.watching.alerts import Alert
-from tests.monitoring.scripted_machine import Moments, ScriptedGpus, ScriptedMachine
+from tests.monitoring.scripted_machine import CALM_GPU, Moments, ScriptedGpus, ScriptedMachine
 
 SAMPLE_OF_THE_SPECIFICATION = """
 from infrastructure.monitoring.training_monitor import TrainingMonitor
@@ -165,9 +169,12 @@ def test_each_logged_step_s_speed_is_written_once(tmp_path: Path) -> None:
     monitor.log_training_metrics(metrics(1, tokens_per_second=500.0))
     for _ in range(3):
         monitor.sample()
-    (record,) = read_metrics(tmp_path / PERFORMANCE_FILE)
-    assert (record["step"], record["tokens_per_second"]) == (1, 500.0)
-    assert "gradient_norm" not in record  # was not measured
+    assert read_metrics(tmp_path / PERFORMANCE_FILE) == [
+        {  # without what was not measured, as the norm of the gradients
+            **{"time": 1_000_001.0, "step": 1, "epoch": 0, "loss": 2.0, "learning_rate": 0.001},
+            **{"batch_size": 8, "tokens_per_second": 500.0},
+        }
+    ]
     monitor.stop_monitoring()
 
 
@@ -188,10 +195,97 @@ def test_the_summary_is_of_all_samples(tmp_path: Path) -> None:
         "p95": pytest.approx(56.0),
     }
     assert summary["gpus"][0]["power_watts"]["max"] == 60.0
+    assert (summary["step"], summary["seconds"]) == (3, 0.0)
     assert summary["training"]["seconds_per_step"]["mean"] == pytest.approx(0.2)
     assert summary["alerts"] == {"raised": {}, "open": []}
     monitor.stop_monitoring()
     assert (tmp_path / SUMMARY_FILE).is_file()
+
+
+def test_each_gpu_has_its_statistics_and_its_alerts(tmp_path: Path) -> None:
+    gpus, clock, sink = ScriptedGpus(), Moments(), Remembering()
+    hot = [replace(CALM_GPU, index=index, temperature_celsius=90.0 + index) for index in (1, 0)]
+    gpus.now = hot
+    monitor = scripted(tmp_path, gpus=gpus, clock=clock, sinks=[sink], interval_seconds=1000.0)
+    monitor.start_monitoring()
+    clock.now += 7.0
+    for _ in range(2):
+        monitor.sample()
+    monitor.stop_monitoring()
+    assert [(alert.subject, alert.value) for alert in sink.alerts] == [
+        ("GPU 1 (Tesla T4)", 91.0),
+        ("GPU 0 (Tesla T4)", 90.0),
+    ]
+    summary = json.loads((tmp_path / SUMMARY_FILE).read_text())
+    assert [(gpu["index"], gpu["memory_percent"]["max"]) for gpu in summary["gpus"]] == [
+        *((0, 25.0), (1, 25.0))
+    ]
+    assert (summary["seconds"], summary["alerts"]["raised"]) == (7.0, {"gpu_temperature": 2})
+    assert not {"time", "step"} & {*summary["machine"]}
+
+
+def test_the_first_sample_is_taken_soon_and_the_last_one_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(training_monitor, "FIRST_SECONDS", 0.01)
+    monitor = scripted(interval_seconds=1000.0)
+    assert monitor.latest() == ({}, None)
+    monitor.start_monitoring()
+    wait_until(lambda: bool(monitor.recent_samples))
+    monitor.log_training_metrics(metrics(1))
+    monitor.log_training_metrics(metrics(2))
+    monitor.stop_monitoring()
+    assert [sample["step"] for sample in monitor.recent_samples] == [0, 2]
+    assert monitor.latest() == (monitor.recent_samples[1], metrics(2))
+
+
+def test_a_reading_that_hangs_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reads, answers = threading.Event(), threading.Event()
+    monkeypatch.setattr(training_monitor, "JOIN_SECONDS", 0.01)
+
+    def hang() -> float:
+        reads.set()
+        answers.wait()
+        return 1.0
+
+    monitor = scripted(tmp_path, interval_seconds=0.01, probes={"hangs": hang})
+    monitor.start_monitoring()
+    thread = monitor._thread
+    assert reads.wait(60)
+    monitor.stop_monitoring()
+    answers.set()
+    assert thread is not None
+    thread.join()
+    assert caplog.messages == ["monitoring.monitor_not_responding()"]
+    assert not (tmp_path / SUMMARY_FILE).exists()
+    monitor.stop_monitoring()  # now that it answers
+    assert (tmp_path / SUMMARY_FILE).exists()
+
+
+def test_what_is_lost_is_reported_after_the_first_and_at_the_end(tmp_path: Path) -> None:
+    away, other = Remembering(), Remembering()
+    away.name, away.lost = "away", (0, "")  # type: ignore[attr-defined]
+    monitor = scripted(tmp_path, sinks=[away, other], cooldown_seconds=0.0)
+    for step, num_lost in enumerate((0, 2, 3)):
+        monitor.log_training_metrics(metrics(step))
+        away.lost = (num_lost, f"reason {num_lost}")  # type: ignore[attr-defined]
+        monitor.sample()
+    monitor.stop_monitoring()
+    records = read_metrics(tmp_path / ALERTS_FILE)
+    assert [Alert(**record) for record in records] == other.alerts
+    assert away.alerts == []
+    assert other.alerts == [
+        Alert(
+            *(1_000_000.0, step, "lost_alerts", "away", "raised", "warning", num_lost, 0),
+            f"monitoring.alerts_not_delivered(count={num_lost}, sink=away,"
+            f" reason=reason {num_lost}, alerts_file={ALERTS_FILE})",
+        )
+        for step, num_lost in ((1, 2), (2, 3))
+    ]
+    alerts = monitor.get_performance_summary()["alerts"]
+    assert alerts == {"raised": {}, "open": [], "lost": {"away": 3}}
 
 
 def test_an_alert_is_reported_at_once_and_written_with_its_end(tmp_path: Path) -> None:

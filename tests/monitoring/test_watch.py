@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -55,6 +56,48 @@ def test_a_sparkline_shows_shape_and_what_is_not_finite() -> None:
     assert sparkline([(0, 2.0), (1, 2.0)], 8) == "▅▅"
     assert sparkline([(0, math.nan)], 8) == "×"
     assert len(sparkline([(step, step % 7) for step in range(1000)], 30)) == 30
+
+
+def test_a_column_of_a_sparkline_is_the_mean_of_its_points() -> None:
+    points = [(step, float(value)) for step, value in enumerate([0, 0, 4, 6, 10, 30, 10, 10])]
+    assert sparkline(points, 4) == "▁▃█▅"  # means 0, 5, 20 and 10
+    assert (sparkline(points, 0), sparkline([], 4), sparkline(points[:3], 2)) == ("", "", "▁█")
+
+
+def test_a_frame_has_its_parts_in_order_and_in_their_styles(tmp_path: Path) -> None:
+    directory = write_run(tmp_path, error="E: it broke")
+    add(directory, *[step_record(step, 3.0 - step) for step in (1, 2)])
+    for number, severity in enumerate(["critical", "info", "warning", "critical", "odd"]):
+        alert = {"time": 1.0, "rule": f"rule {number}", "severity": severity}
+        add(directory, alert, file="logs/system/alerts.jsonl")
+        add(directory, {"step": number, "kind": "spike"}, file="logs/errors/errors.jsonl")
+    ended = {"time": 2.0, "rule": "rule 3", "state": "ended"}
+    add(directory, ended, file="logs/system/alerts.jsonl")
+    (directory / "checks.json").write_text("{}")
+    view = read_view(directory)
+    drawn: Any = frame(view, 100)
+    lines = [(text.plain, str(text.style)) for text in drawn.renderables]
+    assert lines == [
+        (view["title"], "bold"),
+        (view["state_text"], "bold cyan"),
+        (status_line(view), ""),
+        ("█▁", "cyan"),
+        ("monitoring.checkpoints_not_backed_up()", "dim"),
+        ("monitoring.file_content_unexpected(name=checks.json)", "yellow"),
+        ("E: it broke", "red"),
+        *(("rule 1", "dim"), ("rule 2", "yellow"), ("rule 3 (over)", "dim"), ("rule 4", "yellow")),
+        *((f"step {number}: spike", "yellow") for number in range(1, 5)),
+        ("monitoring.ctrl_c_exits_watch()", "dim"),
+    ]
+    assert status_line(view).split(" · ") == [
+        *("step 2 of 40", "5.0 %", "loss 1", "tokens per second 200", "time per step 500 ms"),
+        *("monitoring.time_left(duration=19 s)", "monitoring.steps_took(duration=1.0 s)"),
+    ]
+    (directory / "summary.json").write_text('{"status": "finished"}')
+    drawn = frame(read_view(directory), 100)
+    styles = {text.plain: str(text.style) for text in drawn.renderables}
+    assert "bold green" in styles.values()
+    assert not {"monitoring.ctrl_c_exits_watch()", "E: it broke"} & {*styles}
 
 
 def test_without_a_terminal_a_line_shows_each_state_until_the_end(tmp_path: Path) -> None:

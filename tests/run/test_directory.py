@@ -143,9 +143,10 @@ def test_a_run_is_called_by_its_model_and_its_method(
     run = tmp_path / "runs" / "20261124-074404-my-llama-ab12"
     (run / "final").mkdir(parents=True)
     (tmp_path / "plain").mkdir()
+    (tmp_path / "latest").symlink_to(run)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(run / "final")
-    for path in (run, run / "final", "."):
+    for path in (run, run / "final", ".", tmp_path / "latest"):
         assert default_name(str(path), "sft") == "my-llama"
         assert default_name(str(path), "dpo") == "my-llama-dpo"
     assert default_name(str(tmp_path / "plain"), "sft") == default_name("~/plain", "sft") == "plain"

@@ -169,11 +169,14 @@ def test_a_finished_run_is_recorded_before_and_after_its_copy_is_confirmed(
 
 
 def test_without_a_place_what_was_known_of_the_copies_stays(run: RunDirectory) -> None:
-    write_summary(run, {"status": "finished", "backup": {"published": "/disk/final"}})
+    paths = {"run": "/moved/away"}
+    published = {"published": "/disk/final"}
+    write_summary(run, {"status": "finished", "backup": published, "paths": paths})
     before = run.summary_file.read_bytes()
     copies: Any = Copies(run, has_place=False)
     summary = complete_finished(run, copies, 7.0)
     assert summary["backup"] == {"published": "/disk/final", "text": "on its way"}
+    assert summary["paths"]["run"] == str(run.path)
     assert (copies.calls, run.summary_file.read_bytes()) == ([], before)
 
 

@@ -26,19 +26,20 @@ def test_each_stage_has_its_time_and_twice_adds_up() -> None:
     assert stages.records()[0]["what"] == phrase(STAGES["model"])
 
 
-def test_a_stage_that_fails_has_its_time_too() -> None:
+@pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
+def test_a_stage_that_fails_has_its_time_too(kind: type[BaseException]) -> None:
     clock = Clock()
     stages = Stages(clock)
 
     def save() -> None:
         with stages.stage("save"):
             clock.now += 3.0
-            raise OSError("full")
+            raise kind("full")
 
-    with pytest.raises(OSError, match="full"):
+    with pytest.raises(kind, match="full"):
         save()
     assert stages.records() == [
-        {"name": "save", "what": phrase(STAGES["save"]), "seconds": 3.0, "error": "OSError"}
+        {"name": "save", "what": phrase(STAGES["save"]), "seconds": 3.0, "error": kind.__name__}
     ]
 
 

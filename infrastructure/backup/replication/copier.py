@@ -256,7 +256,7 @@ class Copier:
             newest_step=self._local_manifests[newest].step if newest else None,
             refused_name=refused,
             error=error,
-            num_failures=self._num_failures if self._error else 0,
+            num_failures=self._num_failures,
             advice=advice,
             changed_at=self._now(),
         )

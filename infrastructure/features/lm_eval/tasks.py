@@ -155,9 +155,8 @@ def _run(
         raise InputError("lm_eval.needs_text_model", name=name)
     loaded.model.eval()
     is_given = config.source("training.batch_size").layer is not Layer.DEFAULT
-    size: Any = config.training.batch_size if is_given else USUAL_BATCH
-    if size == "auto" or (not is_given and device.type == "cuda"):
-        size = "auto"
+    by_device = "auto" if device.type == "cuda" else USUAL_BATCH
+    size: Any = config.training.batch_size if is_given else by_device
     model: Any = loaded.model
     uses_template = bool(loaded.tokenizer.chat_template)
     with greedy(model):  # a task that needs sampling sets it itself

@@ -134,6 +134,6 @@ def job_lines(job: Job) -> list[str]:
 
 def _time_taken(job: Job) -> str:
     """Return the duration of the job's last process."""
-    if job.began is None or job.state is JobState.WAITING:
+    if job.began is None:
         return ""
     return format_duration(max(0.0, (job.ended or time.time()) - job.began))

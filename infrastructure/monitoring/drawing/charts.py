@@ -110,10 +110,7 @@ def chart_json(chart: Chart) -> str:
 
 
 def _columns(points: Points) -> tuple[list[float], list[float | None]]:
-    """Return the positions and the values of a curve, as two lists of at most `max_points` items.
-
-    NaN and infinity become null.
-    """
+    """Return the positions and the values of a curve. NaN and infinity become None."""
     values = [float(f"{value:.5g}") if math.isfinite(value) else None for _, value in points]
     return [float(f"{position:.8g}") for position, _ in points], values
 

@@ -45,7 +45,7 @@ def first_step(
     trial.steps_per_epoch = trial.steps_per_epoch or 1
     draw = None if strategy.objective is None else strategy.objective.draw
     try:
-        with preserve(model, modes=True, requires_grad=True, attributes=True):
+        with preserve(model, requires_grad=True, attributes=True):  # modes are attributes
             trial.phases(model, 1)
             trial.enter_phase(model, optimizer, 0)
             trial.begin_step(0, examples)

@@ -249,6 +249,15 @@ def test_a_folder_that_was_there_does_not_go_missing(place: DrivePlace) -> None:
         place.names(Path("run-2/versions"))
 
 
+def test_a_folder_that_was_listed_does_not_go_missing(place: DrivePlace) -> None:
+    place.write(FILE, [b"hello there"])
+    other = DrivePlace(place.root)
+    assert other.names(FILE.parent) == [FILE.name]
+    shutil.rmtree(place.root / "run-1")
+    with pytest.raises(OSError, match=r"backup\.drive_connection_lost\(path=.*run-1"):
+        other.names(FILE.parent)
+
+
 class Disconnected(FileOperations):
     def size(self, path: Path) -> int:
         raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), str(path))

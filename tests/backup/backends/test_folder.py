@@ -141,6 +141,15 @@ def test_a_disk_that_went_away_is_no_empty_disk(tmp_path: Path) -> None:
     assert not (tmp_path / "stick").exists()
 
 
+def test_a_folder_that_was_read_does_not_go_missing(tmp_path: Path) -> None:
+    (tmp_path / "stick").mkdir()
+    place = FolderPlace(tmp_path / "stick")
+    assert place.names(Path()) == []
+    (tmp_path / "stick").rmdir()
+    with pytest.raises(OSError, match=r"backup\.path_missing\(path=.*stick\)"):
+        place.names(Path())
+
+
 def test_a_new_folder_holds_nothing_yet(tmp_path: Path) -> None:
     place = FolderPlace(tmp_path / "new")
     with pytest.raises(FileNotFoundError):

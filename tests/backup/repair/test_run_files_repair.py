@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from hashlib import sha256
@@ -165,19 +166,27 @@ def test_a_sealed_file_that_no_version_holds_is_named(run: Path) -> None:
     assert repairs(run) == [lost]
 
 
-def test_the_seal_covers_what_has_no_checksum_and_stays_after_the_end(run: Path) -> None:
+def test_the_seal_covers_what_has_no_checksum_and_stays_after_the_end(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     others = ("final/model.safetensors", "final/SHA256SUMS", "report.html", "lock", "logs/a.log")
     sealed = {*FILES, "final/SHA256SUMS", "report.html", "logs/performance/summary.json"}
     for name in (*others, "logs/performance/summary.json", "tokenizer/a.model"):
         (run / name).parent.mkdir(exist_ok=True)
         (run / name).write_text(name)
     (run / "tokenizer/link.json").symlink_to(run / "run.json")
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_ino))
     found = seal_of(run)
+    assert sorted(synced) == sorted((run / name).stat().st_ino for name in found)
     assert {*found} == {*sealed, "tokenizer/a.model"} - {"run.json", "checks.json"}
     for name, digest in found.items():
         assert digest == sha256((run / name).read_bytes()).hexdigest()
     seal(run)
     assert read_seal(run) == found
+    for name in ("report.html", "final/SHA256SUMS"):
+        (run / name).write_text("written anew")
+    assert repairs(run) == [], "these are written anew, or compared elsewhere"
     (run / "summary.json").write_text("{}")
     assert read_seal(run) == {}
 
@@ -270,6 +279,10 @@ def test_what_was_added_stays_and_what_was_there_comes_back(
 
 def test_of_a_list_the_oldest_entries_may_have_gone(run: Path) -> None:
     """As many as there are: the newest that the copy has is still there, or all are newer."""
+    edit(run, "checks.json", b"[]")
+    Store(run / "checkpoints").commit({**WEIGHT, **read_run_files(run)}, {}, step=4)
+    edit(run, "checks.json", b'[{"step": 0}]')
+    assert repairs(run) == []
     steps = [{"step": step} for step in range(4)]
     edit(run, "checks.json", json.dumps(steps).encode())
     Store(run / "checkpoints").commit({**WEIGHT, **read_run_files(run)}, {}, step=4)

@@ -726,8 +726,10 @@ def test_at_the_end_is_looked_once_at_what_was_copied_since_the_last_look(rig: R
 def test_a_requested_look_finds_what_the_place_has_lost_and_copies_it_first(
     rig: Rig, damage: bytes | None
 ) -> None:
-    name = rig.copy(1)
-    pack = rig.local.read(name).packs[0]
+    rig.copy(2)
+    name = rig.copy(3)
+    manifest = rig.local.read(name)
+    pack = manifest.packs[manifest.tensors["model/w"].pack]
     path = rig.remote.objects.path_of(pack.hash)
     rig.place.files.files[path] = damage or b""
     if damage is None:
@@ -786,6 +788,44 @@ def test_who_is_nudged_does_not_wait(rig: Rig) -> None:
     while rig.copier.tick() == 0.0 and rig.copier.status().in_flight_step is None:
         pass
     assert rig.copier.status().in_flight_step == 2
+
+
+def test_of_two_lost_copies_the_newer_one_is_named(rig: Rig) -> None:
+    names = [rig.copy(1), rig.copy(2)]
+    for name in names:
+        rig.local.manifest_path(name).unlink()
+        rig.place.files.files[rig.remote.manifest_path(name)] = b"cut"
+    rig.clock.now += HOUR / 4
+    rig.settle()
+    error = str(rig.copier.status().error)
+    assert error.startswith(f"backup.confirmed_checkpoint_damaged(name={names[1][:12]}, ")
+
+
+def test_copied_versions_are_looked_at_while_another_one_is_on_its_way(rig: Rig) -> None:
+    name = rig.copy(1)
+    rig.place.is_safe = lambda path: False
+    save(rig.local, 2)
+    rig.run_until(lambda: rig.copier.status().in_flight_step == 2)
+    assert rig.copier.status().confirmed_name == name
+    rig.place.files.files[rig.remote.manifest_path(name)] = b"cut"
+    began = rig.clock.now
+    rig.run_until(lambda: rig.copier.status().confirmed_name is None)
+    assert rig.copier.status().in_flight_step == 2
+    assert rig.clock.now - began < 800.0
+
+
+def test_no_look_is_done_at_another_place(rig: Rig) -> None:
+    rig.copy(1)
+    rig.place.is_slow = True
+    rig.copier.look_again("mine")
+    rig.place.files.files = {
+        path: data for path, data in rig.place.files.files.items() if path.is_relative_to(RUN)
+    }
+    rig.clock.now += 1.0
+    rig.copier.tick()
+    status = rig.copier.status()
+    assert (rig.copier.has_looked, status.last_look) == (False, "")
+    assert "backup.folder_without_marker" in str(status.error)
 
 
 def test_after_an_error_is_over_nothing_is_left_of_it_in_the_status(rig: Rig) -> None:

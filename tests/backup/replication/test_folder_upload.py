@@ -227,6 +227,15 @@ def test_a_version_that_is_saved_meanwhile_comes_first(rig: Rig, folder: Path) -
     assert rig.place.written.count(PARENT / "final/weights") == 1
 
 
+def test_what_is_published_once_stays_so_when_it_is_requested_again(rig: Rig, folder: Path) -> None:
+    rig.copier.publish(Publication("first", str(folder), "final"))
+    rig.run_until(lambda: rig.copier.is_done)
+    rig.copier.publish(Publication("second", str(folder), "final"))
+    assert {*folders(rig)} == {"first"}
+    rig.run_until(lambda: rig.copier.is_done)
+    assert {*folders(rig)} == {"first", "second"}
+
+
 def test_of_two_questions_for_a_name_the_later_one_holds(
     rig: Rig, folder: Path, tmp_path: Path
 ) -> None:
@@ -272,6 +281,8 @@ def test_a_published_file_that_a_place_loses_is_seen_and_written_again(
     rig.place.is_safe = lambda path: True
     rig.run_until(lambda: rig.copier.is_done)
     assert folders(rig).keys() == ({"t"} if is_here else set())
+    rig.settle()
+    assert rig.copier.is_done, "nothing is tried for ever"
     assert (there(rig.place)[lost] == FILES[lost]) is is_here
 
 

@@ -108,6 +108,11 @@ def test_the_setting_that_contradicts_a_fact_is_named() -> None:
         ({"enable_gpu_optimization": False}, "training.compile_mode=auto", ["enable_gpu_opt"]),
         ({"enable_gpu_optimization": False}, "training.compile_mode=default", []),
         ({}, "training.compile_mode=auto", []),
+        (
+            {"training.best_metric": "f1", "training.validation_prompts": 0},
+            "training.best_metric",
+            ["training.best_needs_answers"],
+        ),
     ):
         found = [*contradicting(fact, DeploymentConfig(**settings))]
         assert len(found) == len(expected)

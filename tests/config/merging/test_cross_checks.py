@@ -176,6 +176,7 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
             "config.destination_inside_output_dir(",
         ),
         ({"backup.place": "/a/../a", "output_dir": "/a/x/.."}, "destination_inside_output_dir("),
+        ({"backup.place": "/b/../a/c", "output_dir": "/a"}, "destination_inside_output_dir("),
     ],
 )
 def test_contradictions_are_refused_when_a_run_starts(

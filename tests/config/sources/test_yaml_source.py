@@ -76,6 +76,8 @@ def test_merge_keys_add_what_is_not_given_here(tmp_path: Path) -> None:
     values, lines = read(tmp_path, text)
     assert values["c"] == {"x": 3, "deep": {"y": 2}}
     assert (lines["c.x"], lines["c.deep.y"]) == (7, 4)
+    _, lines = read(tmp_path, "base: &b\n  x: 1\n  xy: 2\nc:\n  <<: *b\n  xy: 3\n")
+    assert (lines["c.x"], lines["c.xy"]) == (2, 6)
     assert "<<" not in str(values)
 
 

@@ -1,5 +1,6 @@
 """The file that `temper config init` writes is read back as it says."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,9 @@ def test_each_commented_value_is_the_default(tmp_path: Path) -> None:
         if "lora_config." in key:
             continue  # inside a section that is off
         path.write_text(line)
+        default = FIELDS[key].default
+        expected = default is not None if FIELDS[key].is_switch else default
+        assert line == f"{key}: {json.dumps(expected, ensure_ascii=False, default=str)}"
         config = load_config(path, environment={})
         assert config.is_default(key), line
 

@@ -1,6 +1,7 @@
 """Files that are not written in UTF-8: read in the encoding that is given, or refused with it."""
 
 import codecs
+import contextlib
 import gzip
 import json
 from pathlib import Path
@@ -12,7 +13,7 @@ from infrastructure.data.preparation.plan import find_shape
 from infrastructure.data.readers.line_reader import Start
 from infrastructure.data.readers.rows import INVALID_UTF8, OTHER_ENCODING, BadRow, Row
 from infrastructure.data.readers.sources import discover
-from infrastructure.data.readers.text_encoding import likely_encoding
+from infrastructure.data.readers.text_encoding import READ_BYTES, likely_encoding, open_utf8
 
 TEXTS = {
     "cp1252": "Wie heißt das? – „Österreich“",
@@ -147,6 +148,27 @@ def test_a_mark_decides_in_either_order_of_bytes(
     assert [row.values for row in rows] == [{"q": "naïve", "a": "日本"}, {"q": "x", "a": "y"}]
     assert [row.line for row in rows] == [2, 3]
     assert list(file.rows(Start(rows[1].offset, 3))) == rows[1:]
+
+
+@pytest.mark.parametrize("encoding", ["", "cp1252"])
+@pytest.mark.parametrize(
+    ("length", "end", "read"),
+    [
+        (READ_BYTES - 1, "\r\n", "\r\n"),  # the head ends between the two
+        (READ_BYTES - 2, "\r\n", "\r\n"),
+        (READ_BYTES - 1, "\r", "\r"),  # no line is seen to end
+        (READ_BYTES - 2, "\r", "\n"),
+        (1, "\r", "\n"),
+    ],
+)
+def test_the_head_of_a_file_shows_how_its_lines_end(
+    length: int, end: str, read: str, encoding: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.txt"
+    path.write_text("x" * length + end + "y" + end, newline="")
+    with contextlib.closing(open_utf8(path, encoding)) as file:
+        content = b"".join(iter(lambda: file.read(READ_BYTES), b"")).decode()
+    assert content[length:] == read + "y" + read
 
 
 @pytest.mark.parametrize(

@@ -65,12 +65,13 @@ def test_an_entry_is_built_once(tmp_path: Path) -> None:
     assert len(calls) == 2
 
 
-def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_a_failed_build_leaves_nothing(failure: type[BaseException], tmp_path: Path) -> None:
     def build(folder: Path) -> None:
         builder()(folder)
-        raise RuntimeError("halfway")
+        raise failure("halfway")
 
-    with pytest.raises(RuntimeError, match="halfway"):
+    with pytest.raises(failure, match="halfway"):
         cache(tmp_path).open("a", build)
     assert entries(tmp_path) == []
     assert list((tmp_path / "tokens").glob(".partial-*")) == []

@@ -71,7 +71,7 @@ def test_short_rows_come_first(tmp_path: Path) -> None:
 def test_each_stage_says_of_how_many_examples_it_is(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer, _ = curriculum(tmp_path, curriculum_stages=2, curriculum_by="loss")
+    trainer, _ = curriculum(tmp_path, curriculum_stages=2, curriculum_by="loss", num_epochs=2)
     with caplog.at_level(logging.INFO, "infrastructure.features.curriculum"):
         trainer.train()
     own = [record.getMessage() for record in caplog.records if "curriculum" in record.name]

@@ -8,6 +8,8 @@ import urllib.request
 from email.message import Message
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -47,6 +49,24 @@ def test_an_alert_arrives_with_all_its_values() -> None:
     }
     assert received["limit"] == 85.0
     assert server.paths == ["/hooks/SECRET"]
+
+
+def test_a_post_gives_up_after_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[Any, float]] = []
+
+    def take(request: urllib.request.Request, timeout: float) -> BytesIO:
+        sent.append((request, timeout))
+        return BytesIO()
+
+    monkeypatch.setattr(webhook, "_OPENER", SimpleNamespace(open=take))
+    monkeypatch.setenv(VARIABLE, "https://a.example/SECRET")
+    sink = webhook.WebhookAlerts(Path("runs/one"))
+    assert (sink.first_wait_seconds, sink.deliver(alert())) == (1.0, "")
+    [(request, timeout)] = sent
+    assert (request.full_url, request.get_method(), timeout) == (
+        *("https://a.example/SECRET", "POST", 10.0),
+    )
+    assert request.headers == {"Content-type": "application/json", "User-agent": "temper"}
 
 
 def test_sending_never_waits_for_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,9 @@ def test_a_finished_run_is_published_as_it_is(
     assert "license" not in huggingface_hub.ModelCard(card).data.to_dict()
 
 
-def test_what_people_wrote_on_the_card_stays_and_old_weights_go(run: Path, hub: Hub) -> None:
+def test_what_people_wrote_on_the_card_stays_and_old_weights_go(
+    run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert push(str(run)) == ExitCode.DONE
     files = hub.repos[REPO]
     card = files["README.md"].decode().replace("tags:", "license: mit\ntags:")
@@ -100,7 +102,10 @@ def test_what_people_wrote_on_the_card_stays_and_old_weights_go(run: Path, hub: 
     gone = {"model-00001-of-00002.safetensors", "adapter_config.json", "a.safetensors.index.json"}
     kept = {"base/config.json", "notes.json", "a.gguf", "b.safetensors.json"}
     files |= {"README.md": mine.encode(), **dict.fromkeys(gone | kept, b"of before")}
-    assert push(f"{run.name}@1") == ExitCode.DONE
+    capsys.readouterr()
+    assert push(f"{run.name}@1", "--json") == ExitCode.DONE
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["run"], facts["step"], "folder" in facts) == (run.name, 1, False)
     card = hub.repos[REPO]["README.md"].decode()
     assert "Mine." in card
     assert "Also mine." in card
@@ -122,6 +127,10 @@ def test_a_public_one_is_made_and_a_private_one_stays(
     assert out[out.index(uploaded) :] == [
         *(uploaded, "  publish.published_public()", "  publish.card_without_license()")
     ]
+    assert push(str(run)) == ExitCode.DONE
+    out = capsys.readouterr().out
+    assert "publish.published_public" in out
+    assert "publish.visibility_unchanged" in out
     hub.public.clear()  # by hand, on its page
     assert push(str(run), "--public") == ExitCode.DONE
     out = capsys.readouterr().out

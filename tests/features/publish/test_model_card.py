@@ -27,7 +27,7 @@ TRAINING = {
     **{"batch_size": "auto", "gradient_accumulation": 2, "learning_rate": 0.25},
     **{"warmup_steps": 6, "scheduler_type": "linear", "seed": 5, "weight_decay": 0.1 + 0.2},
 }
-HISTORY = [
+HISTORY: list[dict[str, Any]] = [
     {
         "step": 3,
         "changes": [
@@ -115,8 +115,12 @@ def test_a_card_has_all_facts_of_the_run(tmp_path: Path, monkeypatch: pytest.Mon
     ]
 
 
+OPTIMIZER = {"name": "optimizer", "was": "adamw", "is": "sgd", "effect": "changes the result"}
 ROUNDED = HUB | {"rounding": {"kind": "int4", "bits": 4}}
-DONE = {"total_steps": 10, "after": {"eval_loss": 2.0}}
+QUANTIZED = DeploymentConfig(
+    model={"name": "me/base", "lora_config": {"r": 2}, "quantization": "4bit"}
+).to_dict()
+DONE: dict[str, Any] = {"total_steps": 10, "after": {"eval_loss": 2.0}}
 
 
 @pytest.mark.parametrize(
@@ -139,6 +143,15 @@ DONE = {"total_steps": 10, "after": {"eval_loss": 2.0}}
             },
         ),
         ({"model": HUB | {"quantization": "8bit"}}, {"base": "8-bit LLM.int8()"}),
+        ({"configuration": QUANTIZED}, {"base": "4-bit NF4"}),
+        (
+            {"history": [{**HISTORY[0], "step": 0}]},
+            {
+                "settings": "`batch_size` 7, `gradient_accumulation` 2, `learning_rate` 0.25,"
+                " `scheduler_type` linear, `warmup_steps` 6, `optimizer` adamw,"
+                " `weight_decay` 0.3, `strategy` standard, `loss` cross_entropy, `seed` 5",
+            },
+        ),
         ({"summary": {"total_steps": 1200}}, {"steps": "10 of 1,200"}),
         ({"summary": {"total_steps": 8, "after": {"eval_loss": 2.0}}}, {"steps": "10 of 8"}),
         ({"data": {"num_train": "many"}}, {"rows": "publish.card_rows(num_train="
@@ -147,12 +160,14 @@ DONE = {"total_steps": 10, "after": {"eval_loss": 2.0}}
             {"training": {"method": "dpo"}, "data": {"num_examples": 1300}, "config": {
                 "trainer.seed": {"value": 3, "source": ""},
                 "trainer.learning_rate": {"value": 0.1 + 0.2, "source": ""},
+                "trainer.optim": {"value": "sgd", "source": ""},
                 "training.loss": {"value": "x", "source": ""},
-            }},
+            }, "history": [{"step": 3, "changes": [OPTIMIZER]}]},
             {
                 "method": "DPO of TRL",
                 "rows": "publish.card_rows_of_trainer(num_train=1,300)",
-                "settings": "`learning_rate` 0.3, `seed` 3",
+                "settings": "`learning_rate` 0.3, `optim` adamw (steps 1 to 3),"
+                " sgd (steps 4 to 10), `seed` 3",
             },
         ),
         (
@@ -191,6 +206,7 @@ def test_a_row_of_the_card(given: dict[str, Any], shown: dict[str, str], tmp_pat
     ("model", "summary", "step", "measured"),
     [
         (HUB, None, 10, ["publish.card_checkpoint_not_measured()"]),
+        (HUB, {"total_steps": 10}, 10, ["publish.card_checkpoint_not_measured()"]),
         (HUB, DONE, 9, ["publish.card_checkpoint_not_measured()"]),
         (HUB, {"total_steps": 10, "after": {"note": "x"}}, 10, ["publish.card_nothing_measured()"]),
         (HUB, DONE | {"loss_function": "focal"}, 10, ["| held-out loss (focal) | – | 2 |  |"]),

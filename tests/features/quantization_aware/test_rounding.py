@@ -111,7 +111,7 @@ def test_rows_must_have_whole_groups_and_most_weights_must_be_linear() -> None:
         check_row("mlp", 48)
 
     class Model(torch.nn.Module):
-        """A model of which 1,024 weights are rounded, and some are not."""
+        """A model whose first layer is rounded, and some weights are not."""
 
         def __init__(self, num_kept: int, width: int = 32) -> None:
             super().__init__()
@@ -123,7 +123,7 @@ def test_rows_must_have_whole_groups_and_most_weights_must_be_linear() -> None:
         def get_output_embeddings(self) -> torch.nn.Module:
             return self.head
 
-    RoundedLayers("int4").check_layers(Model(112))  # and 1: 113 of 1,137 are less than a tenth
+    RoundedLayers("int4").check_layers(Model(1023, 288))  # and 1: exactly a tenth of 10,240
     few = rf"few_linear_layers\(share={114 / 1138}, name=Model, layer_type=Conv1d\)"
     with pytest.raises(ValueError, match=few):
         RoundedLayers("int4").check_layers(Model(113))

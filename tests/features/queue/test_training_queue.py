@@ -360,6 +360,8 @@ class Started:
         self, config: DeploymentConfig, accept: Any, folder: Path, run_path: Path | None
     ) -> None:
         self.given.append((config, tuple(accept), run_path, Path.cwd()))
+        [job] = [one for one in jobs_in(folder.parents[2]) if str(one.number) == folder.name]
+        assert (job.state, job.reason, job.ended) == (JobState.RUNNING, None, None)
         (folder / "run").write_text(f"/runs/of-{folder.name}")
 
 

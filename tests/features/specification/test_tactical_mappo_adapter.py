@@ -20,8 +20,6 @@ from infrastructure.features.specification.tactical_mappo import (
     play,
 )
 from infrastructure.features.specification.tactical_mappo_adapter import (
-    DISCOUNT,
-    GAE_LAMBDA,
     TacticalMappoAdapter,
     generalized_advantages,
     ppo_loss,
@@ -91,8 +89,8 @@ def test_eight_times_one_is_one_times_eight(adapter: TacticalMappoAdapter) -> No
 def test_advantages_of_an_episode_by_hand() -> None:
     rewards, values = torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[0.5, 1.0, 0.25]])
     last = 2.0 - 0.25
-    middle = 0.0 + DISCOUNT * 0.25 - 1.0 + DISCOUNT * GAE_LAMBDA * last
-    first = 1.0 + DISCOUNT * 1.0 - 0.5 + DISCOUNT * GAE_LAMBDA * middle
+    middle = 0.0 + 0.9 * 0.25 - 1.0 + 0.9 * 0.95 * last
+    first = 1.0 + 0.9 * 1.0 - 0.5 + 0.9 * 0.95 * middle
     expected = torch.tensor([[first, middle, last]])
     assert torch.allclose(generalized_advantages(rewards, values), expected)
 

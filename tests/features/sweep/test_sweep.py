@@ -214,7 +214,7 @@ def test_a_sweep_takes_of_each_trial_what_its_run_records(
     config.run_name = "rates"
     sweep = Sweep(config, dimensions, goal)
     lines: list[str] = []
-    assert not sweep.run(5, lines.append, deadline_seconds=100.0)
+    assert not sweep.run(7, lines.append, deadline_seconds=100.0)
     run = sweep.folder / "run"
     assert lines == [
         f"Sweep {sweep.folder}",
@@ -338,6 +338,17 @@ def test_values_that_were_tried_are_not_trained_again(
             assert one.value == {0.1: 1.0, 0.2: 3.0, 0.3: 2.0}[rate]
     assert repeated == {"complete", "pruned"}
     assert results[-1].same_as is None, "the last values were new, and none were left"
+    drawn = []
+    for seed in (3, 3, 4):  # each trial by its number, whichever process draws it
+        Trained(monkeypatch, {}, end=ended(loss=1.0))
+        config = small_config(tmp_path, seed=seed)
+        config.output_dir = str(tmp_path / f"other {len(drawn)}")
+        other = Sweep(config, parse_search(["learning_rate=0.1..0.9"]), Goal(sampler="random"))
+        other.run(2, lambda line: None)
+        other.run(4, lambda line: None)
+        drawn.append([one.values["training.learning_rate"] for one in other.results()])
+    assert drawn[0] == drawn[1]
+    assert len({*drawn[0], *drawn[2]}) == 8
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])

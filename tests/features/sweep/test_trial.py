@@ -64,7 +64,10 @@ def test_a_trial_that_is_behind_is_pruned_and_a_good_one_is_not(folder: Path) ->
     assert open_study(folder, GOAL).trials[6].user_attrs == {PRUNED: 50}
 
 
-def test_the_last_evaluation_and_another_metric_prune_nothing(folder: Path) -> None:
+def test_the_last_evaluation_and_another_metric_prune_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optuna.trial.Trial, "should_prune", lambda _: True)
     last, other = state(), state()
     observer = TrialObserver(folder, 5, GOAL)
     observer.load_state_dict({"newest": None})

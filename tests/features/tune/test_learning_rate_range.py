@@ -56,6 +56,12 @@ def test_a_smoothed_loss_of_more_than_twice_the_lowest_is_an_explosion(
     assert (found.explodes_at, len(found.rates)) == ((1.0, 19) if explodes else (None, 20))
 
 
+def test_a_rate_is_a_tenth_of_that_of_the_explosion_at_most() -> None:
+    given = iter([*([1.0] * 13), 0.1, 0.1, 0.1, math.inf])
+    found = range_test(lambda rate: next(given), lowest=1.0, highest=2.0**16, num_steps=17)
+    assert (found.explodes_at, found.suggested) == (2.0**16, 2.0**16 / 10)
+
+
 def test_a_loss_that_is_no_number_ends_the_test() -> None:
     rates: list[float] = []
 

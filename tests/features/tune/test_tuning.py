@@ -1,6 +1,6 @@
 """`temper tune` on a real small model: it measures, tells, and prints flags that can be typed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,6 +128,62 @@ def test_all_that_was_measured_is_returned_and_reported(
     ]
 
 
+@pytest.mark.parametrize("has_gain", [False, True])
+def test_an_automatic_batch_is_as_a_run_would_choose_it(
+    has_gain: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compared with it in the end, if anything, is measured with it, too."""
+    config = DeploymentConfig(**small_settings(tmp_path, batch_size="auto", mixed_precision="fp32"))
+    measured: list[dict[str, object]] = []
+
+    def measure(trials: TuningTrials, changes: Mapping[str, object]) -> Measured:
+        measured.append({"training.batch_size": trials.config.training.batch_size, **changes})
+        is_gain = has_gain and len(measured) < 7 and "training.compile_mode" in changes
+        return Measured(2000.0 if is_gain else 1000.0, 1)
+
+    plan = BatchPlan(8, 2, "why")
+    monkeypatch.setattr(EnhancedTrainer, "batch_plan", lambda _: plan)
+    monkeypatch.setattr(TuningTrials, "measure", measure)
+    results = find_fastest(config, report=lambda line: None)
+    assert results["settings"] == plan.resolved()
+    assert {one["training.batch_size"] for one in measured} == {8}
+    compared = [
+        {"training.batch_size": 8},
+        {**plan.resolved(), "training.compile_mode": "default"},
+    ]
+    assert measured[5:] == (compared if has_gain else [])
+
+
+@pytest.mark.parametrize("reason", ["", "why"])
+def test_a_step_is_split_into_the_fastest_pieces(reason: str) -> None:
+    searched: list[object] = []
+
+    def search(whole: int, pieces_of: Callable[[int], int], beside: int) -> SimpleNamespace:
+        searched.extend([whole, beside, [pieces_of(size) for size in (1, 3, 8)]])
+        return SimpleNamespace(size=3, reason=reason, lines=lambda: ["3: fast", "8: slow"])
+
+    trainer: Any = SimpleNamespace(
+        batch_plan=lambda: BatchPlan(4, 2),
+        cost_measurement=lambda: SimpleNamespace(search=search),
+    )
+    lines: list[str] = []
+    plan = tuning._as_many_in_a_step(trainer, lines.append)
+    assert plan == BatchPlan(3, 3, reason, ("3: fast", "8: slow"))
+    assert searched == [8, 4, [8, 3, 1]]
+    why = reason or "tune.whole_step_at_once(size=8)"
+    key = "key=training.batch_size, micro_batch=3, global_batch=8"
+    assert lines == [f"tune.tuned_micro_batch({key}, reason={why})", "  3: fast", "  8: slow"]
+
+
+def test_the_tokens_of_a_run_are_those_of_usual_examples() -> None:
+    trainer: Any = SimpleNamespace(
+        prepare=lambda: SimpleNamespace(global_batch_size=4, total_steps=10),
+        cost_measurement=lambda: SimpleNamespace(usual=[5, 6, 7]),
+        adapter=SimpleNamespace(count_tokens=lambda usual: 2 * sum(usual)),
+    )
+    assert tuning._num_tokens(trainer) == 10 * (36 * 4 // 3)
+
+
 def cpu_trainer() -> Any:
     return SimpleNamespace(device=torch.device("cpu"), precision=SimpleNamespace(name="fp32"))
 
@@ -230,3 +286,5 @@ def test_settings_that_are_no_faster_one_after_the_other_are_not_proposed(
     assert not tuning._is_faster(TuningTrials(config), results, lines.append)
     assert "tune.not_faster" in lines[-1]
     assert "tune.compared_again(configured=1000.0, tuned=900.0, " in lines[-1]
+    monkeypatch.setattr(TuningTrials, "measure", lambda *_: Measured(1000.0, 1))
+    assert not tuning._is_faster(TuningTrials(config), results, lines.append)

@@ -38,6 +38,19 @@ def test_no_stretch_is_drawn_with_less_detail_than_another() -> None:
     assert max(thirds) - min(thirds) <= 2
 
 
+def test_groups_are_full_before_the_next_one_begins() -> None:
+    """If the number of groups is even when they are combined, the last one is full."""
+    points = BoundedPoints(6)
+    kept = {}
+    for step in range(14):
+        points.add(step, step % 5)
+        kept[step] = points.kept
+    assert kept[4] == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)]
+    assert kept[6] == [(0, 0), (3, 3), (4, 4), (5, 0), (6, 1)]
+    assert kept[11] == [(0, 0), (3, 3), (4, 4), (5, 0), (9, 4), (10, 0), (11, 1)]
+    assert kept[13] == [(0, 0), (4, 4), (9, 4), (10, 0), (13, 3)]
+
+
 def test_few_points_are_all_kept() -> None:
     points = BoundedPoints(100)
     for step in range(50):

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 from infrastructure.monitoring.drawing.html import (
     element,
     facts,
@@ -30,7 +32,18 @@ def test_control_characters_do_not_reach_the_page() -> None:
 
 def test_a_table_escapes_its_cells() -> None:
     assert "<td>&lt;b&gt;</td>" in table(["<i>"], [["<b>"]])
-    assert "<th" not in table((), [["a", "b"]])
+    assert table((), [["a", "b"]], "facts") == table(["", ""], [["a", "b"]], "facts")
+    assert table((), [["a", "b"]], "facts") == (
+        '<div class="scroll"><table class="facts"><tbody><tr><td>a</td><td>b</td></tr>'
+        "</tbody></table></div>"
+    )
+    measures = table(["", "loss"], [["a", 1], ["b", 2]], "numbers measures", ["total"])
+    assert measures == (
+        '<div class="scroll"><table class="numbers measures">'
+        '<thead><tr><th scope="col"></th><th scope="col">loss</th></tr></thead><tbody>'
+        '<tr class="total"><td>a</td><td data-name="loss">1</td></tr>'
+        '<tr><td>b</td><td data-name="loss">2</td></tr></tbody></table></div>'
+    )
 
 
 def test_keys_and_values_are_readable() -> None:
@@ -43,7 +56,9 @@ def test_keys_and_values_are_readable() -> None:
     assert readable_value("gpus", []) == "–"
     assert readable_value("limited", True) == "yes"
     assert readable_value("names", ["a", 1]) == "a, 1"
-    assert readable_value("odd", [{"a": 1}]) == '[{"a": 1}]'
+    assert readable_value("odd", [{"ä": Path("b")}]) == '[{"ä": "b"}]'
+    for value in ("x" * 4001, ["x" * 4001], [{"x": "x" * 3990}]):
+        assert readable_value("names", value).endswith(" … (1 more characters)")
 
 
 def test_nested_facts_are_flat() -> None:

@@ -7,7 +7,7 @@ from html import unescape
 
 from infrastructure.monitoring.drawing.charts import Chart, figure
 from infrastructure.monitoring.drawing.html import element
-from infrastructure.monitoring.drawing.html_page import FOLDER, page
+from infrastructure.monitoring.drawing.html_page import FOLDER, allowed_by_hash, document, page
 
 
 def policy_of(html: str) -> str:
@@ -33,6 +33,20 @@ def test_a_page_with_charts_allows_just_its_own_script() -> None:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert policy_of(html).endswith(f"; script-src 'sha256-{digest}'")
     assert "uPlot" in script
+    (style,) = re.findall(r"<style>(.*?)</style>", html, flags=re.DOTALL)
+    assert f"style-src {allowed_by_hash(style)};" in policy_of(html)
+    assert (".uplot" in style, ".uplot" in page("A")) == (True, False)
+    assert "scrollIntoView" not in script
+    links = element("nav", "x", css_class="contents")
+    assert "scrollIntoView" in page("A", links)
+
+
+def test_a_document_takes_further_rules() -> None:
+    html = document("A", element("main", "m"), "s {}", "", "connect-src 'self'")
+    assert policy_of(html) == (
+        f"default-src 'none'; style-src {allowed_by_hash('s {}')}; connect-src 'self'"
+    )
+    assert html.endswith("<body><main>m</main></body></html>\n")
 
 
 def test_the_chart_library_is_the_one_that_the_readme_names() -> None:

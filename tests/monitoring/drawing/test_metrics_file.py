@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from infrastructure.monitoring.drawing.metrics_file import (
@@ -45,6 +46,15 @@ def test_tensor_and_array_scalars_become_numbers() -> None:
     )
     assert record == {"a": 0.5, "b": 0.25, "c": "[1, 2]", "d": None, "e": 7}
     assert type(record["e"]) is int
+    several = torch.tensor([0.5, 1.5])
+    token = "hf_" + "A1b2C3d4E5" * 3
+    assert plain_record({token: token, "f": several}) == {"***": "***", "f": str(several)}
+
+
+def test_a_line_without_an_object_is_refused() -> None:
+    with pytest.raises(ValueError) as raised:
+        decode_record(b"[1]")
+    assert str(raised.value) == "monitoring.metrics_line_not_an_object(type_name=list)"
 
 
 def test_damaged_and_torn_lines_are_left_out(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 import math
 
+import pytest
 from rich.cells import cell_len
 
 from infrastructure.monitoring.drawing.tables import (
     before_after_rows,
     before_after_table,
+    held_out_loss,
     render_table,
 )
 
@@ -84,8 +86,29 @@ def test_names_from_data_are_cut_and_cannot_steer_the_terminal() -> None:
     table = render_table(["task", "n"], [["x" * 500, 1], ["a\x1b[2J\nb", 2]])
     assert "\x1b" not in table
     assert len(table.splitlines()) == 4
-    assert max(map(len, table.splitlines())) < 70
-    assert "…" in table
+    assert table.splitlines()[2] == f"{'x' * 59}…  1"
+    fits = render_table(["", ""], [["x" * 60, "y" * 4]], max_cell_width=60).splitlines()[2]
+    assert fits == f"{'x' * 60}  yyyy"
+    assert render_table(["a"], [["ab cdef"]], max_cell_width=4).splitlines() == ["a", "───", "ab…"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [(None, "held-out loss"), ("cross_entropy", "held-out loss"), ("a\nb", "held-out loss (a b)")],
+)
+def test_a_loss_of_its_own_is_named(loss: object, name: str) -> None:
+    assert held_out_loss(loss) == before_after_rows({}, {"eval_loss": 1.0}, loss)[0][0] == name
+    assert before_after_table({}, {"eval_loss": 1.0}, loss).splitlines()[2].startswith(name)
+
+
+def test_a_rising_loss_and_one_from_nothing_are_shown_as_such() -> None:
+    changes = [
+        before_after_rows({"eval_loss": before}, {"eval_loss": after})[0][3]
+        for before, after in ((2.0, 3.0), (0.0, 1.0), (-1.0, 1.0), (2.0, 1.0))
+    ]
+    assert changes == ["+50.0 %", "", "", "-50.0 %"]
+    rows = before_after_rows({"kl": 0.5, "reward": 1.0}, {"kl": 1.0, "reward": 0.5})
+    assert [row[3] for row in rows] == ["-0.5000", ""]
 
 
 def test_only_a_loss_of_nothing_has_fallen_by_all_of_it() -> None:

@@ -73,6 +73,10 @@ def test_damaged_lines_are_counted(path: Path) -> None:
     append(path, '{"step": 1}\n???\n[2]\n' + lines(3, 3))
     assert steps(file) == [1, 3]
     assert file.num_unreadable == 2
+    append(path, '{"st')
+    assert steps(file) == []
+    write_text(path, lines(7, 7))  # what was known of the old file does not count
+    assert (steps(file), file.num_unreadable) == ([7], 0)
     file.close()
 
 

@@ -30,6 +30,62 @@ def test_meters_show_how_full_things_are_now() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("one", "expected"),
+    [
+        ({"memory_used_bytes": 2**29}, ("memory", 0.0625, "512.0 MiB of 8.0 GiB", "fine")),
+        ({"memory_total_bytes": 0}, None),
+        ({"memory_used_bytes": None}, None),
+        ({"gpus": [{"utilization_percent": 250.0}]}, ("GPU", 1.0, "250 %", "fine")),
+        (
+            {"gpus": [{"index": 3, "utilization_percent": 4.6, "power_watts": 9.6}]},
+            ("GPU 3", 0.046, "5 % · 10 W", "fine"),
+        ),
+    ],
+)
+def test_a_meter_shows_as_much_as_is_known(
+    one: dict[str, Any], expected: tuple[object, ...] | None
+) -> None:
+    history = MachineHistory()
+    history.add({**sample(0, gpus=[]), "cpu_percent": None, **one})
+    shown = [tuple(meter.values()) for meter in history.meters()]
+    assert shown[-1:] == ([] if expected is None else [expected])
+    assert len(shown) == (expected is not None) + ("gpus" in one)
+
+
+@pytest.mark.parametrize(
+    ("key", "span", "largest", "title", "axis", "last", "units"),
+    [
+        ("gpu_memory_used_bytes#1", 7200, 3 * 2**30, "GPU memory, card 1, GiB", "hours", (2, 3), 0),
+        ("process_memory_bytes", 7199, 2**30, "Memory of the run, GiB", "minutes", None, 0),
+        ("disk_write_bytes_per_second", 300, 2**20, "Disk writes, MiB/s", "minutes", (5, 1), 1),
+        ("network_sent_bytes_per_second", 299, 2**11, "Network, sent, KiB/s", "seconds", None, 1),
+        ("network_received_bytes_per_second", 9, 5, "Network, received, B/s", "seconds", (9, 5), 1),
+        ("gpu_temperature_celsius", 9, 5, "GPU temperature, °C", "seconds", (9, 5), 1),
+        ("gpu_power_watts", 9, 5, "GPU power, W", "seconds", (9, 5), 1),
+        ("model_flops_percent", 9, 5, "Share of peak FLOPS used (MFU), %", "seconds", (9, 5), 1),
+    ],
+)
+def test_a_chart_has_the_units_of_its_span_and_of_its_largest_value(
+    key: str,
+    span: int,
+    largest: float,
+    title: str,
+    axis: str,
+    last: tuple[float, float] | None,
+    units: int,
+) -> None:
+    points = [(1000.0, 0.5), (1000.0 + span, float(largest))]
+    [(shown_key, chart)] = machine_charts({key: points, "cpu_percent": [(1.0, 0.0)]}).items()
+    assert (shown_key, chart.title, chart.axis) == (key, title, axis)
+    assert chart.x_unit == {"hours": 3600, "minutes": 60, "seconds": 1}[axis]
+    assert chart.points[-1][0] * chart.x_unit == span
+    assert chart.points[-1][1] * chart.y_unit == largest
+    assert last in (None, chart.points[-1])
+    assert (chart.from_zero, chart.is_noisy) == (True, bool(units))
+    assert chart.format_value(1.23456) == "1.23"
+
+
 def test_curves_are_over_time_in_round_units() -> None:
     history = MachineHistory()
     take(

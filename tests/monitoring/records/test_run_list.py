@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,10 +42,51 @@ def test_a_run_with_a_name_of_its_own_is_as_old_as_its_beginning(tmp_path: Path)
     )
     moment = time.mktime((2026, 1, 1, 12, 0, 0, 0, 0, -1))
     os.utime(named / RUN_FILE, (moment, moment))
+    os.utime(named, (0, 0))
     assert runs_in(tmp_path) == [older, named, newer]
+    (named / RUN_FILE).unlink()
+    (named / "checkpoints/versions").mkdir(parents=True)
+    os.utime(named, (moment, moment))
+    assert run_folders(tmp_path) == [older, named, newer]
 
 
-def test_a_run_is_the_newest_or_an_id_or_a_path(tmp_path: Path) -> None:
+@pytest.mark.parametrize("runs_of", [runs_in, run_folders])
+def test_a_folder_that_may_not_be_listed_is_not_empty(
+    runs_of: Callable[[Path], list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(PermissionError):
+        runs_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "is_known"),
+    [
+        ("config.json", True),
+        ("adapter_config.json", True),
+        ("temper_model.json", True),
+        ("run.json", True),
+        ("final", True),
+        ("model.gguf", True),
+        ("rows.jsonl", False),
+    ],
+)
+def test_a_folder_with_a_model_or_a_run_is_not_taken_for_a_name(
+    file: str, is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "runs", "20260101-120000-mine-00ff")
+    (tmp_path / "mine-00ff").mkdir()
+    (tmp_path / "mine-00ff" / file).touch()
+    monkeypatch.chdir(tmp_path)
+    expected = "mine-00ff" if is_known else str(run)
+    assert run_or_model("mine-00ff", tmp_path / "runs") == expected
+    assert model_of_run("mine-00ff", tmp_path / "runs") == expected
+    assert run_or_model(run.name, tmp_path / "runs") == str(run)
+
+
+def test_a_run_is_the_newest_or_an_id_or_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     older, newer = write_run(tmp_path, "2025-a"), write_run(tmp_path, "2026-b")
     assert find_run_path(None, tmp_path) == newer.resolve()
     assert find_run_path("2025-a", tmp_path) == older.resolve()
@@ -59,6 +101,8 @@ def test_a_run_is_the_newest_or_an_id_or_a_path(tmp_path: Path) -> None:
     timed = write_run(tmp_path, "20260101-120000-tickets-df18")
     assert run_named("tickets-df18", tmp_path) == timed  # as tables call it
     assert run_named("df18", tmp_path) is None
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run_named("~/tickets-df18", tmp_path / "elsewhere") == timed
 
 
 def test_a_name_is_known_alone_and_after_the_folder_of_runs(tmp_path: Path) -> None:
@@ -82,12 +126,21 @@ def test_a_name_is_known_alone_and_after_the_folder_of_runs(tmp_path: Path) -> N
         *(f"{runs}/my-run{end}" for end in ends),
         f"{versions}/000000000001-sha256-ab.json",
     ):
-        with pytest.raises(ValueError, match=r"monitoring\.checkpoint_instead_of_model"):
+        about = f"(name={name}, run={split_version(name)[0]})"
+        with pytest.raises(ValueError) as of_model:
             run_or_model(name, tmp_path / "others")
-        with pytest.raises(ValueError, match=r"monitoring\.checkpoint_instead_of_run"):
+        assert str(of_model.value) == f"monitoring.checkpoint_instead_of_model{about}"
+        with pytest.raises(ValueError) as of_run:
             find_run_path(name, tmp_path / "others")
+        assert str(of_run.value) == f"monitoring.checkpoint_instead_of_run{about}"
     with pytest.raises(NoSuchRunError, match="what=run or checkpoint, name=my-rum,"):
         find_run_path("my-rum@4", runs)
+    with pytest.raises(ValueError) as unknown:
+        run_or_model("my-rum@4", runs)
+    assert str(unknown.value) == (
+        "monitoring.unknown_run_of_checkpoint(name=my-rum@4, run=my-rum,"
+        f" output_dir={runs}, example={runs}/RUN)"
+    )
 
 
 def test_a_folder_of_data_does_not_hide_the_run_of_its_name(
@@ -155,7 +208,10 @@ def test_the_model_of_a_run_is_its_final_one_or_the_run(tmp_path: Path) -> None:
     assert model_of_run("mine-00ff", tmp_path) == str(newer)
     assert finished_model(f"{tmp_path}/final") == str(run / "final"), "the newest finished one"
     assert finished_model(f"{tmp_path}/other") == f"{tmp_path}/other"
+    assert finished_model(f"{tmp_path}/none/final") == f"{tmp_path}/none/final"
     assert run_or_model(f"{tmp_path}/final", tmp_path) == str(run / "final")
+    (tmp_path / "final").mkdir()
+    assert finished_model(f"{tmp_path}/final") == f"{tmp_path}/final"
 
 
 @pytest.mark.parametrize(
@@ -208,8 +264,17 @@ def test_runs_are_listed_as_the_wrong_name_is_spelled(tmp_path: Path) -> None:
     run = write_run(tmp_path / "runs", "20260102-030405-small")
     (run / RUN_FILE).write_text(json.dumps({"config": {"run_name": {"value": "first"}}}))
     for wrong, known in (("other", "first"), ("20260102-x", "20260102-030405-small")):
-        with pytest.raises(NoSuchRunError, match=rf"known={known}\)"):
+        with pytest.raises(NoSuchRunError) as raised:
             find_run_path(wrong, tmp_path / "runs")
+        name = f"core.unknown_name(what=run or checkpoint, name={wrong}, hint=, known={known})"
+        assert str(raised.value) == (
+            f"monitoring.unknown_run_or_checkpoint(output_dir={tmp_path}/runs, unknown_run={name},"
+            " hint=monitoring.hint_list_runs())"
+        )
+    for letter in "abcd":
+        write_run(tmp_path / "runs", f"2026010{letter}")
+    with pytest.raises(NoSuchRunError, match=r"known=2026010d, 2026010c, 2026010b, more=2\)"):
+        find_run_path("20260105-x", tmp_path / "runs")
 
 
 def test_a_name_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
@@ -220,8 +285,9 @@ def test_a_name_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
 
 
 def test_no_run_explains_how_to_start_one(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"monitoring\.no_runs"):
+    with pytest.raises(ValueError) as raised:
         find_run_path(None, tmp_path)
+    assert str(raised.value) == f"monitoring.no_runs(output_dir={tmp_path})"
 
 
 @pytest.mark.parametrize(

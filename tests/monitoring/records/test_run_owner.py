@@ -4,16 +4,21 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from infrastructure.monitoring.records import run_owner
 from infrastructure.monitoring.records.run_owner import (
     HOLDER_FILE,
+    TrainerProcess,
     announce_stop,
     leave_trainer,
     read_trainer,
+    started_trainings,
     take_announced_stop,
     was_stopped,
     write_trainer,
@@ -64,6 +69,26 @@ def test_a_process_that_only_has_the_same_number_is_not_the_trainer(tmp_path: Pa
     long_ago = time.time() - 10 * 365 * 86400  # before this process began
     os.utime(tmp_path / HOLDER_FILE, (long_ago, long_ago))
     assert read_trainer(tmp_path).is_alive is False  # type: ignore[union-attr]
+    began = psutil.Process().create_time()
+    for seconds, is_alive in ((-3.0, False), (-1.0, True), (9.0, True)):  # clocks are not exact
+        os.utime(tmp_path / HOLDER_FILE, (began + seconds, began + seconds))
+        machine = os.uname().nodename
+        since: Any = pytest.approx(began + seconds)
+        expected = TrainerProcess(os.getpid(), machine, is_alive, since)
+        assert read_trainer(tmp_path) == expected
+
+
+def test_of_two_trainings_in_a_folder_the_newest_is_the_first(tmp_path: Path) -> None:
+    (tmp_path / "temper").write_text("input()")
+    with ExitStack() as stack:
+        pids: list[int] = []
+        for command in ("train", "resume", "list"):
+            words = [sys.executable, "temper", command]
+            process = stack.enter_context(subprocess.Popen(words, cwd=tmp_path, stdin=-1))
+            stack.callback(process.kill)
+            pids.insert(0, process.pid)
+            time.sleep(0.03)  # more than the resolution of their beginnings
+        assert [process.pid for process in started_trainings(tmp_path)] == pids[1:]
 
 
 def test_a_process_that_lives_on_after_its_training_is_no_trainer(tmp_path: Path) -> None:
@@ -113,7 +138,7 @@ def test_a_stop_that_was_announced_is_of_one_process_and_of_one_signal(tmp_path:
         ("/usr/bin/python /home/me/bin/temper train", True),
         ("python -m temper watch train", False),
         ("python -m other train", False),
-        ("vim a b c temper train", False),
+        ("vim a b temper train", False),
         ("", False),
     ],
 )

@@ -1,11 +1,14 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from infrastructure.monitoring.records.run_reader import (
     CHECKS_FILE,
+    RunFacts,
     config_of,
+    data_words,
     numbers_of,
     read_rounds,
     read_small_files,
@@ -29,9 +32,33 @@ def test_damaged_files_are_reported_and_left_out(tmp_path: Path) -> None:
     (tmp_path / CHECKS_FILE).write_text("{}")
     run = read_small_files(tmp_path)
     assert run.files == {}
-    assert "monitoring.file_unreadable" in run.problems[0]
-    assert "monitoring.file_content_unexpected" in run.problems[1]
-    assert "monitoring.file_content_unexpected" in run.problems[2]
+    assert run.problems[0].startswith("monitoring.file_unreadable(name=run.json, error=")
+    assert run.problems[1:] == [
+        "monitoring.file_content_unexpected(name=summary.json)",
+        "monitoring.file_content_unexpected(name=checks.json)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "known", "ended", "copies"),
+    [
+        ({}, {}, None, {"place": None}),
+        ({"backup.place": "a"}, {}, None, {"place": "a"}),
+        ({"backup.place": "a", "enable_backups": False}, {}, None, {"place": None}),
+        ({"backup.place": "a"}, {"place": "b", "step": 1}, None, {"place": "b", "step": 1}),
+        ({}, {"place": "b", "step": 1}, {"step": 2}, {"place": "b", "step": 2}),
+    ],
+)
+def test_the_newest_record_of_the_copies_counts(
+    config: dict[str, Any], known: dict[str, Any], ended: Any, copies: dict[str, Any]
+) -> None:
+    files: dict[str, Any] = {
+        "run.json": {"config": config},
+        "checkpoints/backup.json": known,
+        "summary.json": {"backup": ended, "status": "odd"},
+    }
+    run = RunFacts(Path(), files)
+    assert (run.copies, run.status) == (copies, "running")
 
 
 def test_rounds_of_checks_are_the_objects_of_their_file(tmp_path: Path) -> None:
@@ -75,5 +102,29 @@ def test_a_run_is_called_by_its_name_or_by_what_it_trains() -> None:
         "mine/final",
     ):
         assert titled(by_time, "now", **settings | {"model.name": own}).startswith("mine on chats")
+    for method, words in (("grpo", ", GRPO"), ("reward", ", reward"), ("sft", "")):
+        of_method = settings | {"model.name": "m/", "training.method": {"value": method}}
+        assert titled(by_time, "now", **of_method) == f"m{words} on chats.jsonl, now"
+    lora = settings | {"model.name": r"d:\models\mine", "model.lora_config": {"value": {"r": 2}}}
+    assert titled(by_time, "now", **lora) == "mine, LoRA on chats.jsonl, now"
+    assert titled(by_time, "now", **{"model.name": "m"}) == "m, now"
+    for name in ("run_name", "model.name"):
+        long = titled(by_time, "now", **{name: "x" * 61})
+        assert long.startswith(f"{'x' * 60} … (1 more")
     assert titled("outputs", **settings) == "outputs"  # a folder that somebody else has named
     assert titled(by_time) == by_time
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ("sample", "sample tasks"),
+        ("samples", "sample tasks"),
+        ("/lib/infrastructure/training/data/samples/a.jsonl", "sample tasks"),
+        ("samples.jsonl", "samples.jsonl"),
+        ("org/rows/", "rows"),
+        ("/", "/"),
+    ],
+)
+def test_data_are_called_by_the_end_of_their_path(data: str, words: str) -> None:
+    assert data_words(data) == words

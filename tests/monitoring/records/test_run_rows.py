@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from infrastructure.monitoring.records import run_rows
+from infrastructure.monitoring.records.run_owner import leave_trainer
 from infrastructure.monitoring.records.run_rows import RunRow, RunRows, last_records
 from tests.monitoring.written_run import add, evaluation, falling, step_record, write_run
 
@@ -68,7 +69,20 @@ def test_a_run_that_did_not_change_is_not_read_again(
     add(busy, step_record(3))
     assert [row.step for row in rows.read()] == [3, None]
     assert read == [busy]
-    assert quiet not in read
+    (busy / "summary.json").unlink()
+    leave_trainer(quiet)
+    assert [row.state for row in rows.read()] == ["starting", "interrupted"]
+    assert read == [busy, busy, quiet]
+
+
+def test_the_result_counts_and_the_steps_of_changes_are_listed(tmp_path: Path) -> None:
+    run = write_run(tmp_path, "a", after={"eval_loss": 0.25})
+    add(run, evaluation(10, 1.5))
+    history = [{"step": 4}, {"step": "x"}, 3, {"step": 9}]
+    (run / "run.json").write_text(json.dumps({"history": history}))
+    assert RunRows(tmp_path).read() == [
+        RunRow("a", "a", "running", 10, None, 0.25, changed_after=(4, 9))
+    ]
 
 
 def test_only_whole_lines_of_the_end_are_read(tmp_path: Path) -> None:

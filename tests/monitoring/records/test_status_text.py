@@ -1,5 +1,6 @@
 """What is told of a run in one sentence."""
 
+import os
 import subprocess
 from contextlib import closing
 from pathlib import Path
@@ -7,19 +8,24 @@ from typing import Any
 
 import pytest
 
+from infrastructure.core.files import write_json
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_reader import RunFacts
 from infrastructure.monitoring.records.status_text import (
     alert_words,
     error_words,
+    is_askable,
+    progress_words,
     question_command,
     safety_words,
     state_words,
 )
-from tests.monitoring.written_run import write_run
+from tests.monitoring.written_run import add, step_record, write_run
 
 CONFIRMED = "monitoring.backup_step_confirmed(step=120, place=drive:x)"
 AT_RISK = "monitoring.work_at_risk(duration=1 min 30 s)"
+AT_RISK_NONE = "monitoring.work_at_risk(duration=0.0 s)"
+NEWER = "monitoring.newest_step_here_only(step=130)"
 SAFE = {"place": "drive:x", "confirmed_step": 120, "saved_at": 1000.0}
 
 
@@ -34,6 +40,10 @@ def facts(copies: dict[str, Any], **summary: Any) -> RunFacts:
         ({"place": "drive:x"}, "monitoring.backup_nothing_confirmed(place=drive:x)"),
         (SAFE, CONFIRMED + AT_RISK),
         ({**SAFE, "error": "the disk is full"}, f"{CONFIRMED}{AT_RISK}; the disk is full"),
+        ({**SAFE, "saved_at": 1e9, "newest_step": 130}, f"{CONFIRMED}{AT_RISK_NONE}"),
+        ({**SAFE, "saved_at": None, "newest_step": 130}, f"{CONFIRMED}{NEWER}"),
+        ({**SAFE, "saved_at": None, "newest_step": 120}, CONFIRMED),
+        ({**SAFE, "error": "b", "problem": "a"}, f"{CONFIRMED}{AT_RISK}; NOT SAFE YET: a"),
     ],
 )
 def test_what_would_be_lost_now_is_reported(copies: dict[str, Any], message: str) -> None:
@@ -67,6 +77,33 @@ def test_a_run_that_was_killed_loses_what_is_not_copied_and_no_more_with_time() 
 def test_a_question_to_a_model_of_rows_with_a_context_has_one() -> None:
     assert question_command("m", has_context=True) == "temper ask m --context TEXT"
     assert question_command("m", "s", has_context=True) == "temper ask m --context TEXT --system s"
+    assert question_command("m", "s" * 300) == f"temper ask m --system {'s' * 300}"
+    assert question_command("m", "s" * 301) == "temper ask m --system SYSTEM_PROMPT"
+
+
+@pytest.mark.parametrize(
+    ("files", "can_answer"),
+    [
+        ({}, False),
+        ({"config.json": {}}, False),
+        ({"tokenizer_config.json": {}}, True),
+        ({"adapter_config.json": {"task_type": "CAUSAL_LM"}}, True),
+        ({"tokenizer_config.json": {}, "adapter_config.json": {"task_type": "SEQ_CLS"}}, False),
+        (
+            {
+                "tokenizer_config.json": {},
+                "config.json": {"architectures": ["QwenForSequenceClassification"]},
+            },
+            False,
+        ),
+    ],
+)
+def test_a_model_that_generates_text_is_askable(
+    files: dict[str, Any], can_answer: bool, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        write_json(tmp_path / name, content)
+    assert is_askable(tmp_path) is can_answer
 
 
 def test_errors_and_alerts_are_one_sentence_each() -> None:
@@ -75,6 +112,14 @@ def test_errors_and_alerts_are_one_sentence_each() -> None:
     alert = {"step": 7, "rule": "hot", "message": "91 °C"}
     assert alert_words(alert) == "step 7: 91 °C"
     assert alert_words({**alert, "ended_at": 9.0}) == "step 7: 91 °C (over)"
+    assert [error_words({}), alert_words({})] == ["step ?: error", "an alert"]
+    assert [error_words({"step": 0}), alert_words({"rule": "hot", "step": 0})] == [
+        "step 0: error",
+        "step 0: hot",
+    ]
+    long = {"message": "x" * 301}
+    assert alert_words(long).endswith("x … (1 more characters)")
+    assert error_words(long).endswith("… (17 more characters)")
 
 
 @pytest.mark.parametrize(
@@ -98,3 +143,33 @@ def test_of_several_resumes_the_last_one_is_described(tmp_path: Path) -> None:
     last = "cause=monitoring.a_stop(), start=monitoring.resumed_from_step(step=7)"
     assert f"times=monitoring.times_last(times=2), {last}" in words
     assert "monitoring.restored_from(places=drive:x)" in words
+
+
+@pytest.mark.parametrize(
+    ("summary", "holder", "words"),
+    [
+        ({"status": "finished"}, "", "Finished at step 1,250."),
+        (
+            {"status": "stopped", "seconds": 75, "reason": "Ctrl-C."},
+            "",
+            "Stopped before the end at step 1,250, after 1 min 15 s: Ctrl-C.",
+        ),
+        ({"status": "failed"}, "", "Failed at step 1,250."),
+        (
+            {"reason": "of an earlier session"},
+            "process 7 on there ended",
+            "Interrupted at step 1,250: monitoring.training_process_gone().",
+        ),
+        ({}, "process 7 on there", "Training (process 7 on there)monitoring.run_is_silent()."),
+    ],
+)
+def test_the_state_is_one_sentence_with_the_reason(
+    summary: dict[str, Any], holder: str, words: str, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path, **summary)
+    (run / "trained_by").write_text(holder)
+    add(run, step_record(1250, seconds=0))
+    os.utime(run / "metrics.jsonl", (0, 0))
+    with closing(LiveRun(run)) as shown:
+        assert state_words(shown) == words
+        assert progress_words(shown) == "step 1,250 of 40 · 100 %"

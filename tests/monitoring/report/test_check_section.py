@@ -1,6 +1,7 @@
 """Results of checks on a page: escaped, by group, and tolerant of anything else in the file."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,38 @@ def test_each_group_is_a_card_and_text_is_no_markup() -> None:
     assert "loss 3.25" in first
     assert "0.4 s" in first
     assert '<span class="good">ok</span>' in second
+
+
+def test_each_status_has_its_word_and_each_group_its_title() -> None:
+    statuses = {
+        **{"pass": ("good", "ok"), "warn": ("warn", "warning")},
+        **{"fail": ("bad", "failed"), "skipped": ("soft", "skipped")},
+    }
+    groups = ["unit", "integration", "performance", "own"]
+    results: list[object] = [
+        {"name": status, "group": group, "status": status}
+        for status, group in zip(statuses, groups, strict=True)
+    ]
+    cards = check_tables([*results, 3])
+    headings = [
+        *("What is trained, and how", "Real training steps, undone afterwards", "Speed", "own")
+    ]
+    for card, heading, (status, (css, word)) in zip(cards, headings, statuses.items(), strict=True):
+        mark = f'<td><span class="{css}">{word}</span></td>'
+        assert f"<h2>{heading}</h2>" in card
+        assert f"<td>{status}</td>{mark}<td></td><td></td><td></td>" in card
+
+
+def test_the_twenty_newest_rounds_are_listed_with_what_is_wrong(tmp_path: Path) -> None:
+    warning = {"name": "speed", "status": "warn", "text": "slow", "numbers": {"a": 1, "b": 2}}
+    rounds: list[Any] = [{"step": step, "verdict": "fine"} for step in range(20)]
+    rounds.append({"verdict": "one", "checks": [warning, {"name": "x", "status": "skipped"}]})
+    (tmp_path / CHECKS_FILE).write_text(json.dumps(rounds))
+    section = checks(read_view(tmp_path))
+    items = re.findall(r"<li>(.*?)</li>", section)
+    assert (items[0], len(items)) == ("<span>at step 1: fine</span>", 20)
+    assert items[-1] == '<span class="bad">at step ?: one speed: slow</span>'
+    assert "<td>a 1, b 2</td>" in section
 
 
 @pytest.mark.parametrize("contents", ["", "{", "3", "[]", "[1, null]"])

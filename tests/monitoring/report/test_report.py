@@ -327,48 +327,16 @@ def test_a_new_report_replaces_the_old_one(tmp_path: Path) -> None:
 ROW = {"what": "peak_memory_bytes", "foretold": 1 << 30, "was": 1 << 29, "error": 1.0}
 
 
-def forecast_of(folder: Path, summary: dict[str, Any], run: dict[str, Any] | None = None) -> str:
-    write_run(folder, run=run or {}, summary=summary)
-    return str(forecast(read_view(folder)))
-
-
-def test_forecast_and_truth_stand_side_by_side(tmp_path: Path) -> None:
-    seconds = {"what": "seconds", "foretold": 59.0, "was": 60.0, "error": -0.02}
-    html = forecast_of(tmp_path, {"forecast": [ROW, seconds]})
-    assert "1.0 GiB" in html
-    assert "512.0 MiB" in html
-    assert "+100 %" in html
-    assert "1 min 00 s" in html
-    assert "-2.0 %" in html
-    assert "time from the first step to the end" in html
-    html = forecast_of(tmp_path, {"forecast": [{**seconds, "first_step": 60}]})
-    assert "monitoring.forecast_time_since_resume" in html
-
-
-def test_what_was_decided_is_shown_with_its_origin(tmp_path: Path) -> None:
-    decided = {"training.batch_size": {"value": 16, "origin": "measured <here>"}}
-    html = forecast_of(tmp_path, {}, {"decided": decided})
-    assert "training.batch_size" in html
-    assert "measured &lt;here&gt;" in html
-
-
 @pytest.mark.parametrize(
     "summary",
     [{}, {"forecast": []}, {"forecast": 3}, {"forecast": [4, {"what": "x"}, {**ROW, "was": "?"}]}],
 )
 def test_nothing_known_gives_no_section(tmp_path: Path, summary: dict[str, Any]) -> None:
-    assert forecast_of(tmp_path, summary) == ""
+    write_run(tmp_path, run={}, summary=summary)
+    assert forecast(read_view(tmp_path)) == ""
 
 
 @pytest.mark.parametrize("records", [None, "x", [1], [{"name": "a", "seconds": "long"}], {}])
 def test_damaged_stages_are_left_out(tmp_path: Path, records: Any) -> None:
     write_run(tmp_path, run={}, summary={"stages": records})
     assert stages(read_view(tmp_path)) == ""
-
-
-def test_the_time_and_the_share_of_each_stage_are_shown(tmp_path: Path) -> None:
-    failed = {"name": "save", "seconds": 3, "error": "OSError"}
-    write_run(tmp_path, run={}, summary={"stages": [{"name": "model", "seconds": 1}, failed]})
-    shown = stages(read_view(tmp_path))
-    for text in ("monitoring.timing_heading", "25 %", "75 %", "ended by OSError"):
-        assert text in shown, text

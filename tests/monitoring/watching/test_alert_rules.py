@@ -11,9 +11,25 @@ from infrastructure.core.messages import WORDS
 from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
 from infrastructure.monitoring.watching.alert_rules import gpu_rules, machine_rules, training_rules
 from infrastructure.monitoring.watching.alert_sinks import AlertSink
-from infrastructure.monitoring.watching.alerts import Alert
+from infrastructure.monitoring.watching.alerts import Alert, AlertRule
 from tests.monitoring.scripted_machine import GIB, Moments, ScriptedGpus, ScriptedMachine
 
+GIVEN = object()  # a limit that a setting has
+RULES = [
+    ("cpu_percent", "cpu_percent", GIVEN, "cpu_busy", "info", 15),
+    ("memory_percent", "memory_percent", GIVEN, "main_memory_nearly_full", "critical", 2),
+    ("disk_free", "disk_free_bytes", 1e9, "run_disk_nearly_full", "critical", 1),
+    ("checkpoint_age", "checkpoint_age_seconds", 7200, "newest_checkpoint_too_old", "warning", 1),
+    ("backup_age", "backup_age_seconds", 7200, "newest_backup_too_old", "warning", 1),
+    ("copier_failures", "copier_failures", 2, "backup_worker_keeps_ending", "critical", 1),
+    ("gpu_utilization", "utilization_percent", GIVEN, "gpu_busy", "info", 15),
+    ("gpu_memory_percent", "memory_percent", GIVEN, "gpu_memory_nearly_full", "warning", 2),
+    ("gpu_temperature", "temperature_celsius", GIVEN, "gpu_too_hot", "warning", 2),
+    ("training_time_per_step", "seconds_per_step", GIVEN, "step_too_slow", "warning", 3),
+    ("gradient_norm", "gradient_norm", GIVEN, "gradient_norm_too_high", "warning", 1),
+    ("data_wait_percent", "data_wait_percent", 50, "steps_wait_for_data", "warning", 5),
+    ("tied_steps", "num_tied_steps", 20, "rewards_all_tied", "warning", 1),
+]
 SEED = {
     "cpu_percent": 90.0,
     "memory_percent": 85.0,
@@ -129,6 +145,21 @@ def test_the_scenario_has_every_rule() -> None:
     named = {rule.name for rule in rules}
     assert named == {*INCIDENTS, *OF_THE_TRAINING}
     assert named > set(AlertThresholds.model_fields)
+
+
+def test_each_rule_has_its_limit_its_message_and_its_patience() -> None:
+    limits = AlertThresholds()
+    rules = [*machine_rules(limits), *gpu_rules(limits), *training_rules(limits)]
+    for rule, (name, key, limit, message, severity, num_samples) in zip(rules, RULES, strict=True):
+        assert rule == AlertRule(
+            name,
+            key,
+            SEED[name] if limit is GIVEN else limit,  # type: ignore[arg-type]
+            f"monitoring.{message}",
+            severity,  # type: ignore[arg-type]
+            name == "disk_free",
+            num_samples,
+        )
 
 
 def test_the_limits_are_those_of_the_specification() -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.console_log import is_for_people
-from infrastructure.monitoring.watching.alert_sinks import make_alert_sinks
+from infrastructure.monitoring.watching.alert_sinks import check_alert_sinks, make_alert_sinks
 from infrastructure.monitoring.watching.alerts import Alert, Severity
 
 RUN = Path("runs/run-7")
@@ -48,6 +49,14 @@ def test_the_log_gets_all_by_their_severity(
 def test_a_misspelt_sink_gets_the_nearest_name() -> None:
     with pytest.raises(ValueError, match=r"core\.did_you_mean\(meant=console\)"):
         make_alert_sinks(["consol"], RUN)
+
+
+def test_sinks_are_checked_where_alerts_can_be_raised() -> None:
+    config = DeploymentConfig(monitor={"alert_sinks": ["tests.nowhere:Sink"]})
+    with pytest.raises(ValueError, match=r"tests\.nowhere"):
+        check_alert_sinks(config)
+    config.enable_monitoring = False
+    check_alert_sinks(config)
 
 
 @pytest.mark.parametrize(("names", "is_shown"), [(["console", "log"], False), (["log"], True)])

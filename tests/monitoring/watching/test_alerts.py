@@ -26,13 +26,8 @@ def test_an_incident_is_reported_once_however_long_it_lasts() -> None:
 
 
 def test_a_value_that_trembles_around_the_limit_is_one_incident() -> None:
-    assert states(AlertWatch([HOT], cooldown_seconds=0), [81, 79, 81, 79, 81]) == [
-        "raised",
-        None,
-        None,
-        None,
-        None,
-    ]
+    watch = AlertWatch([HOT], cooldown_seconds=0)
+    assert states(watch, [80, 81, 76.1, 81, 79, 80]) == [None, "raised", *[None] * 4]
 
 
 def test_an_incident_ends_when_the_value_is_well_within_the_limit() -> None:
@@ -53,7 +48,7 @@ def test_only_values_in_a_row_count() -> None:
 def test_a_lower_limit() -> None:
     rule = AlertRule("room", "celsius", 100.0, "little", is_lower=True)
     watch = AlertWatch([rule], cooldown_seconds=0)
-    assert states(watch, [101, 99, 104, 106]) == [None, "raised", None, "ended"]
+    assert states(watch, [100, 99, 104, 105]) == [None, "raised", None, "ended"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -71,7 +66,17 @@ def test_subjects_have_incidents_of_their_own() -> None:
     (ended,) = watch.check({"celsius": 20.0}, 3.0, 8, "GPU 0")
     assert ended.message.startswith("monitoring.back_within_limit(subject=GPU 0: , rule=heat")
     assert ended.message.endswith("value=20.0, limit=80.0)")
+    assert ended.record() == {
+        **{"time": 3.0, "step": 8, "rule": "heat", "subject": "GPU 0", "state": "ended"},
+        **{"severity": "warning", "value": 20.0, "limit": 80.0, "message": ended.message},
+    }
     assert watch.open_incidents() == [("heat", "GPU 1")]
+
+
+def test_the_text_has_bytes_in_mebibytes() -> None:
+    rule = AlertRule("room", "bytes", 3 * 2**20, "monitoring.run_disk_nearly_full", is_lower=True)
+    (alert,) = AlertWatch([rule]).check({"bytes": 2**21}, 1.0)
+    assert alert.message.endswith("value=2097152, limit=3145728, value_mib=2 MiB, limit_mib=3 MiB)")
 
 
 def test_what_was_not_measured_raises_nothing() -> None:

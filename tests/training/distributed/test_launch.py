@@ -482,7 +482,7 @@ def test_what_other_ranks_wrote_is_kept_without_secrets(tmp_path: Path) -> None:
     run, logs = tmp_path / "run-1", tmp_path / "logs"
     (run / "logs").mkdir(parents=True)
     secret = "token hf_abcdefghijklmnopqrstuvwxyz012345\n"
-    words_of(logs, 1, "x" * launch.KEPT_BYTES + "\n" + secret)
+    words_of(logs, 1, "x" * 2 * launch.KEPT_BYTES + "\n" + secret)
     words_of(logs, 2, "  \n")
     folder = AgentFolder(tmp_path)
     folder.note_run(run, "")

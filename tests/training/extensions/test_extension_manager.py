@@ -181,6 +181,6 @@ def test_what_is_missing_is_named() -> None:
 @pytest.mark.usefixtures("related")
 def test_a_circle_is_named() -> None:
     with pytest.raises(
-        ValueError, match=r"training\.extension_order_circular.*names=knot and tied"
+        ValueError, match=r"training\.extension_order_circular.*names=knot and tied\)"
     ):
         create_extensions(["nudge", "knot", "tied"], None, {})

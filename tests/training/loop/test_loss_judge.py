@@ -66,8 +66,9 @@ def test_each_step_is_looked_at_as_far_as_a_search_goes(state: TrainingState) ->
     judge.watch.until_step = 6
     judge.check_last_step(state)
     judge.watch.until_step = 7
-    with pytest.raises(BadLossError):
+    with pytest.raises(BadLossError) as caught:
         judge.check_last_step(state)
+    assert caught.value.bad.kind == "not_finite"
     judge.pass_over()
     judge.check_last_step(state)
 

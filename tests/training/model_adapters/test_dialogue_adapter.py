@@ -252,6 +252,7 @@ def test_an_answer_ends_with_its_last_special_token_that_only_space_follows() ->
     ids, learned = (np.array(column) for column in [*zip(*tokens, strict=True)][:2])
     example = TokenizedExample(ids.astype(np.int32), learned.astype(bool))
     turns, ends = adapter._answers_of(example)
+    assert example.supervised.tolist() == learned.astype(bool).tolist()
     assert turns.tolist() == [turn for _, _, turn, _ in tokens if turn is not None]
     assert ends.tolist() == [is_end for _, _, _, is_end in tokens if is_end is not None]
 

@@ -26,6 +26,7 @@ from infrastructure.data.encoding.picture_tokens import PictureTokens
 from infrastructure.data.store.examples import Picture, TokenizedExample
 from infrastructure.models.model_inputs import attention_implementation, call_model, vision_tower
 from infrastructure.models.packed_attention import ATTENTION_NAME, model_arguments
+from infrastructure.models.registry import MODELS, ModelEntry
 from infrastructure.testing.subject import shortened
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core.state import TrainingState
@@ -264,7 +265,9 @@ def test_a_picture_that_was_changed_after_the_preparation_is_noticed(
         trainer.adapter.prepare_batch(examples)
 
 
-def test_the_rows_choose_the_adapter(llava: Path, data: Path, tmp_path: Path) -> None:
+def test_the_rows_choose_the_adapter(
+    llava: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = ModelConfig(name=str(llava))
     assert adapter_name(model, DataConfig(path=str(data))) == "multimodal"
     text = tmp_path / "text.jsonl"
@@ -280,6 +283,8 @@ def test_the_rows_choose_the_adapter(llava: Path, data: Path, tmp_path: Path) ->
         ):
             adapter_name(model.copy_with(adapter=name), DataConfig(path=str(data)))
     assert isinstance(get_model_adapter("auto", model, TrainingConfig()), StandardModelAdapter)
+    monkeypatch.setitem(MODELS, "own", ModelEntry(lambda: torch.nn.Linear(1, 1), "standard"))
+    assert adapter_name(ModelConfig(name="own"), DataConfig(path=str(data))) == "standard"
 
 
 @pytest.mark.parametrize("save", [save_qwen_vl, save_idefics3])
@@ -448,6 +453,25 @@ def test_rows_that_are_probed_differ_in_their_pictures_alone() -> None:
     marks = [[adapter.pictures.mark_id] * width for width in (4, 3, 4)]
     assert [row.input_ids.tolist() for row in rows] == [[*question, *m, *answer] for m in marks]
     assert len({row.pictures[0].sha256 for row in rows}) == 3
+
+
+@pytest.mark.parametrize("changed", [0, -1])
+def test_the_row_that_packing_changes_most_is_measured(changed: int) -> None:
+    adapter = adapter_of("llava")
+    assert adapter.model is not None
+
+    def batch_of(examples: Any, packs: bool) -> Any:
+        batch = adapter._batch_of(examples, packs)
+        if packs:  # one token of the first row, or of the second one
+            batch["input_ids"][0, changed] += 1
+        return batch
+
+    rows = multimodal_adapter.probe_examples(adapter.tokenizer, adapter.pictures)
+    mark = adapter.pictures.mark_id
+    given = adapter.model, rows
+    intact = multimodal_adapter.picture_differences(*given, adapter._batch_of, mark)
+    difference, leak = multimodal_adapter.picture_differences(*given, batch_of, mark)
+    assert max(*intact, leak) < 1e-4 < 1e-2 < difference
 
 
 def test_pictures_that_are_placed_as_text_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,10 +22,12 @@ class Compiler:
 
     def __init__(self, adapter: ToyAdapter, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[bool] = []
+        self.prepared: list[int] = []
         self.now = 0.0
         prepare = adapter.prepare_batch
 
         def slow_batch(examples: Sequence[int]) -> dict[str, Any]:
+            self.prepared += examples
             is_compiled = bool(self.calls) and self.calls[-1]
             self.now += 0.01 if is_compiled else 0.04
             return prepare(examples)
@@ -57,6 +59,17 @@ def test_a_compiler_that_pays_is_kept_and_the_weights_are_the_same(
     assert training.source.seen[: TIMED_STEPS * 6] == [n for batch in timed for n in batch]
     plain = Training(num_epochs=10, checkpoint_frequency=5).run()
     assert torch.equal(training.weights, plain.weights)
+
+
+def test_only_the_steps_that_are_left_can_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, trial, compiler = training_with_trial(monkeypatch)
+    training.state.step, training.state.position.example = 4, 6
+    trial.train_start(training.state)
+    assert trial.decision is not None
+    assert trial.decision.steps_left == training.state.total_steps - 4
+    (rest,) = ToySource().train_batches(0, 6, 20)
+    assert training.source.seen == rest
+    assert set(compiler.prepared) == {*rest}  # each batch is timed
 
 
 def test_a_run_that_goes_on_does_as_it_did(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -104,6 +104,17 @@ def test_the_limit_of_the_system_is_lifted_whatever_happens() -> None:
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
+def test_the_limit_of_the_system_follows_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, limits = MemoryExtension(MemoryLimits(), CPU), list[int]()
+    hard: Any = SimpleNamespace(tighten=limits.append, lift=lambda: limits.append(0))
+    monkeypatch.setattr(memory.guard, "used_bytes", lambda: 7)
+    memory._hard, state = hard, TrainingState(torch.nn.Linear(1, 1))
+    memory.step_end(state)
+    memory.train_end(state)
+    memory.train_end(state)
+    assert limits == [7, 0]
+
+
 def test_data_that_nobody_uses_leaves_memory_after_its_time() -> None:
     calls: list[float] = []
 

@@ -1,5 +1,7 @@
 """What a rank of a training takes whose model is spread, measured on a real small model."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,3 +124,39 @@ def test_large_blocks_go_back_at_once_while_it_is_measured(
     spread_costs(measurement, BatchPlan(2, 1), 2, offload=False)
     assert events[:2] == ["set", "forward"]
     assert events.count("set") == 1
+
+
+def test_a_rank_needs_its_part_and_what_is_gathered_instead_of_the_whole_model(
+    monkeypatch: pytest.MonkeyPatch, saved_llama: Path, tmp_path: Path
+) -> None:
+    """Here the process uses 1 GiB, and a micro-batch takes 100 bytes for each of its units."""
+    measurement, idle, counts = small_trainer(saved_llama, tmp_path).cost_measurement(), 1 << 30, []
+
+    class Peak:
+        def now(self) -> int:
+            return idle
+
+        def read(self) -> int:
+            return idle + 100 * measurement.units(measurement.usual[: counts[-1]])
+
+    @contextmanager
+    def peak_memory(device: torch.device) -> Iterator[Peak]:
+        yield Peak()
+
+    monkeypatch.setattr(spread_costs_module, "PeakMemory", lambda device: Peak())
+    monkeypatch.setattr(spread_costs_module, "peak_memory", peak_memory)
+    monkeypatch.setattr(spread_costs_module, "_forward", lambda _, count: counts.append(count))
+    model = measurement.model
+    state = spread_state(
+        model,
+        lambda samples: measurement.strategy.create_optimizer(samples, 0.0),
+        2,
+        offload=False,
+        on_gpu=False,
+    )
+    costs = spread_costs(measurement, BatchPlan(8, 1), 2, offload=False)
+    assert counts == [1, 1, 2, 4]  # of the four examples of a rank
+    whole = sum(parameter.nbytes for parameter in model.parameters())
+    fixed = idle - whole + state.part_bytes + state.together_bytes
+    assert costs.memory.fixed_bytes == pytest.approx(fixed)
+    assert costs.memory.bytes_per_unit == pytest.approx(100.0)

@@ -160,9 +160,7 @@ def _phase(
     what = f"{training.name} of {len(rack)}"
     if time_step is not None:
         what += f", time step {time_step}"
-    keeps_prefix = trains_trunk or config.trunk_is_adapted
-    keeps_prefix |= unit.index == 0
-    start = 0 if keeps_prefix else unit.first
+    start = 0 if trains_trunk or config.trunk_is_adapted else unit.first
     return StackPhase(what, num_epochs, frozenset(names), True, unit, start, unit.last, time_step)
 
 

@@ -77,7 +77,10 @@ def test_each_baseline_chooses_by_its_own_numbers() -> None:
     }
     assert next(iter(instance.alternatives())) == "gradient_norm"
     assert all(list(one) == instance.labels for one in instance.alternatives().values())
-    assert instance.energy_of(np.array([0, 1])) == -1 - 3 + 9 / 2 + (1 + 3) / 2
+    both = np.array([0, 1])
+    assert instance.energy_of(both) == -1 - 3 + 9 / 2 + (1 + 3) / 2
+    energy = instance.formulate().energy(dict(zip("abcde", [1, 1, 0, 0, 0], strict=True)))
+    assert energy == pytest.approx(instance.energy_of(both))
 
 
 def test_without_curvature_the_optimum_is_the_largest_decrease() -> None:

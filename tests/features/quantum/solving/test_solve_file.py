@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import dimod
 import numpy as np
 import pytest
 
-from infrastructure.features.quantum.solving.solve_file import read_model
+from infrastructure.features.quantum.solving import solve_file as solve_file_module
+from infrastructure.features.quantum.solving.solve_file import read_model, solve_file
 from tests.features.quantum.samplers.questions import random_model
 
 
@@ -55,6 +56,49 @@ def test_coordinates_and_labels_of_numpy(tmp_path: Path) -> None:
     assert_same(read_model(tmp_path / "a.npz"), wanted)
 
 
+def test_what_an_archive_leaves_out_has_a_default(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", rows=[0], columns=[3], quadratic=[2.0])
+    wanted = dimod.BinaryQuadraticModel(dict.fromkeys(range(4), 0.0), {(0, 3): 2.0}, "BINARY")
+    assert_same(read_model(tmp_path / "a.npz"), wanted)
+    np.savez(tmp_path / "a.npz", rows=[2], columns=[1], quadratic=[2.0], vartype="SPIN")
+    wanted = dimod.BinaryQuadraticModel(dict.fromkeys(range(3), 0.0), {(1, 2): 2.0}, "SPIN")
+    assert_same(read_model(tmp_path / "a.npz"), wanted)
+    np.savez(tmp_path / "a.npz", quadratic=np.zeros((0, 0)), offset=1.5)
+    assert_same(read_model(tmp_path / "a.npz"), dimod.BinaryQuadraticModel({}, {}, 1.5, "BINARY"))
+
+
+class Remembering(dimod.ExactSolver):
+    """A sampler that takes a seed and a time limit."""
+
+    calls: ClassVar[list[dict[str, Any]]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parameters = {"seed": [], "time_limit": []}
+
+    def sample(self, bqm: dimod.BinaryQuadraticModel, **given: Any) -> dimod.SampleSet:
+        self.calls.append(given)
+        return super().sample(bqm)
+
+
+def test_an_answer_is_in_the_order_of_the_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(solve_file_module, "create_sampler", lambda name: Remembering())
+    path = tmp_path / "a.json"
+    path.write_text('{"linear": {"b": -1, "a": 2, "0": 1}, "quadratic": [[0, "b", -3]]}')
+    found = solve_file(path, "exact", 50.0, seed=7)
+    assert 0 <= found.pop("seconds") < 50  # type: ignore[misc]
+    assert found == {
+        **{"file": str(path), "num_variables": 3, "num_interactions": 1, "energy": -3.0},
+        **{"sampler": "exact", "reason": "quantum.sampler_requested()"},
+        **{"variables": ["b", "a", "0"], "values": [1, 0, 1]},
+    }
+    [given] = Remembering.calls
+    assert given["seed"] == 7
+    assert 40 < given["time_limit"] <= 50
+
+
 def test_the_plain_form_of_json(tmp_path: Path) -> None:
     values = {"vartype": "SPIN", "linear": {"a": 1}, "quadratic": [["a", "b", -2.5]], "offset": 3}
     (tmp_path / "a.json").write_text(json.dumps(values))
@@ -74,6 +118,8 @@ def test_the_plain_form_of_json(tmp_path: Path) -> None:
         ('{"quadratic": [[0, 1]]}', r"quantum\.malformed_quadratic_entry\(entry=\[0, 1\]\)"),
         ('{"linear": {"a": "1"}}', r'quantum\.value_not_finite\(value="1"\)'),
         ('{"linear": {"a": NaN}}', r"quantum\.value_not_finite\(value=NaN\)"),
+        ('{"linear": {"a": true}}', r"quantum\.value_not_finite\(value=true\)"),
+        ('{"offset": Infinity}', r"quantum\.value_not_finite\(value=Infinity\)"),
         ('{"quadratic": [["a", "a", 1]]}', "'a'"),
         (
             '{"vartype": "TERNARY"}',
@@ -106,6 +152,15 @@ def test_wrong_json_is_refused_with_the_reason(text: str, code: str, tmp_path: P
             {"quadratic": np.zeros((2, 2)), "variables": ["a", "a"]},
             r"quantum\.labels_do_not_match_variables\(num_labels=1, num_variables=2\)",
         ),
+        (
+            {"quadratic": [1.0], "rows": [0], "columns": [2], "linear": [1.0, 2.0]},
+            r"quantum\.linear_wrong_shape\(shape=\(2,\), count=3\)",
+        ),
+        (
+            {"quadratic": np.zeros((2, 2)), "linear": np.zeros((2, 1))},
+            r"quantum\.linear_wrong_shape\(shape=\(2, 1\), count=2\)",
+        ),
+        ({"quadratic": np.zeros((2, 2)), "vartype": "BIT"}, r"unknown_vartype\(name=BIT, "),
         ({"quadratic": np.full((2, 2), np.inf)}, "quantum.coefficient_not_finite"),
         (
             {"quadratic": np.zeros((2, 2)), "lineer": [1.0]},

@@ -472,6 +472,20 @@ def test_the_problem_is_that_of_the_drawn_examples(
         step.problem(12)
 
 
+def test_only_zeros_and_infinite_gradients_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the candidates and of the target."""
+    step = step_without_a_model(QuantumConfig(target="validation"))
+    rows = np.array([[1, 0], [0, 0], [np.nan, 1], [0, 2], [np.inf, 1], [3, 0]], dtype=np.float32)
+    step.data.num_candidates = len(rows)  # type: ignore[misc]
+    step.data.examples = list  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(step, "_held_out", lambda: range(len(rows)))
+    monkeypatch.setattr(step, "_gradients", lambda ids: rows[list(ids)])
+    problem = step.problem(len(rows))
+    assert problem.labels == [0, 3, 5]
+    expected = DataSelection([0, 3, 5], rows[[0, 3, 5]], 3, target=rows[[0, 3, 5]])
+    assert (problem.rho, problem.relevance.tolist()) == (expected.rho, expected.relevance.tolist())
+
+
 def test_the_record_of_a_decision_names_what_is_left_out() -> None:
     step = step_without_a_model(QuantumConfig())
     step.data.places_of = Rows.places_of.__get__(step.data)  # type: ignore[method-assign]
@@ -539,6 +553,9 @@ def test_of_those_looked_at_the_share_is_chosen_that_is_of_all(
     assert whole.tolist() == sorted(set(whole.tolist()))
     assert set(whole.tolist()) & set(candidates.tolist()) == set(chosen.tolist())
     assert question.completed(candidates, chosen).tolist() == whole.tolist()
+    others = np.setdiff1d(np.arange(1000), candidates)
+    drawn = others[random_selection(len(others), num_examples - len(chosen), 1)]
+    assert sorted(set(whole.tolist()) - set(chosen.tolist())) == drawn.tolist()
 
 
 def test_without_a_budget_all_that_nobody_looked_at_trains() -> None:

@@ -1,6 +1,7 @@
 """Seed 000's quantum functions in one's own loop."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,32 @@ def test_wrong_problems_are_refused(
     plain = initialize_training(configure(saved_llama, tmp_path))
     with pytest.raises(ValueError, match=r"quantum\.no_quantum_step_in_training"):
         apply_quantum_solution(plain, strange)
+
+
+def test_blocks_are_chosen_by_the_norms_of_their_gradients() -> None:
+    """Of twelve blocks, whose parameters come in any order."""
+    names = [f"layers.{n % 12}.{part}.weight" for n in range(5, 17) for part in ("up", "down")]
+    parameters = {name: torch.nn.Parameter(torch.zeros(2)) for name in [*names, "norm.weight"]}
+    gradients = {name: torch.full((2,), float(name.split(".")[1])) for name in names}
+    gradients["norm.weight"] = torch.full((2,), 99.0)
+    problem = formulate_quantum_problem(gradients, parameters, num_blocks=2)
+    assert problem.labels == [f"block {n}" for n in range(12)]
+    assert problem.linear.tolist() == [-4.0 * n**2 for n in range(12)]
+    assert problem.gradient_norms.tolist() == [2.0 * n for n in range(12)]
+    assert (problem.num_chosen, problem.config, problem.pairs.any()) == (2, None, False)
+    assert formulate_quantum_problem(gradients, parameters).num_chosen == 6
+    one = {name: gradient for name, gradient in gradients.items() if "layers.3." in name}
+    with pytest.raises(ValueError, match=r"quantum\.too_few_blocks_with_gradient\(count=1"):
+        formulate_quantum_problem(one, parameters)
+
+
+@pytest.mark.parametrize(
+    "decision", [[], [1, "block 1"], [True], "block 1", {"a": 1}, ["x" * 99, 1]]
+)
+def test_a_decision_of_another_kind_is_refused(decision: Any, context: TrainingContext) -> None:
+    shown = re.escape(f"unknown_kind_of_decision(decision={str(decision)[:80]}")
+    with pytest.raises(ValueError, match=shown):
+        apply_quantum_solution(context, answer(decision))
 
 
 def deep(folder: Path, name: str, saved_llama: Path, **quantum: Any) -> TrainingContext:
