@@ -392,9 +392,14 @@ def load_lora(folder: Path, base: torch.nn.Module) -> torch.nn.Module:
 
 
 def _refuse_other_matrices(file: Path, missing: list[str], unexpected: list[str]) -> None:
-    for code, names in (("lora_lacks_tensors", missing), ("lora_tensors_unused", unexpected)):
-        if names:
-            raise InputError(f"models.{code}", file=file, count=len(names), name=min(names))
+    if missing:
+        raise InputError(
+            "models.lora_lacks_tensors", file=file, count=len(missing), name=min(missing)
+        )
+    if unexpected:
+        raise InputError(
+            "models.lora_tensors_unused", file=file, count=len(unexpected), name=min(unexpected)
+        )
 
 
 def base_of_lora(folder: Path) -> ModelSource:
