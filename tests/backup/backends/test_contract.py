@@ -144,7 +144,7 @@ def test_no_method_leads_out(name: str) -> None:
         list(getattr(place, name)(Path("../x"), *CALLS[name][1:]))
 
 
-def test_another_error_may_be_wished_for_and_advice_is_text() -> None:
+def test_another_error_may_be_injected_and_advice_is_text() -> None:
     def advice(self: MemoryPlace, error: OSError) -> int:
         return 7
 

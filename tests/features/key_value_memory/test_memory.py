@@ -93,20 +93,20 @@ def test_what_is_read_is_attention_to_slots_and_stored_tokens(capacity: int) -> 
     read = []
     for head in range(2):
         part = slice(8 * head, 8 * head + 8)
-        asked, known, answers = queries[:, part], memory.slot_keys[:, part], memory.slot_values
+        requested, known, answers = queries[:, part], memory.slot_keys[:, part], memory.slot_values
         may_read = torch.ones(4, 2 + capacity, dtype=torch.bool)
         if keys is not None and values is not None:
             filled = keys[:2, part]
             spread = torch.cov(filled.T, correction=0)
             spread += torch.eye(8) * (1e-3 * spread.diagonal().mean() + 1e-12)
             root, mean = torch.linalg.cholesky(spread), filled.mean(0)
-            asked, stored = (
-                torch.linalg.solve(root, (one - mean).T).T for one in (asked, keys[:, part])
+            requested, stored = (
+                torch.linalg.solve(root, (one - mean).T).T for one in (requested, keys[:, part])
             )
             known, answers = torch.cat([known, stored]), torch.cat([answers, values])
             may_read[:, 4] = False  # not filled yet
             may_read[0, 3] = False  # of the same row
-        cosines = F.normalize(asked, dim=-1) @ F.normalize(known, dim=-1).T
+        cosines = F.normalize(requested, dim=-1) @ F.normalize(known, dim=-1).T
         weights = (16 * cosines).masked_fill(~may_read, -torch.inf).softmax(-1)
         read.append(weights @ answers[:, part])
     expected = hidden + memory.gate * memory.output(torch.cat(read, dim=1))

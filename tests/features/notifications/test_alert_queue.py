@@ -74,7 +74,9 @@ def test_what_has_no_room_or_no_time_is_lost(monkeypatch: pytest.MonkeyPatch) ->
     assert sink.lost == lost
 
 
-def test_a_close_waits_longer_if_the_server_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_close_waits_longer_if_the_server_requested_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sink, slept = Sink(lambda _: ""), list[float]()
     assert sink._gives_up_at(100.0) == 105.0
     monkeypatch.setattr(time, "sleep", slept.append)
