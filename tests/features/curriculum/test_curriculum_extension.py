@@ -68,7 +68,7 @@ def test_short_rows_come_first(tmp_path: Path) -> None:
     assert set(seen.rows[1]) & set(seen.rows[3])
 
 
-def test_each_stage_states_of_how_many_examples_it_is(
+def test_each_stage_reports_its_number_of_examples(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer, _ = curriculum(tmp_path, curriculum_stages=2, curriculum_by="loss", num_epochs=2)

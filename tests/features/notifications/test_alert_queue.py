@@ -74,7 +74,7 @@ def test_what_has_no_room_or_no_time_is_lost(monkeypatch: pytest.MonkeyPatch) ->
     assert sink.lost == lost
 
 
-def test_a_close_waits_longer_if_the_server_requested_for_it(
+def test_a_close_waits_as_long_as_the_server_demands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sink, slept = Sink(lambda _: ""), list[float]()

@@ -243,7 +243,7 @@ def test_what_became_of_a_job_is_shown() -> None:
     ]
 
 
-def test_a_queue_states_in_its_exit_code_how_its_jobs_ended(
+def test_the_exit_code_of_a_queue_is_that_of_its_jobs(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["queue", "run", "--json"]) == 0

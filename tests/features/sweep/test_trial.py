@@ -129,7 +129,7 @@ def test_a_sweep_that_was_killed_draws_what_it_would_have_drawn(
     assert len({one._rng.rng.random() for one in seeds}) == 2  # type: ignore[attr-defined]
 
 
-def test_a_study_is_what_the_goal_states(tmp_path: Path) -> None:
+def test_a_study_has_the_direction_of_its_goal(tmp_path: Path) -> None:
     pruners = {
         "median": optuna.pruners.MedianPruner,
         "halving": optuna.pruners.SuccessiveHalvingPruner,

@@ -175,7 +175,7 @@ def test_a_spread_model_is_rescued_where_the_others_take_part(
     assert events == [SaveKind.STOPPED, {}]
 
 
-def test_a_save_on_request_and_a_bad_state_state_what_they_are(training: Training) -> None:
+def test_a_save_on_request_and_a_bad_state_have_their_kinds(training: Training) -> None:
     state, saver, store = training.state, training.checkpointer, training.checkpoints.store
     state.evaluation, state.evaluated_step = {"eval_loss": 0.5}, state.step
     saver.save_now(state)
