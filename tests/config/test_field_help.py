@@ -70,6 +70,7 @@ def test_a_value_is_shown_as_it_is_typed(value: object, typed: str) -> None:
 def test_a_long_value_is_cut_and_a_secret_masked() -> None:
     for length, is_cut in ((80, False), (81, True)):
         assert as_typed("x" * length) == ("x" * 79 + "…" if is_cut else "x" * 80)
+    assert format_value("x" * 78) == '"' + "x" * 78 + '"'
     assert format_value("x" * 79) == '"' + "x" * 78 + "…"
     token = "hf_" + "aB3" * 12
     assert token not in format_value(token) + as_typed([token])

@@ -333,7 +333,7 @@ class Chunk:
     [
         (page_header(0, -1, 4, 3), "negative_page_size"),
         (page_header(0, 4, -1, 3), "negative_page_size"),
-        (page_header(0, 4, 4, -3), "negative_value_count"),
+        (page_header(0, 4, 4, -1), "negative_value_count"),
     ],
 )
 def test_a_page_of_less_than_nothing_is_refused(header: bytes, refusal: str) -> None:

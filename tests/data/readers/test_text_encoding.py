@@ -167,7 +167,9 @@ def test_the_head_of_a_file_shows_how_its_lines_end(
     path = tmp_path / "rows.txt"
     path.write_text("x" * length + end + "y" + end, newline="")
     with contextlib.closing(open_utf8(path, encoding)) as file:
-        content = b"".join(iter(lambda: file.read(READ_BYTES), b"")).decode()
+        begun = file.read(1)
+        assert begun == b"x"  # as many bytes as requested
+        content = (begun + b"".join(iter(lambda: file.read(READ_BYTES), b""))).decode()
     assert content[length:] == read + "y" + read
 
 

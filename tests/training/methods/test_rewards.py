@@ -11,6 +11,7 @@ import pytest
 from infrastructure.training.methods.rewards import (
     given_values,
     needs_answers,
+    reward_function,
     reward_functions,
     try_rewards,
 )
@@ -114,6 +115,20 @@ def test_values_that_come_as_text_are_read_where_they_are_given() -> None:
     columns = {"tests": ["[1]", "null"], "level": ["2", "3"]}
     assert list(given_values(reward, frozenset({"tests", "meta"}))(**columns)) == [0, 0]
     assert given_values(reward, frozenset()) is reward
+
+
+@pytest.mark.parametrize(
+    ("name", "refusal"),
+    [
+        ("format", "methods.reward_without_value(kind=format)"),
+        ("json_schema=", "methods.reward_without_value(kind=json_schema)"),
+        ("exact_answer=1", "methods.unknown_reward(reason="),
+        ("length=5", "methods.unknown_reward(reason="),
+    ],
+)
+def test_a_name_that_is_no_reward_is_refused(name: str, refusal: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(refusal)):
+        reward_function(name)
 
 
 @pytest.mark.parametrize(
