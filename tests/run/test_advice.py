@@ -135,7 +135,7 @@ def test_the_best_by_another_measure_is_named(
     store.commit({}, {}, step=100, score=last)
     text = suggested(tmp_path, 9.0, 4.0, best_metric="exact_match", best_is_greater=True)
     better = "run.advice_earlier_step_better(step=40, metric=exact match, best=0.9000, last=0.5000)"
-    assert (better in text) == is_named
+    assert text.startswith(better) if is_named else text == ""
 
 
 def test_a_number_below_zero_keeps_its_sign(tmp_path: Path) -> None:
