@@ -41,7 +41,7 @@ def _remove_leftovers(run_path: Path) -> None:
     for name in DIRECTORIES:
         recover_directory(run_path / name)
     for folder in (run_path, *(path for path in paths_below(run_path) if path.is_dir())):
-        if "objects" not in folder.parts:  # the store removes its own
+        if "objects" not in folder.relative_to(run_path).parts:  # the store removes its own
             remove_parts(folder)
 
 

@@ -54,16 +54,18 @@ def test_an_error_inside_leaves_the_run_free(tmp_path: Path) -> None:
     refuse_trained_elsewhere(tmp_path)
 
 
-def test_what_a_killed_process_has_left_half_written_is_gone(tmp_path: Path) -> None:
-    inside = tmp_path / "checkpoints" / "objects" / "ab"
-    for folder in (tmp_path, tmp_path / "logs" / "errors", inside):
+@pytest.mark.parametrize("above", [".", "objects"])  # of the run, not of its store
+def test_what_a_killed_process_has_left_half_written_is_gone(tmp_path: Path, above: str) -> None:
+    run = tmp_path / above / "run"
+    inside = run / "checkpoints" / "objects" / "ab"
+    for folder in (run, run / "logs" / "errors", inside):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / HALF_WRITTEN).touch()
         (folder / "whole.json").touch()
-    with only_trainer_of(tmp_path):
-        left = {path.relative_to(tmp_path) for path in tmp_path.rglob(HALF_WRITTEN)}
-        assert left == {(inside / HALF_WRITTEN).relative_to(tmp_path)}, "the store sweeps its own"
-        assert len([*tmp_path.rglob("whole.json")]) == 3
+    with only_trainer_of(run):
+        left = {path.relative_to(run) for path in run.rglob(HALF_WRITTEN)}
+        assert left == {(inside / HALF_WRITTEN).relative_to(run)}, "the store sweeps its own"
+        assert len([*run.rglob("whole.json")]) == 3
 
 
 @pytest.mark.parametrize("name", ["final", "tokenizer", "resume"])
