@@ -81,7 +81,8 @@ def recorded_settings() -> Iterator[dict[str, list[str]]]:
     try:
         yield record
     finally:
-        _records[:] = [each for each in _records if each is not record]  # not an equal one
+        # not an equal one of another block
+        del _records[next(n for n, each in enumerate(_records) if each is record)]
 
 
 class Setting(str):

@@ -7,6 +7,7 @@ whose tokenizer has more tokens than the embedding. Weights are read from safete
 
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -108,7 +109,9 @@ def _stored_names(source: ModelSource, options: LoadOptions) -> set[str]:
         names = ("model.safetensors", "model.safetensors.index.json")
         cached = (cached_file(source.location, name, revision) for name in names)
         folder = next((file.parent for file in cached if file is not None), None)
-    return set() if folder is None else set(shapes_of(folder))
+    with suppress(InputError, OSError):  # the model is loaded; this is for a note alone
+        return set() if folder is None else set(shapes_of(folder))
+    return set()
 
 
 def load_weights(
@@ -349,14 +352,18 @@ def load_tokenizer(source: ModelSource, options: LoadOptions) -> "PreTrainedToke
             reason=shortened(" ".join(str(error).split())),
         ) from error
     ensure_special_tokens(tokenizer, source.location)
-    backend = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    if dropout := getattr(backend, "dropout", None):
-        raise InputError("models.tokenizer_is_random", location=source.location, dropout=dropout)
     return tokenizer
 
 
 def ensure_special_tokens(tokenizer: "PreTrainedTokenizerBase", name: str) -> None:
-    """Add a padding token if the tokenizer has none. Raise ValueError if it has no end token."""
+    """Add a padding token if the tokenizer has none.
+
+    Raises:
+        ValueError: it has no end token, or splits text at random.
+    """
+    backend = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if dropout := getattr(backend, "dropout", None):
+        raise InputError("models.tokenizer_is_random", location=name, dropout=dropout)
     if tokenizer.eos_token_id is None:
         raise InputError("models.no_end_of_text_token", name=name)
     if tokenizer.pad_token_id is None:
@@ -378,7 +385,12 @@ def load_lora(folder: Path, base: torch.nn.Module) -> torch.nn.Module:
                 base, str(folder), is_trainable=True
             )
         # loaded once more, because only this function returns the names that do not fit
-        loaded = cast(Any, model).load_adapter(str(folder), "default", is_trainable=True)
+        loaded = cast(Any, model).load_adapter(
+            str(folder),
+            "default",
+            is_trainable=True,
+            key_mapping=getattr(base, "_checkpoint_conversion_mapping", None),
+        )
         if (folder / GENERATION_FILE).is_file():
             transformers = require("transformers", "models.load_adapter")
             ends = transformers.GenerationConfig.from_pretrained(folder).eos_token_id

@@ -809,6 +809,7 @@ def test_the_hub_is_left_alone_while_it_cannot_be_reached(
         yield
 
     monkeypatch.setattr(model_manager, "offline_where_unreachable", noting)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for name, num_entered in ((llama_folder, 0), ("owner/name", 1)):
         manager = ModelManager(ModelConfig(name=str(name)), device=CPU, seed=0)
         for way in ("load", "load_tokenizer", "load_few_blocks", "weight_bytes"):

@@ -7,6 +7,7 @@ trainers read. This does not import torch.
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, takewhile
 from pathlib import Path
@@ -20,7 +21,7 @@ from infrastructure.config.methods import OPTIONS, TOOLS, RowKind
 from infrastructure.config.registries import METHODS
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.errors import InputError
-from infrastructure.core.json_text import JsonObject
+from infrastructure.core.json_text import JsonObject, parse_json
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.data.encoding.chat_format import (
@@ -244,7 +245,11 @@ def _pair_shape(rows: Sequence[Row], config: DataConfig, chosen: str, rejected: 
         if not shared and not has_prompt:
             detail = phrase("methods.conversations_without_shared_prompt")
             raise ShapeError(NOT_SUPERVISED, detail)
-        if has_prompt and shared and not _is_prompt_of(shared, schema.prompt_turns(values)):
+        if (
+            has_prompt
+            and shared
+            and _contradicts(value_of(values, schema.columns["prompt"]), shared)
+        ):
             detail = phrase("methods.prompt_column_differs", column=schema.columns["prompt"])
             raise ShapeError(NOT_SUPERVISED, detail)
         prompt = _prompt_of(schema, values, shared, [better[0], worse[0]])
@@ -289,12 +294,23 @@ def _prompt_of(
     return tuple(turns)
 
 
-def _is_prompt_of(shared: Sequence[Turn], column: Sequence[Turn]) -> bool:
-    """Return whether the prompt column says the same as the conversations of a pair, or more, or
-    less.
+def _contradicts(value: object, shared: Sequence[Turn]) -> bool:
+    """Return whether a prompt column holds other texts than the conversations of a pair.
+
+    It may hold more, less or none of their texts, as a text, as messages, or as JSON text of these.
     """
-    texts = [[t.text.strip() for t in turns if t.role != "system"] for turns in (shared, column)]
-    return any(one in other or other in one for one in texts[0] for other in texts[1])
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with suppress(ValueError):
+            value = parse_json(value)
+    messages = value if isinstance(value, list) else [{"content": value}]
+    texts = [
+        " ".join(text.split())
+        for message in messages
+        if isinstance(message, Mapping)
+        and isinstance(text := message.get("content", message.get("value")), str)
+    ]
+    ours = [" ".join(turn.text.split()) for turn in shared]
+    return any(texts) and not any(one in other or other in one for one in ours for other in texts)
 
 
 def _has_content(answer: Turn) -> bool:

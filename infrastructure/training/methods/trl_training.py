@@ -52,7 +52,12 @@ from infrastructure.models.model_manager import (
 from infrastructure.models.progress_bars import without_progress_bars
 from infrastructure.models.quantization import note_on_experts, quantization_config
 from infrastructure.models.router_logits import write_without_router_logits
-from infrastructure.models.saved_model import TOKENIZER_FILES, ModelSource, SourceKind
+from infrastructure.models.saved_model import (
+    TOKENIZER_FILES,
+    ModelSource,
+    SourceKind,
+    refuse_other_base,
+)
 from infrastructure.models.saving_check import prepare_saving
 from infrastructure.models.source import find_source
 from infrastructure.models.transformers_backend import (
@@ -396,6 +401,8 @@ class TrlTraining:
         """Load the base model with the existing LoRA that is trained further."""
         with offline_where_unreachable():
             base = load_causal_lm(self._base, self.options)
+        if self._hashed is not None:  # a new run
+            refuse_other_base(self.source.folder, self._hashed.result())
         model = load_lora(self.source.folder, base)
         check_same_lora(model, self.config.model.lora_config, self.source.location)
         return model

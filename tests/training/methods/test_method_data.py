@@ -678,14 +678,23 @@ def test_a_pair_that_does_not_fit_is_set_aside(
 
 @pytest.mark.parametrize(
     "prompt",
-    ["Say a.", " Say a.\n", "Human: Say a.\n\nAssistant:", [USER], [USER, GOOD], [USER, BAD]],
+    [
+        *("Say a.", " Say  a.\r\n", "Human: Say a.\n\nAssistant:", "Say", "", "  ", None, 7),
+        *([USER], [USER, GOOD], [USER, BAD], json.dumps([USER]), [], "[Say a.]"),
+    ],
 )
 def test_a_prompt_column_beside_whole_conversations(prompt: object) -> None:
     """The conversations decide; the column may say the same, or hold one of the answers, too."""
     whole = {"prompt": prompt, "chosen": [USER, GOOD], "rejected": [USER, BAD]}
     assert one("dpo", whole) == CHAT_PAIR
-    if isinstance(prompt, list):
+    if isinstance(prompt, list) and prompt:
         assert one("dpo", PAIR | {"prompt": prompt}) == CHAT_PAIR
+
+
+def test_a_column_that_repeats_the_system_message_contradicts_no_conversation() -> None:
+    system = {"role": "system", "content": "Be brief."}
+    pair = {"chosen": [system, USER, GOOD], "rejected": [system, USER, BAD]}
+    assert one("dpo", {"instruction": "Be  brief."} | pair) == one("dpo", pair)
 
 
 @pytest.mark.parametrize("turns", [[USER], [USER, GOOD]])

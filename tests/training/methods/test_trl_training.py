@@ -261,6 +261,15 @@ def test_a_lora_trains_on_and_is_what_it_is_compared_with(
     before = read_summary(RunDirectory(finals[0].parent))["before"]
     assert before["eval_loss"] == pytest.approx(math.log(2))  # it begins at its reference
 
+    (tmp_path / "run.json").write_text(json.dumps({"model": {"base_sha256": "of other weights"}}))
+    other = configuration("dpo", begin_anew(tmp_path / "other"), tmp_path / "lora")
+
+    def refused() -> None:
+        with pytest.raises(ValueError, match=r"models\.lora_base_changed"):
+            train(other)
+
+    assert in_fork(refused) == 0
+
 
 def test_it_goes_on_on_another_machine_from_its_place(tmp_path: Path, saved_llama: Path) -> None:
     """The same command, where nothing but the place is left."""
@@ -758,7 +767,13 @@ def test_a_training_that_trl_cannot_do_here_is_refused_before_a_model_loads(
     with pytest.raises(ValueError, match=r"several_gpus_visible\(method=dpo, count=2\)"):
         TrlTraining(config, tmp_path)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert TrlTraining(config, tmp_path).device == device
+
+    def stopped(_: TrlTraining, name: str) -> None:
+        raise LookupError(name)
+
+    monkeypatch.setattr(TrlTraining, "find", stopped)
+    with pytest.raises(LookupError, match=re.escape(str(saved_llama))):  # one GPU is enough
+        TrlTraining(config, tmp_path)
 
 
 def bare(method: str = "grpo", **training: Any) -> TrlTraining:
