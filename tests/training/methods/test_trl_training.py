@@ -772,7 +772,7 @@ def test_a_training_that_trl_cannot_do_here_is_refused_before_a_model_loads(
         raise LookupError(name)
 
     monkeypatch.setattr(TrlTraining, "find", stopped)
-    with pytest.raises(LookupError, match=re.escape(str(saved_llama))):  # one GPU is enough
+    with pytest.raises(LookupError, match=saved_llama.name):  # one GPU is enough
         TrlTraining(config, tmp_path)
 
 
