@@ -132,7 +132,7 @@ class Handled:
         self.done.append(what)
 
     def after(self, seconds: float, number: int | None, **options: bool) -> list[object]:
-        """What a signal does; None: that of the timer."""
+        """Handle a signal after that many seconds; None is the timer's signal."""
         self.now += seconds
         self.may_break_off = options.get("may_break_off", True)
         self.done = []

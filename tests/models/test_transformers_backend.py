@@ -300,10 +300,8 @@ def test_a_tokenizer_that_splits_at_random_is_refused(
     values = json.loads(path.read_text())
     values["model"]["dropout"] = dropout
     path.write_text(json.dumps(values))
-    source, options = (
-        find_source(str(llama_folder)),
-        LoadOptions(torch.device("cpu"), torch.float32),
-    )
+    source = find_source(str(llama_folder))
+    options = LoadOptions(torch.device("cpu"), torch.float32)
     if not dropout:
         assert load_tokenizer(source, options)("a")["input_ids"]
         return

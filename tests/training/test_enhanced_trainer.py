@@ -554,7 +554,7 @@ def test_a_precision_that_was_measured_is_kept(
 
 
 def test_a_size_that_did_not_fit_is_remembered_once(tmp_path: Path) -> None:
-    """Of replicas by rank 0; of a sharded model the rank that it did not fit ends."""
+    """Rank 0 of replicas remembers it; the rank of a sharded model that it does not fit ends."""
     trainer, remembered = unprepared(), list[int]()
     trainer.planner.memory_limit = lambda: SimpleNamespace(remember=remembered.append)
     trainer._remember_limit(8)

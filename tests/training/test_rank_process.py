@@ -160,7 +160,7 @@ def test_a_rank_builds_the_trainer_of_rank_0(
         is_of_first_rank = True
 
     class Shared(Extension):
-        """One that each rank has."""
+        """An extension that each rank has."""
 
     def for_one_process(_: object, config: DeploymentConfig) -> Any:
         made.append(config)

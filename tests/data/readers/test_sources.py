@@ -494,7 +494,7 @@ def test_a_folder_without_data_is_named_with_what_it_holds(tmp_path: Path) -> No
 
 
 def named_texts(folder: Path, *names: str) -> None:
-    """Files with a row each; no rows in those of other formats."""
+    """Write files that contain their own names; those in text formats have one row each."""
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

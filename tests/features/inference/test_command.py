@@ -48,7 +48,7 @@ def test_all_that_was_measured_is_shown(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By default of one row of 128 tokens."""
+    """The default is one row of 128 tokens."""
     ways = {"export": 0.002, "compile": 0.0005}
     results = {
         "compile": InferenceResult(print, "compile", 0.001, 0.0005, ways, {"x": "E: no"}),

@@ -34,7 +34,7 @@ class Memory(Observer):
 
 
 class Other(Memory):
-    """Another one, by its name."""
+    """An extension with another name."""
 
 
 def drawn() -> tuple[float, float, float]:

@@ -351,7 +351,7 @@ def test_a_cpu_without_bf16_does_not_go_on_in_bf16(
 
 
 class OwnStrategy(StandardTrainingStrategy):
-    """One of one's own, whose steps may not be tried often."""
+    """A user's strategy, whose steps cannot be repeated for a measurement."""
 
 
 @pytest.mark.parametrize(
