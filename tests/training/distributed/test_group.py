@@ -466,7 +466,7 @@ def test_the_most_severe_status_holds_with_its_reason(
     other: tuple[Status, str],
     agreed: tuple[Status, str],
 ) -> None:
-    """And of a round before the last nothing stays in the store."""
+    """The store keeps nothing of rounds before the last one."""
     store = dist.HashStore()
     first, second = joined(store, 0), joined(store, 1)
     store.set("status/1/1", json.dumps(other))
