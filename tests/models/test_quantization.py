@@ -153,7 +153,7 @@ def test_a_quantisation_is_its_own_settings_and_no_other() -> None:
 def test_quantized_weights_are_made_plain_ones_that_compute_the_same(
     llama_folder: Path, input_ids: torch.Tensor, tmp_path: Path
 ) -> None:
-    """A merged model consists of plain weights, which other libraries read, even if it is narrow."""
+    """A merged model consists of plain weights for other libraries, even if it is narrow."""
     quantized: Any = load(llama_folder, "4bit").model.get_base_model()  # type: ignore[operator]
     config = ModelConfig(name=str(llama_folder), quantization="4bit", lora_config=LoraConfig(r=8))
     manager = ModelManager(config, device=CPU, seed=0)
