@@ -98,16 +98,13 @@ def test_waiting_ends_as_soon_as_the_run_is_free(
         assert len(answers) == 8, "the time is up"
 
 
-MACHINE = os.uname().nodename
-
-
 @pytest.mark.parametrize(
     ("line", "is_waited_for"),
     [
         (None, False),
-        (f"process {os.getppid()} on {MACHINE}", True),
-        (f"process {os.getpid()} on {MACHINE}", False),
-        (f"process {os.getppid()} on {MACHINE} ended", False),
+        ("process {other} on {machine}", True),
+        ("process {own} on {machine}", False),
+        ("process {other} on {machine} ended", False),
         ("process 7 on another-machine", False),
     ],
 )
@@ -115,7 +112,8 @@ def test_only_another_process_that_is_known_to_run_is_waited_for(
     tmp_path: Path, line: str | None, is_waited_for: bool
 ) -> None:
     if line is not None:
-        (tmp_path / HOLDER_FILE).write_text(f"{line}\n")
+        named = line.format(own=os.getpid(), other=os.getppid(), machine=os.uname().nodename)
+        (tmp_path / HOLDER_FILE).write_text(f"{named}\n")
     assert lock._is_trained_elsewhere(tmp_path) is is_waited_for
 
 
