@@ -416,6 +416,15 @@ def test_what_a_killed_writer_has_left_goes_with_the_next_version(
     assert not half_written.exists()
 
 
+def test_parts_keep_as_many_versions_as_the_run_does(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, retention=Retention(keep_last=4))
+    for step in range(1, 7):
+        parts = manager.write_by_parts({"step": step})
+        parts.add(as_bytes({"model/a": torch.ones(1)}))
+        parts.commit()
+    assert steps(manager) == [3, 4, 5, 6]
+
+
 def test_files_of_the_run_that_cannot_be_read_cost_no_version(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

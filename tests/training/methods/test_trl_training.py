@@ -788,6 +788,20 @@ def bare(method: str = "grpo", **training: Any) -> TrlTraining:
 
 
 @pytest.mark.parametrize(
+    ("method", "batch_size", "accumulation", "num_rows"),
+    [("grpo", 8, 3, 3), ("grpo", 8, 1, 1), ("grpo", 4, 1, 1), ("dpo", 8, 2, 1)],
+)
+def test_a_step_needs_a_row_for_each_eight_answers(
+    method: str, batch_size: int, accumulation: int, num_rows: int
+) -> None:
+    training = bare(method, batch_size=batch_size)
+    training.config.training.gradient_accumulation = accumulation
+    training.installed = installed_method(method)
+    training.defaults = defaults_of(training.installed.classes()[1])
+    assert training._rows_of_a_step() == num_rows
+
+
+@pytest.mark.parametrize(
     ("settings", "argument"),
     [
         ({}, ""),
