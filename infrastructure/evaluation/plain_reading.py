@@ -43,6 +43,7 @@ from infrastructure.models.progress_bars import without_progress_bars
 from infrastructure.models.quantization import keep_trainable_layout
 from infrastructure.models.router_logits import ROUTER_LOGITS, has_router_logits
 from infrastructure.models.saved_model import rounded_beside
+from infrastructure.models.saving import SCORING, is_scoring
 from infrastructure.models.transformers_backend import base_of_lora
 from infrastructure.monitoring.drawing.formatting import format_bytes
 from infrastructure.optimization.memory_prediction import MemoryBudget
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from transformers import PreTrainedTokenizerBase
 
-SCORING = "AutoModelForSequenceClassification"
 NUM_QUESTIONS = 3
 MAX_TOKENS = 32  # per answer: this is a check, not a measurement
 QUESTIONS = ("What is the capital of France?", "Write 12 + 30 as a number.", "Say: так, 東京!")
@@ -463,7 +463,7 @@ class PlainLoading:
 
 
 def _auto_class(model: Any) -> str:
-    if type(model).__name__.endswith("ForSequenceClassification"):
+    if is_scoring(model):
         return SCORING
     sees = hasattr(model.config, "vision_config")
     return "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"

@@ -47,6 +47,7 @@ HOW_IT_WAS_LOADED = ("is_local", "local_files_only")  # transformers saves these
 LORA_WEIGHTS = "adapter_model.safetensors"
 BASE = "base"
 TRAINING_ONLY = "training_only"  # model attribute for what is never saved
+SCORING = "AutoModelForSequenceClassification"
 LORA_CARD = """\
 ---
 library_name: peft
@@ -233,8 +234,8 @@ def write_lora_card(folder: Path, model: torch.nn.Module, sees: bool = False) ->
         where += phrase("models.card_base_quantized", form=words_of_quantization(kind))
     loading = f", {ROUTER_LOGITS}=False" if has_router_logits(model) else ""
     inner: Any = inner_model(model)
-    if type(inner).__name__.endswith("ForSequenceClassification"):
-        auto = "AutoModelForSequenceClassification"
+    if is_scoring(inner):
+        auto = SCORING
         loading += f", num_labels={inner.config.num_labels}"
     text = LORA_CARD.format(
         front=front,
@@ -247,6 +248,11 @@ def write_lora_card(folder: Path, model: torch.nn.Module, sees: bool = False) ->
         ends=ends if knows_ends else "",
     )
     write_text(folder / "README.md", text)
+
+
+def is_scoring(model: torch.nn.Module) -> bool:
+    """Return whether a model scores texts, as a reward model does."""
+    return type(model).__name__.endswith("ForSequenceClassification")
 
 
 def _quantization_of(model: torch.nn.Module) -> tuple[str | None, str]:

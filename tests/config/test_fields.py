@@ -1,10 +1,10 @@
-"""All settings with their defaults, values, names and effects, and what stands beside them.
+"""Values that each setting accepts, what it cannot be combined with, other tools' names for it, and
+built-in names. The README of the configuration, which is tested too, has its flags and default.
 
-After a change of a setting: `python -m tests.config.test_fields` writes the table anew.
+After a change, `python -m tests.config.test_fields` writes the table again.
 """
 
-import json
-from argparse import ArgumentParser
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,14 +12,9 @@ from infrastructure.config import measures, registries
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.elsewhere import SAME, SAME_WORDS
 from infrastructure.config.field_help import allowed_values
-from infrastructure.config.fingerprint import affects_result
 from infrastructure.config.merging.effect import conditions_of
-from infrastructure.config.merging.presets import PRESETS
 from infrastructure.config.methods import method_named
-from infrastructure.config.schema import FieldSpec, schema_of
-from infrastructure.config.sources.flags import add_config_flags, help_text
-from infrastructure.config.sources.spelling import as_flag, as_keyword
-from infrastructure.core.messages import spelled_by
+from infrastructure.config.schema import schema_of
 from infrastructure.core.registry import Registry
 from infrastructure.features.stackwise.registries import CACHES
 from tests.config.field_values import memory_cache  # it registers a name for this process
@@ -29,34 +24,20 @@ SCHEMA = schema_of(DeploymentConfig)
 
 
 def settings() -> Iterator[str]:
-    parser = ArgumentParser()
-    add_config_flags(parser)
-    typed = {one.option_strings[0]: one for one in parser._actions if one.option_strings}
     for key, spec in SCHEMA.fields.items():
-        flag = typed[as_flag(key)]
-        yield f"{key} = {json.dumps(None if spec.is_switch else spec.default, default=str)}"
-        yield f"    {' '.join(flag.option_strings)} {flag.metavar or ''}; {as_keyword(key)}"
-        yield from (f"    {line}" for line in further(spec))
+        values = "on or off" if spec.is_switch else allowed_values(spec.info)
+        conditions = (
+            f"; unless {one.otherwise} {dict(one.about) or ''}: {one.remedy}"
+            for one in conditions_of(spec)
+        )
+        yield f"{key}: {values}{''.join(conditions)}"
 
 
-def further(spec: FieldSpec) -> Iterator[str]:
-    allowed = "on or off" if spec.is_switch else allowed_values(spec.info)
-    yield allowed
-    with spelled_by(as_flag):
-        yield help_text(spec).replace(spec.description, "…").replace(allowed, "it")
-    if others := [name for name, key in SCHEMA.spellings.items() if key == spec.key != name]:
-        yield f"also {' '.join(sorted(others))}"
-    if not affects_result(spec.key):
-        yield "same result"
-    for one in conditions_of(spec):
-        yield f"unless {one.otherwise} {dict(one.about) or ''}: {one.remedy}"
-
-
-def beside() -> Iterator[str]:
-    for name, preset in PRESETS.items():
-        yield f"preset {name} {json.dumps(dict(preset.settings))}"
-    for name, keys in sorted(SAME.items()):
-        yield f"elsewhere {name} {' and '.join(keys)}"
+def names() -> Iterator[str]:
+    others: dict[str, list[str]] = defaultdict(list)
+    for name, keys in SAME.items():
+        others[" and ".join(keys)].append(name)
+    yield from (f"elsewhere {keys}: {' '.join(sorted(others[keys]))}" for keys in sorted(others))
     for name, word in sorted(SAME_WORDS.items()):
         yield f"elsewhere value {name} {word}"
     for name, unit in measures.MEASURES.items():
@@ -65,7 +46,7 @@ def beside() -> Iterator[str]:
         yield f"measure {name} {unit.value} {order}{package}"
     for registry in vars(registries).values():
         if isinstance(registry, Registry):
-            decides = "decides" if registry.decides else "beside"
+            decides = "decides" if registry.decides else "does not decide"
             yield f"{registry.group} ({registry.what}, {decides}) {' '.join(registry.built_in)}"
     for name in registries.METHODS.built_in:
         method = method_named(name)
@@ -75,7 +56,7 @@ def beside() -> Iterator[str]:
 
 
 def rendered() -> str:
-    return "".join(f"{line}\n" for line in (*settings(), *beside()))
+    return "".join(f"{line}\n" for line in (*settings(), *names()))
 
 
 def test_the_settings_are_those_of_the_table() -> None:

@@ -52,7 +52,7 @@ def test_a_busy_processor_shows(tmp_path: Path) -> None:
 
 
 class Machine:
-    """What a machine has counted, and a process with one child."""
+    """Counters of a machine, and a process with one child."""
 
     now, disk, net, pid = 0.0, None, {}, None  # type: ignore[var-annotated]
 
@@ -105,7 +105,7 @@ def test_rates_are_those_since_the_read_before(monkeypatch: pytest.MonkeyPatch) 
         for passed, rate in zip((2.0, 2.0, 0.0), rates, strict=True)
     ]
     machine.now, machine.disk = 7.0, counted(read_bytes=0, write_bytes=10)
-    assert readings.read().disk_read_bytes_per_second == 0.0, "a counter that began anew"
+    assert readings.read().disk_read_bytes_per_second == 0.0, "a counter that was reset"
     assert (machine.num_listed, machine.pid) == (2, 17)  # at 2 and at 7 seconds
     assert MachineReading(0, 1, 0, 0, *(None,) * 5).memory_percent == 100.0
 

@@ -1,4 +1,4 @@
-"""What a loaded model leaves out of its files, and what its configuration says of its head."""
+"""Notes on stored weights that are not loaded, and on a head that is not tied."""
 
 import json
 import shutil

@@ -208,7 +208,7 @@ def test_a_merged_model_computes_what_the_lora_did(tied: bool, target: str) -> N
                 parameter.normal_()
         ids = torch.arange(8).unsqueeze(0)
         expected = tuned(ids).logits
-        assert (expected - model(ids).logits).abs().max() == 0, "it is beside the layers"
+        assert (expected - model(ids).logits).abs().max() == 0, "LoRA adds to the layers"
         merged: Any = merge_lora(tuned)
         torch.testing.assert_close(merged(ids).logits, expected, rtol=1e-4, atol=1e-5)
     assert torch.equal(merged.get_input_embeddings().weight, embeddings)

@@ -313,7 +313,7 @@ def test_what_nothing_restores_is_sealed_as_it_is_and_reported_once(tmp_path: Pa
     assert now != sealed["metrics.csv"]
 
 
-# -- without a training ---------------------------------------------------------------------------
+# -- without training ------------------------------------------------------------------------------
 
 
 def small_run(folder: Path, name: str = "20260101-000000-a-0000", steps: int = 1) -> RunDirectory:

@@ -69,7 +69,7 @@ class Disk:
         return store.commit(tensors, values or {"step": step}, step=step, **facts)
 
     def finished(self, steps: int) -> None:
-        """The model and the last files of a run that has ended at the place."""
+        """The model and the last files of a finished run at the backup destination."""
         for name, files in (("final", ["model"]), ("report", ["summary.json", "report.html"])):
             folder = self.place.root / RUN / name
             folder.mkdir(parents=True)

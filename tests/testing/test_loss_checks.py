@@ -95,7 +95,7 @@ def test_micro_batches_are_compared_with_the_whole(
 def test_a_loss_far_above_chance_is_a_warning(
     scale: float, own: bool, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three tokens in a vocabulary of four, of which the last two are learnt."""
+    """The loss of three tokens in a vocabulary of four; the last two are trained."""
     chance = math.log(4)
     losses = [7.0, scale * chance, scale * chance]
     token_loss: Any = lambda logits, ids: torch.tensor(losses)[: len(ids)]  # noqa: E731

@@ -1,4 +1,4 @@
-"""What is reported of weights, of an optimizer and of a loss that does not fall."""
+"""Checks of weights, of an optimizer and of a loss that does not fall."""
 
 from types import SimpleNamespace
 from typing import Any

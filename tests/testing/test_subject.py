@@ -54,9 +54,9 @@ def test_a_long_example_is_cut_to_what_is_learnt() -> None:
 
 
 def test_examples_are_made_uneven_and_keep_one_learnt_token() -> None:
-    for num_masked, learnt in ((0, [4, 5, 6]), (2, [6]), (3, [6])):
+    for num_masked, trained in ((0, [4, 5, 6]), (2, [6]), (3, [6])):
         uneven = unsupervised(given := example(10, 4, 6), num_masked)
-        assert np.flatnonzero(uneven.supervised).tolist() == learnt
+        assert np.flatnonzero(uneven.supervised).tolist() == trained
         assert given.supervised.sum() == 3
 
 

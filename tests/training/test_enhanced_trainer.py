@@ -460,7 +460,7 @@ def test_a_model_is_sharded_where_it_must_or_should_be_with_the_reason(
 
 
 class Measured:
-    """In the place of a measurement: what it is given, and the batches that it measures."""
+    """Stand in for a measurement: record its arguments, and the batches that it measures."""
 
     def __init__(
         self, *given: Any, may_halve: bool, on_smaller: Callable[[int, str], None]

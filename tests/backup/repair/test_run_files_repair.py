@@ -186,7 +186,7 @@ def test_the_seal_covers_what_has_no_checksum_and_stays_after_the_end(
     assert read_seal(run) == found
     for name in ("report.html", "final/SHA256SUMS"):
         (run / name).write_text("written anew")
-    assert repairs(run) == [], "these are written anew, or compared elsewhere"
+    assert repairs(run) == [], "these are written again, or compared elsewhere"
     (run / "summary.json").write_text("{}")
     assert read_seal(run) == {}
 

@@ -118,7 +118,7 @@ MISFITS: list[tuple[Callable[[ModelState], Any], str | None]] = [
         lambda state: state.values["optimizer"]["param_groups"][0]["params"].pop(),
         "optimizer_groups_differ(saved=[1], current=[2])",
     ),
-    (lambda state: state.values.update(writer="a training"), None),
+    (lambda state: state.values.update(writer="a process"), None),
     (lambda state: state.values.pop("writer"), None),
 ]
 

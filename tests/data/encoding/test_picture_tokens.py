@@ -235,9 +235,9 @@ def test_each_mark_gives_way_to_the_tokens_of_its_own_picture() -> None:
     images = [picture("red", size=(width, 9)) for width in (10, 11)]
     mark = tokens.mark_id
     mask = np.array([True, False, True, True, True])
-    ids, learnt = tokens.in_place([1, mark, 2, mark, 3], mask, images)
+    ids, trained = tokens.in_place([1, mark, 2, mark, 3], mask, images)
     assert ids == [1, 7, 8, 2, 9, 3]
-    assert learnt.tolist() == [True, False, False, True, False, True]
+    assert trained.tolist() == [True, False, False, True, False, True]
 
 
 def test_the_background_lies_behind_the_pixels_that_are_kept_too(tmp_path: Path) -> None:

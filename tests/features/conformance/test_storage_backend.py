@@ -359,7 +359,7 @@ def test_a_suite_that_no_other_process_finds_is_named(tmp_path: Path) -> None:
 
 
 def broken(**methods: Callable[..., Any]) -> Callable[[Path], Place]:
-    """Open a place with these methods, each of which gets the place and the sound method, too."""
+    """Open a backend with these methods, which also get the backend and the right method."""
 
     def opened(folder: Path) -> Place:
         place = Broken(folder)

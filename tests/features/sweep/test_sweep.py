@@ -144,7 +144,7 @@ def test_values_that_do_not_go_together_fail_by_name_and_the_others_are_trained(
 
 
 class Trained:
-    """What a sweep has started: each process ends after 10 s, and leaves a run with a summary."""
+    """The processes of a sweep: each ends after 10 s, and leaves a run with a summary."""
 
     def __init__(
         self, patch: pytest.MonkeyPatch, ends: Mapping[Any, list[Any]], **other: Any

@@ -1,4 +1,4 @@
-"""What a trial measures: speed after the first turn, the highest memory, and what the start takes.
+"""A trial measures the speed after its first turn, the peak of memory, and the time of its start.
 
 The trainers are stand-ins whose steps take seconds of a clock that the tests set.
 """

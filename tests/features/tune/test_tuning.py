@@ -132,7 +132,7 @@ def test_all_that_was_measured_is_returned_and_reported(
 def test_an_automatic_batch_is_as_a_run_would_choose_it(
     has_gain: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is compared with it in the end, if anything, is measured with it, too."""
+    """The setting that it is compared with in the end, if any, is measured, too."""
     config = DeploymentConfig(**small_settings(tmp_path, batch_size="auto", mixed_precision="fp32"))
     measured: list[dict[str, object]] = []
 

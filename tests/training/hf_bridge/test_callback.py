@@ -794,7 +794,7 @@ def test_each_event_is_passed_on_with_what_belongs_to_it(tmp_path: Path) -> None
     callback = TemperCallback("tiny", settings(tmp_path))
     control, state, rows = SimpleNamespace(should_training_stop=False), object(), [1, 2]
     loader = SimpleNamespace(dataset=rows)
-    for name in vars(TrainerCallback):  # before a training it does nothing
+    for name in vars(TrainerCallback):  # before training it does nothing
         if name.startswith("on_") and name != "on_train_begin":
             getattr(callback, name)(None, state, control)
     training = object.__new__(BridgedTraining)

@@ -1,4 +1,4 @@
-"""What an adapter that implements the least that it has to does besides."""
+"""Methods that an adapter inherits if it implements only those that it must."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -30,7 +30,7 @@ def state() -> TrainingState:
 def test_a_note_hides_secrets_and_is_short(caplog: pytest.LogCaptureFixture) -> None:
     noted = state()
     message = f"https://me:{SECRET}@host refused {'x' * 5000}"
-    record_recovery(noted, "save_refused", "goes on", message, [f"{SECRET}.jsonl:3"] * 500)
+    record_recovery(noted, "save_refused", "continues", message, [f"{SECRET}.jsonl:3"] * 500)
     text = json.dumps(noted.recoveries)
     assert SECRET not in text
     (entry,) = noted.recoveries
@@ -42,14 +42,14 @@ def test_a_note_hides_secrets_and_is_short(caplog: pytest.LogCaptureFixture) -> 
     assert "save refused at step 7" in caplog.text
     assert "and 495 more" in caplog.text  # a line names a few rows alone
     for step in (3, 0):
-        record_recovery(noted, "save_refused", "goes on", message, step=step)
+        record_recovery(noted, "save_refused", "continues", message, step=step)
         assert noted.recoveries[-1]["step"] == step
 
 
 def test_a_note_is_what_happened_where_and_when(caplog: pytest.LogCaptureFixture) -> None:
     noted, before = state(), int(time.time())
     record_recovery(noted, RecoveryKind.LOSS_SPIKE, "noted", "9 after 1", ["a:3", "a:5"], step=4)
-    record_recovery(noted, "save_refused", "goes on", "full")
+    record_recovery(noted, "save_refused", "continues", "full")
     spike, refused = noted.recoveries
     assert before <= time.mktime(time.strptime(spike.pop("time"), "%Y-%m-%dT%H:%M:%S%z"))
     rows = {"rows": ["a:3", "a:5"], "is_rollback": False}
@@ -58,7 +58,7 @@ def test_a_note_is_what_happened_where_and_when(caplog: pytest.LogCaptureFixture
     assert (refused["rows"], "is_rollback" in refused) == ([], False)
     assert [(one.levelno, one.getMessage()) for one in caplog.records] == [
         (logging.WARNING, "loss spike at step 4 (9 after 1): noted; rows a:3, a:5"),
-        (logging.WARNING, "save refused at step 7 (full): goes on"),
+        (logging.WARNING, "save refused at step 7 (full): continues"),
     ]
 
 
@@ -77,7 +77,7 @@ def test_of_many_notes_those_of_ways_back_stay() -> None:
     noted = state()
     record_recovery(noted, RecoveryKind.NOT_FINITE, "went back to step 1", "nan", is_rollback=True)
     for number in range(2 * MAX_RECORDS):
-        record_recovery(noted, "save_refused", "goes on", str(number))
+        record_recovery(noted, "save_refused", "continues", str(number))
     assert len(noted.recoveries) == MAX_RECORDS
     assert num_rollbacks(noted) == 1
     assert noted.recoveries[-1]["message"] == str(2 * MAX_RECORDS - 1)

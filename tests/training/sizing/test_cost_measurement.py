@@ -367,7 +367,7 @@ def test_the_worst_peak_includes_the_copy_that_is_saved(
 
 @pytest.mark.parametrize(("size", "speed"), [(4, 15 / (4.5 + 4)), (10, 19 / (5.25 + 2))])
 def test_a_speed_includes_its_share_of_the_optimizer_step(size: int, speed: float) -> None:
-    """Measured on eight examples at least, which begin anew where there are fewer."""
+    """At least eight examples are measured; fewer are repeated."""
     trials = SpeedTrials(Probe(), [1, 2, 3], lambda size: 3)  # type: ignore[arg-type]
     assert trials.tokens_per_second(size) == pytest.approx(speed)
 

@@ -43,7 +43,7 @@ def cost(problem: Items, chosen: Sequence[int]) -> float:
         ([3, -1, 2, -6], 1, 6.5),  # dropping the last item costs most: 6 + 0.5
         ([3, -1, 2, -2], 1, 4.5),  # adding the first one: 3 + 1.5
         ([3, -1, 2, -2], 2, 4.5),
-        ([3, -1, 2, -2], 3, 5.0),  # beside two others: 3 + 1.5 + 0.5
+        ([3, -1, 2, -2], 3, 5.0),  # next to two others: 3 + 1.5 + 0.5
     ],
 )
 def test_the_penalty_is_a_little_more_than_the_dearest_flip(
