@@ -30,7 +30,10 @@ def typed(*arguments: str) -> str:
     return done.stdout
 
 
-STAND_IN = f"""#!{sys.executable}
+# The first line cannot name a Python whose path has a space in it: the shell starts that one.
+STAND_IN = f"""#!/bin/sh
+'''exec' "{sys.executable}" "$0" "$@"
+' '''
 import json, sys
 with open("given.jsonl", "a") as file:
     file.write(json.dumps(sys.argv) + "\\n")
