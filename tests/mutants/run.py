@@ -136,7 +136,7 @@ class Coverage:
     tests: list[Test] = field(default_factory=list)
     hashes: dict[str, str] = field(default_factory=dict)
 
-    def complete(self, files: Sequence[str], only_known: bool) -> None:
+    def complete(self, files: Sequence[str], only_known: bool, jobs: int) -> None:
         """Record those of the test files that are new or have changed, if that is wanted, and read
         all of them."""
         (STATE / "sources").mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,7 @@ class Coverage:
         new = [file for file in files if not self._read(file)]
         if new and not only_known:
             print_line(f"recording {len(new)} files of tests")
-            self._record(new)
+            share_out(self._record, [new[number::jobs] for number in range(jobs)], jobs)
         for file in files:
             self._take(file)
 
@@ -166,10 +166,10 @@ class Coverage:
 
     def _record(self, files: Sequence[str]) -> None:
         sources = {path: _hash((ROOT / path).read_text()) for path in modules()}
-        lines = STATE / "lines"
+        lines = work_folder().with_name(f"lines-{os.getpid()}")
         shutil.rmtree(lines, ignore_errors=True)
         lines.mkdir()
-        instead = copies(modules(), STATE / "noting", lines)
+        instead = copies(modules(), STATE / f"noting-{os.getpid()}", lines)
         work = functools.partial(record, files, lines)
         forked = sandbox.Forked(work, work_folder(), instead)
         try:
@@ -526,7 +526,8 @@ def main() -> int:
     results = Results()
     results.read()
     if not options.table:
-        for left in [*STATE.glob("work-*"), STATE / "pytest-of-root"]:  # of one that was killed
+        names = ("work-*", "lines-*", "noting-*", "pytest-of-root")  # of one that was killed
+        for left in [path for name in names for path in STATE.glob(name)]:
             shutil.rmtree(left, ignore_errors=True)
     if not options.table:
         os.environ["OMP_NUM_THREADS"] = "1"
@@ -534,7 +535,7 @@ def main() -> int:
         sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(STATE / "pycache")
         coverage = Coverage(wide_seconds=options.seconds)
         wanted = {file for mutant in drawn for file in mirror_of(mutant.module)}
-        coverage.complete(sorted(wanted), options.known)
+        coverage.complete(sorted(wanted), options.known, options.jobs)
         if options.record:
             return 0
         of_import, of_functions = [], []
