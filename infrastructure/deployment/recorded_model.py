@@ -27,8 +27,10 @@ def recorded_model(run: RunDirectory) -> dict[str, Any]:
         ValueError: if the record is damaged, or the base, which must be inspected, does not exist.
     """
     model: dict[str, Any] = dict(run.read_run().get("model") or {})
+    if "kind" in model:
+        return model
     config = run.read_configuration()
-    if "kind" in model or config.training.method == SFT:
+    if config.training.method == SFT:
         return model
     source, wanted = _source_of(config.model.name), config.model.lora_config
     lora: dict[str, Any] = {}
