@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from infrastructure.backup.format.manifest import VersionName
 from infrastructure.backup.format.store import Store
@@ -112,6 +112,14 @@ class RunDirectory:
         if not isinstance(contents.get("configuration"), dict):
             raise InputError("run.run_file_without_configuration", run_file=self.run_file)
         return cast(RunRecord, contents)
+
+    def read_model(self) -> dict[str, Any]:
+        """Return the description of the model in run.json.
+
+        Raises:
+            ValueError: as for `read_run`.
+        """
+        return dict(self.read_run().get("model") or {})
 
     def read_configuration(self) -> DeploymentConfig:
         """Return the configuration with which the run began.

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +50,7 @@ from tests.data.builders import CHATML
 from tests.deployment.exports import TEMPLATE, facts_of, run_card, trained_lora
 from tests.deployment.runs import deploy, small_config, small_settings, start_temper
 from tests.slow import slow
-from tests.training.methods.method_runs import configuration, killed_at, run_folder, train
+from tests.training.methods.method_runs import configuration, run_folder, train
 
 
 @pytest.fixture(scope="module")
@@ -93,43 +92,6 @@ def test_what_a_method_of_trl_has_trained_is_exported(saved_llama: Path, tmp_pat
     ):
         assert row in card, row
     assert "cross_entropy" not in card
-
-
-@slow
-@pytest.mark.parametrize("lora", [None, {"r": 4}])
-def test_a_method_s_run_of_before_is_exported_and_goes_on(
-    saved_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], lora: dict[str, int]
-) -> None:
-    """Its record says of the model no more than its name and size."""
-    base = Path(shutil.copytree(saved_llama, tmp_path / "base"))
-    model = {"name": str(base), "lora_config": lora}
-
-    config = configuration("dpo", tmp_path, base, model=model, training={"max_steps": 4})
-    assert killed_at(3, lambda: train(config)) == signal.SIGKILL
-    run = RunDirectory(run_folder(config))
-    record: Any = run.read_run()
-    names = ("name", "num_parameters", "num_trainable")
-    record["model"] = {name: record["model"][name] for name in names}
-    write_record(run.path / "run.json", record)
-    out = tmp_path / "merged"
-    assert main(["export", str(run.path), str(out), "--as", "merged"]) == 0
-    assert ("deployment.exported_lora_unknown_base" in capsys.readouterr().out) == (
-        lora is not None
-    )
-    card = (out / "README.md").read_text()
-    trained = "publish.card_trained_lora(rank=4)" if lora else "deployment.trains_all()"
-    assert f"| trained | {trained} |" in card
-    assert main(["export", str(run.path), str(tmp_path / "lora"), "--as", "lora"]) == 2 * (not lora)
-    summary = train(config)
-    assert (summary["status"], summary["steps"]) == ("finished", 4)
-    again = tmp_path / "again"
-    assert main(["export", str(run.path), str(again), "--as", "merged"]) == 0
-    assert logits_of(again) == pytest.approx(logits_of(run.final), abs=1e-4)
-    assert logits_of(again) != pytest.approx(logits_of(out), abs=1e-4)
-    shutil.move(base, tmp_path / "elsewhere")
-    assert main(["export", str(run.path), str(tmp_path / "none"), "--as", "merged"]) == 2
-    err = capsys.readouterr().err
-    assert re.search(rf"temper: models\.\w+\(.*{re.escape(str(base))}, hint=", err)
 
 
 def test_a_method_s_export_needs_the_base_that_it_began_with(
