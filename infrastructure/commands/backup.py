@@ -34,7 +34,7 @@ from infrastructure.config.sources.environment import variable_of
 from infrastructure.core.console import Report
 from infrastructure.core.errors import InputError, StorageError
 from infrastructure.core.exit_codes import ExitCode
-from infrastructure.core.hub import json_of
+from infrastructure.core.json_text import json_of
 from infrastructure.core.kept_traceback import COPIER_TRACEBACK_FILE
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import MASK, redact_urls

@@ -6,6 +6,7 @@ it returns a value on which any recursive function fails later.
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
@@ -34,6 +35,15 @@ def parse_json(
     if is_too_deep(value):
         raise ValueError(too_deep())
     return value
+
+
+def json_of(path: Path | None) -> JsonObject:
+    """Return the JSON object in a file; {} if the file is missing, unreadable or something else."""
+    try:
+        value = None if path is None else parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def parse_record(text: str) -> JsonValue:

@@ -35,7 +35,7 @@ from infrastructure.core.errors import InputError, RunFailedError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import write_json
 from infrastructure.core.helper_process import HelperProcess
-from infrastructure.core.json_text import as_object, parse_json
+from infrastructure.core.json_text import json_of
 from infrastructure.core.lock import Lock
 from infrastructure.core.messages import phrase, speller
 from infrastructure.core.redact import redact
@@ -248,11 +248,8 @@ def preparing_the_same(config: DeploymentConfig) -> DetachedTraining | None:
     """
     wanted = result_settings(config)
     for training in preparing(Path(config.output_dir)):
-        try:
-            recorded = as_object(parse_json((training.folder / PURPOSE_NAME).read_text()))
-        except (OSError, ValueError, TypeError):  # it is being written or removed
-            continue
-        if not any(differing_keys(recorded, wanted)):
+        recorded = json_of(training.folder / PURPOSE_NAME)  # {}: it is being written or removed
+        if recorded and not any(differing_keys(recorded, wanted)):
             return training
     return None
 

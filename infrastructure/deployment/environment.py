@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from infrastructure.core.files import write_json
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import json_of
 from infrastructure.core.messages import phrase
 from infrastructure.core.nvidia_driver import nvidia_driver_present
 from infrastructure.deployment.installers import (
@@ -199,12 +199,7 @@ def torch_version(root: Path) -> str:
 
 def read_record(folder: Path) -> dict[str, str]:
     """Return the environment's record; empty if it is missing or damaged."""
-    try:
-        record = parse_json((folder / RECORD_NAME).read_text())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(record, dict):
-        return {}
+    record = json_of(folder / RECORD_NAME)
     return {name: value for name, value in record.items() if isinstance(value, str)}
 
 

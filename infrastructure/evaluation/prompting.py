@@ -11,7 +11,6 @@ import torch
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.console import show_beside
 from infrastructure.core.errors import InputError
-from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.core.messages import phrase
 from infrastructure.data.encoding.chat_format import special_tokens
 from infrastructure.data.encoding.picture_tokens import PictureTokens
@@ -30,6 +29,7 @@ from infrastructure.evaluation.run_settings import (
     background_of_run,
     precision_of_run,
     quantization_of_run,
+    record_of_run,
 )
 from infrastructure.models.model_manager import ModelManager
 from infrastructure.models.processor import sees_pictures
@@ -238,9 +238,6 @@ def stop_token_ids(tokenizer: "PreTrainedTokenizerBase", name: str) -> list[int]
 
 def _ends_in_run(name: str) -> list[str]:
     """Return the tokens that ended answers in training; empty if the model belongs to no run."""
-    source = find_source(name)
-    try:
-        recorded = parse_json((Path(source.location).parent / "run.json").read_text())
-        return list(as_object(as_object(as_object(recorded)["data"])["end_tokens"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+    data = record_of_run(Path(find_source(name).location)).get("data")
+    ends = data.get("end_tokens") if isinstance(data, dict) else None
+    return [*ends] if isinstance(ends, dict) else []

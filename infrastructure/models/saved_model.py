@@ -14,8 +14,7 @@ from safetensors import SafetensorError, safe_open
 from infrastructure.core.checksums import SUMS, damaged_files
 from infrastructure.core.errors import DamagedFileError, InputError
 from infrastructure.core.files import file_sha256, recover_directory
-from infrastructure.core.hub import json_of
-from infrastructure.core.json_text import JsonObject, parse_json
+from infrastructure.core.json_text import JsonObject, json_of, parse_json
 from infrastructure.core.messages import phrase
 from infrastructure.models.model_path import GGUF_SUFFIX, refuse_file
 from infrastructure.monitoring.records.run_list import FINAL

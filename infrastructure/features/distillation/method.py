@@ -10,7 +10,8 @@ from typing import Any
 from infrastructure.config.field_help import format_value
 from infrastructure.config.methods import Method, RowKind, stable
 from infrastructure.core.errors import InputError
-from infrastructure.training.methods.check import check_model, read_config
+from infrastructure.core.json_text import json_of
+from infrastructure.training.methods.check import check_model
 
 
 class Distillation(Method):
@@ -48,7 +49,7 @@ class Distillation(Method):
 
 def _vocabulary_size(folder: Path) -> object:
     inside = folder if (folder / "config.json").is_file() else folder / "final"
-    return read_config(inside).get("vocab_size")
+    return json_of(inside / "config.json").get("vocab_size")
 
 
 DISTILLATION = Distillation(

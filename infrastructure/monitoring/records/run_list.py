@@ -10,7 +10,7 @@ from typing import Final
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.files import require_listable
-from infrastructure.core.json_text import as_object, parse_json
+from infrastructure.core.json_text import as_object, json_of
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.messages import phrase
 
@@ -143,9 +143,8 @@ def _newest_named(name: str, output_dir: Path) -> Path | None:
 
 def _given_name(run: Path) -> object:
     try:
-        record = as_object(parse_json((run / RUN_FILE).read_bytes()))
-        return as_object(as_object(record["config"])["run_name"]).get("value")
-    except (OSError, ValueError, TypeError, KeyError):  # damaged, or a custom Trainer's
+        return as_object(as_object(json_of(run / RUN_FILE)["config"])["run_name"]).get("value")
+    except (TypeError, KeyError):  # damaged, or a custom Trainer's
         return None
 
 

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from infrastructure.core.hub import json_of
-from infrastructure.core.json_text import JsonObject
+from infrastructure.core.json_text import JsonObject, json_of
 from infrastructure.monitoring.drawing.metrics_file import Record, decode_record
 from infrastructure.monitoring.records.live_run import changed_at, state_of
 from infrastructure.monitoring.records.run_list import VERSION_SUFFIX, VERSIONS, runs_in

@@ -17,13 +17,13 @@ from infrastructure.config.methods import SFT, Method, RowKind, method_named
 from infrastructure.config.schema import schema_of
 from infrastructure.core.errors import InputError
 from infrastructure.core.features import extensions_with, fields_of_features
-from infrastructure.core.json_text import JsonObject, as_object, parse_json
+from infrastructure.core.json_text import json_of
 from infrastructure.core.launcher import launched_process
 from infrastructure.core.lookup import meant_hint, nearest
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import refuse_missing
 from infrastructure.data.readers.sources import HUGGINGFACE, files_of, may_be_on_the_hub
-from infrastructure.models.saved_model import EXTENSIONS_MANIFEST
+from infrastructure.models.saved_model import EXTENSIONS_MANIFEST, REGISTERED_MANIFEST
 from infrastructure.run.configuration_judge import names as accepted_names
 from infrastructure.training.methods.method_data import MethodShape, understand
 from infrastructure.training.methods.method_table import (
@@ -264,7 +264,6 @@ def _is_one_of(value: Any, values: tuple[object, ...]) -> bool:
     return any(value == one and type(value) is type(one) for one in values)
 
 
-REGISTERED_MANIFEST = "temper_model.json"
 # TRL arguments that would change what Temper guarantees.
 NOT_HERE = {
     "sync_ref_model": "methods.ref_model_not_saved",
@@ -470,18 +469,8 @@ def check_model(name: str, key: str, *, takes_lora: bool = False) -> None:
         if not takes_lora:
             raise InputError("methods.whole_model_needed", key=key, name=name)
         return
-    if not (folder / "config.json").is_file():
-        return
-    values = read_config(folder)
+    values = json_of(folder / "config.json")
     if values.get("is_encoder_decoder"):
         raise InputError("methods.encoder_decoder_model", key=key, name=name)
     if "vision_config" in values:
         raise InputError("methods.model_reads_images", key=key, name=name)
-
-
-def read_config(folder: Path) -> JsonObject:
-    """Return the configuration file of a saved model; {} if it cannot be read."""
-    try:
-        return as_object(parse_json((folder / "config.json").read_text()))
-    except (OSError, ValueError):
-        return {}  # loading it reports what is wrong with it
