@@ -344,19 +344,12 @@ def install_part(plan: Plan, part: InstallationStep, installer: Installer) -> No
     if part.name == "torch":
         install_torch(installer, torch_version(plan.root), plan.torch_build)
     elif part.name == "temper":
-        remove_earlier_name(plan.folder, installer)
         title = phrase("deployment.temper_editable")
         installer.install(title, "--no-deps", "--editable", str(plan.root))
     else:
         files = [word for file in to_install(plan, part) for word in ("-r", str(file))]
         mode = ["-c", str(hold_torch(plan))] if part.with_dependencies else ["--no-deps"]
         installer.install(part.title, *mode, *files)
-
-
-def remove_earlier_name(folder: Path, installer: Installer) -> None:
-    """Remove the project's earlier package `temper` (up to 0.1.0), whose command would conflict."""
-    if any(folder.glob("lib/python*/site-packages/temper-0.1.*.dist-info")):
-        installer.uninstall(phrase("deployment.removing_earlier_temper"), "temper")
 
 
 def remove_triton(folder: Path, installer: Installer) -> None:
