@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.measures import EXACT_MATCH, LOSS
 from infrastructure.config.merging.precedence import Layer, spelled_as_given, where
@@ -57,7 +56,6 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.trained_rows import trained_rows
 from infrastructure.training.trainer_factory import TrainerFactory
 
-LEAVE_OUT = "config.leave_out"
 NOTE = "note: "  # begins the line of a note
 
 
@@ -317,30 +315,14 @@ def set_aside(config: DeploymentConfig) -> list[str]:
     """Reset each setting to its default if an evaluation does not use it.
 
     Returns:
-        A note for each setting that comes from a file or the environment and is not used.
-
-    Raises:
-        ConfigurationError: such a setting was given for this evaluation in particular.
+        A note for each such setting that was given. Flags and keywords were refused before.
     """
-    given = [(key, s) for key, s in config.sources().items() if s.layer is not Layer.DEFAULT]
     notes: list[str] = []
-    refusals: list[str] = []
-    for key, source in given:
-        reason = unused_because(key)
-        if reason is not None:
-            is_meant = source.layer in (Layer.FLAG, Layer.KEYWORD)
+    for key, source in config.sources().items():
+        if source.layer is not Layer.DEFAULT and (reason := unused_because(key)) is not None:
+            about = {"where": where(source), "reason": reason}
             with spelled_as_given(config.source):
-                message = phrase(
-                    "evaluation.setting_no_effect",
-                    key=Setting(key),
-                    where=where(source),
-                    reason=reason,
-                )
-            (refusals if is_meant else notes).append(message)
-    if refusals:
-        raise ConfigurationError(
-            "\n".join(f"{refusal}. {phrase(LEAVE_OUT)}" for refusal in refusals)
-        )
+                notes.append(phrase("evaluation.setting_no_effect", key=Setting(key), **about))
     config.data.eval_path, config.data.validation_split = None, 0
     config.model.lora_config, config.model.embedded = None, EmbeddedModelConfig()
     # For training it would be measured; here a batch that does not fit is halved.
