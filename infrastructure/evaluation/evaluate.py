@@ -29,6 +29,7 @@ from infrastructure.evaluation.evaluation_tables import (
     short_names,
     task_table,
 )
+from infrastructure.evaluation.generation import example_of
 from infrastructure.evaluation.held_out import MAX_ANSWER_TOKENS, HeldOut
 from infrastructure.evaluation.request import Request, unused_because
 from infrastructure.evaluation.rows import (
@@ -221,14 +222,8 @@ def _evaluation(
     matches = {
         task: of[EXACT_MATCH]["value"] for task, of in scores[0].items() if EXACT_MATCH in of
     }
-    evaluation = Evaluation(first.metrics, matches, len(first.answers), scores=scores[0])
-    if first.answers:
-        shown_answer = first.answers[0]
-        evaluation.example = {
-            "prompt": shown_answer.question.prompt,
-            "expected": shown_answer.question.expected,
-            "written": shown_answer.text,
-        }
+    example = example_of(first.answers)
+    evaluation = Evaluation(first.metrics, matches, len(first.answers), example, scores=scores[0])
     if len(models) == 2:
         evaluation.against = {
             "model": models[1].model,

@@ -14,6 +14,7 @@ import torch
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.data.encoding.picture_tokens import PictureTokens
 from infrastructure.data.store.examples import GenerationPrompt
+from infrastructure.evaluation.text_scores import exact_match
 from infrastructure.models.answer_end import known_ends
 from infrastructure.models.model_inputs import inner_model
 
@@ -40,11 +41,6 @@ class Answer:
     question: GenerationPrompt
     text: str
     is_cut: bool = False
-
-    @property
-    def is_exact(self) -> bool:
-        """True if the answer equals the expected one, ignoring surrounding whitespace."""
-        return self.text.strip() == self.question.expected.strip()
 
 
 @torch.no_grad()
@@ -288,4 +284,12 @@ def exact_match_by_task(answers: Iterable[Answer]) -> dict[str, float]:
 
 
 def _share(answers: list[Answer]) -> float:
-    return sum(answer.is_exact for answer in answers) / len(answers)
+    return sum(exact_match(a.text, a.question.expected) for a in answers) / len(answers)
+
+
+def example_of(answers: Sequence[Answer]) -> dict[str, str]:
+    """Return the first question, its expected answer and the model's; {} without answers."""
+    if not answers:
+        return {}
+    question, written = answers[0].question, answers[0].text
+    return {"prompt": question.prompt, "expected": question.expected, "written": written}
