@@ -693,17 +693,13 @@ def _load(
                 loaded.tokenizer.chat_template, manager.processor
             )
         manager.processor.chat_template = loaded.tokenizer.chat_template
-    registered = loaded.description.get("registered_name")
-    name = None if registered is None else str(registered)
+    name: Any = loaded.description.get("registered_name")
     step = int(snapshot.values["step"])
     is_lora = hasattr(loaded.model, "peft_config")
-    kind = config.model.quantization
-    notes = (
-        [phrase("deployment.exported_lora_quantized_base", bits=kind.removesuffix("bit"))]
-        if kind
-        else []
-    )
-    notes = notes if is_lora and not is_merged else []
+    kind, notes = config.model.quantization, []
+    if kind and is_lora and not is_merged:
+        bits = kind.removesuffix("bit")
+        notes.append(phrase("deployment.exported_lora_quantized_base", bits=bits))
     changes = changes_of(config.model, config.training)
     rounding = next((change for change in changes if change.rounding is not None), None)
     if rounding is not None and rounding.rounding is not None and not is_rounded:

@@ -316,19 +316,17 @@ def check_method(config: DeploymentConfig) -> None:
         refuse_missing("peft", format(Setting("model.lora_config")))
     if problems := problems_of(config, installed):
         raise ConfigurationError("\n".join(problems))
-    _refuse_launcher(method)
+    if launched_process() is not None:
+        raise ConfigurationError("methods.launcher_not_supported", method=method)
     is_text = installed.method.head == Method.head
     check_model(config.model.name, "model.name", takes_lora=is_text)
     if installed.method.has_rewards:
         reward_functions(config.training.rewards)
     installed.method.check(config)
-    if config.data.path is not None and _is_here(config):
-        check_shape(config, understand(files_of(config.data)[0], config.data, method))
-
-
-def _refuse_launcher(method: str) -> None:
-    if launched_process() is not None:
-        raise ConfigurationError("methods.launcher_not_supported", method=method)
+    data = config.data
+    is_on_hub = data.format == HUGGINGFACE or may_be_on_the_hub(str(data.path))
+    if data.path is not None and not is_on_hub:
+        check_shape(config, understand(files_of(data)[0], data, method))
 
 
 def problems_of(config: DeploymentConfig, installed: TrlMethod) -> list[str]:
@@ -351,11 +349,6 @@ def check_shape(config: DeploymentConfig, shape: MethodShape) -> None:
     is_without = shape.kind is RowKind.PROMPTS and not shape.has_answers
     if is_without and needs_answers(config.training.rewards):
         raise InputError("methods.exact_answer_without_answers", reason=shape.reason)
-
-
-def _is_here(config: DeploymentConfig) -> bool:
-    path = str(config.data.path)
-    return config.data.format != HUGGINGFACE and not may_be_on_the_hub(path)
 
 
 def _contradictions(config: DeploymentConfig, kind: Method) -> Iterator[str]:

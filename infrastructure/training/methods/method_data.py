@@ -341,11 +341,8 @@ def _labels(rows: Sequence[Row], columns: list[str]) -> list[str]:
     rows.
     """
     names = matching(LABEL_COLUMNS, columns)
-    return [n for n in names if 2 * sum(_is_label(row, n) for row in rows) >= len(rows)]
-
-
-def _is_label(row: Row, column: str) -> bool:
-    return _truth(row.values.get(column)) is not None
+    truths = {name: [_truth(row.values.get(name)) for row in rows] for name in names}
+    return [name for name in names if 2 * truths[name].count(None) <= len(rows)]
 
 
 def _truth(value: object) -> bool | None:
