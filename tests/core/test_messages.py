@@ -168,20 +168,6 @@ def test_an_argument_that_no_configuration_has_is_spelled_by_the_door() -> None:
         assert format(Setting("training.batch_size", "8")) == "--batch-size 8"
 
 
-def test_the_settings_that_a_text_names_are_recorded_inside_the_block() -> None:
-    setting = Setting("training.seed", "4")
-    with messages.recorded_settings() as outer:
-        with messages.recorded_settings() as record:
-            shown = phrase("trial.named", size=4)
-            about = phrase("trial.about", setting=setting, other=Setting("data.path"))
-        plain = phrase("trial.about", setting="data.packing")
-    assert record == {
-        shown: ["training.batch_size", "data.packing", "model.lora_config"],
-        about: ["training.seed", "interrupt"],
-    }
-    assert outer == record | {plain: ["interrupt"]}
-
-
 def test_where_codes_are_shown_a_value_that_does_not_fit_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
