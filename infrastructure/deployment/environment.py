@@ -136,14 +136,15 @@ def make_plan(root: Path, options: argparse.Namespace) -> Plan:
     folder = root / _folder_name(options)
     driver = nvidia_driver_present()
     build = _torch_build(driver, read_record(folder))
-    base = _files_part(root, "base", *_base_files(options.colab))
+    base = _files_part(root, "base", *(COLAB_FILES if options.colab else ("requirements.txt",)))
     parts = [InstallationStep("torch", f"{build} {torch_version(root)}"), base]
     if options.without_torch:
         parts = [replace(base, left_out=NEED_TORCH)]
     if options.with_unsloth or (driver and not options.colab):
         parts.append(_files_part(root, "unsloth", "requirements-unsloth.txt", alone=True))
     if options.with_dev:
-        parts.append(_files_part(root, "dev", *_dev_files(options.colab)))
+        optional = () if options.colab else OPTIONAL_FILES  # Colab may not have these packages
+        parts.append(_files_part(root, "dev", "requirements-dev.txt", *optional))
     metadata = [root / "pyproject.toml", *sorted(root.glob("*requirements*.txt"))]
     parts.append(InstallationStep("temper", _hash(metadata)))
     return Plan(root, folder, tuple(parts), build)
@@ -161,17 +162,6 @@ def _torch_build(driver: bool, record: dict[str, str]) -> TorchBuild:
     An installed CUDA build is kept, because several machines may share the folder.
     """
     return "cuda" if driver or record.get("torch", "").startswith("cuda") else "cpu"
-
-
-def _base_files(colab: bool) -> tuple[str, ...]:
-    return COLAB_FILES if colab else ("requirements.txt",)
-
-
-def _dev_files(colab: bool) -> tuple[str, ...]:
-    """Return the requirement files for development; on Colab, only those without optional
-    packages.
-    """
-    return ("requirements-dev.txt",) if colab else ("requirements-dev.txt", *OPTIONAL_FILES)
 
 
 def _files_part(root: Path, name: str, *files: str, alone: bool = False) -> InstallationStep:

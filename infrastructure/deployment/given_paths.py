@@ -240,14 +240,9 @@ def _refuse_name_of_run(config: DeploymentConfig) -> None:
     ambiguous.
     """
     for run in _runs_called(config.model.name, Path(config.output_dir)):
-        if not (run / FINAL).is_dir():
-            continue
-        trained = phrase("deployment.model_named_like_run", model=config.model.name)
-        if not (run / FINAL / "tokenizer_config.json").is_file():
-            raise InputError(
-                "deployment.run_model_without_tokenizer", name_clash=trained, folder=run / FINAL
-            )
-        raise InputError("deployment.give_model_of_run", name_clash=trained, folder=run / FINAL)
+        if (folder := run / FINAL).is_dir():
+            model = config.model.name
+            raise InputError("deployment.model_named_like_run", model=model, folder=folder)
 
 
 def _runs_called(name: str, output_dir: Path) -> Iterator[Path]:
