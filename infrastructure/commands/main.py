@@ -303,7 +303,7 @@ def _print_error(text: str) -> None:
 
 def _as_flag(key: str, value: str) -> str:
     """Spell a setting as a flag. The settings are loaded on the first call."""
-    from infrastructure.config.sources.spelling import as_flag
+    from infrastructure.config.sources.flags import as_flag
 
     return as_flag(key, value)
 

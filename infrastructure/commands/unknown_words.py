@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from infrastructure.config.elsewhere import ABSENT, SAME, known_elsewhere, plain_name
-from infrastructure.config.sources.flags import as_flags
+from infrastructure.config.sources.flags import flag_names
 from infrastructure.core.lookup import nearest
 from infrastructure.core.messages import phrase
 
@@ -33,7 +33,7 @@ def flag_hint(flag: str, known: Collection[str]) -> str:
     beginning if it is the only one.
     """
     name = plain_name(flag)
-    is_taken = {key.partition("=")[0] for key in as_flags(SAME.get(name, ())).split()} & {*known}
+    is_taken = any(flag_names(s.partition("=")[0])[0] in known for s in SAME.get(name, ()))
     if name in ABSENT or is_taken:
         return f"; {known_elsewhere(flag)}"
     meant = nearest(flag, known) or _only_one_that_begins(flag, known)

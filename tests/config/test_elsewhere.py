@@ -8,9 +8,8 @@ from infrastructure.commands.unknown_words import COMMANDS_ELSEWHERE
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.elsewhere import ABSENT, SAME
 from infrastructure.config.schema import schema_of
-from infrastructure.config.sources.flags import ALIASES, as_flags, flag_names
+from infrastructure.config.sources.flags import ALIASES, as_flag, flag_names
 from infrastructure.config.sources.load import load_config
-from infrastructure.config.sources.spelling import as_flag
 from infrastructure.core.messages import spelled_by
 
 FIELDS = schema_of(DeploymentConfig).fields
@@ -45,7 +44,8 @@ def test_what_is_named_is_there_and_takes_the_value() -> None:
 def test_it_is_named_for_a_flag_a_key_and_a_field() -> None:
     flags = known_flags(PARSER, "train")
     for name in (*SAME, *ABSENT):
-        typed = " and ".join(as_flags([setting]) for setting in SAME.get(name, ()))
+        pairs = (setting.partition("=") for setting in SAME.get(name, ()))
+        typed = " and ".join(as_flag(key, value) for key, _, value in pairs)
         if flag_of(name) not in flags:
             with spelled_by(as_flag):
                 assert advice(name, typed) in refusal("train", flag_of(name)), name
