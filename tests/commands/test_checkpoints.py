@@ -216,7 +216,7 @@ def test_a_run_where_an_action_belongs_is_answered_with_the_action(
     [
         (
             "my-run",
-            r"unknown_command\(word=my-run.*or_list_run_of_this_name\(.*checkpoints, run=my-run",
+            r"unknown_command\(word=my-run, known=list, verify",
         ),
         ("lst", r"unknown_command_meant\(word=lst, meant=temper checkpoints list\)"),
         ("runs/my-run", "commands.action_missing_before_run"),

@@ -334,11 +334,6 @@ CONFIGURATION = [
         {"d.jsonl": GOOD_DATA, **NO_WEIGHTS},
     ),
     Wrong(
-        "a value of another flag",
-        "export some-run folder --as onnx",
-        ["commands.value_of_another_flag", "given_flag=--as", "value=onnx", "flag=--format"],
-    ),
-    Wrong(
         "flash attention on a CPU",
         "train --attention flash_attention_2 --device cpu",
         ["models.flash_attention_unavailable"],
