@@ -42,7 +42,7 @@ CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 PREFERENCE = {"prompt": "a", "chosen": "b", "rejected": "c"}
 ROW = {"prompt": "Say b.", "completion": "b"}
 REAL_TOKENIZER = "the tokenizer of the tests' small model"
-RUN = json.dumps({"configuration": {"values": {}, "sources": {}}})
+RUN = json.dumps({"configuration": {"values": {}, "sources": {}, "masked": []}})
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 NO_WEIGHTS = {  # a folder in order, as far as it is read before PyTorch is
     "m/config.json": json.dumps(LLAMA | {"max_position_embeddings": 64}),
@@ -995,31 +995,31 @@ MEASURE = [
 LORA_RUN = json.dumps(
     {
         "model": {"kind": "folder", "name": "m", "num_parameters": 9, "lora": {"r": 4}},
-        "configuration": {"values": {}, "sources": {}},
+        "configuration": {"values": {}, "sources": {}, "masked": []},
     }
 )
 WHOLE_RUN = json.dumps(
     {
         "model": {"kind": "folder", "name": "m", "num_parameters": 9},
-        "configuration": {"values": {}, "sources": {}},
+        "configuration": {"values": {}, "sources": {}, "masked": []},
     }
 )
 MEMORY_RUN = json.dumps(
     {
         "model": {"kind": "folder", "name": "m", "num_parameters": 9, "extensions": {"memory": {}}},
-        "configuration": {"values": {}, "sources": {}},
+        "configuration": {"values": {}, "sources": {}, "masked": []},
     }
 )
 HUGE_RUN = json.dumps(
     {
         "model": {"kind": "folder", "name": "m", "num_parameters": 10**15},
-        "configuration": {"values": {}, "sources": {}},
+        "configuration": {"values": {}, "sources": {}, "masked": []},
     }
 )
 OWN_RUN = json.dumps(
     {
         "model": {"kind": "registered", "name": "tactical_mappo", "num_parameters": 9},
-        "configuration": {"values": {}, "sources": {}},
+        "configuration": {"values": {}, "sources": {}, "masked": []},
     }
 )
 NO_LLAMA_CPP = {"PATH": "", "HOME": "/nowhere", "LLAMA_CPP_DIR": ""}
