@@ -245,7 +245,7 @@ def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
         f"Run {run_id}",
         *lines,
         phrase("commands.num_intact", num_intact=len(rows) - len(damaged), total=len(rows)),
-        *([] if missing is None else [f"Caution: {missing}{_others_at(options, place)}"]),
+        *([] if missing is None else [f"Caution: {missing}"]),
     )
     return ExitCode.FAILED if damaged or missing is not None else ExitCode.DONE
 
@@ -259,15 +259,6 @@ def _nothing_of(run_id: str, place: Place) -> str:
     runs = answer_of(place, lambda: runs_at(place))
     there = f"; it holds {', '.join(runs[-MAX_NAMED:])}" if runs else ""
     return phrase("commands.no_backup_of_run", run_id=run_id, url=place.url, others=there)
-
-
-def _others_at(options: argparse.Namespace, place: Place) -> str:
-    """Return a command that verifies another run at the destination; "" if RUN was given."""
-    if options.run is not None or _missing_folder(place) is not None:
-        return ""
-    runs = answer_of(place, lambda: runs_at(place))
-    command = phrase("commands.command_backup_verify", run=shlex.quote(runs[-1])) if runs else ""
-    return f"; of those: {command} {shlex.quote(place.url)}" if runs else ""
 
 
 def _published_rows(place: Place, run_id: str) -> Iterator[dict[str, object]]:
