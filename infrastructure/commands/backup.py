@@ -30,7 +30,7 @@ from infrastructure.commands.arguments import (
     add_json,
     add_run,
 )
-from infrastructure.commands.checkpoints import NOTHING, checkpoint_table, label_of, verified_lines
+from infrastructure.commands.checkpoints import checkpoint_table, label_of, verified_lines
 from infrastructure.commands.output import progress, show
 from infrastructure.commands.parser import CommandParser, as_sentence
 from infrastructure.commands.settings import configure
@@ -46,7 +46,7 @@ from infrastructure.core.kept_traceback import COPIER_TRACEBACK_FILE
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import MASK, redact_urls
 from infrastructure.monitoring.drawing.formatting import format_moment
-from infrastructure.monitoring.drawing.tables import render_table
+from infrastructure.monitoring.drawing.tables import UNKNOWN, render_table
 from infrastructure.monitoring.records.run_list import (
     FINAL,
     MAX_NAMED,
@@ -201,7 +201,7 @@ def _list_runs(
     rows = [
         [
             run,
-            NOTHING if row is None else f"step {row.step}",
+            UNKNOWN if row is None else f"step {row.step}",
             "" if row is None else format_moment(row.created or ""),
         ]
         for run, row in newest.items()

@@ -22,11 +22,9 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_moment, format_number
-from infrastructure.monitoring.drawing.tables import HELD_OUT_LOSS, render_table
+from infrastructure.monitoring.drawing.tables import HELD_OUT_LOSS, UNKNOWN, render_table
 from infrastructure.run.directory import RunDirectory, find_run
 from infrastructure.run.progress_bar import byte_bar
-
-NOTHING = "–"
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -119,7 +117,7 @@ def checkpoint_table(entries: Sequence[BackupEntry], label: str, is_placed: bool
                 f"step {entry.step}",
                 f"{entry.kind}" if entry.healthy else f"{entry.kind}, not healthy",
                 format_moment(entry.created or ""),
-                NOTHING if entry.score is None else format_number(entry.score),
+                UNKNOWN if entry.score is None else format_number(entry.score),
                 format_bytes(entry.size_bytes or 0),
                 *places,
             ]
