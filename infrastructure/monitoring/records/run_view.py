@@ -181,7 +181,6 @@ class RunView(TypedDict):
     example: JsonObject
     curves: PointsByKey
     evaluated: list[str]
-    held_out_name: str
     alerts: list[RecordedAlert]
     errors: list[Record]
     num_errors: int
@@ -251,7 +250,6 @@ def view_of(run: LiveRun) -> RunView:
         "example": {k: v for k, v in json_object(summary.get("example")).items() if v is not None},
         "curves": run.curves,
         "evaluated": sorted(run.evaluated),
-        "held_out_name": held_out_loss(loss),
         "alerts": [_alert(alert) for alert in run.alerts],
         "errors": [{**error, "text": error_words(error)} for error in run.errors],
         "num_errors": run.num_errors,

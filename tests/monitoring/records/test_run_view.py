@@ -260,7 +260,6 @@ def test_the_view_of_a_finished_run_has_every_fact_in_its_place(
         ],
         "example": {"prompt": "p"},
         "evaluated": ["epoch", "eval_loss", "kind", "step"],
-        "held_out_name": "held-out loss (dft)",
         "alerts": [
             {"time": 1.0, "severity": "critical", "text": "hot (over)", "is_over": True},
             {"time": None, "severity": "", "text": "cold (over)", "is_over": True},
