@@ -234,24 +234,24 @@ def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     run_id, backup = _named(options.run, config)
     missing = None
     with byte_bar("verifying") as show_progress:
-        found = verify_all(HERE, backup.store, show_progress=show_progress)
+        results = verify_all(HERE, backup.store, show_progress=show_progress)
         if backup.options.place is not None:
             place = open_place(backup.options.place)
             there = partial(verify_all, place.url, Store(Path(run_id), place))
             copies = answer_of(place, partial(there, show_progress=show_progress))
             copies += answer_of(place, partial(_published, place, run_id))
-            found += copies
+            results += copies
             missing = None if copies else _nothing_of(run_id, place)
-    if not found:
+    if not results:
         why = "" if missing is None else f" ({missing})"
         raise InputError("commands.nothing_to_verify", run_id=run_id, reason=why)
-    rows = [asdict(one) for one in found]
-    damaged = sum(one.problem is not None for one in found)
+    rows = [asdict(one) for one in results]
+    damaged = sum(one.problem is not None for one in results)
     show(
         options.json,
         {"run": run_id, "versions": rows, "damaged": damaged, "missing": missing},
         f"Run {run_id}",
-        *verified_lines(found),
+        *verified_lines(results),
         *([] if missing is None else [f"Caution: {missing}"]),
     )
     return ExitCode.FAILED if damaged or missing is not None else ExitCode.DONE

@@ -72,13 +72,13 @@ def verify_checkpoints(run: RunDirectory, checkpoint: Path | None, as_json: bool
     """Compare every byte of a run's checkpoints with the recorded hashes, and show the result."""
     names = None if checkpoint is None else [checkpoint.stem]
     with byte_bar("verifying") as show_progress:
-        found = verify_all(HERE, Store(run.checkpoints), names, show_progress)
-    if not found:
+        results = verify_all(HERE, Store(run.checkpoints), names, show_progress)
+    if not results:
         raise InputError("commands.no_checkpoint_to_verify", run_id=run.run_id)
-    damaged = sum(one.problem is not None for one in found)
-    rows = [asdict(one) for one in found]
+    damaged = sum(one.problem is not None for one in results)
+    rows = [asdict(one) for one in results]
     facts = {"run": run.run_id, "checkpoints": rows, "damaged": damaged}
-    show(as_json, facts, *verified_lines(found))
+    show(as_json, facts, *verified_lines(results))
     return ExitCode.FAILED if damaged else ExitCode.DONE
 
 
@@ -131,9 +131,9 @@ def label_of(version: BackupEntry | VerifiedVersion) -> str:
     return f"step {version.step}" if version.step is not None else str(version.name)[:12]
 
 
-def verified_lines(found: Sequence[VerifiedVersion]) -> list[str]:
+def verified_lines(results: Sequence[VerifiedVersion]) -> list[str]:
     """Return a line for each checkpoint that was verified, and one with their number."""
     intact = phrase("commands.version_intact")
-    lines = [f"{label_of(one)} {one.where}: {one.problem or intact}" for one in found]
-    num_intact = sum(one.problem is None for one in found)
-    return [*lines, phrase("commands.num_intact", num_intact=num_intact, total=len(found))]
+    lines = [f"{label_of(one)} {one.where}: {one.problem or intact}" for one in results]
+    num_intact = sum(one.problem is None for one in results)
+    return [*lines, phrase("commands.num_intact", num_intact=num_intact, total=len(results))]
