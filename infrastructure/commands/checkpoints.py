@@ -58,8 +58,8 @@ def list_checkpoints(run: RunDirectory, checkpoint: Path | None, as_json: bool) 
     if checkpoint is not None:
         entries = [entry for entry in entries if entry.name == checkpoint.stem]
     metric, entries = _scored(run, entries)
-    facts = {"run": run.run_id, "path": str(run.path), "metric": metric}
-    facts["checkpoints"] = [asdict(entry) for entry in entries]
+    rows = [asdict(entry) for entry in entries]
+    facts = {"run": run.run_id, "path": str(run.path), "metric": metric, "checkpoints": rows}
     if entries:
         label = HELD_OUT_LOSS if metric == LOSS else metric.replace("_", " ")
         show(as_json, facts, f"Run {run.run_id}", checkpoint_table(entries, label))

@@ -1485,7 +1485,7 @@ FURTHER = [
             "/runs/a/run.json",
         ],
         {
-            "runs/a/run.json": RUN.replace("}}}", '}, "masked": ["run_name"]}}'),
+            "runs/a/run.json": RUN.replace('"masked": []', '"masked": ["run_name"]'),
             f"runs/a/checkpoints/versions/{VERSION}.json": "{}",
         },
     ),

@@ -8,7 +8,7 @@ which a small file can expand to an absurd number of values.
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        mark = self.peek_event().start_mark
+        mark = cast(Any, self).peek_event().start_mark  # PyYAML's stubs give it no type
         if self.check_event(yaml.AliasEvent):
             text = phrase("config.yaml_alias")
             raise yaml.composer.ComposerError(None, None, text, mark)
