@@ -19,7 +19,7 @@ from infrastructure.config.measures import (
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.data.data_pipeline import DataPipeline
 from infrastructure.data.store.examples import GenerationPrompt
-from infrastructure.evaluation.generation import Answer
+from infrastructure.evaluation.generation import Answer, refused_if_not_finite
 from infrastructure.evaluation.held_out import affordable, answering_parts
 from infrastructure.evaluation.intervals import Floats, Interval, bootstrap, wilson
 from infrastructure.evaluation.row_losses import RowLoss, RowLosses
@@ -123,11 +123,12 @@ def measure_rows(
 
     Raises:
         MissingPackageError: a measure needs a package that is not installed.
+        ValueError: the model computes values that are NaN or infinite.
     """
     kept: list[RowLosses] = []
 
     def keeping(*given: object, **named: object) -> RowLosses:
-        kept.append(RowLosses(*given, **named))  # type: ignore[arg-type]
+        kept.append(RowLosses(*given, **named, name=name))  # type: ignore[arg-type]
         return kept[-1]
 
     metrics = trainer.evaluate(kind=keeping)
@@ -151,7 +152,9 @@ def measure_rows(
     scores = scores_by_name(measures)
     if scores and answering is not None:
         options = {"max_tokens": which.max_tokens, "count": count}
-        _keep(rows, answering.answer(trainer, chosen, **options), scores)
+        with refused_if_not_finite(answering.model, name):
+            answers = answering.answer(trainer, chosen, **options)
+        _keep(rows, answers, scores)
     return ModelRows(name, metrics, rows, len(questions), data.contents(held_out=True))
 
 
