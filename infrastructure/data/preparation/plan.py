@@ -22,7 +22,6 @@ from infrastructure.data.encoding.row_accounting import ACCOUNTING_VERSION
 from infrastructure.data.encoding.row_schema import ROWS_VERSION, RowSchema
 from infrastructure.data.encoding.schema_detection import (
     SAMPLE_ROWS,
-    ShapeRequest,
     advice,
     picture_words,
     recognise_shape,
@@ -218,18 +217,9 @@ def understand(files: list[DataFile], config: DataConfig) -> tuple[RowSchema, li
     Raises:
         ValueError: no row is readable, or the shape is ambiguous.
     """
-    request = ShapeRequest(
-        config.shape,
-        config.prompt_column,
-        config.answer_column,
-        config.context_column,
-        config.text_column,
-        config.task_column,
-        config.image_column,
-    )
     sample = _first_good_rows(files)
     try:
-        schema = recognise_shape(sample, request)
+        schema = recognise_shape(sample, config)
     except ValueError as error:
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         hint = _missing_header(files[0], sample[0])

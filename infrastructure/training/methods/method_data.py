@@ -45,7 +45,6 @@ from infrastructure.data.encoding.row_schema import (
 )
 from infrastructure.data.encoding.schema_detection import (
     SAMPLE_ROWS,
-    ShapeRequest,
     common_columns,
     matching,
     recognise_question,
@@ -389,8 +388,8 @@ def _without(row: Row, column: str) -> Row:
     return Row(values, row.source, row.line, row.offset)
 
 
-def _request(config: DataConfig) -> ShapeRequest:
-    return ShapeRequest(
+def _request(config: DataConfig) -> DataConfig:
+    return DataConfig(
         prompt_column=config.prompt_column,
         answer_column=config.answer_column,
         context_column=config.context_column,
