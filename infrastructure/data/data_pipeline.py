@@ -49,7 +49,7 @@ from infrastructure.data.preparation.preparation import (
     PreparationPlan,
 )
 from infrastructure.data.preparation.prepared import open_prepared
-from infrastructure.data.preparation.quarantine import Quarantine, about_template
+from infrastructure.data.preparation.quarantine import Quarantine
 from infrastructure.data.readers.rows import Conversation
 from infrastructure.data.serving.example_order import Indices, random_selection
 from infrastructure.data.serving.example_sources import (
@@ -463,8 +463,6 @@ class DataPipeline:
             self.config.max_bad_rows_percent,
             listed,
             max_unlearnable_percent=self.config.max_unlearnable_percent,
-            about_length=about_template(report.template_tokens, report.max_length),
-            cuts_prompts=report.template_tokens < report.max_length,
         )
         survivals = Survivals.from_json(report.survivals)
         survivals.check(report.rows_read, self.config.max_unlearnable_percent)

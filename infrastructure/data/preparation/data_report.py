@@ -8,7 +8,7 @@ from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
 from infrastructure.data.encoding.row_accounting import LeftOut
 from infrastructure.data.encoding.token_survival import Survivals
-from infrastructure.data.preparation.quarantine import Quarantine, about_template
+from infrastructure.data.preparation.quarantine import Quarantine
 
 MAX_TASKS_SHOWN = 12
 
@@ -33,8 +33,6 @@ class DataReport:
         end_tokens: each token that ends answers, at which generation must stop → how often it does.
             Empty if all answers were cut before their end.
         truncated: examples that were cut to the maximum length.
-        template_tokens: tokens that the chat template itself writes around a question and its
-            answer; counted only if some rows are too long.
         duplicates: training rows with the same content as an earlier one.
         leaked: training rows with the same content as a held-out one.
         system_prompt: the system prompt that every row begins with; None if there is none, or
@@ -72,7 +70,6 @@ class DataReport:
     end_tokens: dict[str, int] = field(default_factory=dict)
     truncated: int = 0
     truncated_examples: list[str] = field(default_factory=list)
-    template_tokens: int = 0
     duplicates: int = 0
     leaked: int = 0
     system_prompt: str | None = None
@@ -221,8 +218,6 @@ class DataReport:
                     advice=self._keeps_whole(num_positions),
                 )
             )
-        if sentence := about_template(self.template_tokens, self.max_length):
-            lines.append(phrase("data.note", sentence=sentence))
         if self.duplicates:
             lines.append(phrase("data.rows_repeated", count=self.duplicates))
         if self.leaked:

@@ -38,7 +38,7 @@ from infrastructure.data.preparation.row_encoder import (
 from infrastructure.data.preparation.row_stats import RowFacts, SharedSystemPrompt
 from infrastructure.data.readers.pictures import decisions_in_words
 from infrastructure.data.readers.row_limits import in_chunks
-from infrastructure.data.readers.rows import OVER_LONG, BadRow, Conversation, excerpt
+from infrastructure.data.readers.rows import BadRow, Conversation, excerpt
 from infrastructure.data.readers.sources import DataFile
 from infrastructure.data.store.fingerprints import ExampleHash
 from infrastructure.data.store.stream_index import (
@@ -267,8 +267,6 @@ class Preparation:
         self.report.max_length = self.plan.encoder.max_length
         self.report.system_prompt = self.system_prompts.text
         self.report.has_context = any("context" in shape.columns for shape in self.plan.shapes)
-        if self.report.truncated or OVER_LONG in self.quarantine.counts:
-            self.report.template_tokens = self.plan.encoder.num_template_tokens()
         self.facts.fill(self.report, is_evaluation, self.plan.encoder.tokenizer)
         self._report_sources()
         layout = index.layout_hash() if index else ""

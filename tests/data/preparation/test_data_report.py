@@ -119,10 +119,6 @@ WARNINGS: list[tuple[dict[str, Any], str]] = [
         "data.special_token_rows(rows=2 rows, contain=data.rows_spell_special_token())",
     ),
     (
-        {"template_tokens": 16},
-        "data.note(sentence=data.template_takes_much(num_tokens=16, max_length=64))",
-    ),
-    (
         {"truncated": 1, "truncated_examples": ["a:1"]},
         "data.rows_truncated(rows=1 row, were=was, max_length=64, places=a:1,"
         " advice=data.raise_limit_if_supported())",

@@ -175,10 +175,6 @@ def test_over_long_rows_lose_their_end_and_are_counted(tmp_path: Path, cache: Pa
     assert max(len(e.input_ids) for b in cut.train_batches(0, 0, 8) for e in b) <= 512
     assert list(cut.report.end_tokens) == ["<|endoftext|>"]  # not what the cut answer ends with
     assert "data.needs_chat_template" not in lines  # the tokenizer has none
-    wordy = "{% for m in messages %}" + "Dear model, " * 9 + "{{ m['content'] }}{% endfor %}"
-    report = pipeline(data, cache, chat_template=wordy).report
-    assert 128 <= report.template_tokens <= 2 * 9 * len("Dear model, ") + 1
-    assert "data.template_takes_much(" in "\n".join(report.lines())
 
 
 def test_over_long_rows_can_be_set_aside_or_lose_their_beginning(
@@ -284,20 +280,6 @@ def test_a_fingerprint_is_of_tokens_contents_and_windows_of_the_rows_to_train_on
     for number in range(2):
         other = write_jsonl(tmp_path / f"held_out{number}.jsonl", pairs(3, number))
         assert fingerprint(*rows, eval_path=str(other)) == found[0]
-
-
-@pytest.mark.parametrize(
-    ("answer", "over_length", "is_counted"),
-    [("A", "keep_start", False), ("A" * 600, "keep_start", True), ("A" * 600, "quarantine", True)],
-)
-def test_tokens_of_the_template_are_counted_where_rows_are_too_long(
-    answer: str, over_length: str, is_counted: bool, tmp_path: Path, cache: Path
-) -> None:
-    data = write_jsonl(tmp_path / "a.jsonl", [*pairs(9), {"question": "Q", "answer": answer}])
-    settings: dict[str, Any] = {"over_length": over_length, "max_bad_rows_percent": 50}
-    settings["validation_split"] = 0
-    report = pipeline(data, cache, byte_level_tokenizer(CHATML), **settings).report
-    assert (report.template_tokens > 0) is is_counted
 
 
 def test_held_out_rows_of_other_columns_are_noted_with_their_reason(
