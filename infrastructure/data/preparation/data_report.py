@@ -102,14 +102,13 @@ class DataReport:
         known = {key: value for key, value in facts.items() if key != "quarantined"}
         return cls(**known, quarantine=quarantine)
 
-    def lines(self, is_verbose: bool = True, num_positions: int | None = None) -> list[str]:
+    def lines(self, is_verbose: bool = True) -> list[str]:
         """Return the lines of the report for the user.
 
         Args:
             is_verbose: return all lines; otherwise only those that should be read before every run.
-            num_positions: tokens that the model can read; None if it is unknown.
         """
-        warnings = [*([self.unread] if self.unread else []), *self._warnings(num_positions)]
+        warnings = [*([self.unread] if self.unread else []), *self._warnings()]
         warnings += self.notes  # always shown before step 1: they decide what is learned
         if not is_verbose:
             return [*self._short_lines(), *warnings]
@@ -195,7 +194,7 @@ class DataReport:
         lines = [phrase("data.rows_skipped", count=total, percent=share, reasons=reasons)]
         return lines + [f"  {row}" for row in self.quarantine.examples]
 
-    def _warnings(self, num_positions: int | None) -> list[str]:
+    def _warnings(self) -> list[str]:
         lines = LeftOut.from_json(self.left_out).lines()
         lines += Survivals.from_json(self.survivals).lines()
         other = [row for row in self.quarantine.bad_rows if row.encoding]
@@ -215,7 +214,6 @@ class DataReport:
                     were=were,
                     max_length=self.max_length,
                     places=where,
-                    advice=self._keeps_whole(num_positions),
                 )
             )
         if self.duplicates:
@@ -233,11 +231,3 @@ class DataReport:
             rows = rows_in_words(self.special_text_rows)
             lines.append(phrase("data.special_token_rows", rows=rows, contain=spells))
         return lines
-
-    def _keeps_whole(self, num_positions: int | None) -> str:
-        """Return advice on how to avoid cutting rows that are longer than the limit, or ""."""
-        if num_positions is None:
-            return phrase("data.raise_limit_if_supported")
-        if self.max_length < num_positions:
-            return phrase("data.raise_limit_up_to", num_positions=num_positions)
-        return phrase("data.limit_of_model_reached")

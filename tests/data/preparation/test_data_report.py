@@ -120,18 +120,15 @@ WARNINGS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"truncated": 1, "truncated_examples": ["a:1"]},
-        "data.rows_truncated(rows=1 row, were=was, max_length=64, places=a:1,"
-        " advice=data.raise_limit_if_supported())",
+        "data.rows_truncated(rows=1 row, were=was, max_length=64, places=a:1)",
     ),
     (
         {"truncated": 2, "truncated_examples": ["a:1", "a:2"]},
-        "data.rows_truncated(rows=2 rows, were=were, max_length=64, places=a:1, a:2,"
-        " advice=data.raise_limit_if_supported())",
+        "data.rows_truncated(rows=2 rows, were=were, max_length=64, places=a:1, a:2)",
     ),
     (
         {"truncated": 3, "truncated_examples": ["a:1", "a:2"]},
-        "data.rows_truncated(rows=3 rows, were=were, max_length=64, places=a:1, a:2, …,"
-        " advice=data.raise_limit_if_supported())",
+        "data.rows_truncated(rows=3 rows, were=were, max_length=64, places=a:1, a:2, …)",
     ),
 ]
 
@@ -145,17 +142,6 @@ def test_a_warning_is_shown_in_full_and_in_short(
     plain, found = (report_of(**some).lines(is_verbose) for some in ({}, facts))
     assert [one for one in found if one not in plain] == [line]
     assert len(found) == len(plain) + 1
-
-
-def test_limits_that_the_model_has_decide_the_advice_on_cut_rows() -> None:
-    report = report_of(truncated=1, truncated_examples=["a:1"])
-    for num_positions, advice in (
-        (65, "data.raise_limit_up_to(num_positions=65)"),
-        (64, "data.limit_of_model_reached()"),
-        (None, "data.raise_limit_if_supported()"),
-    ):
-        for is_verbose in (True, False):
-            assert f"advice={advice})" in "".join(report.lines(is_verbose, num_positions))
 
 
 def test_unused_columns_are_in_the_lines() -> None:
