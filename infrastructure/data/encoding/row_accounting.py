@@ -139,7 +139,6 @@ class LeftOut:
                 "data.never_read_by_model",
                 kind=phrase(kind),
                 count=count,
-                noun="row" if count == 1 else "rows",
                 example=self.firsts[kind][1],
                 place=self.firsts[kind][0],
                 cause=self._cause_of(kind),

@@ -301,7 +301,6 @@ class Survivals:
             phrase(
                 "data.tokenizer_changed_answers",
                 count=count,
-                answers_are="answer is" if count == 1 else "answers are",
                 difference=phrase(KINDS[kind]),
                 example=self.firsts[kind][1],
                 place=self.firsts[kind][0],
@@ -315,7 +314,6 @@ class Survivals:
                 phrase(
                     "data.text_without_tokens",
                     count=count,
-                    rows_hold="row holds" if count == 1 else "rows hold",
                     example=example,
                     place=place,
                 )

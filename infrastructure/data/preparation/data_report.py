@@ -13,11 +13,6 @@ from infrastructure.data.preparation.quarantine import Quarantine
 MAX_TASKS_SHOWN = 12
 
 
-def rows_in_words(count: int, kind: str = "") -> str:
-    """Return a count of rows as text: `1 row`, `8,000 rows`, or with a `kind`, `1 training row`."""
-    return f"{count:,} {kind}row{'' if count == 1 else 's'}"
-
-
 @dataclass
 class DataReport:
     """Facts about prepared data.
@@ -151,7 +146,7 @@ class DataReport:
             f"{self.shape_reason[:1].upper()}{self.shape_reason[1:]}",
             phrase(
                 "data.split_counts",
-                train_rows=rows_in_words(self.num_train),
+                num_train=self.num_train,
                 num_held_out=self.num_evaluation,
             ),
         ]
@@ -206,12 +201,10 @@ class DataReport:
             where = ", ".join(self.truncated_examples)
             if self.truncated > len(self.truncated_examples):
                 where += ", …"
-            were = "was" if self.truncated == 1 else "were"
             lines.append(
                 phrase(
                     "data.rows_truncated",
-                    rows=rows_in_words(self.truncated),
-                    were=were,
+                    count=self.truncated,
                     max_length=self.max_length,
                     places=where,
                 )
@@ -219,15 +212,7 @@ class DataReport:
         if self.duplicates:
             lines.append(phrase("data.rows_repeated", count=self.duplicates))
         if self.leaked:
-            verb = "is" if self.leaked == 1 else "are"
-            rows = rows_in_words(self.leaked, "training ")
-            lines.append(phrase("data.rows_also_held_out", rows=rows, verb=verb))
+            lines.append(phrase("data.rows_also_held_out", count=self.leaked))
         if self.special_text_rows:
-            spells = (
-                phrase("data.row_spells_special_token")
-                if self.special_text_rows == 1
-                else (phrase("data.rows_spell_special_token"))
-            )
-            rows = rows_in_words(self.special_text_rows)
-            lines.append(phrase("data.special_token_rows", rows=rows, contain=spells))
+            lines.append(phrase("data.special_token_rows", count=self.special_text_rows))
         return lines

@@ -25,7 +25,7 @@ from infrastructure.data.encoding.row_accounting import (
 from infrastructure.data.encoding.row_schema import TEXT, RowSchema
 from infrastructure.data.encoding.token_survival import Survivals
 from infrastructure.data.encoding.tokenization import ConversationEncoder, begins_with
-from infrastructure.data.preparation.data_report import DataReport, rows_in_words
+from infrastructure.data.preparation.data_report import DataReport
 from infrastructure.data.preparation.quarantine import Quarantine
 from infrastructure.data.preparation.row_encoder import (
     CHUNK_ROWS,
@@ -353,17 +353,12 @@ class Preparation:
             for line in self.prompts_left_out.lines()
         ]
         if self.rewritten_rows:
-            report.notes.append(
-                phrase(
-                    "data.reasoning_rewritten",
-                    rows=rows_in_words(self.rewritten_rows),
-                )
-            )
+            report.notes.append(phrase("data.reasoning_rewritten", count=self.rewritten_rows))
         if self.undetermined:
             report.notes.append(
                 phrase(
                     "data.template_output_undetermined",
-                    rows=rows_in_words(report.undetermined_rows),
+                    count=report.undetermined_rows,
                     example=self.undetermined[0],
                 )
             )

@@ -267,12 +267,11 @@ def test_rows_that_lose_text_that_is_only_read_are_counted_apart() -> None:
     for number, unread in enumerate(["", "first", "second"]):
         survivals.add(f"row {number}", Survival(unread=unread, given=number, learned=number))
         count = max(1, number)
-        rows_hold = "row holds" if count == 1 else "rows hold"
-        lost = f"count={count}, rows_hold={rows_hold}, example=first, place=row 1"
+        lost = f"count={count}, example=first, place=row 1"
         assert survivals.lines() == ([f"data.text_without_tokens({lost})"] if number else [])
     survivals.add("row 3", Survival(LETTERS, "x", 1, 2, "third"))
     letters, unread = survivals.lines()
-    answers = f"answers_are=answer is, difference={KINDS[LETTERS]}(), example=x, place=row 3"
+    answers = f"difference={KINDS[LETTERS]}(), example=x, place=row 3"
     assert letters == f"data.tokenizer_changed_answers(count=1, {answers})"
     assert "count=3," in unread
     assert Survivals.from_json(survivals.to_json()).lines() == survivals.lines()

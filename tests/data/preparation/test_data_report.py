@@ -58,7 +58,7 @@ def test_the_figures_of_the_rows_are_in_the_lines() -> None:
     names = "0.csv (csv), 1.csv (csv)"
     assert rows == f"data.rows_read(count=60, names={names})"
     assert shape == "Columns decide"
-    assert counts == "data.split_counts(train_rows=50 rows, num_held_out=10)"
+    assert counts == "data.split_counts(num_train=50, num_held_out=10)"
     ends = "data.answers_end_with(tokens=<a>, <b>)"
     assert tokens == (
         f"data.trained_token_share(tokens=1000, trained=250, percent=25.0, ends={ends})"
@@ -108,27 +108,20 @@ WARNINGS: list[tuple[dict[str, Any], str]] = [
     ({"unread": "a sentence"}, "a sentence"),
     ({"notes": ["a note"]}, "a note"),
     ({"duplicates": 3}, "data.rows_repeated(count=3)"),
-    ({"leaked": 1}, "data.rows_also_held_out(rows=1 training row, verb=is)"),
-    ({"leaked": 2}, "data.rows_also_held_out(rows=2 training rows, verb=are)"),
-    (
-        {"special_text_rows": 1},
-        "data.special_token_rows(rows=1 row, contain=data.row_spells_special_token())",
-    ),
-    (
-        {"special_text_rows": 2},
-        "data.special_token_rows(rows=2 rows, contain=data.rows_spell_special_token())",
-    ),
+    ({"leaked": 1}, "data.rows_also_held_out(count=1)"),
+    ({"leaked": 2}, "data.rows_also_held_out(count=2)"),
+    ({"special_text_rows": 2}, "data.special_token_rows(count=2)"),
     (
         {"truncated": 1, "truncated_examples": ["a:1"]},
-        "data.rows_truncated(rows=1 row, were=was, max_length=64, places=a:1)",
+        "data.rows_truncated(count=1, max_length=64, places=a:1)",
     ),
     (
         {"truncated": 2, "truncated_examples": ["a:1", "a:2"]},
-        "data.rows_truncated(rows=2 rows, were=were, max_length=64, places=a:1, a:2)",
+        "data.rows_truncated(count=2, max_length=64, places=a:1, a:2)",
     ),
     (
         {"truncated": 3, "truncated_examples": ["a:1", "a:2"]},
-        "data.rows_truncated(rows=3 rows, were=were, max_length=64, places=a:1, a:2, …)",
+        "data.rows_truncated(count=3, max_length=64, places=a:1, a:2, …)",
     ),
 ]
 

@@ -11,7 +11,7 @@ import pytest
 from tokenizers.normalizers import Lowercase
 
 from infrastructure.data.preparation import preparation as module
-from infrastructure.data.preparation.data_report import DataReport, rows_in_words
+from infrastructure.data.preparation.data_report import DataReport
 from infrastructure.data.readers import rows as reasons
 from infrastructure.data.store.examples import TokenizedExample
 from tests.data.builders import (
@@ -319,7 +319,7 @@ def test_held_out_data_of_its_own(data: Path, tmp_path: Path, cache: Path) -> No
         assert len(held_out(prepared)) == 12
         assert prepared.report.leaked == 10
         text = "\n".join(prepared.report.lines())
-        assert re.search(r"data\.rows_also_held_out\(rows=10 ", text)
+        assert re.search(r"data\.rows_also_held_out\(count=10\)", text)
         assert re.search(r"data\.held_out_shape_differs\(.*alpaca", text)
 
 
@@ -453,11 +453,6 @@ def test_answers_that_the_tokenizer_changes_are_counted(tmp_path: Path, cache: P
         assert "a.jsonl:2" in line
 
 
-def test_one_row_is_no_rows() -> None:
-    counts = rows_in_words(1), rows_in_words(8000), rows_in_words(1, "training ")
-    assert counts == ("1 row", "8,000 rows", "1 training row")
-
-
 def test_content_numbers_are_kept_by_side(tmp_path: Path, cache: Path) -> None:
     """Equal rows have equal numbers, whatever file or side they are on."""
     data = write_jsonl(tmp_path / "a.jsonl", pairs(8) + pairs(3))
@@ -509,7 +504,7 @@ def test_special_tokens_in_any_message_are_reported(
     other = write_jsonl(tmp_path / "b.jsonl", [*pairs(5, start=9), *second])
     report = pipeline(data, cache, eval_path=str(other)).report
     assert report.special_text_rows == 1
-    assert "rows=1 row, contain=data.row_spells_special_token()" in "\n".join(report.lines())
+    assert "data.special_token_rows(count=1)" in "\n".join(report.lines())
 
 
 UNDETERMINED = CHATML.replace("m['content'] }}", "m['content'] | upper }}")
@@ -543,7 +538,7 @@ def test_rows_are_counted_whose_texts_are_undetermined(tmp_path: Path) -> None:
     """Each once, however many of its texts are."""
     [note] = notes_of(tmp_path, chats(3), UNDETERMINED, train_on="all")
     assert note == (
-        "data.template_output_undetermined(rows=3 rows, "
+        "data.template_output_undetermined(count=3, "
         "example=data.part_message_text(number=1, role=user) of rows.jsonl:1)"
     )
 
@@ -551,7 +546,7 @@ def test_rows_are_counted_whose_texts_are_undetermined(tmp_path: Path) -> None:
 def test_rows_whose_reasoning_is_written_in_another_form_are_counted(tmp_path: Path) -> None:
     template = CHATML.replace("{{ m['content'] }}", "{{ m.thinking }}{{ m['content'] }}")
     rows = [*chats(2, reasoning="hm"), *chats(4)]
-    assert "data.reasoning_rewritten(rows=2 rows)" in notes_of(tmp_path, rows, template)
+    assert "data.reasoning_rewritten(count=2)" in notes_of(tmp_path, rows, template)
     assert notes_of(tmp_path / "none", chats(4), template) == []
 
 
@@ -594,7 +589,7 @@ def test_what_only_the_prompt_leaves_out_is_noted_with_its_first_row(tmp_path: P
     rows = [*chats(2), *chats(25, system)[2:]]
     notes = notes_of(tmp_path, rows, template, train_on="all")
     [lost] = [note for note in notes if note.startswith("data.lost_in_generation_prompt(")]
-    assert "(kind=data.lost_system_message(), count=18, noun=rows" in lost  # of 20 that are tried
+    assert "(kind=data.lost_system_message(), count=18," in lost  # of 20 that are tried
     assert "place=rows.jsonl:3," in lost
     assert "data.prompts_differ_in_training(num_differing=18, num_checked=20)" in notes
     never = CHATML.replace("{{ m['content'] }}", "{{ m['content'] if m.role != 'system' }}")
