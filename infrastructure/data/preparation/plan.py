@@ -314,9 +314,7 @@ def plan_key(plan: PreparationPlan) -> str:
 
 
 def _file_key(file: DataFile) -> list[str]:
-    key = [file.name, file.format, file.note, file.sha256()]
-    more = [file.encoding, file.split]
-    return [*key, *more] if any(more) else key  # older kinds of files keep their keys
+    return [file.name, file.format, file.note, file.sha256(), file.encoding, file.split]
 
 
 def read_chat_template(setting: str) -> str:
