@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.hub import offline_where_unreachable
-from infrastructure.core.json_text import parse_json
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.data.readers.arrow_values import PlainRows
@@ -129,7 +128,7 @@ def read_huggingface(path: Path, name: str, start: Start = BEGIN) -> Iterator[Ro
                 yield from _arrow_rows(batch, plain, name, position)
                 position += batch.num_rows
     except (arrow.ArrowException, OSError) as error:
-        raise InputError(_damaged(Path(split_place(str(path))[0]), error)) from error
+        raise _damaged(split_place(str(path))[0], error) from error
 
 
 def load_huggingface(place: str) -> Any:
@@ -148,7 +147,7 @@ def load_huggingface(place: str) -> Any:
         try:
             saved = datasets.load_from_disk(where)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise InputError(_damaged(Path(where), error)) from error
+            raise _damaged(where, error) from error
         return _split_of(saved, split, place)
     repository, _, configuration = where.partition(":")
     try:
@@ -174,30 +173,9 @@ def is_saved_dataset(folder: Path) -> bool:
     return (folder / "dataset_info.json").is_file() and any(folder.glob("*.arrow"))
 
 
-def _damaged(folder: Path, error: BaseException) -> str:
+def _damaged(folder: str, error: BaseException) -> InputError:
     reason = " ".join(str(error).split())
-    for name in ("state.json", "dataset_info.json"):
-        if not (folder / "dataset_dict.json").exists() and not (folder / name).exists():
-            reason = phrase("data.file_missing", name=name)
-    parts = (part for part in sorted(folder.rglob("*")) if not _can_be_read(part))
-    damaged = next(parts, None)
-    where = phrase("data.in_member", member=damaged.relative_to(folder)) if damaged else ""
-    return phrase("data.saved_dataset_damaged", folder=folder, location=where, reason=reason)
-
-
-def _can_be_read(part: Path) -> bool:
-    """Return whether a saved dataset has a file with the correct format for its extension."""
-    arrow = require("pyarrow", "data.read_hub_datasets")
-    try:
-        if part.suffix == ".json":
-            return isinstance(parse_json(part.read_text("utf-8")), dict)
-        if part.suffix == ".arrow":
-            with arrow.memory_map(str(part)) as file:
-                for batch in arrow.ipc.open_stream(file):
-                    batch.validate()
-    except (arrow.ArrowException, OSError, ValueError):
-        return False
-    return True
+    return InputError("data.saved_dataset_damaged", folder=folder, reason=reason)
 
 
 def _split_of(loaded: "Dataset | DatasetDict", split: str, place: str) -> object:
