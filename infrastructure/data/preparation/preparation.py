@@ -161,7 +161,7 @@ class Preparation:
                 stored.append(row)
             if chunk.shape == TRAIN:
                 self._index(chunk.file, row.offset, row.conversation, not is_evaluation)
-        self.store.append([row.example for row in stored])
+        self.store.append([row.encoded.example for row in stored])
         self.row_files.append(np.full(len(stored), chunk.file))
         self.row_lines.append(np.array([row.conversation.line for row in stored]))
         if self.plan.keep_conversations:
@@ -182,35 +182,35 @@ class Preparation:
         self.facts.add(row, is_evaluation)
         self.report.special_text_rows += row.holds_special_text
         self._note_account(row)
-        self.decided.update({kind for one in row.example.pictures for kind in one.decided})
+        self.decided.update({kind for one in row.encoded.example.pictures for kind in one.decided})
         first = row.conversation.turns[0]
-        is_read = all(one.message != 1 for one in row.account.missing)
+        is_read = all(one.message != 1 for one in row.encoded.account.missing)
         self.system_prompts.add(first.text if first.role == "system" and is_read else "")
         answers = [turn for turn in row.conversation.turns if turn.role == "assistant"]
         self.left_out_answers += sum(not turn.is_learnt for turn in answers)
         self.empty_answers += sum(not turn.text.strip() and not turn.fields for turn in answers)
-        if row.is_truncated:
+        if row.encoded.is_truncated:
             self.report.truncated += 1
             self.report.truncated_examples += [row.conversation.place]
             del self.report.truncated_examples[NUM_PLACES:]
         elif (
             self.checked_prompts < NUM_PROMPTS_CHECKED
             and len(row.conversation.turns) > 1
-            and not row.example.pictures  # the chat template does not write their tokens
+            and not row.encoded.example.pictures  # the chat template does not write their tokens
         ):
             self._check_prompt(row)
         if is_evaluation:
             self.evaluation.write(row.conversation.to_json() + "\n")
         else:
-            self.hash.add(row.example)
+            self.hash.add(row.encoded.example)
 
     def _note_account(self, row: PreparedRow) -> None:
-        place, account = row.conversation.place, row.account
-        self.survivals.add(place, row.survival)
+        place, account = row.conversation.place, row.encoded.account
+        self.survivals.add(place, row.encoded.survival)
         self.left_out.add(place, account.missing)
         if account.missing and len(self.report.losses) < NUM_LOSSES:
             self.report.losses[place] = [str(one) for one in account.missing]
-        self.rewritten_rows += row.is_rewritten
+        self.rewritten_rows += row.encoded.is_rewritten
         if account.undetermined:
             self.report.undetermined_rows += 1
             self.undetermined = self.undetermined or [f"{account.undetermined[0]} of {place}"]
@@ -226,7 +226,7 @@ class Preparation:
         prompt = self.plan.encoder.prompt_ids(conversation.prompt, conversation.inputs)
         self.checked_prompts += 1
         tokenizer = self.plan.encoder.tokenizer
-        self.differing_prompts += not begins_with(tokenizer, row.example.input_ids, prompt)
+        self.differing_prompts += not begins_with(tokenizer, row.encoded.example.input_ids, prompt)
 
     def _note_prompt(self, row: PreparedRow) -> None:
         """Record texts that the model reads in training but not in the prompt at generation.
@@ -235,7 +235,7 @@ class Preparation:
         """
         conversation = row.conversation
         account = self.plan.encoder.prompt_account(conversation.prompt, conversation.inputs)
-        known = {REASONING_KIND, *(one.kind for one in row.account.missing)}
+        known = {REASONING_KIND, *(one.kind for one in row.encoded.account.missing)}
         missing = [one for one in account.missing if one.kind not in known]
         self.prompts_left_out.add(conversation.place, missing)
 
