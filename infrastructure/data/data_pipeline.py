@@ -33,7 +33,7 @@ from infrastructure.data.preparation.data_report import DataReport
 from infrastructure.data.preparation.plan import (
     chat_template_of,
     first_rows,
-    memory_bytes,
+    plan_key,
     plan_preparation,
     read_chat_template,
     total_bytes_of,
@@ -46,9 +46,9 @@ from infrastructure.data.preparation.preparation import (
     ROW_FILES,
     ROW_LINES,
     TRAIN,
+    Preparation,
     PreparationPlan,
 )
-from infrastructure.data.preparation.prepared import open_prepared
 from infrastructure.data.preparation.quarantine import Quarantine
 from infrastructure.data.readers.rows import Conversation
 from infrastructure.data.serving.example_order import Indices, random_selection
@@ -70,7 +70,7 @@ from infrastructure.data.store.examples import (
 )
 from infrastructure.data.store.fingerprints import ExampleHash
 from infrastructure.data.store.stream_index import WindowIndex
-from infrastructure.data.store.token_cache import CacheEntry
+from infrastructure.data.store.token_cache import CacheEntry, TokenCache
 from infrastructure.data.store.token_store import CONVERSATIONS_FILE, TokenStore
 
 if TYPE_CHECKING:
@@ -147,7 +147,8 @@ class DataPipeline:
             augment = get_augmentation(name) if name is not None else None
             worker_bytes = total_bytes_of(self.memory_config.worker_memory)
             plan = plan_preparation(self.config, self.tokenizer, worker_bytes, self.pictures)
-            entry = open_prepared(plan, self.config, self.cache_config)
+            cache = TokenCache(self.cache_config, total_bytes_of(self.config.memory_limit))
+            entry = cache.open(plan_key(plan), lambda folder: Preparation(plan, folder).run())
             try:
                 report = self._checked_report(entry)
                 source = self._make_source(plan, entry.store, augment)
@@ -492,7 +493,7 @@ class DataPipeline:
         return StreamingDataset(
             plan.files[TRAIN],
             self.config.buffer_size,
-            memory_bytes(self.config),
+            total_bytes_of(self.config.memory_limit),
             seed=self.seed,
             convert=plan.shapes[TRAIN].convert,
             index=WindowIndex(store.array("windows.npy"), store.array("is_used.npy")),

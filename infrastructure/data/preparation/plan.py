@@ -87,7 +87,9 @@ def plan_preparation(
         shapes=(shape, find_shape(evaluation, config) if evaluation else shape),
         encoder=encoder,
         validation_split=0.0 if evaluation else config.validation_split,
-        window_limits=(config.buffer_size, memory_bytes(config)) if config.streaming else None,
+        window_limits=(config.buffer_size, total_bytes_of(config.memory_limit))
+        if config.streaming
+        else None,
         keep_conversations=config.augmentation is not None and not config.streaming,
         num_processes=num_processes(config, train, tokenizer),
         worker_bytes=worker_bytes,
@@ -149,11 +151,6 @@ def look_at_pictures(files: list[DataFile], config: DataConfig) -> None:
 def _check(config: DataConfig) -> None:
     if config.path is None:
         raise InputError("data.no_training_data")
-
-
-def memory_bytes(config: DataConfig) -> int | None:
-    """Return `data.memory_limit` in bytes; a percentage refers to this machine's memory."""
-    return total_bytes_of(config.memory_limit)
 
 
 def total_bytes_of(amount: str | None) -> int | None:
