@@ -166,8 +166,9 @@ class RowSchema:
         turns, num_given = self._turns(row.values)
         pictures = self._pictures(row.values, turns)
         inputs = self.inputs(row.values)
-        task, place = self._label(row, self.task_column), (row.source, row.line)
-        return Conversation(tuple(turns), task, *place, inputs, num_given, pictures)
+        task = value_of(row.values, self.task_column)
+        place = ("" if task is None else str(task), row.source, row.line)
+        return Conversation(tuple(turns), *place, inputs, num_given, pictures)
 
     def _pictures(self, values: RowValues, turns: list[Turn]) -> tuple[PictureSource, ...]:
         """Return the images of a row, and make sure that messages in `turns` have a part for each
@@ -216,10 +217,6 @@ class RowSchema:
         """The columns that have a role in this shape."""
         whole = {column.partition(".")[0] for column in self.columns.values()}
         return frozenset({*self.columns.values(), *whole, self.task_column})
-
-    def _label(self, row: Row, column: str | None) -> str:
-        value = value_of(row.values, column)
-        return "" if value is None else str(value)
 
     def _turns(self, values: RowValues) -> tuple[list[Turn], int]:
         """Return the messages of a row, and the number of messages that come from a separate prompt

@@ -574,7 +574,9 @@ def _unclear(
     rows: Sequence[Row], columns: list[str], candidates: list[Candidate], request: DataConfig
 ) -> str:
     if candidates:
-        ways = "; ".join(f"{name} ({_columns_of(parts)})" for name, parts, _ in candidates[:3])
+        ways = "; ".join(
+            f"{name} ({shown([*parts.values()][:2])})" for name, parts, _ in candidates[:3]
+        )
         return phrase(
             "data.ambiguous_shape",
             num_ways=len(candidates),
@@ -619,10 +621,6 @@ def _other_column(columns: list[str], request: DataConfig) -> str:
         others=shown(others),
         key=Setting(key),
     )
-
-
-def _columns_of(parts: dict[str, str]) -> str:
-    return ", ".join(excerpt(parts[part], COLUMN_CHARACTERS) for part in list(parts)[:2])
 
 
 def _way_on(rows: Sequence[Row], columns: list[str]) -> str:

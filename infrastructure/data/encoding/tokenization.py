@@ -218,7 +218,8 @@ class ConversationEncoder:
                 results[index] = _bad(conversation, CHAT_TEMPLATE, str(error), error.advice)
                 continue
             if lost := whole.account.unlearnable:
-                detail = phrase("data.answer_not_written", lost=lost[0], writer=self._writer)
+                writer = phrase("data.chat_template" if self.own_template else "data.plain_format")
+                detail = phrase("data.answer_not_written", lost=lost[0], writer=writer)
                 advice = self.advice_for(self._for_writing(conversation))
                 results[index] = _bad(conversation, LEFT_OUT, detail, advice)
             else:
@@ -372,10 +373,6 @@ class ConversationEncoder:
 
     def _text_of(self, conversation: Conversation) -> str:
         return self._format(conversation).text_of(conversation)
-
-    @property
-    def _writer(self) -> str:
-        return phrase("data.chat_template" if self.own_template else "data.plain_format")
 
     def advice_for(self, conversation: Conversation) -> str:
         """Return advice for a row if the chat template leaves out text of its answers."""

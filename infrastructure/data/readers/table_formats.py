@@ -4,7 +4,7 @@ They read slices of at most READ_ROWS records, which limits memory, and can begi
 `line` and `offset` count records. The libraries are imported when such a file is read.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,8 @@ def _arrow_rows(
     is_large = not fits_a_row(batch)
     try:
         if not is_large:
-            yield from _numbered(plain.of(batch), name, first)
+            for index, values in enumerate(plain.of(batch), first):
+                yield Row(values, name, index + 1, index)
             return
     except UnicodeDecodeError:
         pass
@@ -107,11 +108,6 @@ def _arrow_rows(
         yield BadRow(name, first + 1, LINE_TOO_LONG, too_large_words(), offset=first)
     else:
         yield BadRow(name, first + 1, INVALID_UTF8, offset=first)
-
-
-def _numbered(records: Sequence[Mapping[str, object]], name: str, first: int) -> Iterator[Row]:
-    for index, values in enumerate(records, first):
-        yield Row(values, name, index + 1, index)
 
 
 def read_huggingface(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
