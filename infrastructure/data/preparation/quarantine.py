@@ -127,7 +127,7 @@ class Quarantine:
         """Return a text that lists the reasons, each with its number of rows and its first row."""
         shown = [
             f"{self.counts[row.reason]} {row.reason} ({row.place}"
-            + (f", {excerpt(row.shown_detail, DETAIL_CHARACTERS)})" if row.detail else ")")
+            + (f", {excerpt(row.detail, DETAIL_CHARACTERS)})" if row.detail else ")")
             for row in self.examples[:NUM_SHOWN]
         ]
         others = len(self.counts) - len(shown)
