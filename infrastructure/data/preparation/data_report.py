@@ -207,10 +207,9 @@ class DataReport:
                     places=where,
                 )
             )
-        if self.duplicates:
-            lines.append(phrase("data.rows_repeated", count=self.duplicates))
-        if self.leaked:
-            lines.append(phrase("data.rows_also_held_out", count=self.leaked))
-        if self.special_text_rows:
-            lines.append(phrase("data.special_token_rows", count=self.special_text_rows))
-        return lines
+        counts = {
+            "data.rows_repeated": self.duplicates,
+            "data.rows_also_held_out": self.leaked,
+            "data.special_token_rows": self.special_text_rows,
+        }
+        return lines + [phrase(code, count=count) for code, count in counts.items() if count]

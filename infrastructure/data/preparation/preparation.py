@@ -104,7 +104,7 @@ class Preparation:
         self.evaluation = (folder / EVALUATION_FILE).open("w+", encoding="utf-8")
         self.least: PreparedRow | None = None  # held out if chance holds out no row
         self.checked_prompts = self.differing_prompts = 0
-        self.left_out_answers = self.empty_answers = 0
+        self.noted: Counter[str] = Counter()  # code of a note → rows or answers
         self.system_prompts = SharedSystemPrompt()
         self.decided: Counter[str] = Counter()  # decisions about images → rows
         self.unused_columns: Counter[str] = Counter()
@@ -113,7 +113,6 @@ class Preparation:
             CAUSE if plan.encoder.own_template else phrase("data.needs_chat_template")
         )
         self.prompts_left_out = LeftOut()
-        self.rewritten_rows = 0
         self.survivals = Survivals()
         self.undetermined: list[str] = []
         self.conversations = (folder / CONVERSATIONS_FILE).open("wb")
@@ -187,8 +186,9 @@ class Preparation:
         is_read = all(one.message != 1 for one in row.encoded.account.missing)
         self.system_prompts.add(first.text if first.role == "system" and is_read else "")
         answers = [turn for turn in row.conversation.turns if turn.role == "assistant"]
-        self.left_out_answers += sum(not turn.is_learnt for turn in answers)
-        self.empty_answers += sum(not turn.text.strip() and not turn.fields for turn in answers)
+        unlearnt = sum(not turn.is_learnt for turn in answers)
+        empty = sum(not turn.text.strip() and not turn.fields for turn in answers)
+        self.noted.update({"data.answers_with_zero_weight": unlearnt, "data.empty_answers": empty})
         if row.encoded.is_truncated:
             self.report.truncated += 1
             self.report.truncated_examples += [row.conversation.place]
@@ -210,7 +210,7 @@ class Preparation:
         self.left_out.add(place, account.missing)
         if account.missing and len(self.report.losses) < NUM_LOSSES:
             self.report.losses[place] = [str(one) for one in account.missing]
-        self.rewritten_rows += row.encoded.is_rewritten
+        self.noted["data.reasoning_rewritten"] += row.encoded.is_rewritten
         if account.undetermined:
             self.report.undetermined_rows += 1
             self.undetermined = self.undetermined or [f"{account.undetermined[0]} of {place}"]
@@ -338,18 +338,11 @@ class Preparation:
             report.notes.append(phrase("data.nothing_held_out"))
         if pictures := self.plan.encoder.pictures:
             report.notes += decisions_in_words(self.decided, pictures.background)
-        if self.left_out_answers:
-            report.notes.append(
-                phrase("data.answers_with_zero_weight", count=self.left_out_answers)
-            )
-        if self.empty_answers:
-            report.notes.append(phrase("data.empty_answers", count=self.empty_answers))
+        report.notes += [phrase(code, count=count) for code, count in self.noted.items() if count]
         report.notes += [
             phrase("data.lost_in_generation_prompt", line=line)
             for line in self.prompts_left_out.lines()
         ]
-        if self.rewritten_rows:
-            report.notes.append(phrase("data.reasoning_rewritten", count=self.rewritten_rows))
         if self.undetermined:
             report.notes.append(
                 phrase(
