@@ -6,6 +6,7 @@ import pytest
 
 from infrastructure.commands.main import create_parser, with_full_names
 from infrastructure.commands.parser import parse
+from infrastructure.config.sources.flags import flags_given
 
 
 @pytest.mark.parametrize(
@@ -107,3 +108,10 @@ def test_words_behind_flags_are_taken_in_order() -> None:
     assert (parsed.run, parsed.folder, parsed.part, parsed.json) == ("run", "folder", "lora", True)
     parsed = parse(create_parser(), ["ask", "m", "--max_tokens=3", "a", "--json", "b_c"])
     assert (parsed.max_tokens, parsed.questions) == (3, ["a", "b_c"])
+
+
+def test_only_the_name_of_a_flag_is_written_with_dashes() -> None:
+    words = ["train", "--output_dir=my_runs/a=b_c-d", "--run_name=--x_y", "my_rows.jsonl"]
+    parsed = parse(create_parser(), words)
+    given = {"--output-dir": "my_runs/a=b_c-d", "--run-name": "--x_y"}
+    assert (flags_given(parsed), parsed.data) == (given, "my_rows.jsonl")

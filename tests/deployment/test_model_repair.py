@@ -126,6 +126,18 @@ def test_files_of_other_folders_and_other_bytes_are_not_taken(
     assert contents(run.final) == FILES
 
 
+def test_a_damaged_copy_replaces_nothing(run: RunDirectory) -> None:
+    """If the file cannot be rebuilt either, what is here stays as it is."""
+    write_record(run.summary_file, {"status": "finished", "steps": 5, SEAL: seal_of(run.path)})
+    there = run.path.parent / "disk" / run.run_id
+    fill(there / "final", {**FILES, "a": "of another model"})
+    fill(there / "final-12345678", {**FILES, "a": "FIRST"})
+    damage(run, ["a"])
+    (line,) = repaired(run, has_place=True)
+    assert line.startswith("note: deployment.model_not_rebuilt(damage=final/a was damaged, ")
+    assert {name: (run.final / name).read_text() for name in FILES} == {**FILES, "a": "torn"}
+
+
 @pytest.mark.parametrize("is_same", [True, False])
 def test_damaged_files_come_from_the_checkpoint(
     run: RunDirectory, exported: dict[str, str], is_same: bool

@@ -113,6 +113,25 @@ def test_a_version_outside_the_bounds_prevents_training(healthy: Path) -> None:
     assert finding == Diagnosis("fail", "peft", text, "pip install 'peft==0.21.2'")
 
 
+@pytest.mark.parametrize(
+    ("version", "level"),
+    [("0.21.0rc1", "warn"), ("0.22.0.dev3", "warn"), ("0.20.0rc1", "fail"), ("0.21.2", None)],
+)
+def test_a_pre_release_is_judged_by_its_number(
+    healthy: Path, version: str, level: str | None
+) -> None:
+    """Colab and nightly builds have them: within the bounds, one can train."""
+    replace(healthy, "peft", version)
+    levels = {finding.level for finding in diagnose(healthy) if finding.subject == "peft"}
+    assert max(levels, key=["warn", "fail"].index, default=None) == level
+
+
+def test_a_tested_pre_release_is_as_tested(tmp_path: Path) -> None:
+    install_temper(tmp_path, needed=("torch>=2.11",), tested=("torch>=2.13,<2.14",), colab=())
+    install_torch(tmp_path, "2.13.1.dev20261101", cuda=None)
+    assert about("versions", diagnose(tmp_path)).level == "ok"
+
+
 def test_an_untested_version_is_a_warning(healthy: Path) -> None:
     replace(healthy, "trl", "1.16.0")
     findings = diagnose(healthy)

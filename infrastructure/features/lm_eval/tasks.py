@@ -111,13 +111,11 @@ def _known_tasks(request: TaskRequest) -> tuple[list[str], Any]:
     from lm_eval.tasks import TaskManager, get_task_dict
 
     folder = None if request.folder is None else str(request.folder)
-    manager = None
     for include_defaults in (False, True) if folder else (True,):
         manager = TaskManager(include_path=folder, include_defaults=include_defaults)
         matched = [manager.match_tasks([name]) for name in request.names]
         if all(matched):
             break
-    assert manager is not None
     for name, matches in zip(request.names, matched, strict=True):
         if not matches:
             look_up("task", name, dict.fromkeys(manager.all_tasks))

@@ -396,11 +396,22 @@ def creates_over(place: Any, create: Any, path: Path, data: bytes) -> bool:
     return is_new
 
 
-def writes_beside(path: Path) -> Callable[[Path], Place]:
+def creates_other_bytes(place: Any, create: Any, path: Path, data: bytes) -> bool:
+    is_new: bool = create(path, data)
+    place.at(path).write_bytes(place.at(path).read_bytes().upper())
+    return is_new
+
+
+def replaces_by_other_bytes(place: Any, write: Any, path: Path, buffers: Sequence[Buffer]) -> None:
+    old = place.at(path).exists()
+    write(path, [b"".join(buffers).upper()] if old else buffers)
+
+
+def writes_beside(path: Path, data: bytes = b"another") -> Callable[[Path], Place]:
     def write(_: Place, sound: Any, other: Path, buffers: Sequence[Buffer]) -> None:
         sound(other, buffers)
         if buffers == [b"another"]:
-            sound(path, buffers)
+            sound(path, [data])
 
     return broken(write=write)
 
@@ -499,9 +510,25 @@ DEFECTS: list[tuple[Callable[[Path], Place], str, str]] = [
         "test_what_is_there_is_not_created_again",
         "a file that was created as b'one' holds b'another'",
     ),
+    (
+        broken(create=creates_other_bytes),
+        "test_what_is_there_is_not_created_again",
+        "a file that was created as b'one' holds b'ONE'",
+    ),
+    (
+        broken(write=replaces_by_other_bytes),
+        "test_a_second_write_replaces_the_whole_file",
+        "after a second write the file holds b'HELLO THERE!'",
+    ),
+    (
+        broken(write=replaces_by_other_bytes),
+        "test_half_a_file_is_never_seen",
+        "another one is not whole",
+    ),
     *(
-        (writes_beside(Path(path)), "test_neighbours_stay_as_they_are", f"has changed {path}")
+        (writes_beside(Path(path), data), "test_neighbours_stay_as_they_are", f"changed {path}")
         for path in NEAR
+        for data in (b"another", path.upper().encode())
     ),
     (
         broken(names=lambda _, names, path: [*names(path), "c"]),
@@ -636,9 +663,14 @@ def test_a_defect_is_seen(
     [
         ({}, None),
         ({"read": b"other bytes".hex()}, "another process reads b'other bytes'"),
+        ({"read": b"HELLO THERE!".hex()}, "another process reads b'HELLO THERE!'"),
         ({"names": ["abcd", "x"]}, "another process lists ['abcd', 'x']"),
         ({"identity": "x"}, "for another process it is another place"),
         ({"back": b"half"}, "of what another process has written b'half' is read"),
+        (
+            {"back": WRITTEN_BACK.upper()},
+            "of what another process has written b'FROM ANOTHER PROCESS' is read",
+        ),
     ],
 )
 def test_the_answers_of_another_process_are_compared(

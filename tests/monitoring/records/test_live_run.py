@@ -319,6 +319,23 @@ def test_an_alert_that_is_over_is_shown_as_over(tmp_path: Path) -> None:
     run.close()
 
 
+def test_the_end_of_an_alert_is_that_of_its_subject_alone(tmp_path: Path) -> None:
+    directory = write_run(tmp_path)
+    alerts = [
+        {"time": time, "rule": "gpu_memory", "subject": f"GPU {number}", "state": state}
+        for time, number, state in (
+            (1.0, 0, "raised"),
+            (2.0, 1, "raised"),
+            (3.0, 2, "raised"),
+            (4.0, 1, "ended"),
+            (5.0, 0, "ended"),
+        )
+    ]
+    add(directory, *alerts, file=system_file("alerts"))
+    with closing(LiveRun(directory)) as run:
+        assert [alert.get("ended_at") for alert in run.alerts] == [5.0, 4.0, None]
+
+
 def test_how_well_the_steps_use_the_machine_is_among_its_curves(tmp_path: Path) -> None:
     directory = write_run(tmp_path)
     for second in range(3):
