@@ -299,20 +299,16 @@ def test_metrics_are_summed_over_targets_without_their_weights() -> None:
     assert found["one"] == (float((chosen == targets).sum()), 12)
 
 
-def test_a_model_is_tested_once_and_each_reason_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_tested_once(monkeypatch: pytest.MonkeyPatch) -> None:
     own, tested = TokenLoss(), list[object]()
-    assert (own.method, own.reason, own.balances, own.narrows_last_mlp) == (None, "", False, False)
+    assert (own.method, own.balances, own.narrows_last_mlp) == (None, False, False)
     choose = token_loss.choose_method
     monkeypatch.setattr(token_loss, "choose_method", lambda m: tested.append(m) or choose(m))
     model = Headed("scaled")
     own.prepare(model)
     own.prepare(model)
     assert tested == [model]
-    reasons = (
-        "not from hidden states (models.head_output_changed())",
-        "not from kept logits (models.forward_keeps_all_logits())",
-    )
-    assert (own.method, own.reason) == ("all logits", "; ".join(reasons))
+    assert own.method == "all logits"
     shown = r"logits_shape_mismatch\(logits_shape=\(1, 7, 97\), input_shape=\(1, 8\)\)"
     with pytest.raises(ValueError, match=shown):
         TokenLoss().prepare(BigramModel("cut"))
