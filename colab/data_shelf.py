@@ -67,7 +67,7 @@ class Shelf:
             raise InputError(
                 "notebook.folder_not_writable", folder=self.folder, error=error.strerror
             ) from error
-        if not self._lock.take(wait=False, where_there_are_none=True):
+        if not self._lock.take(wait=False):
             print(phrase("notebook.waiting_for_same_download", folder=self.folder))
             self._lock.take()
         return self

@@ -298,7 +298,8 @@ def translated(accepted: Collection[str]) -> list[str]:
     names: list[str] = []
     for name in accepted:
         if name == METHOD_SETTINGS:
-            names += [each for each in argument_names() if each not in setting_names()]
+            of_settings = setting_names()
+            names += [each for each in argument_names() if each not in of_settings]
             continue
         treatment = treatment_of(f"training.{name}") if "." not in name else treatment_of(name)
         is_argument = treatment is not None and treatment.use is Use.ARGUMENT

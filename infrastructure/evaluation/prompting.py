@@ -25,7 +25,7 @@ from infrastructure.data.readers.pictures import (
 )
 from infrastructure.data.readers.rows import PICTURE_PART, Turn
 from infrastructure.data.store.examples import GenerationPrompt, Picture
-from infrastructure.evaluation.generation import Answer, generate_answers
+from infrastructure.evaluation.generation import Answer, generate_answers, refused_if_not_finite
 from infrastructure.evaluation.run_settings import (
     background_of_run,
     precision_of_run,
@@ -121,6 +121,7 @@ class Answerer:
         self._max_tokens, self._positions = max_tokens, positions_of(loaded.model)
         self._ends = stop_token_ids(loaded.tokenizer, str(model))
         self._precision = _precision(Path(model), chosen_device)
+        self._name = str(model)
 
     def answer(self, questions: Sequence[str], system: str | None = None) -> list[str]:
         """Return the texts of `answers`, without surrounding whitespace."""
@@ -134,7 +135,8 @@ class Answerer:
             system: the system prompt before each question; None: no system prompt.
 
         Raises:
-            ValueError: a question is so long that no position is left for an answer.
+            ValueError: a question is so long that no position is left for an answer, or the model
+                computes values that are NaN or infinite.
         """
         before = [Turn("system", system)] if system else []
         for text in questions:
@@ -153,7 +155,7 @@ class Answerer:
             )
             for text in questions
         ]
-        with self._precision.autocast():
+        with self._precision.autocast(), refused_if_not_finite(self._model, self._name):
             return generate_answers(
                 self._model,
                 self._tokenizer,

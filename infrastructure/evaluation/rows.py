@@ -19,7 +19,7 @@ from infrastructure.config.measures import (
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.data.data_pipeline import DataPipeline
 from infrastructure.data.store.examples import GenerationPrompt
-from infrastructure.evaluation.generation import Answer, generate_answers
+from infrastructure.evaluation.generation import Answer, generate_answers, refused_if_not_finite
 from infrastructure.evaluation.held_out import affordable, can_answer
 from infrastructure.evaluation.intervals import Floats, Interval, bootstrap, wilson
 from infrastructure.evaluation.row_losses import RowLoss, RowLosses
@@ -123,11 +123,12 @@ def measure_rows(
 
     Raises:
         MissingPackageError: a measure needs a package that is not installed.
+        ValueError: the model computes values that are NaN or infinite.
     """
     kept: list[RowLosses] = []
 
     def keeping(*given: object, **named: object) -> RowLosses:
-        kept.append(RowLosses(*given, **named))  # type: ignore[arg-type]
+        kept.append(RowLosses(*given, **named, name=name))  # type: ignore[arg-type]
         return kept[-1]
 
     metrics = trainer.evaluate(kind=keeping)
@@ -149,7 +150,8 @@ def measure_rows(
         )
     scores = scores_by_name(measures)
     if scores:
-        _answer(trainer, rows, chosen, scores, which.max_tokens, count)
+        with refused_if_not_finite(trainer.initialize_model(), name):
+            _answer(trainer, rows, chosen, scores, which.max_tokens, count)
     return ModelRows(name, metrics, rows, len(questions), data.contents(held_out=True))
 
 

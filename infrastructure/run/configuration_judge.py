@@ -137,8 +137,8 @@ def accepted_name(name: str) -> str:
 
 def names() -> dict[str, str]:
     """Return all names that `accept` takes, each mapped to the displayed name."""
-    keys = [key for key in schema_of(DeploymentConfig).fields if affects_result(key)]
-    shown = {key: shown_name(key) for key in keys}
+    keys = _keys_that_count()
+    shown = {key: _shown_among(keys, key) for key in keys}
     return {
         **shown,
         **{short: short for short in shown.values()},
@@ -148,9 +148,16 @@ def names() -> dict[str, str]:
 
 def shown_name(key: str) -> str:
     """Return the name of a setting for `--accept`: the last part of its key, if unambiguous."""
+    return _shown_among(_keys_that_count(), key)
+
+
+def _keys_that_count() -> list[str]:
+    return [key for key in schema_of(DeploymentConfig).fields if affects_result(key)]
+
+
+def _shown_among(keys: Sequence[str], key: str) -> str:
     leaf = key.rpartition(".")[2]
-    known = [k for k in schema_of(DeploymentConfig).fields if affects_result(k)]
-    is_unique = sum(k.rpartition(".")[2] == leaf for k in known) == 1
+    is_unique = sum(k.rpartition(".")[2] == leaf for k in keys) == 1
     return leaf if is_unique and leaf not in ("name", "path", "format", "r") else key
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Source, spelled_as_given
-from infrastructure.config.sources.spelling import as_flag, as_keyword, speaking
+from infrastructure.config.sources.flags import as_flag
+from infrastructure.config.sources.spelling import as_keyword, speaking
 from infrastructure.core import messages
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import (

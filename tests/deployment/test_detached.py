@@ -18,7 +18,8 @@ from infrastructure.commands.train import detach
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import result_settings
 from infrastructure.config.merging.precedence import GivenValue, Layer, Source
-from infrastructure.config.sources.spelling import as_flag, as_keyword, speaking
+from infrastructure.config.sources.flags import as_flag
+from infrastructure.config.sources.spelling import as_keyword, speaking
 from infrastructure.core.errors import RunFailedError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.deployment import detached

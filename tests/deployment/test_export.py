@@ -41,6 +41,7 @@ from infrastructure.models.model_manager import load_saved
 from infrastructure.models.quantization import quantized_layers
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import RunDirectory
+from infrastructure.run.finalize import read_summary
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
@@ -334,6 +335,23 @@ def test_the_checkpoint_that_is_named_is_exported_and_else_the_newest(
         written = load_file(tmp_path / name / "model.safetensors")
         trained = load_checkpoint(checkpoint).tensors["model"]
         assert all(torch.equal(written[key], trained[key]) for key in written)
+
+
+def test_the_export_of_a_run_that_ended_with_its_best_model_is_of_that_step(
+    whole: RunDirectory, tmp_path: Path
+) -> None:
+    run = RunDirectory(shutil.copytree(whole.path, tmp_path / whole.run_id))
+    best = CheckpointManager(run.checkpoints).checkpoints()[1]
+    summary = read_summary(run)
+    assert step_of(best) < summary["steps"]
+    write_record(run.summary_file, {**summary, "final_step": step_of(best)})
+    facts = export_model(run, None, tmp_path / "out", ExportRequest())
+    recorded = facts_of(tmp_path / "out")
+    assert facts["step"] == recorded["step"] == step_of(best)
+    assert facts["checkpoint"] == recorded["checkpoint"] == str(best)
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    trained = load_checkpoint(best).tensors["model"]
+    assert all(torch.equal(written[key], trained[key]) for key in written)
 
 
 def test_what_is_another_model_is_not_kept(

@@ -1,5 +1,7 @@
 """Greedy answers: batches, padding and stopping do not change them."""
 
+import copy
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from infrastructure.evaluation.generation import (
     WrongAnswers,
     exact_match_by_task,
     generate_answers,
+    refused_if_not_finite,
 )
 
 
@@ -47,6 +50,52 @@ def test_answers_come_in_the_order_of_the_questions_whatever_the_batch(
     assert together == alone
     assert counts == [(0, len(QUESTIONS)), (3, len(QUESTIONS))]
     assert len(set(together)) > 1
+
+
+@pytest.mark.parametrize(
+    ("logits", "is_refused"),
+    [
+        ([0.0, -math.inf, 3.0], False),  # a token that the model never writes
+        ([-math.inf] * 3, True),
+        ([0.0, math.nan, 3.0], True),
+        ([0.0, math.inf, 3.0], True),
+    ],
+)
+def test_a_token_is_chosen_only_from_logits_with_a_finite_maximum(
+    logits: list[float], is_refused: bool
+) -> None:
+    class Model(torch.nn.Linear):
+        def forward(self, last: torch.Tensor) -> Any:
+            first = torch.full((2, 1, 3), math.nan)  # of a token that is padding
+            return SimpleNamespace(logits=torch.cat([first, last], dim=1))
+
+    model, last = Model(2, 2), torch.tensor([[[1.0, 2.0, 3.0]], [logits]])
+    with refused_if_not_finite(model, "mine"):
+        if not is_refused:
+            model(last)
+            return
+        with pytest.raises(ValueError, match=r"evaluation\.model_not_finite\(model=mine\)"):
+            model(last)
+        with torch.no_grad():
+            model.bias[1] = math.nan
+        refusal = r"evaluation\.weights_not_finite\(model=mine, count=1, weight=bias\)"
+        with pytest.raises(ValueError, match=refusal):
+            model(last)
+    model(last)
+
+
+def test_a_model_is_refused_only_if_it_is_to_be(loaded: tuple[Any, Any]) -> None:
+    """During training, the loss decides."""
+    model, tokenizer = copy.deepcopy(loaded[0]), loaded[1]
+    sound = [answer.text for answer in generate_answers(model, tokenizer, QUESTIONS, [2])]
+    with refused_if_not_finite(model, "mine"):
+        checked = generate_answers(model, tokenizer, QUESTIONS, [2])
+        assert [answer.text for answer in checked] == sound
+        with torch.no_grad():
+            model.model.norm.weight[0] = math.nan
+        with pytest.raises(ValueError, match=r"weight=model\.norm\.weight"):
+            generate_answers(model, tokenizer, QUESTIONS, [2])
+    assert len(generate_answers(model, tokenizer, QUESTIONS, [2])) == len(QUESTIONS)
 
 
 @pytest.mark.parametrize("fails", [False, True])

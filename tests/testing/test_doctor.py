@@ -27,7 +27,7 @@ CPU_MACHINE = Hardware(
     nvidia_driver=False,
     gpus=(),
 )
-T4 = GPU(0, "Tesla T4", None, None, 15 * GIB, GIB, None, None, None, (7, 5))
+T4 = GPU(0, "Tesla T4", None, GIB, 15 * GIB, None, None, None, None, (7, 5))
 CPU = Diagnosis("ok", "CPU", "fine")
 GPU_MACHINE = dataclasses.replace(CPU_MACHINE, nvidia_driver=True, gpus=(T4,))
 

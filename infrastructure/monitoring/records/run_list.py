@@ -64,20 +64,20 @@ def runs_in(output_dir: Path) -> list[Path]:
     Raises:
         PermissionError: if the folder cannot be listed, so it may contain runs.
     """
-    if not output_dir.is_dir():
-        return []
-    require_listable(output_dir)
-    return sorted((path.parent for path in output_dir.glob(f"*/{RUN_FILE}")), key=began)
+    return sorted((path.parent for path in _glob(output_dir, f"*/{RUN_FILE}")), key=began)
 
 
 def run_folders(output_dir: Path) -> list[Path]:
     """Return the runs in `output_dir`, even those that have checkpoints but no run.json."""
-    if not output_dir.is_dir():
-        return []
-    require_listable(output_dir)
-    by_file = {path.parent for path in output_dir.glob(f"*/{RUN_FILE}")}
-    by_checkpoints = {path.parents[1] for path in output_dir.glob("*/checkpoints/versions")}
+    by_file = {path.parent for path in _glob(output_dir, f"*/{RUN_FILE}")}
+    by_checkpoints = {path.parents[1] for path in _glob(output_dir, "*/checkpoints/versions")}
     return sorted(by_file | by_checkpoints, key=began)
+
+
+def _glob(output_dir: Path, pattern: str) -> Iterator[Path]:
+    if output_dir.is_dir():
+        require_listable(output_dir)
+        yield from output_dir.glob(pattern)
 
 
 def began(run: Path) -> tuple[str, str, str]:

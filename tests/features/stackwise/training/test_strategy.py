@@ -22,8 +22,9 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
+from infrastructure.training.distributed import members
 from infrastructure.training.trainer_factory import TrainerFactory
-from tests.deployment.runs import deploy, losses, small_settings
+from tests.deployment.runs import ForkedHelper, deploy, losses, small_settings
 from tests.deployment.test_resuming import StopAfter
 from tests.models.architectures import tiny_model
 from tests.slow import slow, slow_but
@@ -33,8 +34,9 @@ STEPS = 6  # of an epoch
 
 
 def config_of(folder: Path, **training: Any) -> DeploymentConfig:
-    """A small training of `LAYERS` layers, one epoch in each phase."""
-    settings = small_settings(folder, **{"num_epochs": 1, **training})
+    """A small training of `LAYERS` layers, one epoch in each phase. To save takes as long as to
+    train: every second step is enough."""
+    settings = small_settings(folder, **{"num_epochs": 1, "checkpoint_frequency": 2, **training})
     settings["model"]["embedded"]["num_layers"] = LAYERS
     return DeploymentConfig(**settings)
 
@@ -96,6 +98,7 @@ AT_ONCE: dict[str, dict[str, Any]] = {
         "end_to_end_scope": "stackwise",
         "progressive": {"target_stacks": 2},
         "local_loss": "reconstruct",
+        "mixed_precision": "fp32",
     },
     "rackwise": {"strategy": "end_to_end"},
 }
@@ -157,7 +160,7 @@ def test_a_unit_trains_in_its_phase_and_stays_as_it_is_afterwards(
 @pytest.mark.parametrize("name", slow_but(["lopt"], AT_ONCE))
 def test_all_units_train_in_every_step(name: str, trained: Trained) -> None:
     run = trained(**AT_ONCE[name])
-    before, after = weights_after(run, 1), weights_after(run, 2)
+    before, after = weights_after(run, 2), weights_after(run, 4)
     still = [key for key in after if torch.equal(before[key], after[key])]
     assert still == []
 
@@ -316,8 +319,12 @@ def test_masks_of_the_depth_go_from_the_first_bin_to_the_last() -> None:
     assert [phase.time_step for phase in plan_stacks(config, rack, 1).phases] == [1, 3, 5, 9]
 
 
+# Of one run, whose schedule and losses are looked at.
+PLAIN = {**BLOCKS, "warmup_steps": 2, "mixed_precision": "fp32"}
+
+
 def test_each_phase_warms_up_and_falls_anew(trained: Trained) -> None:
-    run = trained(mode="blockwise", block_size=2, warmup_steps=2)
+    run = trained(**PLAIN)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rates = [r["learning_rate"] for r in records if "loss" in r and "learning_rate" in r]
     assert rates[: STEPS - 1] == pytest.approx(rates[STEPS:-1])  # each is of the step after it
@@ -335,8 +342,7 @@ def test_a_number_of_steps_alone_is_shared_by_the_phases(max_steps: int, trained
 
 
 def test_a_model_that_grows_in_one_step_has_one_schedule(trained: Trained) -> None:
-    growing = {"strategy": "progressive", "progressive": {"growth": "once"}}
-    run = trained(**growing, warmup_steps=2)
+    run = trained(**FURTHER["once"])
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rates = [r["learning_rate"] for r in records if "loss" in r and "learning_rate" in r]
     highest = rates.index(max(rates))
@@ -392,13 +398,11 @@ def test_what_another_training_left_is_not_believed(
 
 
 def test_a_quantised_trunk_is_smaller_and_comes_back(trained: Trained) -> None:
-    settings = {"mode": "blockwise", "block_size": 2, "quantization_enabled": True}
-    run = trained(**settings)
+    run = trained(**PLAIN, quantization_enabled=True)
     stored = weights_after(run, 2 * STEPS)
     fp8 = [t for t in stored.values() if t.dtype == torch.float8_e4m3fn]
     assert sum(t.numel() for t in fp8) > 0
-    plain = trained(mode="blockwise", block_size=2)
-    [one, other] = [[loss for _, loss in losses(run)] for run in (run, plain)]
+    [one, other] = [[loss for _, loss in losses(run)] for run in (run, trained(**PLAIN))]
     assert one[:STEPS] == other[:STEPS]
     assert one != other
     assert one == pytest.approx(other, rel=0.05)
@@ -440,7 +444,7 @@ def test_a_checkpoint_from_the_middle_is_exported_as_a_plain_model(
     """With the held-out loss that it has in the training."""
     from transformers import AutoModelForCausalLM
 
-    settings = {**AT_ONCE, **FURTHER}[name] | {"mixed_precision": "fp32"}
+    settings = {**AT_ONCE, **FURTHER}[name] | {"mixed_precision": "fp32", "warmup_steps": 2}
     run = trained(**settings)
     step = len(losses(run)) - 2
     [checkpoint] = [
@@ -541,8 +545,11 @@ def test_what_makes_no_sense_is_refused_before_a_run_begins(name: str, tmp_path:
 
 
 @pytest.mark.parametrize("name", slow_but(["lopt"], ["qlora", "masks of the step", "lopt"]))
-def test_two_processes_train_what_one_does(name: str, trained: Trained, tmp_path: Path) -> None:
+def test_two_processes_train_what_one_does(
+    name: str, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each unit moves in its phase there, too."""
+    monkeypatch.setattr(members, "HelperProcess", ForkedHelper)
     settings = {**SEQUENTIAL, **AT_ONCE, **FURTHER}[name] | {"mixed_precision": "fp32"}
     alone = trained(**settings)
     config = config_of(tmp_path, **settings)
