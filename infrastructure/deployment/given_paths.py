@@ -61,7 +61,6 @@ from infrastructure.models.saved_model import (
     is_quantized,
     is_there,
     look_into,
-    refuse_unknown_layers,
 )
 from infrastructure.monitoring.records.run_list import (
     FINAL,
@@ -258,8 +257,6 @@ def _check_settings(config: DeploymentConfig, path: Path) -> None:
     model, is_lora = config.model, (path / "adapter_config.json").is_file()
     if path.is_dir():
         check_folder(path)
-        if model.lora_config is not None and model.lora_config.target_modules != "all-linear":
-            refuse_unknown_layers(path, model.lora_config.target_modules)
     if model.name == EMBEDDED and model.quantization is not None:
         refuse_without_effect("quantization", model.name, phrase("models.no_trained_weights"))
     if model.name not in REGISTERED_MODELS:

@@ -142,27 +142,6 @@ def test_a_template_is_taken_by_the_name_that_trl_has_for_it(
         check_given(config)
 
 
-def test_layers_for_lora_are_looked_for_in_the_names_of_the_weights(
-    saved_llama: Path, tmp_path: Path
-) -> None:
-    """Before torch is loaded, as far as they tell."""
-    (tmp_path / "d.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 8)
-
-    def check(*names: str) -> None:
-        check_given(
-            DeploymentConfig(
-                model={"name": str(saved_llama), "lora_config": {"target_modules": [*names]}},
-                data={"path": str(tmp_path / "d.jsonl"), "max_length": 32},
-                output_dir=str(tmp_path / "runs"),
-            )
-        )
-
-    check("q_proj", "0.mlp.down_proj", "lm_head")
-    there = "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
-    with pytest.raises(ValueError, match=rf"layer=nope, model=Llama.*, layers={there}\)"):
-        check("q_proj", "nope")
-
-
 def test_rows_that_cannot_be_rounded_are_found_by_their_widths(
     saved_llama: Path, tmp_path: Path
 ) -> None:
