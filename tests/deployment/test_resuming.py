@@ -78,18 +78,36 @@ def resumed_from(run: Path, step: int) -> str:
     return f"deployment.resuming_from_step(run_id={run.name}, step={step},"
 
 
-@pytest.fixture
-def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run that was stopped at step 4; its folder is `tmp_path / "runs"`."""
-    with monkeypatch.context() as patch:
+@pytest.fixture(scope="module")
+def stopped_and_kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run that was stopped at step 4, and a copy of the folder with it and its rows."""
+    folder = tmp_path_factory.mktemp("stopped") / "folder"
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
         stop_after(patch, 4)
-        run, _ = deploy(small_config(tmp_path))
+        run, _ = deploy(small_config(folder))
     assert newest_step(run) == 4
+    return run, Path(shutil.copytree(folder, folder.with_name("kept")))
+
+
+@pytest.fixture
+def stopped(stopped_and_kept: tuple[Path, Path]) -> Path:
+    """A run that was stopped at step 4, as it was then."""
+    run, kept = stopped_and_kept
+    folder = run.parents[1]
+    shutil.rmtree(folder)
+    shutil.copytree(kept, folder)  # to the same place: a record has whole paths
     return run
 
 
-def test_the_same_command_goes_on_to_the_same_numbers(stopped: Path, tmp_path: Path) -> None:
-    named = small_config(tmp_path)
+@pytest.fixture
+def folder(stopped: Path) -> Path:
+    """The folder with `runs`, and with the rows."""
+    return stopped.parents[1]
+
+
+def test_the_same_command_goes_on_to_the_same_numbers(stopped: Path, folder: Path) -> None:
+    named = small_config(folder)
     named.run_name = "another try"
     again, lines = deploy(named)
     assert again == stopped
@@ -97,18 +115,18 @@ def test_the_same_command_goes_on_to_the_same_numbers(stopped: Path, tmp_path: P
     assert resumed_from(stopped, 4) in "\n".join(lines)
     [starts] = [line for line in lines if line.startswith("deployment.training_starts(")]
     assert re.search(r"steps=\d+ more steps, to \d+\)", starts)
-    fresh = small_config(tmp_path)
+    fresh = small_config(folder)
     fresh.new_run = True
     fresh.run_name = "another try"
     whole, _ = deploy(fresh)
     assert "-another-try-" in whole.name
     assert "<title>another try · Temper</title>" in (whole / "report.html").read_text()
     assert losses(again) == losses(whole)
-    assert {*runs_of(tmp_path)} == {stopped, whole}  # maybe of one second, and then by name
+    assert {*runs_of(folder)} == {stopped, whole}  # maybe of one second, and then by name
 
 
 def test_a_run_goes_on_with_the_library_that_it_began_with(
-    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stopped: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is installed by now, and `auto` would choose."""
     chosen: list[object] = []
@@ -120,13 +138,13 @@ def test_a_run_goes_on_with_the_library_that_it_began_with(
     monkeypatch.setattr(TrainerFactory, "for_run", for_run)
     for _ in range(2):
         with pytest.raises(ValueError, match="far enough"):
-            deploy(small_config(tmp_path))
+            deploy(small_config(folder))
         monkeypatch.setattr(resuming, "settings_now", lambda *_: {"model.backend": "unsloth"})
     assert chosen == ["transformers", "unsloth"]
 
 
-def test_what_does_not_change_the_result_may_be_given_anew(stopped: Path, tmp_path: Path) -> None:
-    config = small_config(tmp_path, checkpoint_frequency=50, log_frequency=2)
+def test_what_does_not_change_the_result_may_be_given_anew(stopped: Path, folder: Path) -> None:
+    config = small_config(folder, checkpoint_frequency=50, log_frequency=2)
     config.price_per_hour = "3 EUR"
     again, _ = deploy(config)
     assert again == stopped
@@ -134,8 +152,8 @@ def test_what_does_not_change_the_result_may_be_given_anew(stopped: Path, tmp_pa
     assert losses(again)[-3][0] == 8  # of every second step
 
 
-def test_another_training_is_another_run(stopped: Path, tmp_path: Path) -> None:
-    other, _ = deploy(small_config(tmp_path, learning_rate=1e-4, max_steps=1))
+def test_another_training_is_another_run(stopped: Path, folder: Path) -> None:
+    other, _ = deploy(small_config(folder, learning_rate=1e-4, max_steps=1))
     assert other != stopped
     assert newest_step(stopped) == 4
 
@@ -163,16 +181,16 @@ def test_a_finished_run_on_other_rows_is_not_the_answer(tmp_path: Path) -> None:
 
 
 def test_other_rows_stop_an_unfinished_run_until_they_are_accepted(
-    stopped: Path, tmp_path: Path
+    stopped: Path, folder: Path
 ) -> None:
-    write_rows(tmp_path / "rows.jsonl", 300, 340)
+    write_rows(folder / "rows.jsonl", 300, 340)
     lines: list[str] = []
     with pytest.raises(CheckpointError, match="data: was") as raised:
-        TrainingDeployment(small_config(tmp_path), say=lines.append).run()
+        TrainingDeployment(small_config(folder), say=lines.append).run()
     assert not any("deployment.resuming_from_step" in line for line in lines), "it does not"
     assert "run.accept_the_change(accept_option=accept=data)" in str(raised.value)
     assert "run.start_new_run_by_command()" in str(raised.value)
-    again, lines = deploy(small_config(tmp_path), accept=["data"])
+    again, lines = deploy(small_config(folder), accept=["data"])
     assert again == stopped
     assert "data: deployment.epoch_restarts_new_data()" in lines
     record = json.loads((stopped / "run.json").read_text())
@@ -193,9 +211,9 @@ def test_other_rows_stop_an_unfinished_run_until_they_are_accepted(
 
 @slow
 def test_an_accepted_setting_goes_on_with_the_run_that_had_another(
-    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stopped: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changed = small_config(tmp_path, learning_rate=1e-4)
+    changed = small_config(folder, learning_rate=1e-4)
     with monkeypatch.context() as patch:
         stop_after(patch, 6)
         again, lines = deploy(changed, accept=["learning_rate"])
@@ -220,32 +238,32 @@ def test_a_run_without_a_checkpoint_begins_again_in_its_directory(tmp_path: Path
     assert [step for step, _ in losses(run)] == [1, 2]
 
 
-def test_a_run_that_is_trained_right_now_is_not_taken(stopped: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_trained_right_now_is_not_taken(stopped: Path, folder: Path) -> None:
     lines: list[str] = []
     with only_trainer_of(stopped):
         with pytest.raises(ValueError, match=r"run\.run_is_being_trained.*trainer=process "):
-            TrainingDeployment(small_config(tmp_path), say=lines.append).run()
+            TrainingDeployment(small_config(folder), say=lines.append).run()
         assert [line for line in lines if "deployment.resuming_from_step" in line] == []
-        other, _ = deploy(small_config(tmp_path, seed=1, max_steps=1))
+        other, _ = deploy(small_config(folder, seed=1, max_steps=1))
     assert other != stopped
 
 
 def test_a_damaged_run_is_passed_over(
-    stopped: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    stopped: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.copytree(stopped, broken := stopped.with_name("20990101-000000-broken"))
     shutil.rmtree(broken / "checkpoints")  # nothing is left that it could be brought back from
     (broken / "run.json").write_text("{")
-    assert deploy(small_config(tmp_path))[0] == stopped
+    assert deploy(small_config(folder))[0] == stopped
     assert "run.unreadable_run_skipped" in caplog.text
 
 
 def test_a_run_that_was_moved_with_its_data_goes_on(
-    stopped: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    stopped: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     there = tmp_path_factory.mktemp("another-machine")
-    shutil.move(tmp_path / "runs", there / "runs")
-    shutil.move(tmp_path / "rows.jsonl", there / "rows.jsonl")
+    shutil.move(folder / "runs", there / "runs")
+    shutil.move(folder / "rows.jsonl", there / "rows.jsonl")
     again, _ = deploy(small_config(there))
     assert again == there / "runs" / stopped.name
 
@@ -333,32 +351,32 @@ def test_what_an_accepted_change_means_is_reported() -> None:
 
 
 def test_a_new_run_beside_an_unfinished_one_names_it(
-    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stopped: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another learning rate is another training, and may be a slip."""
     with monkeypatch.context() as patch:
         stop_after(patch, 1)
-        fresh, lines = deploy(small_config(tmp_path, learning_rate=0.25))
+        fresh, lines = deploy(small_config(folder, learning_rate=0.25))
     [named] = [line for line in lines if "deployment.similar_run_unfinished" in line]
     assert fresh != stopped
     assert f"(run_id={stopped.name}, settings=learning_rate (auto there, 0.25 here)" in named
     with monkeypatch.context() as patch:
         stop_after(patch, 1)
-        other = small_config(tmp_path, learning_rate=0.5)
-        other.data.path = str(write_rows(tmp_path / "other.jsonl"))
+        other = small_config(folder, learning_rate=0.5)
+        other.data.path = str(write_rows(folder / "other.jsonl"))
         _, lines = deploy(other)
     assert not [line for line in lines if "deployment.similar_run_unfinished" in line]
     with monkeypatch.context() as patch:
         stop_after(patch, 1)
-        _, lines = deploy(small_config(tmp_path, learning_rate=0.25, mixed_precision="fp32"))
+        _, lines = deploy(small_config(folder, learning_rate=0.25, mixed_precision="fp32"))
     [named] = [line for line in lines if "deployment.similar_run_unfinished" in line]
     assert f"(run_id={fresh.name}, settings=mixed_precision (true there, fp32 here)" in named
 
 
 def test_what_is_wrong_with_the_device_comes_before_a_run_that_goes_on(
-    stopped: Path, tmp_path: Path
+    stopped: Path, folder: Path
 ) -> None:
-    config, lines = small_config(tmp_path), list[str]()
+    config, lines = small_config(folder), list[str]()
     config.device = "cuda:77"
     with pytest.raises(ValueError, match="cuda:77"):
         TrainingDeployment(config, say=lines.append).run()
@@ -405,7 +423,7 @@ def test_a_finished_run_goes_on_with_other_settings_only_where_they_are_accepted
 
 
 def test_a_run_restored_from_its_backup_uses_the_destination_given_now(
-    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stopped: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     restored: list[tuple[object, ...]] = []
 
@@ -415,16 +433,16 @@ def test_a_run_restored_from_its_backup_uses_the_destination_given_now(
 
     monkeypatch.setattr(resuming, "_from_place", restore)
     source = Source(Layer.FLAG, "--place")
-    place = GivenValue("backup.place", str(tmp_path / "place"), source)
-    before = GivenValue("backup.place", str(tmp_path / "other"), source)
+    place = GivenValue("backup.place", str(folder / "place"), source)
+    before = GivenValue("backup.place", str(folder / "other"), source)
     price = GivenValue("price_per_hour", "2 EUR", source)
-    empty = str(tmp_path / "empty")
+    empty = str(folder / "empty")
     with pytest.raises(NoSuchRunError):
         find_to_resume("gone", empty, [price], [], print)
     found = find_to_resume("gone", empty, [before, price], [], print, place)
-    assert restored == [("gone", Path(empty), str(tmp_path / "place"))]
+    assert restored == [("gone", Path(empty), str(folder / "place"))]
     assert (found.run.path, found.checkpoint) == (stopped, None)
-    assert found.config.backup.place == str(tmp_path / "place")
+    assert found.config.backup.place == str(folder / "place")
     assert found.config.price_per_hour == "2 EUR"
 
 
