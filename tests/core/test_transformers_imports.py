@@ -19,29 +19,21 @@ def run_alone(code: str) -> str:
 
 
 def test_a_model_is_imported_without_libraries_that_it_does_not_call() -> None:
+    """A function of one of them is the real one when it is called."""
     run_alone(
         f"""
-        with importing():
-            from transformers import LlamaForCausalLM
-        assert not [name for name in {SLOW} if name in sys.modules]
-        from transformers.quantizers import quantizer_torchao
-        assert type(quantizer_torchao.__loader__).__name__ == "SourceFileLoader"
-        assert quantizer_torchao.__spec__.loader is quantizer_torchao.__loader__
-        """
-    )
-
-
-def test_a_function_is_the_real_one_when_it_is_called() -> None:
-    run_alone(
-        """
         import numpy
         with importing():
+            from transformers import LlamaForCausalLM
             from transformers.loss import loss_for_object_detection as detection
-        assert "scipy.optimize" not in sys.modules
+        assert not [name for name in {SLOW} if name in sys.modules]
         rows, columns = detection.linear_sum_assignment(cost_matrix=numpy.array([[9, 1], [1, 9]]))
         assert (rows.tolist(), columns.tolist()) == ([0, 1], [1, 0])
         import scipy.optimize
         assert scipy.optimize.minimize.__module__.startswith("scipy.optimize")
+        from transformers.quantizers import quantizer_torchao
+        assert type(quantizer_torchao.__loader__).__name__ == "SourceFileLoader"
+        assert quantizer_torchao.__spec__.loader is quantizer_torchao.__loader__
         """
     )
 
@@ -68,7 +60,7 @@ def test_whoever_wants_more_of_a_library_meanwhile_gets_the_library() -> None:
     )
 
 
-def test_all_models_are_listed_that_are_otherwise() -> None:
+def test_all_models_are_listed_that_are_otherwise_and_are_read_once() -> None:
     listed = """
         from transformers import models
         def plain(part):
@@ -78,20 +70,15 @@ def test_all_models_are_listed_that_are_otherwise() -> None:
         print(plain(models._import_structure))
         print(plain(sys.modules["transformers"]._class_to_module))
         """
-    lightly = run_alone("with importing():\n    import transformers\n" + textwrap.dedent(listed))
-    assert lightly == run_alone(listed)
-    assert "LlamaForCausalLM" in lightly
-
-
-def test_the_models_are_read_once() -> None:
-    run_alone(
-        """
-        with importing():
-            from transformers import models
+    once = """
         from transformers.utils import import_utils
         assert import_utils.create_import_structure_from_path.__wrapped__.cache_info().hits
         """
+    lightly = run_alone(
+        "with importing():\n    import transformers\n" + textwrap.dedent(listed + once)
     )
+    assert lightly == run_alone(listed)
+    assert "LlamaForCausalLM" in lightly
 
 
 def test_finders_are_as_they_were_afterwards_whatever_was_imported() -> None:
