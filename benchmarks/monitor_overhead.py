@@ -27,7 +27,8 @@ import torch
 
 from benchmarks.turns import interval
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.core.gpu_readings import GpuReading, GpuReadings
+from infrastructure.core.gpu_readings import GpuReadings
+from infrastructure.core.hardware import GpuReading
 from infrastructure.core.machine_readings import MachineReadings
 from infrastructure.monitoring.training_monitor import HISTORY, TrainingMetrics, TrainingMonitor
 from infrastructure.training.core.state import TrainingState

@@ -308,7 +308,7 @@ def run(
         all_phases = probe.strategy.phases(rack.model, epochs)
     else:
         phases = probe.strategy.phases(rack.model, 1)
-        plan = getattr(probe.strategy, "plan", None)
+        plan = getattr(getattr(probe.strategy, "stacks", None), "plan", None)
         epochs = 1
         steps = max(1, round(budget * arm.share / cost_per_epoch(arm, rack, phases, plan)))
         all_phases = phases

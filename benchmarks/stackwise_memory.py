@@ -168,7 +168,8 @@ def compared(measurements: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def stored_bytes(module: torch.nn.Module) -> int:
     """Of the weights of linear layers, quantised or not."""
     parts = list(module.modules())
-    stored = sum(part.num_bytes() for part in parts if isinstance(part, QuantizedWeight))
+    quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
+    stored = sum(buffer.nbytes for part in quantized for buffer in part.buffers())
     return stored + sum(part.weight.nbytes for part in parts if type(part) is torch.nn.Linear)
 
 
@@ -183,7 +184,7 @@ def quantised(shape: Shape, steps: int) -> dict[str, Any]:
         for kind in LEAST_SMALLER:
             layer = copy.deepcopy(Rack(model).layers[0])
             plain = stored_bytes(layer)
-            quantize_layers([layer], kind)
+            quantize_layers(layer, kind)
             figures[kind] = {"times_smaller": round(plain / stored_bytes(layer), 3)}
     figures["fp32"] = {"bytes": whole}
     with tempfile.TemporaryDirectory() as folder:
@@ -200,13 +201,13 @@ def quantised(shape: Shape, steps: int) -> dict[str, Any]:
         trainer = TrainerFactory().for_run(config)
         trainer.train()
         model = trainer.initialize_model()
-        layers = list(Rack(model).layers)
+        layers = Rack(model).layers
         learnt = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         figures["fp32"]["loss"] = trainer.evaluate()["eval_loss"]
         for kind in LEAST_SMALLER:
             quantize_layers(layers, kind)
             figures[kind]["loss"] = trainer.evaluate()["eval_loss"]
-            dequantize_layers(layers)
+            dequantize_layers(layers, torch.float32)
             model.load_state_dict(learnt)
     return figures
 

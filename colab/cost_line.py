@@ -10,7 +10,7 @@ from pathlib import Path
 from infrastructure.config.auto import FINETUNE_EPOCHS, SCRATCH_EPOCHS, trains_from_scratch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import differing_keys, result_settings
-from infrastructure.core.json_text import JsonObject, as_object, parse_json
+from infrastructure.core.json_text import json_of
 from infrastructure.core.messages import phrase
 from infrastructure.core.price import parse_price
 from infrastructure.data.samples import use_sample_data
@@ -18,6 +18,7 @@ from infrastructure.monitoring.drawing.formatting import format_bytes, format_du
 from infrastructure.monitoring.records.run_list import RUN_FILE, runs_in
 from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.monitoring.records.run_reader import RunFacts, read_small_files
+from infrastructure.run.directory import RunDirectory
 
 # Only this many of the newest runs are searched for one to resume; the training searches all.
 NEWEST = 50
@@ -50,7 +51,7 @@ class KnownCosts:
             yield phrase("notebook.new_run_starts", output_dir=config.output_dir)
             return
         yield _standing(run)
-        forecast = _read(run.directory / FORECAST_FILE)
+        forecast = json_of(run.directory / FORECAST_FILE)
         numbers = [forecast.get(name) for name in ("seconds", "num_steps", "peak_memory_bytes")]
         known = [number for number in numbers if isinstance(number, int | float)]
         if len(known) == len(numbers):
@@ -134,15 +135,6 @@ def _copies(config: DeploymentConfig) -> str:
 
 def _purpose_in(path: Path) -> Mapping[str, object] | None:
     try:
-        saved = _read(path / RUN_FILE)["configuration"]
-        return result_settings(DeploymentConfig.from_dict(as_object(saved)))
-    except (ValueError, KeyError, TypeError, AttributeError):  # damaged, or not written by a run
+        return result_settings(RunDirectory(path).read_configuration())
+    except ValueError:  # damaged, or not written by a run
         return None
-
-
-def _read(path: Path) -> JsonObject:
-    try:
-        content = parse_json(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -16,7 +16,6 @@ from infrastructure.core.files import file_sha256, sync_directory, write_json
 from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.core.lock import Lock
 from infrastructure.core.messages import phrase
-from infrastructure.data.readers.table_formats import is_saved_dataset
 
 KEY_LENGTH = 16
 HIDDEN = ".fetched"
@@ -27,14 +26,14 @@ class FetchedData:
     """The record of fetched data.
 
     Attributes:
-        sha256: the hash of a file, or None for a folder.
+        sha256: the hash of the file.
         version: the version that the source reported, or None.
         changed_ns: the time when the local file was last changed, in nanoseconds, or None if
             the file was not completely stored.
     """
 
     name: str
-    sha256: str | None
+    sha256: str
     version: str | None
     size_bytes: int = 0
     changed_ns: int | None = None
@@ -67,7 +66,7 @@ class Shelf:
             raise InputError(
                 "notebook.folder_not_writable", folder=self.folder, error=error.strerror
             ) from error
-        if not self._lock.take(wait=False, where_there_are_none=True):
+        if not self._lock.take(wait=False):
             print(phrase("notebook.waiting_for_same_download", folder=self.folder))
             self._lock.take()
         return self
@@ -90,8 +89,6 @@ class Shelf:
         path = self.folder / record.name if record else self.folder
         if record is None or (version is not None and version != record.version):
             return None
-        if record.sha256 is None:
-            return path if path.is_dir() and is_saved_dataset(path) else None
         if not path.is_file() or not self._is_unchanged(path, record):
             return None
         return path if sha256 in (None, record.sha256) else None
@@ -118,12 +115,6 @@ class Shelf:
         status = path.stat()
         self._write(FetchedData(name, sha256, version, status.st_size, status.st_mtime_ns))
         return path
-
-    def put_folder(self, name: str) -> Path:
-        """Reserve the folder `name` for the fetched data, and return its path."""
-        self.accept(name)
-        self._write(FetchedData(name, None, None))
-        return self.folder / name
 
     def _is_unchanged(self, path: Path, record: FetchedData) -> bool:
         """Return whether a file is unchanged since it was fetched and completely stored.

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from colab.data_shelf import Shelf
 from colab.data_source import HUB_FILE, KNOWN, find_remote
-from colab.hub_data import fetch_hub_file, save_hub_dataset
+from colab.hub_data import fetch_hub_file
 from colab.remote_files import RemoteFile
 from colab.transfer import Patience, Transfer, safe_name
 from infrastructure.core.errors import DataError, InputError
 from infrastructure.core.files import file_sha256
 from infrastructure.core.messages import phrase
-from infrastructure.data.readers.sources import may_be_on_the_hub, refuse_no_data
+from infrastructure.data.readers.sources import refuse_no_data
 from infrastructure.monitoring.drawing.formatting import format_bytes
 from infrastructure.run.progress_bar import byte_bar
 
@@ -36,16 +36,16 @@ def fetch_dataset(
 
     Args:
         source: a path (a file on a mounted Drive is copied here), an http(s) address, the link or
-            id of a file on Google Drive (a Google Sheet comes as CSV),
-            `hf://datasets/OWNER/NAME/FILE`, or `OWNER/NAME[:CONFIGURATION][@SPLIT]` of a dataset on
-            the Hugging Face Hub.
+            id of a file on Google Drive (a Google Sheet comes as CSV), or
+            `hf://datasets/OWNER/NAME/FILE`. A whole dataset of the Hub needs no download: it is
+            read by its name.
         sha256: the hash that the file must have, in hex.
         folder: the folder for the data; by default, a separate folder in Temper's cache.
         timeout_seconds: the time limit of a transfer. Bytes that arrived until then are kept, and
             the next call resumes with them, as after an interruption or a kill.
 
     Returns:
-        The file, or the folder of a whole dataset.
+        The file, or `source` if it is a folder.
 
     Raises:
         ValueError: if `source` cannot be fetched, or a file of the user has the same name.
@@ -62,8 +62,6 @@ def fetch_dataset(
     path = Path(text).expanduser().absolute()
     if text and path.exists():
         return _local(path, wanted)
-    if may_be_on_the_hub(text):
-        return _hub_dataset(text, wanted, where)
     raise InputError("notebook.nothing_to_fetch", source=text, known=phrase(KNOWN))
 
 
@@ -113,20 +111,11 @@ def fetch_from_hub(
         return _keep(shelf, part, None, sha256, phrase("notebook.check_file_on_hub"))
 
 
-def _hub_dataset(name: str, sha256: str | None, folder: Path | None) -> Path:
-    _refuse_hash(sha256, name)
-    with Shelf(folder, name) as shelf:
-        if fetched := shelf.fetched(None, None):
-            return _reported("Here already", fetched)
-        path = shelf.put_folder(safe_name(name))
-        save_hub_dataset(name, path)
-        return _reported("Fetched", path)
-
-
 def _local(path: Path, sha256: str | None) -> Path:
     """Return a local path unchanged, after comparing the file with its hash if one is given."""
     if path.is_dir():
-        _refuse_hash(sha256, str(path))
+        if sha256 is not None:
+            raise InputError("notebook.hash_of_no_file", source=path)
         return path
     _check(
         path, sha256, None if sha256 is None else file_sha256(path), phrase("notebook.check_file")
@@ -174,11 +163,6 @@ def _checked_hash(sha256: str | None) -> str | None:
     if not SHA256.fullmatch(sha256.lower()):
         raise InputError("notebook.not_a_sha256", value=sha256)
     return sha256.lower()
-
-
-def _refuse_hash(sha256: str | None, what: str) -> None:
-    if sha256 is not None:
-        raise InputError("notebook.hash_of_no_file", source=what)
 
 
 def _reported(what: str, path: Path, more: str = "") -> Path:

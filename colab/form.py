@@ -34,7 +34,7 @@ class ConfigForm:
     def __init__(self, config: DeploymentConfig) -> None:
         self._state = FormState(config)
         self._known = KnownCosts()
-        self._measured: tuple[dict[str, object], list[str]] | None = None
+        self._measured: tuple[dict[str, object], list[str]] = ({}, [])
         self._is_failed = False  # whether the newest measurement is
         self.view: FormView | None = None
 
@@ -106,7 +106,8 @@ class ConfigForm:
 
     def _draw(self) -> None:
         if self.view is not None:
-            is_refuted = self._is_failed and not self._changed_since()
+            is_current = self._measured[0] == _what_costs(self._state.config)
+            is_refuted = self._is_failed and is_current
             self.view.draw(self._state, self._cost(), is_refuted)
 
     def _report(self, line: str) -> None:
@@ -129,22 +130,12 @@ class ConfigForm:
             return [str(error)]
         return []
 
-    def _changed_since(self) -> list[str]:
-        """Return the settings that have changed since the last measurement of the costs."""
-        settings, now = (self._measured or ({}, []))[0], _what_costs(self._state.config)
-        return [key for key in now | settings if now.get(key) != settings.get(key)]
-
     def _cost(self) -> list[str]:
-        """Return the known costs, and the costs from the last measurement if there was one."""
+        """Return the known costs, and the measured ones if these settings were measured."""
         lines = [*self._doubt(), *self._known.lines(self._state.config)]
-        if self._measured is None:
-            return [*lines, phrase(NOT_MEASURED)]
         settings, measured = self._measured
-        others = self._changed_since()
-        if not others:
-            return [*lines, *measured]
-        was = ", ".join(f"{key} {format_value(settings.get(key))}" for key in others)
-        return [*lines, f"Measured with {was}: {' '.join(measured)}"]
+        is_measured = settings == _what_costs(self._state.config)
+        return [*lines, *(measured if is_measured else [phrase(NOT_MEASURED)])]
 
 
 class Edits:

@@ -18,7 +18,6 @@ from infrastructure.config.merging.presets import PRESET
 from infrastructure.config.schema import FieldSpec, schema_of
 from infrastructure.config.sources.environment import EMPTY_COUNTS
 from infrastructure.core.messages import Setting as Named
-from infrastructure.core.messages import recorded_settings
 from infrastructure.core.redact import MASK, redact
 from infrastructure.data.defaults import problems_of
 from infrastructure.data.readers.sources import HUGGINGFACE, refuse_missing_data
@@ -37,8 +36,6 @@ class FormState:
         edits: the values that were set in the form, by canonical key.
         wrong: for each key with a wrong value, the typed text and the error message.
         refusal: the error message if the edits contradict each other, or None.
-        keys_of_refusal: for each text in `refusal` that names settings, the keys of these
-            settings.
         config: `base` with the newest preset and edits that do not contradict each other.
     """
 
@@ -47,7 +44,6 @@ class FormState:
     edits: dict[str, object] = field(default_factory=dict)
     wrong: dict[str, tuple[str, str]] = field(default_factory=dict)
     refusal: str | None = None
-    keys_of_refusal: dict[str, list[str]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.config = self.base
@@ -145,15 +141,11 @@ class FormState:
         return missing
 
     def messages(self) -> dict[str, str]:
-        """Return the error to show next to each field, by the key of its setting."""
-        beside = {key: sentence for key, (_, sentence) in self.wrong.items()} | self._missing()
-        with recorded_settings() as keys:
-            sentences = self.problems()[len(self.wrong) :]
-        for sentence in sentences:
-            named = list(_named_in(sentence, keys | self.keys_of_refusal))
-            for key in [key for key in named if key in self.edits] or named[:1]:
-                beside.setdefault(key, sentence)
-        return beside
+        """Return the error to show next to each field, by the key of its setting.
+
+        Values that contradict each other are in `problems` only.
+        """
+        return {key: sentence for key, (_, sentence) in self.wrong.items()} | self._missing()
 
     def checked(self) -> DeploymentConfig:
         """Return the configuration, if a run can start with it.
@@ -188,11 +180,10 @@ class FormState:
             self._rebuild()
 
     def _rebuild(self) -> None:
-        with recorded_settings() as self.keys_of_refusal:
-            try:
-                self.config, self.refusal = self._built(), None
-            except ConfigurationError as error:
-                self.refusal = str(error)
+        try:
+            self.config, self.refusal = self._built(), None
+        except ConfigurationError as error:
+            self.refusal = str(error)
 
     def _built(self) -> DeploymentConfig:
         return self.base.changed(list(self._settings()))
@@ -204,13 +195,6 @@ class FormState:
         for key, value in self.edits.items():
             if not key.startswith(off):  # in a section that was switched off since
                 yield GivenValue(key, value, _source(f"form {key}"))
-
-
-def _named_in(sentence: str, keys: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yield the keys of the settings that an error message names."""
-    for text in sorted(keys, key=len, reverse=True):
-        if text in sentence:
-            yield from (key for key in keys[text] if key in SCHEMA.fields)
 
 
 def _source(place: str) -> Source:

@@ -1,4 +1,4 @@
-"""Data on the Hugging Face Hub: one file of a repository, or a whole dataset by its name."""
+"""A file of a repository on the Hugging Face Hub."""
 
 import hashlib
 from pathlib import Path
@@ -7,11 +7,10 @@ import httpx
 
 from colab.transfer import require_free_space
 from infrastructure.core.errors import DataError, InputError
-from infrastructure.core.files import file_sha256, whole_directory
+from infrastructure.core.files import file_sha256
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.core.redact import redact
-from infrastructure.data.readers.table_formats import load_huggingface
 
 
 def fetch_hub_file(address: str, folder: Path, endpoint: str | None = None) -> Path:
@@ -58,16 +57,3 @@ def _git_hash(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def save_hub_dataset(name: str, folder: Path) -> None:
-    """Download a whole dataset, `OWNER/NAME[:CONFIGURATION][@SPLIT]`, into `folder`.
-
-    Raises:
-        ValueError: if there is no such dataset, configuration or split.
-        StorageError: if the disk has too little free space.
-    """
-    dataset = load_huggingface(name)
-    require_free_space(name, folder.parent, dataset.data.nbytes)
-    with whole_directory(folder) as part:
-        dataset.save_to_disk(part)

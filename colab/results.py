@@ -11,7 +11,6 @@ from typing import Any
 from colab.training import as_cell
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.spelling import speaking
-from infrastructure.core.console import waiting_beside
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import look_up
 from infrastructure.core.messages import phrase
@@ -28,8 +27,9 @@ from infrastructure.deployment.export import export_model
 from infrastructure.deployment.export_request import ExportRequest, Part
 from infrastructure.deployment.given_paths import check_model
 from infrastructure.deployment.model_repair import repair_model
+from infrastructure.deployment.one_call import evaluate_configured
 from infrastructure.deployment.version_model import named_model
-from infrastructure.evaluation.evaluate import Evaluation, measure_model, measured_answers
+from infrastructure.evaluation.evaluate import Evaluation
 from infrastructure.evaluation.prompting import answer_questions
 from infrastructure.evaluation.request import Request
 from infrastructure.models.saved_model import notes_of_rounded
@@ -155,14 +155,10 @@ def evaluate(
     """
     runs = Path(output_dir)
     named = _model_named(model, runs)
-    repair_model(Path(named))
     folder = Path(named).absolute().parent  # for a run's `final/`, this is the run
     config = DeploymentConfig(model_name=named, data_path=str(data), output_dir=str(folder))
     other = None if against is None else _model_named(against, runs)
-    request = Request(against=other, max_tokens=max_tokens)
-    count = measured_answers()
-    with waiting_beside(count.words):
-        evaluation, lines = measure_model(config, request, count)
+    evaluation, lines = evaluate_configured(config, Request(other, max_tokens=max_tokens))
     print(*lines, sep="\n")
     return evaluation
 

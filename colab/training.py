@@ -26,7 +26,6 @@ from infrastructure.deployment import detached as detached_trainings
 from infrastructure.deployment.detached import DetachedTraining
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.live_run import LiveRun
-from infrastructure.monitoring.records.run_list import find_run_path
 from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.monitoring.watch import watch
 from infrastructure.run.configuration_judge import canonical_name
@@ -97,9 +96,7 @@ def attach(run: str | Path | None = None, output_dir: str | Path = "runs") -> Su
 
     Return values and errors are those of `train`.
     """
-    folder = Path(output_dir)
-    waiting = detached_trainings.preparing(folder) if run is None else []
-    return _look_on(waiting[-1] if waiting else find_run_path(_name(run), folder))
+    return _look_on(_named(run, output_dir))
 
 
 @speaking(as_cell)
@@ -115,15 +112,11 @@ def stop(run: str | Path | None = None, output_dir: str | Path = "runs") -> bool
     Raises:
         ValueError: if there is no such run, or this process cannot stop it.
     """
-    folder = Path(output_dir)
-    waiting = detached_trainings.preparing(folder) if run is None else []
-    if waiting:
-        return detached_trainings.stop_preparing(waiting[-1])
-    return detached_trainings.stop(find_run_path(_name(run), folder))
+    return detached_trainings.stop(_named(run, output_dir))
 
 
-def _name(run: str | Path | None) -> str | None:
-    return None if run is None else str(run)
+def _named(run: str | Path | None, output_dir: str | Path) -> Path | DetachedTraining:
+    return detached_trainings.named(None if run is None else str(run), Path(output_dir))
 
 
 def _trained_elsewhere(

@@ -1,12 +1,13 @@
 """Lists of the checkpoints on this machine and at a backup destination, and their verification."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infrastructure.backup.backends.base import Place
-from infrastructure.backup.format.manifest import Manifest
+from infrastructure.backup.format.manifest import Manifest, Pack
 from infrastructure.backup.format.store import Store
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import CheckpointError
 
 HERE = "here"
@@ -84,22 +85,50 @@ def size_bytes_of(manifest: Manifest) -> int:
     return sum(pack.size_bytes for pack in manifest.packs)
 
 
-def verify_all(where: str, store: Store) -> Iterator[VerifiedVersion]:
-    """Verify every checkpoint of a store, the newest first, by hashing its bytes.
+def verify_all(
+    where: str,
+    store: Store,
+    names: Collection[str] | None = None,
+    show_progress: Callable[[int, int], None] = do_nothing,
+) -> list[VerifiedVersion]:
+    """Verify checkpoints of a store, the newest first, by hashing their bytes.
+
+    An object that several checkpoints share is read only once.
+
+    Args:
+        names: the checkpoints to verify; by default, all.
+        show_progress: a function that gets the number of bytes done and in total.
 
     Raises:
         OSError: if the destination does not respond.
     """
-    for name in store.versions():
-        step = None
+    problems: dict[str, str | None] = {}
+    manifests: dict[str, Manifest] = {}
+    for name in store.versions() if names is None else names:
         try:
-            manifest = store.read(name)
-            step = manifest.step
-            store.verify(_held(where, manifest))
+            manifests[name] = _held(where, store.read(name))
+            problems[name] = None
         except CheckpointError as error:
-            yield VerifiedVersion(where, name, step, str(error))
-        else:
-            yield VerifiedVersion(where, name, step, None)
+            problems[name] = str(error)
+    checked: dict[str, str | None] = {}
+    done_bytes, total_bytes = 0, sum(map(size_bytes_of, manifests.values()))
+    for name, manifest in manifests.items():
+        for pack in manifest.packs:
+            if pack.hash not in checked:
+                checked[pack.hash] = _problem_of(pack, manifest, store)
+            problems[name] = problems[name] or checked[pack.hash]
+            done_bytes += pack.size_bytes
+            show_progress(done_bytes, total_bytes)
+    steps = {name: manifest.step for name, manifest in manifests.items()}
+    return [VerifiedVersion(where, name, steps.get(name), why) for name, why in problems.items()]
+
+
+def _problem_of(pack: Pack, manifest: Manifest, store: Store) -> str | None:
+    try:
+        store.objects.verify(pack, manifest.hash_name)
+    except CheckpointError as error:
+        return str(error)
+    return None
 
 
 def _held(where: str, manifest: Manifest) -> Manifest:

@@ -3,7 +3,7 @@
 import argparse
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,14 @@ from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.finished_run import Completion, complete, not_safe
 from infrastructure.backup.format.retention import Retention, retention_of, versions_to_keep
 from infrastructure.backup.format.store import Store
-from infrastructure.backup.inventory import BackupEntry, list_entries, runs_at
+from infrastructure.backup.inventory import (
+    HERE,
+    BackupEntry,
+    VerifiedVersion,
+    list_entries,
+    runs_at,
+    verify_all,
+)
 from infrastructure.backup.replication.folder_upload import problems_at
 from infrastructure.backup.replication.status import age_words
 from infrastructure.backup.run_backup import RunBackup, last_place, place_options
@@ -23,7 +30,7 @@ from infrastructure.commands.arguments import (
     add_json,
     add_run,
 )
-from infrastructure.commands.checkpoints import NOTHING, describe, verify_versions
+from infrastructure.commands.checkpoints import checkpoint_table, label_of, verified_lines
 from infrastructure.commands.output import progress, show
 from infrastructure.commands.parser import CommandParser, as_sentence
 from infrastructure.commands.settings import configure
@@ -34,12 +41,12 @@ from infrastructure.config.sources.environment import variable_of
 from infrastructure.core.console import Report
 from infrastructure.core.errors import InputError, StorageError
 from infrastructure.core.exit_codes import ExitCode
-from infrastructure.core.hub import json_of
+from infrastructure.core.json_text import json_of
 from infrastructure.core.kept_traceback import COPIER_TRACEBACK_FILE
 from infrastructure.core.messages import phrase
 from infrastructure.core.redact import MASK, redact_urls
-from infrastructure.monitoring.drawing.formatting import format_bytes, format_moment, format_number
-from infrastructure.monitoring.drawing.tables import render_table
+from infrastructure.monitoring.drawing.formatting import format_moment
+from infrastructure.monitoring.drawing.tables import UNKNOWN, render_table
 from infrastructure.monitoring.records.run_list import (
     FINAL,
     MAX_NAMED,
@@ -55,6 +62,7 @@ from infrastructure.monitoring.records.run_reader import brought_back_from
 from infrastructure.monitoring.records.run_view import from_here
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import RunDirectory, RunStatus
+from infrastructure.run.progress_bar import byte_bar
 from infrastructure.run.record import read_run_record
 from infrastructure.run.restore import (
     answer_of,
@@ -173,7 +181,13 @@ def list_backups(options: argparse.Namespace, config: DeploymentConfig) -> ExitC
             missing = _nothing_of(run_id, place)
     caution = [] if missing is None else [f"Caution: {missing}"]
     facts = {"run": run_id, "versions": rows, "missing": missing}
-    show(options.json, facts, f"Run {run_id}", _table(entries), *caution)
+    show(
+        options.json,
+        facts,
+        f"Run {run_id}",
+        checkpoint_table(entries, "score", is_placed=True),
+        *caution,
+    )
     return ExitCode.DONE
 
 
@@ -187,7 +201,7 @@ def _list_runs(
     rows = [
         [
             run,
-            NOTHING if row is None else f"step {row.step}",
+            UNKNOWN if row is None else f"step {row.step}",
             "" if row is None else format_moment(row.created or ""),
         ]
         for run, row in newest.items()
@@ -218,34 +232,27 @@ def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
         StorageError: if the destination does not respond.
     """
     run_id, backup = _named(options.run, config)
-    chosen: dict[str, list[tuple[Store, str]]] = {"here": _versions(backup.store)}
-    if backup.options.place is not None:
-        place = open_place(backup.options.place)
-        store = Store(Path(run_id), place)
-        chosen[place.url] = answer_of(place, lambda: _versions(store))
-    rows, missing = [], None
-    for where, versions in chosen.items():
-        checked = verify_versions(versions)
-        rows += [{"where": where, **row} for row in checked]
-    if backup.options.place is not None:
-        rows += answer_of(place, lambda: list(_published_rows(place, run_id)))
-        if all(row["where"] == "here" for row in rows):
-            missing = _nothing_of(run_id, place)
-    if not rows:
+    missing = None
+    with byte_bar("verifying") as show_progress:
+        results = verify_all(HERE, backup.store, show_progress=show_progress)
+        if backup.options.place is not None:
+            place = open_place(backup.options.place)
+            there = partial(verify_all, place.url, Store(Path(run_id), place))
+            copies = answer_of(place, partial(there, show_progress=show_progress))
+            copies += answer_of(place, partial(_published, place, run_id))
+            results += copies
+            missing = None if copies else _nothing_of(run_id, place)
+    if not results:
         why = "" if missing is None else f" ({missing})"
         raise InputError("commands.nothing_to_verify", run_id=run_id, reason=why)
-    damaged = [row for row in rows if row["problem"]]
-    lines = [
-        f"{_name(row)} {row['where']}: {row['problem'] or phrase('commands.version_intact')}"
-        for row in rows
-    ]
+    rows = [asdict(one) for one in results]
+    damaged = sum(one.problem is not None for one in results)
     show(
         options.json,
-        {"run": run_id, "versions": rows, "damaged": len(damaged), "missing": missing},
+        {"run": run_id, "versions": rows, "damaged": damaged, "missing": missing},
         f"Run {run_id}",
-        *lines,
-        phrase("commands.num_intact", num_intact=len(rows) - len(damaged), total=len(rows)),
-        *([] if missing is None else [f"Caution: {missing}{_others_at(options, place)}"]),
+        *verified_lines(results),
+        *([] if missing is None else [f"Caution: {missing}"]),
     )
     return ExitCode.FAILED if damaged or missing is not None else ExitCode.DONE
 
@@ -261,19 +268,10 @@ def _nothing_of(run_id: str, place: Place) -> str:
     return phrase("commands.no_backup_of_run", run_id=run_id, url=place.url, others=there)
 
 
-def _others_at(options: argparse.Namespace, place: Place) -> str:
-    """Return a command that verifies another run at the destination; "" if RUN was given."""
-    if options.run is not None or _missing_folder(place) is not None:
-        return ""
-    runs = answer_of(place, lambda: runs_at(place))
-    command = phrase("commands.command_backup_verify", run=shlex.quote(runs[-1])) if runs else ""
-    return f"; of those: {command} {shlex.quote(place.url)}" if runs else ""
-
-
-def _published_rows(place: Place, run_id: str) -> Iterator[dict[str, object]]:
-    """Verify the backed-up model and report of a finished run. Yield a row for each folder."""
-    for name, problem in problems_at(place, Path(run_id)):
-        yield {"where": place.url, "name": f"{name}/", "problem": problem}
+def _published(place: Place, run_id: str) -> list[VerifiedVersion]:
+    """Verify each folder with the backed-up model or report of a finished run."""
+    folders = problems_at(place, Path(run_id))
+    return [VerifiedVersion(place.url, f"{name}/", None, problem) for name, problem in folders]
 
 
 def restore(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
@@ -309,8 +307,9 @@ def prune(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     run_id, backup = _named(options.run, config)
     if options.dry_run:
         gone = list(_superseded(run_id, backup))
-        lines = [f"would remove {_name(row)} {row['where']}" for row in gone]
-        facts = {"run": run_id, "would_remove": gone}
+        lines = [f"would remove {label_of(entry)} {where}" for where, entry in gone]
+        rows = [{"where": where, **asdict(entry)} for where, entry in gone]
+        facts = {"run": run_id, "would_remove": rows}
         show(options.json, facts, *(lines or [phrase("commands.nothing_would_be_removed")]))
         return ExitCode.DONE
     if not backup.store.versions():
@@ -320,11 +319,11 @@ def prune(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     return ExitCode.DONE
 
 
-def _superseded(run_id: str, backup: RunBackup) -> Iterator[dict[str, object]]:
+def _superseded(run_id: str, backup: RunBackup) -> Iterator[tuple[str, BackupEntry]]:
     """Yield the checkpoints that the retention rules no longer keep, on this machine and at the
     destination.
     """
-    stores = [("here", backup.store, backup.retention)]
+    stores = [(HERE, backup.store, backup.retention)]
     if backup.options.place is not None:
         place = open_place(backup.options.place)
         there = Retention(backup.options.keep, keep_best=1)
@@ -332,12 +331,12 @@ def _superseded(run_id: str, backup: RunBackup) -> Iterator[dict[str, object]]:
     for where, store, retention in stores:
         try:
             kept = versions_to_keep(store, retention)
-            names = [name for name in store.versions() if name not in kept]
+            entries = list_entries({where: store})
         except OSError as error:
             raise StorageError(
                 "commands.store_does_not_respond", where=where, error=error
             ) from error
-        yield from ({"where": where, **describe(store, name)} for name in names)
+        yield from ((where, entry) for entry in entries if entry.name not in kept)
 
 
 def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
@@ -569,25 +568,3 @@ def _folder_for(name: str, config: DeploymentConfig) -> Path:
     path = folder_of(name)
     is_path = len(path.parts) > 1 and "output_dir" not in _given(config)
     return path.parent if is_path else Path(config.output_dir)
-
-
-def _versions(store: Store) -> list[tuple[Store, str]]:
-    return [(store, name) for name in store.versions()]
-
-
-def _name(row: Mapping[str, object]) -> str:
-    return f"step {row['step']}" if "step" in row else str(row["name"])[:14]
-
-
-def _table(entries: list[BackupEntry]) -> str:
-    rows = [
-        [
-            f"step {entry.step}" if entry.problem is None else f"{entry.name[:12]} damaged",
-            format_moment(entry.created or ""),
-            NOTHING if entry.score is None else format_number(entry.score),
-            NOTHING if entry.size_bytes is None else format_bytes(entry.size_bytes),
-            ", ".join(entry.places),
-        ]
-        for entry in entries
-    ]
-    return render_table(["version", "saved", "score", "size", "lies"], rows)

@@ -117,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
         pipeline.run_tests(*(GROUPS[:1] if options.quick else GROUPS))
     report = pipeline.generate_test_report()
     report_line(report["verdict"])
-    report_line(f"report: {report['paths']['html']}")
+    report_line(f"report: {report['path']}")
     if options.json:
         print(json.dumps(report))
     return ExitCode.FAILED if pipeline.has_failed(strict=options.strict) else ExitCode.DONE

@@ -1,50 +1,30 @@
 """`temper checkpoints list|verify`: inspect a run without changing it or loading torch."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Required, TypedDict
 
-from infrastructure.backup.format.manifest import Manifest, Pack
 from infrastructure.backup.format.store import Store
+from infrastructure.backup.inventory import (
+    HERE,
+    BackupEntry,
+    VerifiedVersion,
+    list_entries,
+    verify_all,
+)
 from infrastructure.commands.arguments import add_folder_flags, add_json, add_run
 from infrastructure.commands.output import show
 from infrastructure.commands.parser import CommandParser, as_sentence
 from infrastructure.commands.settings import configure
 from infrastructure.config.measures import LOSS
-from infrastructure.core.errors import CheckpointError, InputError
+from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_moment, format_number
-from infrastructure.monitoring.drawing.tables import HELD_OUT_LOSS, render_table
+from infrastructure.monitoring.drawing.tables import HELD_OUT_LOSS, UNKNOWN, render_table
 from infrastructure.run.directory import RunDirectory, find_run
 from infrastructure.run.progress_bar import byte_bar
-
-NOTHING = "–"
-
-
-class VersionRow(TypedDict, total=False):
-    """A row about a checkpoint. For an unreadable checkpoint, it has only name, path and problem.
-
-    Attributes:
-        problem: what is wrong with the checkpoint, or None.
-        where: where the checkpoint is stored, if several locations are shown.
-        best_metric, score: present instead of the held-out loss if another metric selects the best
-            checkpoint.
-    """
-
-    name: Required[str]
-    path: Required[str]
-    problem: Required[str | None]
-    where: str
-    step: int
-    kind: str
-    healthy: bool
-    held_out_loss: float | None
-    best_metric: str
-    score: float
-    saved: str
-    size_bytes: int
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -72,57 +52,38 @@ def run(options: argparse.Namespace) -> int:
     return act(run, checkpoint, options.json)
 
 
-def list_checkpoints(run: RunDirectory, checkpoint: Path | None, as_json: bool = False) -> ExitCode:
+def list_checkpoints(run: RunDirectory, checkpoint: Path | None, as_json: bool) -> ExitCode:
     """Show the checkpoints of a run, the newest first. Only manifests are read."""
-    rows = [describe(store, name) for store, name in _chosen(run, checkpoint)]
-    facts = {"run": run.run_id, "path": str(run.path), "checkpoints": rows}
-    if rows:
-        label = _name_scores(run, rows)
-        show(as_json, facts, f"Run {run.run_id}", checkpoint_table(rows, label))
+    entries = list_entries({HERE: Store(run.checkpoints)})
+    if checkpoint is not None:
+        entries = [entry for entry in entries if entry.name == checkpoint.stem]
+    metric, entries = _scored(run, entries)
+    rows = [asdict(entry) for entry in entries]
+    facts = {"run": run.run_id, "path": str(run.path), "metric": metric, "checkpoints": rows}
+    if entries:
+        label = HELD_OUT_LOSS if metric == LOSS else metric.replace("_", " ")
+        show(as_json, facts, f"Run {run.run_id}", checkpoint_table(entries, label))
     else:
         show(as_json, facts, phrase("commands.no_checkpoint_yet", run_id=run.run_id))
     return ExitCode.DONE
 
 
-def verify_checkpoints(
-    run: RunDirectory, checkpoint: Path | None, as_json: bool = False
-) -> ExitCode:
+def verify_checkpoints(run: RunDirectory, checkpoint: Path | None, as_json: bool) -> ExitCode:
     """Compare every byte of a run's checkpoints with the recorded hashes, and show the result."""
-    chosen = list(_chosen(run, checkpoint))
-    if not chosen:
+    names = None if checkpoint is None else [checkpoint.stem]
+    with byte_bar("verifying") as show_progress:
+        results = verify_all(HERE, Store(run.checkpoints), names, show_progress)
+    if not results:
         raise InputError("commands.no_checkpoint_to_verify", run_id=run.run_id)
-    rows = verify_versions(chosen)
-    num_damaged = sum(row["problem"] is not None for row in rows)
-    facts = {"run": run.run_id, "checkpoints": rows, "damaged": num_damaged}
-    lines = [f"{_name(row)}: {row['problem'] or phrase('commands.version_intact')}" for row in rows]
-    num_intact = len(rows) - num_damaged
-    verdict = phrase("commands.num_intact", num_intact=num_intact, total=len(rows))
-    show(as_json, facts, *lines, verdict)
-    return ExitCode.FAILED if num_damaged else ExitCode.DONE
+    damaged = sum(one.problem is not None for one in results)
+    rows = [asdict(one) for one in results]
+    facts = {"run": run.run_id, "checkpoints": rows, "damaged": damaged}
+    show(as_json, facts, *verified_lines(results))
+    return ExitCode.FAILED if damaged else ExitCode.DONE
 
 
-def describe(store: Store, name: str) -> VersionRow:
-    """Return a table row for a checkpoint, with the problem if its manifest cannot be read."""
-    path = str(store.manifest_path(name))
-    try:
-        manifest = store.read(name)
-    except CheckpointError as error:
-        return {"name": name, "path": path, "problem": str(error)}
-    return {
-        "name": name,
-        "path": path,
-        "problem": None,
-        "step": manifest.step,
-        "kind": manifest.kind,
-        "healthy": manifest.healthy,
-        "held_out_loss": manifest.score,
-        "saved": manifest.created,
-        "size_bytes": sum(pack.size_bytes for pack in manifest.packs),
-    }
-
-
-def _name_scores(run: RunDirectory, rows: list[VersionRow]) -> str:
-    """Return the heading for a run's scores, and put the name of its metric into `rows`.
+def _scored(run: RunDirectory, entries: list[BackupEntry]) -> tuple[str, list[BackupEntry]]:
+    """Return the metric of a run's scores, and the entries with its values.
 
     Scores of a metric for which greater is better are stored with the opposite sign, which is
     reversed here.
@@ -130,81 +91,49 @@ def _name_scores(run: RunDirectory, rows: list[VersionRow]) -> str:
     try:
         training = run.read_configuration().training
     except ValueError:
-        return HELD_OUT_LOSS
-    if training.best_metric == LOSS:
-        return HELD_OUT_LOSS
-    for row in rows:
-        if (score := row.pop("held_out_loss", None)) is not None:
-            row["best_metric"] = training.best_metric
-            row["score"] = -score if training.best_is_greater else score
-    return training.best_metric.replace("_", " ")
+        return LOSS, entries
+    if not training.best_is_greater:
+        return training.best_metric, entries
+    scores = (None if entry.score is None else -entry.score for entry in entries)
+    pairs = zip(entries, scores, strict=True)
+    return training.best_metric, [replace(entry, score=score) for entry, score in pairs]
 
 
-def checkpoint_table(rows: list[VersionRow], label: str = HELD_OUT_LOSS) -> str:
-    """Format rows from `describe` as a table.
+def checkpoint_table(entries: Sequence[BackupEntry], label: str, is_placed: bool = False) -> str:
+    """Format checkpoints as a table.
 
     Args:
         label: the heading of the column of scores.
+        is_placed: whether to show where the checkpoints are stored.
     """
     cells = []
-    for row in rows:
-        if row["problem"]:
-            cells.append([row["name"][:12], "damaged", row["problem"], "", ""])
+    for entry in entries:
+        places = [", ".join(entry.places)] if is_placed else []
+        if entry.problem is not None:
+            cells.append([entry.name[:12], "damaged", entry.problem, "", "", *places])
             continue
-        kind = row["kind"] if row["healthy"] else f"{row['kind']}, not healthy"
-        loss = row.get("score", row.get("held_out_loss"))
         cells.append(
             [
-                f"step {row['step']}",
-                kind,
-                format_moment(row["saved"]),
-                NOTHING if loss is None else format_number(loss),
-                format_bytes(row["size_bytes"]),
+                f"step {entry.step}",
+                f"{entry.kind}" if entry.healthy else f"{entry.kind}, not healthy",
+                format_moment(entry.created or ""),
+                UNKNOWN if entry.score is None else format_number(entry.score),
+                format_bytes(entry.size_bytes or 0),
+                *places,
             ]
         )
-    return render_table(["checkpoint", "kind", "saved", label, "size"], cells)
+    headings = ["checkpoint", "kind", "saved", label, "size", *(["stored"] if is_placed else [])]
+    return render_table(headings, cells)
 
 
-def verify_versions(chosen: list[tuple[Store, str]]) -> list[VersionRow]:
-    """Verify every byte of the given checkpoints, and return a row with any `problem` for each.
-
-    A file that several checkpoints share is read only once.
-    """
-    rows = [describe(store, name) for store, name in chosen]
-    total_bytes = sum(row.get("size_bytes", 0) for row in rows)
-    checked: dict[str, str | None] = {}
-    done_bytes = 0
-    with byte_bar("verifying") as show_progress:
-        for (store, name), row in zip(chosen, rows, strict=True):
-            if row["problem"] is not None:
-                continue
-            manifest = store.read(name)
-            for pack in manifest.packs:
-                if pack.hash not in checked:
-                    checked[pack.hash] = _problem(store, manifest, pack)
-                row["problem"] = row["problem"] or checked[pack.hash]
-                done_bytes += pack.size_bytes
-                show_progress(done_bytes, total_bytes)
-    return rows
+def label_of(version: BackupEntry | VerifiedVersion) -> str:
+    """Return the step of a checkpoint, or its name if the step is unknown."""
+    return f"step {version.step}" if version.step is not None else str(version.name)[:12]
 
 
-def _problem(store: Store, manifest: Manifest, pack: Pack) -> str | None:
-    try:
-        store.objects.verify(pack, manifest.hash_name)
-    except CheckpointError as error:
-        return str(error)
-    return None
-
-
-def _name(row: VersionRow) -> str:
-    """Return the label of a row: its step, or the checkpoint's name if the step is unknown."""
-    return f"step {row['step']}" if "step" in row else str(row["name"])[:12]
-
-
-def _chosen(run: RunDirectory, checkpoint: Path | None) -> Iterator[tuple[Store, str]]:
-    if checkpoint is not None:
-        yield Store(checkpoint.parent.parent), checkpoint.stem
-        return
-    store = Store(run.checkpoints)
-    for name in store.versions():
-        yield store, name
+def verified_lines(results: Sequence[VerifiedVersion]) -> list[str]:
+    """Return a line for each checkpoint that was verified, and one with their number."""
+    intact = phrase("commands.version_intact")
+    lines = [f"{label_of(one)} {one.where}: {one.problem or intact}" for one in results]
+    num_intact = sum(one.problem is None for one in results)
+    return [*lines, phrase("commands.num_intact", num_intact=num_intact, total=len(results))]

@@ -1,7 +1,6 @@
 """`temper list`: show the runs of a folder, one per line, newest first. It does not load torch."""
 
 import argparse
-import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,7 +10,6 @@ from infrastructure.commands.arguments import add_folder_flags, add_json
 from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure
 from infrastructure.config.merging.precedence import Layer
-from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import format_number
@@ -26,23 +24,13 @@ HEADINGS = ("run", "state", "step", HELD_OUT_LOSS, "last written", "trains")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command.
-
-    A positional word is accepted only so that the error can explain what to use instead.
-    """
-    parser.add_argument("word", nargs="?", help=argparse.SUPPRESS)
+    """Add the arguments of the command."""
     add_json(parser)
     add_folder_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the runs of the output folder.
-
-    Raises:
-        ValueError: if a word was given. The message says how to show a run or another folder.
-    """
-    if (word := options.word) is not None:
-        raise InputError("commands.list_takes_no_run", word=word, quoted=shlex.quote(word))
+    """Show the runs of the output folder."""
     config = configure(options)
     folder = Path(config.output_dir)
     rows = [(row, _written_at(folder / row.name)) for row in RunRows(folder).read()]

@@ -240,7 +240,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         print(f"{INTERRUPTED}{_how_to_go_on(arguments)}", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except Exception as error:
-        return _fail_unexpectedly(error)
+        return _fail(error, ExitCode.FAILED, is_expected=False)
 
 
 def _how_to_go_on(arguments: Sequence[str] | None) -> str:
@@ -278,15 +278,16 @@ def _lost(error: ProcessLostError) -> ExitCode:
     return ExitCode.PROCESS_LOST
 
 
-def _fail(error: BaseException, code: ExitCode) -> ExitCode:
+def _fail(error: BaseException, code: ExitCode, *, is_expected: bool = True) -> ExitCode:
+    """Report an error. If it is unexpected, or was raised by user code, also report its type, where
+    it was raised, and where its traceback is.
+    """
     shown = _show_traceback(error)
-    # Raised by user code: the message is not one of Temper's sentences.
-    is_own = error_place(error) is not None
-    if is_own:
-        text = f"{described(error)}{_notes(error)}{_hint(error, shown)}"
-    else:
+    if is_expected and error_place(error) is None:
         text = f"{_sentence(error)}{_notes(error)}"
-    _print_error(text)
+    else:
+        text = f"{described(error)}{_notes(error)}{_hint(error, shown)}"
+    write_above_bar(f"{styled('temper:', RED, sys.stderr)} {redact(text)}", sys.stderr)
     return code
 
 
@@ -297,22 +298,11 @@ def _sentence(error: BaseException) -> str:
     return str(error)
 
 
-def _print_error(text: str) -> None:
-    write_above_bar(f"{styled('temper:', RED, sys.stderr)} {redact(text)}", sys.stderr)
-
-
 def _as_flag(key: str, value: str) -> str:
     """Spell a setting as a flag. The settings are loaded on the first call."""
-    from infrastructure.config.sources.spelling import as_flag
+    from infrastructure.config.sources.flags import as_flag
 
     return as_flag(key, value)
-
-
-def _fail_unexpectedly(error: Exception) -> ExitCode:
-    """Report an unexpected error: its type, where it was raised, and where its traceback is."""
-    shown = _show_traceback(error)
-    _print_error(f"{described(error)}{_notes(error)}{_hint(error, shown)}")
-    return ExitCode.FAILED
 
 
 def _hint(error: BaseException, shown: bool) -> str:

@@ -1,10 +1,9 @@
 """The parser of the `temper` command. It imports only the modules that every command needs."""
 
 import argparse
-import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import combinations, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +14,6 @@ from infrastructure.core.optional import DISTRIBUTION
 
 PROGRAM = "temper"
 TRUTH = ("true", "false", "yes", "no")  # values that other tools expect after a switch
-LONGEST_NAME = 255  # no path is longer, so a longer name is not looked up
 NUMBERS = {"int": "a whole number", "float": "a number"}
 SHORT_FLAGS = 60  # above this number of arguments, `--help` only shows the most used flags
 
@@ -123,24 +121,11 @@ class CommandParser(argparse.ArgumentParser):
                     run=value,
                     actions=", ".join(known),
                 )
-            text, has_advice = unknown_command(self.prog, str(value), known)
-            if action.dest == "action" and "list" in known and not has_advice:
-                text += phrase("commands.or_list_run_of_this_name", prog=self.prog, run=value)
-            raise ValueError(text)
+            raise ValueError(unknown_command(self.prog, str(value), known))
         if action.choices is not None and value not in action.choices:
-            self._refuse_value_of_another(action, value)
             name = action.option_strings[-1] if action.option_strings else str(action.metavar)
             self.error(unknown_name(f"value of {name}", str(value), map(str, action.choices)))
         super()._check_value(action, value)
-
-    def _refuse_value_of_another(self, action: argparse.Action, value: object) -> None:
-        """Raise an error that names the right flag if `value` is a value of another flag."""
-        for other in self._actions:
-            if other.option_strings and other.choices is not None and value in other.choices:
-                flag, given = other.option_strings[-1], action.option_strings[-1]
-                raise InputError(
-                    "commands.value_of_another_flag", given_flag=given, value=value, flag=flag
-                )
 
     def add_actions(self) -> Any:
         """Add subcommands to the command, such as `verify` in `temper checkpoints verify`."""
@@ -204,8 +189,6 @@ def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Na
         return options
     from infrastructure.commands.unknown_words import flag_hint
 
-    if (spaced := _name_with_spaces(words)) is not None:
-        raise InputError("commands.name_needs_quotes", name=spaced, quoted=shlex.quote(spaced))
     words = [word for word in (options.command, getattr(options, "action", None)) if word]
     known, command = known_flags(parser, *words), " ".join([PROGRAM, *words])
     flags = [word.split("=")[0] for word in unknown if word.startswith("--")]
@@ -243,15 +226,6 @@ def _refuse_value_of_switch(
             off = f"--no-{flag.removeprefix('--')}"
             ways = phrase("commands.switch_on_or_off", flag=off) if off in switches else ""
             raise InputError("commands.switch_takes_no_value", flag=flag, value=value, ways=ways)
-
-
-def _name_with_spaces(words: Sequence[str]) -> str | None:
-    """Return consecutive words that together form the name of an existing file or folder."""
-    for first, last in combinations(range(len(words) + 1), 2):
-        name = " ".join(words[first:last])
-        if last - first > 1 and len(name) < LONGEST_NAME and Path(name).exists():
-            return name
-    return None
 
 
 def _words_before_flags(

@@ -71,7 +71,7 @@ def resume(
     words: Sequence[str] = (),
     place: GivenValue | None = None,
 ) -> int:
-    """Resume a run as `deployment.one_call.resume_with` does, and return the exit code.
+    """Resume a run as `temper.resume` does, and return the exit code.
 
     A run that cannot be resumed is rejected before torch is loaded.
 

@@ -7,7 +7,6 @@ from infrastructure.commands.arguments import A_RUN_HELP, add_folder_flags, add_
 from infrastructure.commands.settings import configure
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.deployment import detached
-from infrastructure.monitoring.records.run_list import find_run_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,9 +18,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Stop a run, or a process that is preparing one. Return FAILED if it did not stop in time."""
     output_dir = Path(configure(options).output_dir)
-    waiting = detached.preparing(output_dir) if options.run is None else []
-    if waiting:
-        is_stopped = detached.stop_preparing(waiting[-1])
-    else:
-        is_stopped = detached.stop(find_run_path(options.run, output_dir))
+    is_stopped = detached.stop(detached.named(options.run, output_dir))
     return ExitCode.DONE if is_stopped else ExitCode.FAILED

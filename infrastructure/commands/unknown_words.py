@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from infrastructure.config.elsewhere import ABSENT, SAME, known_elsewhere, plain_name
-from infrastructure.config.sources.flags import as_flags
+from infrastructure.config.sources.flags import flag_names
 from infrastructure.core.lookup import nearest
 from infrastructure.core.messages import phrase
 
@@ -29,40 +29,25 @@ NO_COMMAND = {
 def flag_hint(flag: str, known: Collection[str]) -> str:
     """Return a hint about the `known` flag that the user probably meant, or "" if there is none.
 
-    Considered are flags of other tools, flags with a similar spelling, and a flag with the same
-    beginning if it is the only one.
+    Considered are flags of other tools, and flags with a similar spelling.
     """
     name = plain_name(flag)
-    is_taken = {key.partition("=")[0] for key in as_flags(SAME.get(name, ())).split()} & {*known}
+    is_taken = any(flag_names(s.partition("=")[0])[0] in known for s in SAME.get(name, ()))
     if name in ABSENT or is_taken:
         return f"; {known_elsewhere(flag)}"
-    meant = nearest(flag, known) or _only_one_that_begins(flag, known)
+    meant = nearest(flag, known)
     return phrase("commands.did_you_mean", meant=meant) if meant else ""
 
 
-def _only_one_that_begins(flag: str, known: Collection[str]) -> str | None:
-    """Return the only `known` flag that begins with `flag` and has further words; None if it is not
-    unique.
-    """
-    num_words = flag.removeprefix("--").count("-") + 1
-    begun: dict[str, list[str]] = {}
-    for each in known:
-        begin = "-".join(each.removeprefix("--").split("-")[:num_words])
-        begun.setdefault(f"--{begin}", []).append(each)
-    of_begin = begun.get(nearest(flag, begun) or "", [])
-    return of_begin[0] if len(of_begin) == 1 else None
-
-
-def unknown_command(command: str, word: str, known: Collection[str]) -> tuple[str, bool]:
-    """Return the message for an unknown word, and whether it suggests something."""
+def unknown_command(command: str, word: str, known: Collection[str]) -> str:
+    """Return the message for an unknown word, with the command that the user probably meant."""
     if plain_name(word) in ABSENT and word not in COMMANDS_ELSEWHERE:
         advice = known_elsewhere(word)
-        return phrase("commands.unknown_command_advice", word=word, advice=advice), True
+        return phrase("commands.unknown_command_advice", word=word, advice=advice)
     if word in NO_COMMAND:
         advice = phrase(NO_COMMAND[word])
-        return phrase("commands.unknown_command_advice", word=word, advice=advice), True
+        return phrase("commands.unknown_command_advice", word=word, advice=advice)
     meant = COMMANDS_ELSEWHERE.get(word) or nearest(word, known)
     if meant in known:
-        meant = f"{command} {meant}"
-        return phrase("commands.unknown_command_meant", word=word, meant=meant), True
-    return phrase("commands.unknown_command", word=word, known=", ".join(known)), False
+        return phrase("commands.unknown_command_meant", word=word, meant=f"{command} {meant}")
+    return phrase("commands.unknown_command", word=word, known=", ".join(known))

@@ -229,7 +229,6 @@ class DeploymentConfig(FieldsOfFeatures):
     _environment_notes: list[str] = PrivateAttr(default_factory=list)
     _plugins: plugin_names.Origins = PrivateAttr(default_factory=dict)
     _preset_notes: list[str] = PrivateAttr(default_factory=list)
-    _plugin_notes: list[str] = PrivateAttr(default_factory=list)
     _further_notes: list[str] = PrivateAttr(default_factory=list)
     _model_names: frozenset[str] = PrivateAttr(default=frozenset({"embedded"}))
 
@@ -324,9 +323,7 @@ class DeploymentConfig(FieldsOfFeatures):
 
     def source(self, key: str) -> Source:
         """Return the source of the value of a canonical key."""
-        return self._source_of(key, self._settings.get(key))
-
-    def _source_of(self, key: str, setting: GivenValue | None) -> Source:
+        setting = self._settings.get(key)
         if setting is not None and setting.value == self.value(key):
             return setting.source
         if self.is_default(key):
@@ -341,8 +338,7 @@ class DeploymentConfig(FieldsOfFeatures):
 
     def sources(self) -> dict[str, Source]:
         """Return canonical key → source of its value, except for keys in absent sections."""
-        settings = self._settings  # read once: Pydantic looks it up on each access
-        return {key: self._source_of(key, settings.get(key)) for key in self.present_keys()}
+        return {key: self.source(key) for key in self.present_keys()}
 
     def present_keys(self) -> list[str]:
         """Return all canonical keys, except those inside absent optional sections."""
@@ -365,22 +361,15 @@ class DeploymentConfig(FieldsOfFeatures):
         them.
         """
         with spelled_as_given(self.source):
-            return [*self._found_problems()]
-
-    def _found_problems(self) -> Iterable[str]:
-        return [
-            *plugin_names.unknown_plugins(self, self.source, self._plugins),
-            *contradictions(self),
-            *refused_without_effect(self, self.source),
-            *several_processes(self.num_processes, self.device, self.cuda_visible_devices),
-            *sharding_refusals(
-                self.model,
-                self.training,
-                has_others=self.has_others,
-            ),
-            *place_among_runs(self.backup.place, self.output_dir),
-            *self._lora_in_passing(),
-        ]
+            return [
+                *plugin_names.unknown_plugins(self, self.source, self._plugins),
+                *contradictions(self),
+                *refused_without_effect(self, self.source),
+                *several_processes(self.num_processes, self.device, self.cuda_visible_devices),
+                *sharding_refusals(self.model, self.training, has_others=self.has_others),
+                *place_among_runs(self.backup.place, self.output_dir),
+                *self._lora_in_passing(),
+            ]
 
     @property
     def has_others(self) -> bool:
@@ -405,8 +394,7 @@ class DeploymentConfig(FieldsOfFeatures):
                 *lora_beside_new_weights(self.model, is_model_named),
                 *(note for advice in all_of("advice") for note in advice(self, self._is_given)),
             ]
-        kept = [*self._preset_notes, *self._plugin_notes, *self._environment_notes]
-        return [*of_settings, *kept, *self._further_notes]
+        return [*of_settings, *self._preset_notes, *self._environment_notes, *self._further_notes]
 
     def _is_given(self, key: str) -> bool:
         return self.source(key) != DEFAULT_SOURCE
@@ -449,7 +437,8 @@ class DeploymentConfig(FieldsOfFeatures):
     def adopt_plugins(self) -> None:
         """Make plug-in names refer to the same plug-ins as when the resumed run began."""
         adopt_origins(self._plugins)
-        self._plugin_notes += plugin_names.find_where_they_were(self._plugins)
+        for sentence in plugin_names.find_where_they_were(self._plugins):
+            self.note(sentence)
 
     def _values_found_anywhere(self) -> dict[str, object]:
         values = self.model_dump(mode="json")

@@ -82,6 +82,14 @@ class Method:
         """
         return {}, {}
 
+    def adapted(self, training: Any, trainer_class: Any) -> Any:
+        """Return the class of the trainer for these models: that of TRL, or a subclass.
+
+        Args:
+            training: a `TrlTraining` that was checked.
+        """
+        return trainer_class
+
 
 def method_named(name: str) -> Method | None:
     """Return a method by its name or address. None for `sft`, and if there is no such method."""

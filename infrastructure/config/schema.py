@@ -112,14 +112,9 @@ def value_at(config: ConfigSection, key: str) -> Any:
     value: object = config
     for name in key.split("."):
         value = None if value is None else getattr(value, name)
-    if isinstance(value, ConfigSection) or key in _switches(type(config)):
-        return value is not None
-    return value
-
-
-@cache
-def _switches(root: type[ConfigSection]) -> set[str]:
-    return {key for key, spec in schema_of(root).fields.items() if spec.is_switch}
+    spec = schema_of(type(config)).fields.get(key)
+    is_section = isinstance(value, ConfigSection) or (spec is not None and spec.is_switch)
+    return value is not None if is_section else value
 
 
 def _walk(

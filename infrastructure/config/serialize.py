@@ -4,7 +4,7 @@ The keys of masked values are recorded, so that a mask is never read back as a v
 """
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,7 @@ def refuse_masked(saved: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: if values are masked; the message names their settings.
     """
-    masked = saved.get("masked")
-    if masked is None:
-        masked = list(_keys_with_mask(saved["values"]))
-    masked = [key for key in masked if key != NOT_NEEDED]
+    masked = [key for key in saved["masked"] if key != NOT_NEEDED]
     if masked:
         raise ConfigurationError("config.recorded_value_masked", keys=", ".join(masked), mask=MASK)
 
@@ -96,14 +93,6 @@ def without_masked_place(saved: Mapping[str, Any]) -> dict[str, object]:
     if place is not None and MASK in place:
         values["backup"] = {**values["backup"], "place": None}
     return values
-
-
-def _keys_with_mask(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _keys_with_mask(value, f"{prefix}{name}.")
-        elif MASK in str(value):
-            yield f"{prefix}{name}"
 
 
 def absolute_place(key: str, value: str, model_names: Collection[str]) -> str:

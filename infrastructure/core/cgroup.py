@@ -10,6 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+V2 = ""  # in place of a controller of cgroup v1
+# By controller: the files with the limit and the use, and the field of the pages to drop.
+MEMORY_FILES = {
+    V2: ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
 
 @dataclass(frozen=True)
 class MemoryLimit:
@@ -21,8 +28,10 @@ class MemoryLimit:
 
 def cpu_quota_cores(root: Path = Path("/")) -> float | None:
     """Return how many cores this process may use, such as 1.5; None if there is no limit."""
-    quotas = [*_cpu_quotas_v2(root), *_cpu_quotas_v1(root)]
-    return min(quotas, default=None)
+    quotas = [_quota_v2(folder) for folder in _folders(root, V2)]
+    quotas += [_quota_v1(folder) for folder in _folders(root, "cpu")]
+    smallest = min(quotas)
+    return None if smallest == math.inf else smallest
 
 
 def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
@@ -30,7 +39,12 @@ def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
 
     File pages that the kernel can drop (`inactive_file`) count as available, as in `free`.
     """
-    limits = [*_memory_limits_v2(root), *_memory_limits_v1(root)]
+    limits = [
+        limit
+        for controller, names in MEMORY_FILES.items()
+        for folder in _folders(root, controller)
+        if (limit := _memory_limit(folder, *names)) is not None
+    ]
     return min(limits, key=lambda limit: limit.available_bytes, default=None)
 
 
@@ -39,82 +53,39 @@ def cpu_used_seconds(root: Path = Path("/")) -> float | None:
 
     If parent groups have CPU quotas too, return the seconds of the group with the smallest quota.
     """
-    used = [*_cpu_used_v2(root), *_cpu_used_v1(root)]
-    return min(used, key=lambda pair: pair[0], default=(0.0, None))[1]
+    used = [
+        (_quota_v2(folder), int(microseconds) / 1e6)
+        for folder in _folders(root, V2)
+        if (microseconds := _fields(folder / "cpu.stat").get("usage_usec")) is not None
+    ]
+    used += [
+        (_quota_v1(folder), nanoseconds / 1e9)
+        for folder in _folders(root, "cpuacct")
+        if (nanoseconds := _number(folder / "cpuacct.usage")) is not None
+    ]
+    return min(used, key=lambda pair: pair[0], default=(math.inf, None))[1]
 
 
-def _cpu_used_v2(root: Path) -> Iterator[tuple[float, float]]:
-    """Yield (quota in cores, CPU seconds used) of this process's group and of its parent groups."""
-    for folder in _folders(root, controller=""):
-        fields = dict(
-            line.split(maxsplit=1)
-            for line in _read(folder / "cpu.stat").splitlines()
-            if " " in line
-        )
-        if "usage_usec" in fields:
-            quota = _quota_v2(folder)
-            yield math.inf if quota is None else quota, int(fields["usage_usec"]) / 1e6
-
-
-def _cpu_used_v1(root: Path) -> Iterator[tuple[float, float]]:
-    for folder in _folders(root, controller="cpuacct"):
-        nanoseconds = _number(folder / "cpuacct.usage")
-        if nanoseconds is not None:
-            quota = _quota_v1(folder)
-            yield math.inf if quota is None else quota, nanoseconds / 1e9
-
-
-def _cpu_quotas_v2(root: Path) -> Iterator[float]:
-    for folder in _folders(root, controller=""):
-        quota = _quota_v2(folder)
-        if quota is not None:
-            yield quota
-
-
-def _quota_v2(folder: Path) -> float | None:
+def _quota_v2(folder: Path) -> float:
     quota, _, period = _read(folder / "cpu.max").partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else math.inf
 
 
-def _cpu_quotas_v1(root: Path) -> Iterator[float]:
-    for folder in _folders(root, controller="cpu"):
-        quota = _quota_v1(folder)
-        if quota is not None:
-            yield quota
-
-
-def _quota_v1(folder: Path) -> float | None:
+def _quota_v1(folder: Path) -> float:
     quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
-    return quota / period if quota and period else None
+    return quota / period if quota and period else math.inf
 
 
-def _memory_limits_v2(root: Path) -> Iterator[MemoryLimit]:
-    for folder in _folders(root, controller=""):
-        yield from _memory_limit(folder, "memory.max", "memory.current", "inactive_file")
-
-
-def _memory_limits_v1(root: Path) -> Iterator[MemoryLimit]:
-    names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-    for folder in _folders(root, controller="memory"):
-        yield from _memory_limit(folder, *names)
-
-
-def _memory_limit(folder: Path, limit: str, usage: str, droppable: str) -> Iterator[MemoryLimit]:
+def _memory_limit(folder: Path, limit: str, usage: str, droppable: str) -> MemoryLimit | None:
     total, used = _number(folder / limit), _number(folder / usage)
     if total is None or used is None:
-        return
-    statistics = dict(
-        line.split(maxsplit=1) for line in _read(folder / "memory.stat").splitlines() if " " in line
-    )
-    in_use = max(used - int(statistics.get(droppable, 0)), 0)
-    yield MemoryLimit(total, max(total - in_use, 0))
+        return None
+    in_use = max(used - int(_fields(folder / "memory.stat").get(droppable, 0)), 0)
+    return MemoryLimit(total, max(total - in_use, 0))
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folder of this process's control group, and those of its parent groups.
-
-    `controller` is "" for cgroup v2.
-    """
+    """Yield the folder of this process's control group, and those of its parent groups."""
     mounts = [root / "sys/fs/cgroup" / controller]
     if not controller:
         mounts.append(root / "sys/fs/cgroup/unified")  # the hybrid layout of older systemd
@@ -138,6 +109,11 @@ def _number(file: Path) -> int | None:
     """
     text = _read(file)
     return int(text) if text.isdigit() else None
+
+
+def _fields(file: Path) -> dict[str, str]:
+    """Return name → value, for a file with one pair in each line."""
+    return dict(line.split(maxsplit=1) for line in _read(file).splitlines() if " " in line)
 
 
 def _read(file: Path) -> str:

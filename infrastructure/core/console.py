@@ -77,11 +77,6 @@ def _show_on(stream: TextIO, line: str) -> None:
     write_above_bar(styled(line, style, stream), stream)
 
 
-def show_line(line: str) -> None:
-    """Show a line on standard output, above the progress bar if there is one."""
-    write_above_bar(line, sys.stdout)
-
-
 def write_above_bar(line: str, stream: TextIO) -> None:
     """Write a line on `stream`, above a progress bar on the terminal's last line."""
     _WAITING.erase()

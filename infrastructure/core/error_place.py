@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import FrameType
 
 OUR_PARENT = Path(__file__).resolve().parents[2]
 OUR_FOLDERS = ("infrastructure", "colab", "temper")
@@ -18,13 +17,7 @@ def error_place(error: BaseException) -> str | None:
 
     Return None if the innermost code outside libraries belongs to Temper.
     """
-    for frame, line in reversed([*_frames(error)]):
-        file = frame.f_code.co_filename
-        if _is_ours(file):
-            return None
-        if not _is_of_a_library(file):
-            return f"{Path(file).name}:{line} ({frame.f_code.co_name})"
-    return None
+    return next(_lines(error), None)
 
 
 def named(error: BaseException) -> str:
@@ -54,11 +47,7 @@ def caller_place(error: BaseException) -> str | None:
 
     The error itself may have been raised in code of Temper or of a library.
     """
-    for frame, line in reversed([*_frames(error)]):
-        file = frame.f_code.co_filename
-        if not _is_ours(file) and not _is_of_a_library(file):
-            return f"{Path(file).name}:{line} ({frame.f_code.co_name})"
-    return None
+    return next(filter(None, _lines(error)), None)
 
 
 def place_of(function: object) -> str | None:
@@ -72,8 +61,14 @@ def place_of(function: object) -> str | None:
     return f"{Path(code.co_filename).name}:{code.co_firstlineno} ({code.co_name})"
 
 
-def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    yield from traceback.walk_tb(error.__traceback__)
+def _lines(error: BaseException) -> Iterator[str | None]:
+    """Yield the lines of user code that led to an error, innermost first; None for Temper's."""
+    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
+        file = frame.f_code.co_filename
+        if _is_ours(file):
+            yield None
+        elif not _is_of_a_library(file):
+            yield f"{Path(file).name}:{line} ({frame.f_code.co_name})"
 
 
 def _is_ours(file: str) -> bool:

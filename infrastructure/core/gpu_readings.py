@@ -8,32 +8,17 @@ raised. All GPUs of the machine are read, regardless of CUDA_VISIBLE_DEVICES.
 import contextlib
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from types import ModuleType
-from typing import Any, TypeVar
+from dataclasses import fields, replace
 
-from infrastructure.core.hardware import GPU, gpus_by_gputil, open_nvml
+from infrastructure.core.hardware import (
+    GpuReading,
+    gpus_by_gputil,
+    nvml_cards,
+    open_nvml,
+    read_by_nvml,
+)
 
-Value = TypeVar("Value")
 SAMPLE_SECONDS = 0.5
-
-
-@dataclass(frozen=True)
-class GpuReading:
-    """The reading of one GPU at one moment. Values that the driver does not report are None."""
-
-    index: int
-    name: str
-    utilization_percent: float | None
-    memory_used_bytes: int
-    memory_total_bytes: int
-    temperature_celsius: float | None
-    power_watts: float | None
-
-    @property
-    def memory_percent(self) -> float:
-        return 100 * self.memory_used_bytes / max(1, self.memory_total_bytes)
 
 
 class GpuReadings:
@@ -44,15 +29,24 @@ class GpuReadings:
     """
 
     def __init__(self) -> None:
-        self._nvml = open_nvml()
-        self._cards = _cards(self._nvml) if self._nvml is not None else []
+        self._nvml = nvml = open_nvml()
+        self._cards: list[tuple[int, object, str]] = []
+        if nvml is not None:
+            with contextlib.suppress(nvml.NVMLError):
+                self._cards = nvml_cards(nvml)
         self.source = "nvml" if self._cards else "gputil" if gpus_by_gputil() else "none"
 
     def read(self) -> list[GpuReading]:
         """Return current readings of all GPUs, except those that no longer respond."""
         if self.source == "gputil":
-            return [_of_gpu(gpu) for gpu in gpus_by_gputil()]
-        readings = [_read(self._nvml, *card) for card in self._cards]
+            names = [field.name for field in fields(GpuReading)]
+            return [
+                GpuReading(**{name: getattr(gpu, name) for name in names})
+                for gpu in gpus_by_gputil()
+            ]
+        if self._nvml is None:
+            return []
+        readings = [read_by_nvml(self._nvml, *card) for card in self._cards]
         return [reading for reading in readings if reading is not None]
 
     def close(self) -> None:
@@ -97,51 +91,4 @@ def _summed_up(samples: list[GpuReading]) -> GpuReading:
         memory_used_bytes=max(sample.memory_used_bytes for sample in samples),
         temperature_celsius=max(known("temperature_celsius"), default=None),
         power_watts=mean("power_watts"),
-    )
-
-
-def _cards(nvml: ModuleType) -> list[tuple[int, object, str]]:
-    """Return the index, handle and name of each GPU."""
-    try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        names = [nvml.nvmlDeviceGetName(handle) for handle in handles]
-    except nvml.NVMLError:
-        return []
-    texts = [name.decode() if isinstance(name, bytes) else str(name) for name in names]
-    return list(zip(range(len(handles)), handles, texts, strict=True))
-
-
-def _read(nvml: Any, index: int, handle: Any, name: str) -> GpuReading | None:
-    def query(function: Callable[..., Value], *arguments: object) -> Value | None:
-        try:
-            return function(handle, *arguments)
-        except nvml.NVMLError:  # many cards do not report everything
-            return None
-
-    space = query(nvml.nvmlDeviceGetMemoryInfo)
-    if space is None:
-        return None
-    load = query(nvml.nvmlDeviceGetUtilizationRates)
-    celsius = query(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
-    milliwatts = query(nvml.nvmlDeviceGetPowerUsage)
-    return GpuReading(
-        index=index,
-        name=name,
-        utilization_percent=None if load is None else float(load.gpu),
-        memory_used_bytes=int(space.used),
-        memory_total_bytes=int(space.total),
-        temperature_celsius=None if celsius is None else float(celsius),
-        power_watts=None if milliwatts is None else milliwatts / 1000,
-    )
-
-
-def _of_gpu(gpu: GPU) -> GpuReading:
-    return GpuReading(
-        index=gpu.index,
-        name=gpu.name,
-        utilization_percent=gpu.utilization_percent,
-        memory_used_bytes=gpu.memory_used_bytes,
-        memory_total_bytes=gpu.memory_total_bytes,
-        temperature_celsius=gpu.temperature_celsius,
-        power_watts=gpu.power_watts,
     )

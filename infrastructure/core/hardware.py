@@ -59,23 +59,33 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class GPU:
-    """The facts about one GPU. Values that the driver does not report are None."""
+class GpuReading:
+    """The reading of one GPU at one moment. Values that the driver does not report are None."""
 
     index: int
     name: str
-    uuid: str | None
-    driver: str | None
-    memory_total_bytes: int
-    memory_used_bytes: int
     utilization_percent: float | None
+    memory_used_bytes: int
+    memory_total_bytes: int
     temperature_celsius: float | None
     power_watts: float | None
-    compute_capability: tuple[int, int] | None
+
+    @property
+    def memory_percent(self) -> float:
+        return 100 * self.memory_used_bytes / max(1, self.memory_total_bytes)
 
     @property
     def memory_free_bytes(self) -> int:
         return self.memory_total_bytes - self.memory_used_bytes
+
+
+@dataclass(frozen=True)
+class GPU(GpuReading):
+    """A reading of one GPU, with the facts about it that do not change."""
+
+    uuid: str | None
+    driver: str | None
+    compute_capability: tuple[int, int] | None
 
     @property
     def has_bf16(self) -> bool | None:
@@ -203,7 +213,7 @@ def _gpus_by_nvml() -> list[GPU] | None:
     if nvml is None:
         return None
     try:
-        return [_gpu_by_nvml(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        return [gpu for card in nvml_cards(nvml) if (gpu := _gpu_by_nvml(nvml, *card)) is not None]
     except nvml.NVMLError:
         return None
     finally:
@@ -226,32 +236,54 @@ def open_nvml() -> ModuleType | None:
     return nvml
 
 
-def _gpu_by_nvml(nvml: ModuleType, index: int) -> GPU:
-    """Return the facts about one GPU. Values that the GPU does not report are None."""
+def nvml_cards(nvml: ModuleType) -> list[tuple[int, object, str]]:
+    """Return the index, handle and name of each GPU.
 
-    def query(function: Callable[..., Value], *arguments: object) -> Value | None:
-        try:
-            return function(*arguments)
-        except nvml.NVMLError:
-            return None
+    Raises:
+        nvml.NVMLError: if the driver does not answer.
+    """
+    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    names = [_text(nvml.nvmlDeviceGetName(handle)) or "unknown" for handle in handles]
+    return list(zip(range(len(handles)), handles, names, strict=True))
 
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    space = nvml.nvmlDeviceGetMemoryInfo(handle)
-    load = query(nvml.nvmlDeviceGetUtilizationRates, handle)
-    power_milliwatts = query(nvml.nvmlDeviceGetPowerUsage, handle)
-    capability = query(nvml.nvmlDeviceGetCudaComputeCapability, handle)
-    return GPU(
+
+def read_by_nvml(nvml: ModuleType, index: int, handle: object, name: str) -> GpuReading | None:
+    """Return a reading of one GPU, or None if it no longer responds."""
+    space = _query(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    if space is None:
+        return None
+    load = _query(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+    heat = _query(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+    power_milliwatts = _query(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
+    return GpuReading(
         index=index,
-        name=_text(nvml.nvmlDeviceGetName(handle)) or "unknown",
-        uuid=_text(query(nvml.nvmlDeviceGetUUID, handle)),
-        driver=_text(query(nvml.nvmlSystemGetDriverVersion)),
-        memory_total_bytes=int(space.total),
-        memory_used_bytes=int(space.used),
+        name=name,
         utilization_percent=None if load is None else float(load.gpu),
-        temperature_celsius=query(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        memory_used_bytes=int(space.used),
+        memory_total_bytes=int(space.total),
+        temperature_celsius=None if heat is None else float(heat),
         power_watts=None if power_milliwatts is None else power_milliwatts / 1000,
+    )
+
+
+def _gpu_by_nvml(nvml: ModuleType, index: int, handle: object, name: str) -> GPU | None:
+    reading = read_by_nvml(nvml, index, handle, name)
+    if reading is None:
+        return None
+    capability = _query(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    return GPU(
+        **vars(reading),
+        uuid=_text(_query(nvml, nvml.nvmlDeviceGetUUID, handle)),
+        driver=_text(_query(nvml, nvml.nvmlSystemGetDriverVersion)),
         compute_capability=None if capability is None else (capability[0], capability[1]),
     )
+
+
+def _query(nvml: ModuleType, function: Callable[..., Value], *arguments: object) -> Value | None:
+    try:
+        return function(*arguments)
+    except nvml.NVMLError:  # many cards do not report everything
+        return None
 
 
 def _text(value: str | bytes | None) -> str | None:

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from infrastructure.core.errors import InputError
-from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.core.optional import require
 
 CONNECT_SECONDS = 5.0
@@ -128,11 +127,3 @@ def hub_file(name: str, file: str, revision: str | None = None) -> Path | None:
         raise NotOnHubError(name, hub_reachable=True) from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError):
         return None
-
-
-def json_of(path: Path | None) -> JsonObject:
-    """Return the contents of a JSON file; empty if the file is missing or cannot be read."""
-    try:
-        return {} if path is None else as_object(parse_json(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}

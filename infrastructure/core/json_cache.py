@@ -44,17 +44,8 @@ class JsonCache(Generic[Value]):
 
     def put(self, key: Key, value: Value) -> None:
         """Store a JSON value. If the file cannot be written, a warning is logged."""
-        self._write([*self._others(key), (key, value)])
-
-    def forget(self, key: Key) -> None:
-        """Remove the value of this key."""
-        self._write(self._others(key))
-
-    def _others(self, key: Key) -> list[tuple[Key, Value]]:
-        return [(known, value) for known, value in self._read() if known != key]
-
-    def _write(self, entries: list[tuple[Key, Value]]) -> None:
-        kept = entries[-MAX_ENTRIES:]
+        others = [(known, other) for known, other in self._read() if known != key]
+        kept = [*others, (key, value)][-MAX_ENTRIES:]
         try:
             write_json(self.path, [{"key": key, "value": value} for key, value in kept])
         except OSError as error:

@@ -6,6 +6,7 @@ it returns a value on which any recursive function fails later.
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import phrase
@@ -17,23 +18,23 @@ JsonObject = dict[str, JsonValue]
 
 
 def parse_json(
-    text: str | bytes,
-    *,
-    parse_constant: Callable[[str], object] | None = None,
-    object_hook: Callable[[JsonObject], object] | None = None,
+    text: str | bytes, *, parse_constant: Callable[[str], object] | None = None
 ) -> JsonValue:
-    """Parse a JSON text. The other arguments are those of `json.loads`.
+    """Parse a JSON text. `parse_constant` is that of `json.loads`.
 
     Raises:
         ValueError: if the text is not JSON, not UTF-8, or nested deeper than MAX_DEPTH.
     """
+    return _shallow(lambda: json.loads(text, parse_constant=parse_constant))
+
+
+def json_of(path: Path | None) -> JsonObject:
+    """Return the JSON object in a file; {} if the file is missing, unreadable or something else."""
     try:
-        value: JsonValue = json.loads(text, parse_constant=parse_constant, object_hook=object_hook)
-    except RecursionError:
-        raise ValueError(too_deep()) from None
-    if is_too_deep(value):
-        raise ValueError(too_deep())
-    return value
+        value = None if path is None else parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def parse_record(text: str) -> JsonValue:
@@ -42,8 +43,12 @@ def parse_record(text: str) -> JsonValue:
     Raises:
         ValueError: as in `parse_json`, or if an object has a key twice with different values.
     """
+    return _shallow(lambda: RECORD_DECODER.decode(text))
+
+
+def _shallow(parse: Callable[[], JsonValue]) -> JsonValue:
     try:
-        value: JsonValue = RECORD_DECODER.decode(text)
+        value = parse()
     except RecursionError:
         raise ValueError(too_deep()) from None
     if is_too_deep(value):

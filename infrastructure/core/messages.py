@@ -50,7 +50,6 @@ def as_key(key: str, value: str = "") -> str:
 
 
 _spellers: list[Speller] = [as_key]  # of this process: threads show settings as it does
-_records: list[dict[str, list[str]]] = []  # of the settings that texts name
 
 
 def speller() -> Speller:
@@ -71,18 +70,6 @@ def spelled_by(spell: Speller) -> Iterator[None]:
     finally:
         # The newest of its kind: the same speller may be in use further out.
         del _spellers[len(_spellers) - 1 - _spellers[::-1].index(spell)]
-
-
-@contextmanager
-def recorded_settings() -> Iterator[dict[str, list[str]]]:
-    """Return a context that records which settings messages name, as text → keys."""
-    record: dict[str, list[str]] = {}
-    _records.append(record)
-    try:
-        yield record
-    finally:
-        # not an equal one of another block
-        del _records[next(n for n, each in enumerate(_records) if each is record)]
 
 
 class Setting(str):
@@ -129,25 +116,12 @@ class Message:
         as_codes = os.environ.get(WORDS) == CODES
         text = _Words(is_strict=as_codes).vformat(words, (), self.about)
         text = text.replace("?. ", "? ")  # a hint that asks, before the remedy
-        text = _as_code(self) if as_codes else text
-        for record in _records:
-            record[text] = [*_keys_in(words, self.about)]
-        return text
+        return _as_code(self) if as_codes else text
 
 
 def phrase(code: str, /, **about: Any) -> str:
     """Return the text of the message `code` with these values."""
     return str(Message(code, about))
-
-
-def _keys_in(words: str, about: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys of the settings that a text template names, in order."""
-    for _, field_name, _, _ in string.Formatter().parse(words):
-        name = field_name or ""
-        if name.startswith("="):
-            yield name[1:]
-        elif isinstance(about.get(name), Setting):
-            yield str.__str__(about[name])
 
 
 def _as_code(message: Message) -> str:

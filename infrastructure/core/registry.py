@@ -82,7 +82,6 @@ class Registry(Generic[Plugin]):
         self._makes = True
         self._registered: dict[str, Plugin] = {}
         self._provided: dict[str, Plugin] = {}
-        self._loaded: dict[str, Plugin] = {}  # from installed packages, by name
         self._adopted: dict[str, Origin] = {}  # of the run that this process resumes
         self._noted: dict[str, Origin] = {}  # of runs whose records this process has read
         _REGISTRIES.append(self)
@@ -179,18 +178,14 @@ class Registry(Generic[Plugin]):
         """
         if name in self._registered:
             plugin = self._registered[name]
+        elif (address := self._address(name)) is not None:
+            plugin = load_object(self.what, address)  # a notebook may have reloaded the module
+        elif name in self._provided:
+            return self._provided[name]
+        elif name in self._of_features:
+            plugin = load_object(self.what, self._of_features[name])
         else:
-            address = self._address(name)
-            if address is None and name in self._provided:
-                return self._provided[name]
-            if address is None and name in self._of_features:
-                address = self._of_features[name]
-            if address is not None:  # load again: a notebook may have reloaded the module
-                plugin = load_object(self.what, address)
-            else:
-                if name not in self._loaded:
-                    self._loaded[name] = self._load(name)
-                plugin = self._loaded[name]
+            plugin = self._load(name)
         self._check(name, plugin)  # again, because the contract may have been set since
         return plugin
 

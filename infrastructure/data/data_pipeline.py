@@ -33,7 +33,7 @@ from infrastructure.data.preparation.data_report import DataReport
 from infrastructure.data.preparation.plan import (
     chat_template_of,
     first_rows,
-    memory_bytes,
+    plan_key,
     plan_preparation,
     read_chat_template,
     total_bytes_of,
@@ -46,10 +46,10 @@ from infrastructure.data.preparation.preparation import (
     ROW_FILES,
     ROW_LINES,
     TRAIN,
+    Preparation,
     PreparationPlan,
 )
-from infrastructure.data.preparation.prepared import open_prepared
-from infrastructure.data.preparation.quarantine import Quarantine, about_template
+from infrastructure.data.preparation.quarantine import Quarantine
 from infrastructure.data.readers.rows import Conversation
 from infrastructure.data.serving.example_order import Indices, random_selection
 from infrastructure.data.serving.example_sources import (
@@ -70,7 +70,7 @@ from infrastructure.data.store.examples import (
 )
 from infrastructure.data.store.fingerprints import ExampleHash
 from infrastructure.data.store.stream_index import WindowIndex
-from infrastructure.data.store.token_cache import CacheEntry
+from infrastructure.data.store.token_cache import CacheEntry, TokenCache
 from infrastructure.data.store.token_store import CONVERSATIONS_FILE, TokenStore
 
 if TYPE_CHECKING:
@@ -147,7 +147,8 @@ class DataPipeline:
             augment = get_augmentation(name) if name is not None else None
             worker_bytes = total_bytes_of(self.memory_config.worker_memory)
             plan = plan_preparation(self.config, self.tokenizer, worker_bytes, self.pictures)
-            entry = open_prepared(plan, self.config, self.cache_config)
+            cache = TokenCache(self.cache_config, total_bytes_of(self.config.memory_limit))
+            entry = cache.open(plan_key(plan), lambda folder: Preparation(plan, folder).run())
             try:
                 report = self._checked_report(entry)
                 source = self._make_source(plan, entry.store, augment)
@@ -355,15 +356,13 @@ class DataPipeline:
         """Return the source position (file:line) of each held-out example, in evaluation order."""
         return _places(self.store, [int(row) for row in self._ready().held_out])
 
-    def contents(self, *, held_out: bool) -> npt.NDArray[np.uint64] | None:
+    def contents(self, *, held_out: bool) -> npt.NDArray[np.uint64]:
         """Return a content hash for each training row, or for each held-out row; shape (rows,).
 
-        Rows with the same content have the same hash, whatever file they are in. Return None if a
-        version of Temper without these hashes prepared the data.
+        Rows with the same content have the same hash, whatever file they are in.
         """
         name = "evaluation_contents.npy" if held_out else "train_contents.npy"
-        is_there = (self.store.folder / name).is_file()
-        return self.store.array(name).view(np.uint64) if is_there else None
+        return self.store.array(name).view(np.uint64)
 
     def evaluation_tasks(self) -> list[str]:
         """Return the task of each held-out example, ordered as in `evaluation_batches`.
@@ -463,10 +462,8 @@ class DataPipeline:
             self.config.max_bad_rows_percent,
             listed,
             max_unlearnable_percent=self.config.max_unlearnable_percent,
-            about_length=about_template(report.template_tokens, report.max_length),
-            cuts_prompts=report.template_tokens < report.max_length,
         )
-        survivals = Survivals.from_json(report.survivals)
+        survivals = Survivals(num_equal=report.num_equal, equal_example=report.equal_example)
         survivals.check(report.rows_read, self.config.max_unlearnable_percent)
         if not report.num_train:
             raise report.quarantine.none_left(str(self.config.path))
@@ -496,7 +493,7 @@ class DataPipeline:
         return StreamingDataset(
             plan.files[TRAIN],
             self.config.buffer_size,
-            memory_bytes(self.config),
+            total_bytes_of(self.config.memory_limit),
             seed=self.seed,
             convert=plan.shapes[TRAIN].convert,
             index=WindowIndex(store.array("windows.npy"), store.array("is_used.npy")),

@@ -14,10 +14,9 @@ from infrastructure.core.hub import (
     NotOnHubError,
     cached_file,
     hub_file,
-    json_of,
     reads_like_path,
 )
-from infrastructure.core.json_text import JsonObject
+from infrastructure.core.json_text import JsonObject, json_of
 from infrastructure.core.messages import phrase
 from infrastructure.data.samples import use_sample_data
 from infrastructure.monitoring.records.run_list import finished_model, model_of_run

@@ -37,7 +37,7 @@ from infrastructure.core.stop_signals import (
     signals_handled,
     stop_signals,
 )
-from infrastructure.data.defaults import make_ready, num_positions
+from infrastructure.data.defaults import make_ready
 from infrastructure.data.encoding.row_schema import TEXT
 from infrastructure.data.preparation.doubts import check_meant
 from infrastructure.data.preparation.plan import template_notes
@@ -573,8 +573,7 @@ class TrainingDeployment:
             self.report(f"note: {note}")
         self.report(describe_model(trainer))
         data_report = getattr(data, "report", None)
-        positions = num_positions(config, may_fetch=False)
-        data_lines = data_report.lines(self.report.is_verbose, positions) if data_report else []
+        data_lines = data_report.lines(self.report.is_verbose) if data_report else []
         if data_report and data_report.shape != TEXT:
             data_lines += template_notes(config.data, trainer.adapter.tokenizer)
         if trainer.sharding_sentence:

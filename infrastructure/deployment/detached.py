@@ -35,13 +35,14 @@ from infrastructure.core.errors import InputError, RunFailedError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import write_json
 from infrastructure.core.helper_process import HelperProcess
-from infrastructure.core.json_text import as_object, parse_json
+from infrastructure.core.json_text import json_of
 from infrastructure.core.lock import Lock
 from infrastructure.core.messages import phrase, speller
 from infrastructure.core.redact import redact
 from infrastructure.data.defaults import make_ready
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.live_run import LiveRun
+from infrastructure.monitoring.records.run_list import find_run_path
 from infrastructure.monitoring.records.run_owner import (
     TrainerProcess,
     announce_stop,
@@ -163,7 +164,7 @@ def only_runner(path: Path, code: str, **about: object) -> Iterator[None]:
     """
     lock = Lock(path)
     try:
-        if not lock.take(wait=False, where_there_are_none=True):
+        if not lock.take(wait=False):
             raise InputError(code, holder=path.read_text() or "another process", **about)
         path.write_text(this_process())
         yield
@@ -248,11 +249,8 @@ def preparing_the_same(config: DeploymentConfig) -> DetachedTraining | None:
     """
     wanted = result_settings(config)
     for training in preparing(Path(config.output_dir)):
-        try:
-            recorded = as_object(parse_json((training.folder / PURPOSE_NAME).read_text()))
-        except (OSError, ValueError, TypeError):  # it is being written or removed
-            continue
-        if not any(differing_keys(recorded, wanted)):
+        recorded = json_of(training.folder / PURPOSE_NAME)  # {}: it is being written or removed
+        if recorded and not any(differing_keys(recorded, wanted)):
             return training
     return None
 
@@ -301,10 +299,25 @@ def _lines_until_known(training: DetachedTraining, sleep: Callable[[float], None
         yield rest
 
 
+def named(run: str | None, output_dir: Path) -> Path | DetachedTraining:
+    """Return the directory of a run; by default, the run being prepared, else the newest.
+
+    Raises:
+        ValueError: if there is no such run.
+    """
+    waiting = preparing(output_dir) if run is None else []
+    return waiting[-1] if waiting else find_run_path(run, output_dir)
+
+
 def stop(
-    run_path: Path, report: ReportLine = print, patience_seconds: float = STOP_SECONDS
+    what: Path | DetachedTraining,
+    report: ReportLine = print,
+    patience_seconds: float = STOP_SECONDS,
 ) -> bool:
-    """Make the process that trains the run save and stop, and wait for it.
+    """Make the process that trains or prepares a run save and stop, and wait for it.
+
+    Args:
+        what: the directory of the run, or the process that prepares it.
 
     Returns:
         True if the run is not training any more.
@@ -312,6 +325,13 @@ def stop(
     Raises:
         ValueError: if the run is trained on another machine, or by another user's process.
     """
+    if isinstance(what, DetachedTraining):
+        end(what, patience_seconds)
+        if what.run_path is None:
+            report(phrase("deployment.stopped_before_training"))
+            return not what.is_alive
+        what = what.run_path  # it began in the meantime, and has saved
+    run_path = what
     trainer = read_trainer(run_path)
     if trainer is None or trainer.is_alive is False:
         report(phrase("deployment.run_not_training", run=run_path.name))
@@ -334,19 +354,6 @@ def stop(
             )
         )
     return True
-
-
-def stop_preparing(
-    training: DetachedTraining, report: ReportLine = print, patience_seconds: float = STOP_SECONDS
-) -> bool:
-    """Stop a process that prepares a run. If the process is already training, it saves first."""
-    trainer = training.trainer
-    if trainer is not None and trainer.is_alive:
-        _end(training.folder, trainer, patience_seconds)
-    if training.run_path is not None:  # it began in the meantime, and has saved
-        return stop(training.run_path, report, patience_seconds)
-    report(phrase("deployment.stopped_before_training"))
-    return not training.is_alive
 
 
 def _end(folder: Path, trainer: TrainerProcess, patience_seconds: float) -> bool:

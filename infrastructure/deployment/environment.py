@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from infrastructure.core.files import write_json
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import json_of
 from infrastructure.core.messages import phrase
 from infrastructure.core.nvidia_driver import nvidia_driver_present
 from infrastructure.deployment.installers import (
@@ -136,14 +136,15 @@ def make_plan(root: Path, options: argparse.Namespace) -> Plan:
     folder = root / _folder_name(options)
     driver = nvidia_driver_present()
     build = _torch_build(driver, read_record(folder))
-    base = _files_part(root, "base", *_base_files(options.colab))
+    base = _files_part(root, "base", *(COLAB_FILES if options.colab else ("requirements.txt",)))
     parts = [InstallationStep("torch", f"{build} {torch_version(root)}"), base]
     if options.without_torch:
         parts = [replace(base, left_out=NEED_TORCH)]
     if options.with_unsloth or (driver and not options.colab):
         parts.append(_files_part(root, "unsloth", "requirements-unsloth.txt", alone=True))
     if options.with_dev:
-        parts.append(_files_part(root, "dev", *_dev_files(options.colab)))
+        optional = () if options.colab else OPTIONAL_FILES  # Colab may not have these packages
+        parts.append(_files_part(root, "dev", "requirements-dev.txt", *optional))
     metadata = [root / "pyproject.toml", *sorted(root.glob("*requirements*.txt"))]
     parts.append(InstallationStep("temper", _hash(metadata)))
     return Plan(root, folder, tuple(parts), build)
@@ -161,17 +162,6 @@ def _torch_build(driver: bool, record: dict[str, str]) -> TorchBuild:
     An installed CUDA build is kept, because several machines may share the folder.
     """
     return "cuda" if driver or record.get("torch", "").startswith("cuda") else "cpu"
-
-
-def _base_files(colab: bool) -> tuple[str, ...]:
-    return COLAB_FILES if colab else ("requirements.txt",)
-
-
-def _dev_files(colab: bool) -> tuple[str, ...]:
-    """Return the requirement files for development; on Colab, only those without optional
-    packages.
-    """
-    return ("requirements-dev.txt",) if colab else ("requirements-dev.txt", *OPTIONAL_FILES)
 
 
 def _files_part(root: Path, name: str, *files: str, alone: bool = False) -> InstallationStep:
@@ -199,12 +189,7 @@ def torch_version(root: Path) -> str:
 
 def read_record(folder: Path) -> dict[str, str]:
     """Return the environment's record; empty if it is missing or damaged."""
-    try:
-        record = parse_json((folder / RECORD_NAME).read_text())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(record, dict):
-        return {}
+    record = json_of(folder / RECORD_NAME)
     return {name: value for name, value in record.items() if isinstance(value, str)}
 
 
@@ -349,19 +334,12 @@ def install_part(plan: Plan, part: InstallationStep, installer: Installer) -> No
     if part.name == "torch":
         install_torch(installer, torch_version(plan.root), plan.torch_build)
     elif part.name == "temper":
-        remove_earlier_name(plan.folder, installer)
         title = phrase("deployment.temper_editable")
         installer.install(title, "--no-deps", "--editable", str(plan.root))
     else:
         files = [word for file in to_install(plan, part) for word in ("-r", str(file))]
         mode = ["-c", str(hold_torch(plan))] if part.with_dependencies else ["--no-deps"]
         installer.install(part.title, *mode, *files)
-
-
-def remove_earlier_name(folder: Path, installer: Installer) -> None:
-    """Remove the project's earlier package `temper` (up to 0.1.0), whose command would conflict."""
-    if any(folder.glob("lib/python*/site-packages/temper-0.1.*.dist-info")):
-        installer.uninstall(phrase("deployment.removing_earlier_temper"), "temper")
 
 
 def remove_triton(folder: Path, installer: Installer) -> None:

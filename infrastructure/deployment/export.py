@@ -24,7 +24,7 @@ from infrastructure.core.files import (
     whole_directory,
     write_json,
 )
-from infrastructure.core.json_text import JsonObject, as_object
+from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.data.encoding.chat_format import PlainFormat, TemplateFormat, special_tokens
@@ -40,7 +40,6 @@ from infrastructure.deployment.export_request import (
     refuse_scores,
     rounding_of,
 )
-from infrastructure.deployment.recorded_model import base_is_recorded, recorded_model
 from infrastructure.deployment.resuming import commit_of_base, configuration_of
 from infrastructure.evaluation.plain_reading import (
     HALF,
@@ -536,7 +535,7 @@ def export_model(
     check_possible(run, folder, request)
     is_rounded = bool(rounding_of(run, request))
     report(phrase("deployment.export_loading_model"))
-    is_merged = request.is_merged and bool(recorded_model(run).get("lora"))
+    is_merged = request.is_merged and bool(run.read_model().get("lora"))
     trained = _load(run, checkpoint, is_rounded=is_rounded, is_merged=is_merged)
     model = trained.loaded.model
     seeing = None if trained.processor is None else PictureTokens(trained.processor, run.run_id)
@@ -668,10 +667,10 @@ def _load(
     refuse_scores(run, config)
     manager = _manager_of(run, config, is_rounded, is_merged)
     loaded = manager.load()
-    described = as_object(recorded_model(run))
+    described = run.read_model()
     attach_described(loaded.model, described)
     identity = snapshot.values.get("identity", {})
-    if "base_model" not in identity and base_is_recorded(run):
+    if "base_model" not in identity:
         identity = base_facts(described)
     _refuse_other_base(identity, loaded)
     tensors = snapshot.tensors["model"]
@@ -694,22 +693,13 @@ def _load(
                 loaded.tokenizer.chat_template, manager.processor
             )
         manager.processor.chat_template = loaded.tokenizer.chat_template
-    registered = loaded.description.get("registered_name")
-    name = None if registered is None else str(registered)
+    name: Any = loaded.description.get("registered_name")
     step = int(snapshot.values["step"])
     is_lora = hasattr(loaded.model, "peft_config")
-    kind = config.model.quantization
-    notes = (
-        [phrase("deployment.exported_lora_quantized_base", bits=kind.removesuffix("bit"))]
-        if kind
-        else []
-    )
-    notes = notes if is_lora and not is_merged else []
-    notes += (
-        [phrase("deployment.exported_lora_unknown_base")]
-        if is_lora and not base_is_recorded(run)
-        else []
-    )
+    kind, notes = config.model.quantization, []
+    if kind and is_lora and not is_merged:
+        bits = kind.removesuffix("bit")
+        notes.append(phrase("deployment.exported_lora_quantized_base", bits=bits))
     changes = changes_of(config.model, config.training)
     rounding = next((change for change in changes if change.rounding is not None), None)
     if rounding is not None and rounding.rounding is not None and not is_rounded:
@@ -799,13 +789,13 @@ def _manager_of(
         if is_rounded or change.rounding is None
     ]
     manager.dequantizes = is_merged
-    manager.sees = bool(recorded_model(run).get("sees"))
+    manager.sees = bool(run.read_model().get("sees"))
     return manager
 
 
 def _short_dtype(run: RunDirectory) -> str:
     """Return the data type of the weights before quantization, as a value of `model.dtype`."""
-    recorded = f"torch.{recorded_model(run).get('dtype')}"
+    recorded = f"torch.{run.read_model().get('dtype')}"
     return next((name for name, dtype in DTYPES.items() if str(dtype) == recorded), "auto")
 
 

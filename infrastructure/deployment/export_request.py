@@ -16,7 +16,6 @@ from infrastructure.core.json_text import JsonObject, as_object
 from infrastructure.core.lookup import look_up
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import refuse_missing
-from infrastructure.deployment.recorded_model import recorded_model
 from infrastructure.monitoring.drawing.formatting import format_bytes
 from infrastructure.run.directory import RunDirectory
 
@@ -222,7 +221,7 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> N
         ValueError: if the export is not possible; the message says why, and what is possible.
         StorageError: if the disk has too little space.
     """
-    model = recorded_model(run)
+    model = run.read_model()
     is_lora = bool(model.get("lora"))
     if not request.is_plain:
         refuse_scores(run, run.read_configuration())
@@ -262,7 +261,7 @@ def rounding_of(run: RunDirectory, request: ExportRequest) -> JsonObject:
 
     Return {} if the weights are exported without rounding, or rounded by another library.
     """
-    rounding = as_object(recorded_model(run).get("rounding") or {})
+    rounding = as_object(run.read_model().get("rounding") or {})
     return rounding if request.is_small and request.bits == rounding.get("bits") else {}
 
 

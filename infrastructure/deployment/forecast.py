@@ -26,7 +26,7 @@ from infrastructure.core.error_place import caller_place
 from infrastructure.core.files import paths_below
 from infrastructure.core.hardware import OtherPrograms, disk_free_bytes
 from infrastructure.core.integers import ceil_div
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import json_of
 from infrastructure.core.messages import phrase
 from infrastructure.core.price import parse_price
 from infrastructure.models.trainable_state import trainable_state
@@ -214,7 +214,7 @@ class RunForecast:
     ) -> None:
         self.path = run.path / FILE
         self.run, self.config, self.report = run, config, report
-        known = _read(self.path).get("measure_seconds", 0.0)
+        known: Any = json_of(self.path).get("measure_seconds", 0.0)
         self.measure_seconds = known if measure_seconds is None else measure_seconds
         self.forecast: Forecast | None = None
         self.first_step = 0  # at which it was made: the time is for the steps left then
@@ -528,14 +528,6 @@ def _bytes_in(folder: Path) -> int:
         with suppress(FileNotFoundError):  # a copier is still cleaning up
             total += path.lstat().st_size if path.is_file() else 0
     return total
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        record = parse_json(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
 
 
 def bytes_of_version(model: torch.nn.Module, create_optimizer: CreateOptimizer) -> int:

@@ -61,7 +61,6 @@ from infrastructure.models.saved_model import (
     is_quantized,
     is_there,
     look_into,
-    refuse_unknown_layers,
 )
 from infrastructure.monitoring.records.run_list import (
     FINAL,
@@ -240,14 +239,9 @@ def _refuse_name_of_run(config: DeploymentConfig) -> None:
     ambiguous.
     """
     for run in _runs_called(config.model.name, Path(config.output_dir)):
-        if not (run / FINAL).is_dir():
-            continue
-        trained = phrase("deployment.model_named_like_run", model=config.model.name)
-        if not (run / FINAL / "tokenizer_config.json").is_file():
-            raise InputError(
-                "deployment.run_model_without_tokenizer", name_clash=trained, folder=run / FINAL
-            )
-        raise InputError("deployment.give_model_of_run", name_clash=trained, folder=run / FINAL)
+        if (folder := run / FINAL).is_dir():
+            model = config.model.name
+            raise InputError("deployment.model_named_like_run", model=model, folder=folder)
 
 
 def _runs_called(name: str, output_dir: Path) -> Iterator[Path]:
@@ -263,8 +257,6 @@ def _check_settings(config: DeploymentConfig, path: Path) -> None:
     model, is_lora = config.model, (path / "adapter_config.json").is_file()
     if path.is_dir():
         check_folder(path)
-        if model.lora_config is not None and model.lora_config.target_modules != "all-linear":
-            refuse_unknown_layers(path, model.lora_config.target_modules)
     if model.name == EMBEDDED and model.quantization is not None:
         refuse_without_effect("quantization", model.name, phrase("models.no_trained_weights"))
     if model.name not in REGISTERED_MODELS:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -89,34 +88,7 @@ def step(title: str) -> Iterator[Callable[[str], None]]:
     report(f"{clear} {time.monotonic() - started:.0f} s")
 
 
-class Installer(Protocol):
-    """An installer that changes the packages of one environment."""
-
-    def install(self, title: str, *arguments: str) -> None:
-        """Install packages, and show `title` as the name of the step.
-
-        Args:
-            arguments: requirements and options that both `pip install` and uv support.
-
-        Raises:
-            InstallError: if the installation failed; the message ends with the last lines of
-                output.
-        """
-
-    def uninstall(self, title: str, package: str) -> None:
-        """Remove a package, and show `title` as the name of the step.
-
-        Raises:
-            InstallError: as for `install`.
-        """
-
-    def offers(self, requirement: str, *index: str) -> bool:
-        """Return whether a package index has a wheel of `requirement` for this Python. This takes
-        seconds.
-        """
-
-
-def installer_for(python: Path, log: Path) -> Installer:
+def installer_for(python: Path, log: Path) -> "Installer":
     """Return the installer for the environment whose Python is `python`.
 
     Raises:
@@ -163,14 +135,31 @@ class Pip:
     log: Path
 
     def install(self, title: str, *arguments: str) -> None:
+        """Install packages, and show `title` as the name of the step.
+
+        Args:
+            arguments: requirements and options that both `pip install` and uv support.
+
+        Raises:
+            InstallError: if the installation failed; the message ends with the last lines of
+                output.
+        """
         # Python compiles a module when it is first imported; only a fifth of the files ever are.
         options = ("--no-input", "--progress-bar=off", "--no-compile")
         self._do(title, "install", *options, *arguments)
 
     def uninstall(self, title: str, package: str) -> None:
+        """Remove a package, and show `title` as the name of the step.
+
+        Raises:
+            InstallError: as for `install`.
+        """
         self._do(title, "uninstall", "--yes", package)
 
     def offers(self, requirement: str, *index: str) -> bool:
+        """Return whether a package index has a wheel of `requirement` for this Python. This takes
+        seconds.
+        """
         wheels = ["--no-deps", "--ignore-installed", "--only-binary=:all:", *PROBE_LIMITS]
         probe = ("install", "--no-input", "--dry-run", *wheels, *index, requirement)
         return run(self._command(*probe), self.log, _variables())[0] == 0
@@ -203,7 +192,7 @@ class Pip:
 
 @dataclass(frozen=True)
 class Uv:
-    """The program uv, for the environment whose Python is `python`.
+    """The program uv, for the environment whose Python is `python`, with the methods of `Pip`.
 
     Attributes:
         settings: pip's settings, which uv does not read.
@@ -263,7 +252,7 @@ class Uv:
 
 @dataclass(frozen=True)
 class UvElsePip:
-    """An installer that uses uv; if uv fails, it uses pip."""
+    """An installer that uses uv; if uv fails, it uses pip. It has the methods of `Pip`."""
 
     uv: Uv
     pip: Pip
@@ -283,6 +272,9 @@ class UvElsePip:
 
     def offers(self, requirement: str, *index: str) -> bool:
         return self.uv.offers(requirement, *index) or self.pip.offers(requirement, *index)
+
+
+Installer = Pip | Uv | UvElsePip
 
 
 def _is_missing_folder(place: str) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from infrastructure.backup.run_backup import place_options
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.merging.precedence import GivenValue, Layer, Source, flatten
+from infrastructure.config.merging.precedence import Layer, Source, flatten
 from infrastructure.config.merging.presets import PRESET
 from infrastructure.config.process_wide import take_effect
 from infrastructure.config.schema import schema_of
@@ -116,25 +116,11 @@ def resume(
     schema = schema_of(DeploymentConfig)
     name = None if run is None else str(run)
     with speaking(as_keyword):
-        given = flatten(
-            _by_key(changes), schema, lambda key: Source(Layer.KEYWORD, f"keyword {key}")
-        )
-        return resume_with(name, str(output_dir), list(given), accept)
-
-
-def resume_with(
-    name: str | None,
-    output_dir: str,
-    changes: Collection[GivenValue] = (),
-    accept: Collection[str] = (),
-    show_line: ShowLine = show,
-) -> Summary:
-    """Resume the run `name` (see `find_run`) with changed settings. `changes` maps each changed
-    setting to its value and source.
-    """
-    place = next((c for c in changes if c.key == "backup.place" and c.value), None)
-    chosen = find_to_resume(name, output_dir, changes, accept, show_line, place)
-    return resume_run(chosen, accept, show_line)
+        named = _by_key(changes)
+        given = [*flatten(named, schema, lambda key: Source(Layer.KEYWORD, f"keyword {key}"))]
+        place = next((each for each in given if each.key == "backup.place" and each.value), None)
+        chosen = find_to_resume(name, str(output_dir), given, accept, show, place)
+        return resume_run(chosen, accept)
 
 
 def resume_run(

@@ -20,7 +20,6 @@ from infrastructure.core.files import whole_directory
 from infrastructure.core.messages import phrase
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.data.data_pipeline import DataPipeline, first_examples
-from infrastructure.data.defaults import num_positions
 from infrastructure.data.encoding.token_preview import token_preview
 from infrastructure.data.readers.sources import data_files_hash
 from infrastructure.deployment.forecast import RunForecast
@@ -346,18 +345,17 @@ def describe_data(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[st
         "fingerprint": data.fingerprint,
         "num_examples": data.num_examples,
         "files_sha256": data_files_hash(config.data),
-        **(_as_read(data, report, config) if report else {}),
+        **(_as_read(data, report) if report else {}),
     }
 
 
-def _as_read(data: Any, report: Any, config: DeploymentConfig) -> dict[str, object]:
-    lines = report.lines(num_positions=num_positions(config, may_fetch=False))
+def _as_read(data: Any, report: Any) -> dict[str, object]:
     examples = first_examples(data, NUM_PREVIEWED)
     preview = [
         token_preview(shown.example, data.tokenizer, left_out=shown.left_out) for shown in examples
     ]
     facts = {name: fact for name, fact in report.to_dict().items() if name != "losses"}
-    return {**facts, "lines": lines, "preview": preview}
+    return {**facts, "lines": report.lines(), "preview": preview}
 
 
 def summarise(

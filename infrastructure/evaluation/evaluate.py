@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.measures import EXACT_MATCH, LOSS
 from infrastructure.config.merging.precedence import Layer, spelled_as_given, where
@@ -30,6 +29,7 @@ from infrastructure.evaluation.evaluation_tables import (
     short_names,
     task_table,
 )
+from infrastructure.evaluation.generation import example_of
 from infrastructure.evaluation.held_out import MAX_ANSWER_TOKENS, HeldOut
 from infrastructure.evaluation.request import Request, unused_because
 from infrastructure.evaluation.rows import (
@@ -57,7 +57,6 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.trained_rows import trained_rows
 from infrastructure.training.trainer_factory import TrainerFactory
 
-LEAVE_OUT = "config.leave_out"
 NOTE = "note: "  # begins the line of a note
 
 
@@ -223,14 +222,8 @@ def _evaluation(
     matches = {
         task: of[EXACT_MATCH]["value"] for task, of in scores[0].items() if EXACT_MATCH in of
     }
-    evaluation = Evaluation(first.metrics, matches, len(first.answers), scores=scores[0])
-    if first.answers:
-        shown_answer = first.answers[0]
-        evaluation.example = {
-            "prompt": shown_answer.question.prompt,
-            "expected": shown_answer.question.expected,
-            "written": shown_answer.text,
-        }
+    example = example_of(first.answers)
+    evaluation = Evaluation(first.metrics, matches, len(first.answers), example, scores=scores[0])
     if len(models) == 2:
         evaluation.against = {
             "model": models[1].model,
@@ -317,30 +310,14 @@ def set_aside(config: DeploymentConfig) -> list[str]:
     """Reset each setting to its default if an evaluation does not use it.
 
     Returns:
-        A note for each setting that comes from a file or the environment and is not used.
-
-    Raises:
-        ConfigurationError: such a setting was given for this evaluation in particular.
+        A note for each such setting that was given. Flags and keywords were refused before.
     """
-    given = [(key, s) for key, s in config.sources().items() if s.layer is not Layer.DEFAULT]
     notes: list[str] = []
-    refusals: list[str] = []
-    for key, source in given:
-        reason = unused_because(key)
-        if reason is not None:
-            is_meant = source.layer in (Layer.FLAG, Layer.KEYWORD)
+    for key, source in config.sources().items():
+        if source.layer is not Layer.DEFAULT and (reason := unused_because(key)) is not None:
+            about = {"where": where(source), "reason": reason}
             with spelled_as_given(config.source):
-                message = phrase(
-                    "evaluation.setting_no_effect",
-                    key=Setting(key),
-                    where=where(source),
-                    reason=reason,
-                )
-            (refusals if is_meant else notes).append(message)
-    if refusals:
-        raise ConfigurationError(
-            "\n".join(f"{refusal}. {phrase(LEAVE_OUT)}" for refusal in refusals)
-        )
+                notes.append(phrase("evaluation.setting_no_effect", key=Setting(key), **about))
     config.data.eval_path, config.data.validation_split = None, 0
     config.model.lora_config, config.model.embedded = None, EmbeddedModelConfig()
     # For training it would be measured; here a batch that does not fit is halved.

@@ -111,15 +111,14 @@ def difference_table(
     for task, differences in compared.items():
         for of in differences:
             label = LABELS[of.measure] if task == ALL else f"  {LABELS[of.measure]}, {task}"
-            change = Interval(of.difference.value, of.difference.low, of.difference.high)
             rows.append(
                 [
                     label,
                     f"{of.num_rows:,}",
                     shown(of.measure, of.first),
                     shown(of.measure, of.second),
-                    _signed(of.measure, change.value).removesuffix(POINTS),
-                    _signed_range(of.measure, change),
+                    _signed(of.measure, of.difference.value).removesuffix(POINTS),
+                    _signed_range(of.measure, of.difference),
                     of.verdict if of.chance is None else f"{of.verdict} (p = {of.chance:.2g})",
                 ]
             )

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.errors import InputError
 from infrastructure.data.encoding.picture_tokens import PictureTokens
 from infrastructure.data.store.examples import GenerationPrompt
+from infrastructure.evaluation.text_scores import exact_match
 from infrastructure.models.answer_end import known_ends
 from infrastructure.models.model_inputs import inner_model
 
@@ -40,11 +42,6 @@ class Answer:
     question: GenerationPrompt
     text: str
     is_cut: bool = False
-
-    @property
-    def is_exact(self) -> bool:
-        """True if the answer equals the expected one, ignoring surrounding whitespace."""
-        return self.text.strip() == self.question.expected.strip()
 
 
 @torch.no_grad()
@@ -222,6 +219,43 @@ def greedy(model: Any) -> Iterator[None]:
         inner.generation_config = own
 
 
+@contextmanager
+def refused_if_not_finite(model: Any, name: str) -> Iterator[None]:
+    """Raise an error while the context lasts if no next token follows from the model's logits.
+
+    A model may give some tokens a logit of -inf, but not all of them. If one logit is NaN, so is
+    their maximum.
+
+    Args:
+        name: the name of the model in the error.
+    """
+
+    def check(_module: object, _inputs: object, output: Any) -> None:
+        logits = getattr(output, "logits", None)  # a model with its own `generate` may have others
+        if logits is not None and not torch.isfinite(logits[:, -1].amax(dim=-1)).all():
+            raise not_finite(model, name)
+
+    hook = inner_model(model).register_forward_hook(check)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def not_finite(model: torch.nn.Module, name: str) -> InputError:
+    """Return the error for a model that computes values that are NaN or infinite.
+
+    It names a weight that has such values, if there is one.
+    """
+    weights = ((key, w) for key, w in model.named_parameters() if w.is_floating_point())
+    damaged = [key for key, weight in weights if not torch.isfinite(weight.float()).all()]
+    if not damaged:
+        return InputError("evaluation.model_not_finite", model=name)
+    return InputError(
+        "evaluation.weights_not_finite", model=name, count=len(damaged), weight=damaged[0]
+    )
+
+
 class WrongAnswers:
     """A stopping criterion of transformers that ends answers that are wrong or too long.
 
@@ -288,4 +322,12 @@ def exact_match_by_task(answers: Iterable[Answer]) -> dict[str, float]:
 
 
 def _share(answers: list[Answer]) -> float:
-    return sum(answer.is_exact for answer in answers) / len(answers)
+    return sum(exact_match(a.text, a.question.expected) for a in answers) / len(answers)
+
+
+def example_of(answers: Sequence[Answer]) -> dict[str, str]:
+    """Return the first question, its expected answer and the model's; {} without answers."""
+    if not answers:
+        return {}
+    question, written = answers[0].question, answers[0].text
+    return {"prompt": question.prompt, "expected": question.expected, "written": written}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from infrastructure.data.store.examples import GenerationPrompt
 from infrastructure.evaluation.generation import (
     Answer,
     exact_match_by_task,
+    example_of,
     generate_answers,
 )
 from infrastructure.evaluation.plain_reading import NUM_QUESTIONS, Trained, fixed_questions
@@ -24,6 +25,9 @@ from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Long answers take long to generate; this many expected tokens are enough for a measurement.
 MAX_ANSWER_TOKENS = 8000
@@ -100,16 +104,8 @@ def measure(trainer: EnhancedTrainer, count: Callable[[int, int], None] = do_not
     # The other is measured anyway.
     if training.best_needs_answers and training.best_metric != EXACT_MATCH:
         metrics |= best_of_answers(trainer, answers)
-    held_out = HeldOut(metrics, exact_match_by_task(answers), len(answers))
-    held_out.measured_on = trainer.held_out_identity()
-    if answers:
-        shown = answers[0]
-        held_out.example = {
-            "prompt": shown.question.prompt,
-            "expected": shown.question.expected,
-            "written": shown.text,
-        }
-    return held_out
+    exact, example = exact_match_by_task(answers), example_of(answers)
+    return HeldOut(metrics, exact, len(answers), example, trainer.held_out_identity())
 
 
 def measure_answers(trainer: EnhancedTrainer, poll: Callable[[], None]) -> dict[str, float]:
@@ -146,31 +142,40 @@ def answer_questions(
         poll: called between batches; may raise.
         count, only_exact: see `generate_answers`.
     """
+    answering = answering_parts(trainer)
+    if not max_questions or answering is None:
+        return []
+    questions = affordable(answering.data.questions(max_questions))
+    return answering.answer(trainer, questions, poll=poll, count=count, only_exact=only_exact)
+
+
+class AnsweringParts(NamedTuple):
+    """A model that generates text, its tokenizer, and held-out data with prompts."""
+
+    model: Any
+    tokenizer: "PreTrainedTokenizerBase"
+    data: DataPipeline
+
+    def answer(
+        self, trainer: EnhancedTrainer, questions: Sequence[GenerationPrompt], **options: Any
+    ) -> list[Answer]:
+        """Return greedy answers in the number format of the training; see `generate_answers`."""
+        model, tokenizer, data = self
+        options |= {"pictures": data.pictures}
+        with trainer.precision.autocast():
+            return generate_answers(model, tokenizer, questions, data.stop_token_ids, **options)
+
+
+def answering_parts(trainer: EnhancedTrainer) -> AnsweringParts | None:
+    """Return the parts that answer held-out prompts.
+
+    None if the model generates no text, or if the data has no prompts.
+    """
     model, data = trainer.initialize_model(), trainer.initialize_data()
     tokenizer = trainer.adapter.tokenizer
-    if not max_questions or not can_answer(trainer):
-        return []
-    assert isinstance(data, DataPipeline)
-    assert tokenizer is not None
-    questions = affordable(data.questions(max_questions))
-    with trainer.precision.autocast():
-        return generate_answers(
-            model,
-            tokenizer,
-            questions,
-            data.stop_token_ids,
-            poll=poll,
-            count=count,
-            pictures=data.pictures,
-            only_exact=only_exact,
-        )
-
-
-def can_answer(trainer: EnhancedTrainer) -> bool:
-    """Return whether the model generates text and the held-out data has prompts."""
-    model, data = trainer.initialize_model(), trainer.initialize_data()
-    has_tokenizer = trainer.adapter.tokenizer is not None
-    return isinstance(data, DataPipeline) and hasattr(model, "generate") and has_tokenizer
+    if tokenizer is None or not isinstance(data, DataPipeline) or not hasattr(model, "generate"):
+        return None
+    return AnsweringParts(model, tokenizer, data)
 
 
 def trained_model(trainer: EnhancedTrainer) -> Trained | None:
@@ -178,14 +183,10 @@ def trained_model(trainer: EnhancedTrainer) -> Trained | None:
 
     None if the model generates no text, if the data has no prompts, or if the weights are on disk.
     """
-    if trainer.adapter.on_disk or not can_answer(trainer):
+    answering = None if trainer.adapter.on_disk else answering_parts(trainer)
+    if answering is None or not hasattr(inner_model(answering.model), "generation_config"):
         return None
-    model, data = trainer.initialize_model(), trainer.initialize_data()
-    tokenizer = trainer.adapter.tokenizer
-    assert isinstance(data, DataPipeline)
-    assert tokenizer is not None
-    if not hasattr(inner_model(model), "generation_config"):
-        return None
+    model, tokenizer, data = answering
     held_out = data.questions(NUM_QUESTIONS)
     questions = [question for question in held_out if question.prompt_ids]
     return Trained(

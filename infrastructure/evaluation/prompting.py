@@ -11,7 +11,6 @@ import torch
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.console import show_beside
 from infrastructure.core.errors import InputError
-from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.core.messages import phrase
 from infrastructure.data.encoding.chat_format import special_tokens
 from infrastructure.data.encoding.picture_tokens import PictureTokens
@@ -25,11 +24,12 @@ from infrastructure.data.readers.pictures import (
 )
 from infrastructure.data.readers.rows import PICTURE_PART, Turn
 from infrastructure.data.store.examples import GenerationPrompt, Picture
-from infrastructure.evaluation.generation import Answer, generate_answers
+from infrastructure.evaluation.generation import Answer, generate_answers, refused_if_not_finite
 from infrastructure.evaluation.run_settings import (
     background_of_run,
     precision_of_run,
     quantization_of_run,
+    record_of_run,
 )
 from infrastructure.models.model_manager import ModelManager
 from infrastructure.models.processor import sees_pictures
@@ -121,6 +121,7 @@ class Answerer:
         self._max_tokens, self._positions = max_tokens, positions_of(loaded.model)
         self._ends = stop_token_ids(loaded.tokenizer, str(model))
         self._precision = _precision(Path(model), chosen_device)
+        self._name = str(model)
 
     def answer(self, questions: Sequence[str], system: str | None = None) -> list[str]:
         """Return the texts of `answers`, without surrounding whitespace."""
@@ -134,7 +135,8 @@ class Answerer:
             system: the system prompt before each question; None: no system prompt.
 
         Raises:
-            ValueError: a question is so long that no position is left for an answer.
+            ValueError: a question is so long that no position is left for an answer, or the model
+                computes values that are NaN or infinite.
         """
         before = [Turn("system", system)] if system else []
         for text in questions:
@@ -153,7 +155,7 @@ class Answerer:
             )
             for text in questions
         ]
-        with self._precision.autocast():
+        with self._precision.autocast(), refused_if_not_finite(self._model, self._name):
             return generate_answers(
                 self._model,
                 self._tokenizer,
@@ -238,9 +240,6 @@ def stop_token_ids(tokenizer: "PreTrainedTokenizerBase", name: str) -> list[int]
 
 def _ends_in_run(name: str) -> list[str]:
     """Return the tokens that ended answers in training; empty if the model belongs to no run."""
-    source = find_source(name)
-    try:
-        recorded = parse_json((Path(source.location).parent / "run.json").read_text())
-        return list(as_object(as_object(as_object(recorded)["data"])["end_tokens"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+    data = record_of_run(Path(find_source(name).location)).get("data")
+    ends = data.get("end_tokens") if isinstance(data, dict) else None
+    return [*ends] if isinstance(ends, dict) else []

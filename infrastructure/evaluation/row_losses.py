@@ -1,11 +1,13 @@
 """The loss of each held-out row, from which intervals and comparisons are computed."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from infrastructure.evaluation.generation import not_finite
 from infrastructure.models.token_functions import cross_entropy
 from infrastructure.training.forward.evaluation_loss import EvaluationLoss, Sums
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
@@ -26,14 +28,21 @@ class RowLosses(EvaluationLoss):
 
     Attributes:
         rows: the loss of each example, in order; empty if the model does not predict next tokens.
+        name: the name of the model, for the error if a loss is NaN.
     """
 
     rows: list[RowLoss] = field(default_factory=list)
+    name: str = ""
 
     def _measure_one(self, examples: Sequence[Any]) -> tuple[float, int, Sums]:
         measured = super()._measure_one(examples)
+        losses = [measured[0]]
         if predicts_next_token(self.adapter):
-            self.rows += self._rows_of(examples)
+            rows = self._rows_of(examples)
+            self.rows += rows
+            losses = [row.loss_sum for row in rows]
+        if any(map(math.isnan, losses)):
+            raise not_finite(self.model, self.name)
         return measured
 
     def _rows_of(self, examples: Sequence[Any]) -> list[RowLoss]:

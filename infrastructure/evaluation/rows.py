@@ -19,8 +19,8 @@ from infrastructure.config.measures import (
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.data.data_pipeline import DataPipeline
 from infrastructure.data.store.examples import GenerationPrompt
-from infrastructure.evaluation.generation import Answer, generate_answers
-from infrastructure.evaluation.held_out import affordable, can_answer
+from infrastructure.evaluation.generation import Answer, refused_if_not_finite
+from infrastructure.evaluation.held_out import affordable, answering_parts
 from infrastructure.evaluation.intervals import Floats, Interval, bootstrap, wilson
 from infrastructure.evaluation.row_losses import RowLoss, RowLosses
 from infrastructure.evaluation.text_scores import (
@@ -123,11 +123,12 @@ def measure_rows(
 
     Raises:
         MissingPackageError: a measure needs a package that is not installed.
+        ValueError: the model computes values that are NaN or infinite.
     """
     kept: list[RowLosses] = []
 
     def keeping(*given: object, **named: object) -> RowLosses:
-        kept.append(RowLosses(*given, **named))  # type: ignore[arg-type]
+        kept.append(RowLosses(*given, **named, name=name))  # type: ignore[arg-type]
         return kept[-1]
 
     metrics = trainer.evaluate(kind=keeping)
@@ -140,7 +141,8 @@ def measure_rows(
         losses = [None] * len(places)
     facts = zip(places, tasks, losses, strict=True)
     rows = [MeasuredRow(place, task, loss) for place, task, loss in facts]
-    questions = data.questions() if can_answer(trainer) else []
+    answering = answering_parts(trainer)
+    questions = data.questions() if answering is not None else []
     chosen = _choose(questions, which)
     if measures is None:
         measures = usual_measures(
@@ -148,8 +150,11 @@ def measure_rows(
             has_pairs=any(len(words_of(q.expected)) > 1 for q in chosen),
         )
     scores = scores_by_name(measures)
-    if scores:
-        _answer(trainer, rows, chosen, scores, which.max_tokens, count)
+    if scores and answering is not None:
+        options = {"max_tokens": which.max_tokens, "count": count}
+        with refused_if_not_finite(answering.model, name):
+            answers = answering.answer(trainer, chosen, **options)
+        _keep(rows, answers, scores)
     return ModelRows(name, metrics, rows, len(questions), data.contents(held_out=True))
 
 
@@ -162,29 +167,12 @@ def _choose(questions: list[GenerationPrompt], which: Questions) -> list[Generat
     return affordable(questions) if which.is_limited else questions
 
 
-def _answer(
-    trainer: EnhancedTrainer,
+def _keep(
     rows: Sequence[MeasuredRow],
-    questions: Sequence[GenerationPrompt],
+    answers: Sequence[Answer],
     scores: dict[str, Callable[[str, str], float]],
-    max_tokens: int | None,
-    count: Callable[[int, int], None],
 ) -> None:
-    """Generate answers to the questions, and store them and their scores in the rows."""
-    data, tokenizer = trainer.initialize_data(), trainer.adapter.tokenizer
-    assert isinstance(data, DataPipeline)
-    assert tokenizer is not None
-    model = trainer.initialize_model()
-    with trainer.precision.autocast():
-        answers = generate_answers(
-            model,
-            tokenizer,
-            questions,
-            data.stop_token_ids,
-            max_tokens=max_tokens,
-            count=count,
-            pictures=data.pictures,
-        )
+    """Store answers and their scores in the rows."""
     by_place: dict[str, list[Answer]] = {}
     for answer in answers:
         by_place.setdefault(answer.question.place, []).append(answer)

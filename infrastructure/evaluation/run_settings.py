@@ -7,7 +7,7 @@ from typing import Any
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.data_config import DataConfig
-from infrastructure.core.json_text import JsonObject, as_object, parse_json
+from infrastructure.core.json_text import JsonObject, as_object, json_of
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import is_installed
 from infrastructure.data.preparation.plan import first_rows
@@ -35,7 +35,8 @@ def inherit_from_runs(configs: Sequence[DeploymentConfig]) -> list[str]:
     """
     own = [inherit_from_run(config) for config in configs]
     for config, other in zip(configs, reversed(configs), strict=True):
-        if _data_of_run(config) is None and _data_of_run(other) is not None:
+        mine, theirs = (data_of_run(Path(each.model.name)) for each in (config, other))
+        if mine is None and theirs is not None:
             _take(config, {f"data.{name}": getattr(other.data, name) for name in INHERITED})
     taken = [
         phrase("evaluation.setting_from_run", key=Setting(key), value=value)
@@ -47,7 +48,7 @@ def inherit_from_runs(configs: Sequence[DeploymentConfig]) -> list[str]:
 
 def inherit_from_run(config: DeploymentConfig) -> dict[str, object]:
     """Apply the data settings of the model's run unless the user set them; return the changes."""
-    saved = _data_of_run(config)
+    saved = data_of_run(Path(config.model.name))
     if saved is None:
         return {}
     names = (*INHERITED, *COLUMNS) if _has_columns(config, saved) else INHERITED
@@ -79,27 +80,20 @@ def _take(config: DeploymentConfig, values: Mapping[str, object]) -> dict[str, o
     return taken
 
 
-def _data_of_run(config: DeploymentConfig) -> DataConfig | None:
+def data_of_run(model: Path) -> DataConfig | None:
     """Return the data settings of the model's run; None if there is no readable run."""
-    run = record_of_run(Path(config.model.name))
-    if run is None:
-        return None
     try:
-        recorded = as_object(values_of(run)["data"])
-        known: dict[str, Any] = {name: recorded[name] for name in INHERITED}
-        known |= {name: recorded[name] for name in COLUMNS if name in recorded}
-        return DataConfig(**known)
+        configuration = as_object(record_of_run(model)["configuration"])
+        recorded: dict[str, Any] = as_object(as_object(configuration["values"])["data"])
+        return DataConfig(**{name: recorded[name] for name in (*INHERITED, *COLUMNS)})
     except (KeyError, TypeError, ValueError):
         return None  # not a run of Temper, or an unreadable one: the model itself can still be used
 
 
-def record_of_run(model: Path) -> JsonObject | None:
-    """Return the content of run.json of the model's run; None without a readable run."""
+def record_of_run(model: Path) -> JsonObject:
+    """Return the content of run.json of the model's run; {} without a readable run."""
     folder = run_folder(model)
-    try:
-        return None if folder is None else as_object(parse_json((folder / RUN_FILE).read_text()))
-    except (OSError, TypeError, ValueError):
-        return None
+    return {} if folder is None else json_of(folder / RUN_FILE)
 
 
 def run_folder(model: Path) -> Path | None:
@@ -111,8 +105,8 @@ def run_folder(model: Path) -> Path | None:
 
 def precision_of_run(model: Path) -> str | None:
     """Return the number format that the model's run computed in; None without a run."""
-    run = record_of_run(model)
-    return None if run is None else str(run.get("precision"))
+    precision = record_of_run(model).get("precision")
+    return precision if isinstance(precision, str) else None
 
 
 def quantization_of_run(model: Path) -> str | None:
@@ -120,8 +114,7 @@ def quantization_of_run(model: Path) -> str | None:
 
     None if it was not quantized, if there is no run, or if bitsandbytes is not installed.
     """
-    run = record_of_run(model)
-    described = {} if run is None else run.get("model")
+    described = record_of_run(model).get("model")
     if not isinstance(described, dict) or not described.get("lora"):
         return None
     kind = described.get("quantization")
@@ -130,20 +123,10 @@ def quantization_of_run(model: Path) -> str | None:
 
 def background_of_run(model: Path) -> str:
     """Return the color behind transparent pixels used in training, or the default."""
-    run = record_of_run(model)
-    data = None if run is None else values_of(run).get("data")
-    recorded = data.get("image_background") if isinstance(data, dict) else None
-    return recorded if isinstance(recorded, str) else DataConfig().image_background
+    return (data_of_run(model) or DataConfig()).image_background
 
 
 def has_context(model: Path) -> bool:
     """Return whether the rows of the model's run have a context column."""
     folder = run_folder(model)
     return folder is not None and read_summary(RunDirectory(folder)).get("has_context", False)
-
-
-def values_of(run: JsonObject) -> JsonObject:
-    """Return the settings recorded in the content of a run.json, by section."""
-    configuration = run.get("configuration")
-    values = configuration.get("values") if isinstance(configuration, dict) else None
-    return values if isinstance(values, dict) else {}

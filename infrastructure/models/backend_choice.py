@@ -22,7 +22,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.error_place import named
 from infrastructure.core.errors import MissingPackageError
-from infrastructure.core.json_text import as_object, parse_json
+from infrastructure.core.json_text import json_of
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import PIP_LINES, is_installed
 from infrastructure.models.saved_model import (
@@ -132,9 +132,9 @@ def _model_type(source: ModelSource, model_config: ModelConfig) -> str | None:
             hub = importlib.import_module("huggingface_hub")
             revision = source.revision or model_config.revision
             path = Path(hub.hf_hub_download(source.location, "config.json", revision=revision))
-        model_type = as_object(parse_json(path.read_bytes())).get("model_type")
-    except (OSError, ValueError, TypeError):  # loading it reports what is wrong
+    except (OSError, ValueError):  # loading it reports what is wrong
         return None
+    model_type = json_of(path).get("model_type")
     return model_type if isinstance(model_type, str) else None
 
 

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from infrastructure.models.model_inputs import IN_FORWARD, within_forward
-from infrastructure.models.token_functions import TokenFunction
+from infrastructure.models.token_functions import TokenFunction, cross_entropy
 from infrastructure.optimization.size_grid import SizeGrid
 
 # Logits held at a time, and at least as many rows as keep a matrix product efficient. On a CPU 16
@@ -37,25 +37,11 @@ def loss_sum(
         weights: (N,) fp32, one per target. None: all are 1.
         own: returns a loss in fp32 for each target, (N,). None: the cross-entropy.
     """
-    if own is None:
-        return cross_entropy_sum(logits, targets, weights)
     with torch.autocast(logits.device.type, enabled=False):
-        losses = own(logits.float(), targets)
-        return (losses if weights is None else weights * losses).sum()
-
-
-def cross_entropy_sum(
-    logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return the sum of cross-entropies of (N, V) logits and (N,) targets, always in fp32.
-
-    Args:
-        weights: (N,) fp32, one per target. None: all are 1.
-    """
-    with torch.autocast(logits.device.type, enabled=False):
-        if weights is None:
+        if own is None and weights is None:
             return F.cross_entropy(logits.float(), targets, reduction="sum")
-        return (weights * F.cross_entropy(logits.float(), targets, reduction="none")).sum()
+        losses = (own or cross_entropy)(logits.float(), targets)
+        return (losses if weights is None else weights * losses).sum()
 
 
 def head_loss(

@@ -334,10 +334,6 @@ class ModelManager:
                 config=config.name,
                 extensions_manifest=EXTENSIONS_MANIFEST,
             )
-        self._check_lora(source)
-
-    def _check_lora(self, source: ModelSource) -> None:
-        config = self.config
         trains_lora = config.lora_config is not None or source.kind is SourceKind.LORA_FOLDER
         refuse_quantized_weights_that_train(config, trains_lora=trains_lora)
 

@@ -3,7 +3,6 @@
 This does not import torch.
 """
 
-import difflib
 from pathlib import Path
 
 from infrastructure.config.registries import REGISTERED_MODELS
@@ -15,7 +14,6 @@ from infrastructure.monitoring.records.run_list import MODEL_NOT_FOUND as NOT_FO
 
 EMBEDDED = "embedded"
 GGUF_SUFFIX = ".gguf"
-LIKE_A_RUN = 0.9  # of 1, because runs of one day and model have similar names
 
 
 def refuse_file(path: Path) -> None:
@@ -42,9 +40,7 @@ def refuse_missing(name: str) -> None:
             if is_final
             else phrase("models.hint_model_folder_or_run")
         )
-        if meant := _near_run(Path(name)) if is_final else _near(name):
-            hint = meant_hint(meant)
-        raise InputError("models.folder_missing", name=name, hint=hint)
+        raise InputError("models.folder_missing", name=name, hint=meant_hint(_near(name)) or hint)
 
 
 def refuse_missing_on_hub(
@@ -77,19 +73,6 @@ def not_found(
     return InputError(
         NOT_FOUND, name=name, reason=phrase(why), hint=meant_hint(meant), files=phrase(files)
     )
-
-
-def _near_run(final: Path) -> str | None:
-    """Return the trained model of the run whose name is most similar to that in `RUN/final`, or
-    None.
-    """
-    run = final.expanduser().parent
-    try:
-        finished = [other.name for other in run.parent.iterdir() if (other / final.name).is_dir()]
-    except OSError:
-        return None
-    meant = difflib.get_close_matches(run.name, finished, 1, LIKE_A_RUN)
-    return str(final.parent.parent / meant[0] / final.name) if meant else None
 
 
 def _near(name: str) -> str | None:

@@ -7,7 +7,6 @@ one example into the next would train without an error but learn the wrong thing
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 
 import torch
 
@@ -38,29 +37,9 @@ MAX_PROBED_WINDOW = 64
 Measure = Callable[[torch.nn.Module], tuple[float, float]]  # returns difference and leak
 
 
-@dataclass(frozen=True)
-class PackingCheck:
-    """The result of the check whether a model supports packed rows.
-
-    Attributes:
-        isolated: True if packed rows give the same logits and gradients as single rows.
-        difference: the largest relative difference between packed and single rows, in logits and in
-            gradients. Infinite if the model failed.
-        leak: relative change of the second row's logits if the first row is changed.
-        attention: the model's attention after the check.
-        reason: a sentence for the user, which says why packing is off if it is.
-    """
-
-    isolated: bool
-    difference: float
-    leak: float
-    attention: str | None
-    reason: str
-
-
 def prepare_packing(
     model: torch.nn.Module, max_length: int | None = None, with_pictures: Measure | None = None
-) -> PackingCheck:
+) -> str:
     """Prepare the model for packed rows, with the fastest attention that passes the check.
 
     The first choice is `packed_attention`, the second the model's own attention with position IDs
@@ -71,6 +50,9 @@ def prepare_packing(
         max_length: longest example of the run, in tokens. Some models support packed rows only if
             no example is longer than their window.
         with_pictures: also checks rows with images.
+
+    Returns:
+        "", or a sentence for the user on why rows are padded.
     """
     chunk = chunk_size(model)
     if chunk is not None and max_length is not None and max_length > chunk:
@@ -79,19 +61,16 @@ def prepare_packing(
         )
     failures = []
     if use_packed_attention(model):
-        check = check_packing(model, max_length, with_pictures)
-        if check.isolated:
-            return check
-        failures.append(check.reason)
+        failures.append(check_packing(model, max_length, with_pictures))
+        if not failures[0]:
+            return ""
         use_plain_attention(model)
     if chunk is not None:  # a short probe would not find it
         return _refused(model, phrase("models.chunks_from_row_start", chunk=chunk))
-    check = check_packing(model, max_length, with_pictures)
-    if check.isolated:
-        return check
-    failures.append(check.reason)
-    reason = phrase("models.padded_not_packed") + "; ".join(dict.fromkeys(failures))
-    return replace(check, reason=reason)
+    failures.append(check_packing(model, max_length, with_pictures))
+    if not failures[-1]:
+        return ""
+    return phrase("models.padded_not_packed") + "; ".join(dict.fromkeys(failures))
 
 
 def chunk_size(model: torch.nn.Module) -> int | None:
@@ -105,21 +84,24 @@ def chunk_size(model: torch.nn.Module) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _refused(model: torch.nn.Module, why: str) -> PackingCheck:
-    reason = phrase(
+def _refused(model: torch.nn.Module, why: str) -> str:
+    return phrase(
         "models.attends_in_chunks",
         prefix=phrase("models.padded_not_packed"),
         name=type(inner_model(model)).__name__,
         reason=why,
     )
-    unknown = float("inf")
-    return PackingCheck(False, unknown, unknown, attention_implementation(model), reason)
 
 
 def check_packing(
     model: torch.nn.Module, max_length: int | None = None, with_pictures: Measure | None = None
-) -> PackingCheck:
-    """Check whether the model, in its current state, supports packed rows, without changing it."""
+) -> str:
+    """Check whether the model, in its current state, supports packed rows, without changing it.
+
+    Returns:
+        "" if packed rows give the same logits and gradients as single rows; else a sentence on what
+        differs.
+    """
     attention = attention_implementation(model)
     name = f"{type(inner_model(model)).__name__} with attention {attention!r}"
     dtype, rows = compute_dtype(model), "packed rows"
@@ -129,14 +111,12 @@ def check_packing(
             rows = phrase("models.packed_rows_with_images")
             difference, leak = map(max, (difference, leak), with_pictures(model))
     except PROBE_ERRORS as error:
-        reason = f"{name} cannot read {rows} ({named(error)})"
-        return PackingCheck(False, float("inf"), float("inf"), attention, reason)
+        return f"{name} cannot read {rows} ({named(error)})"
     if _keeps_apart(difference, leak, dtype):
-        return PackingCheck(True, difference, leak, attention, f"{name} isolates {rows}")
-    reason = phrase(
+        return ""
+    return phrase(
         "models.packed_rows_not_isolated", name=name, rows=rows, difference=max(difference, leak)
     )
-    return PackingCheck(False, difference, leak, attention, reason)
 
 
 def _keeps_apart(difference: float, leak: float, dtype: torch.dtype) -> bool:

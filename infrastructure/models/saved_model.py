@@ -4,7 +4,6 @@ This reads only names and headers of weights, and does not import torch.
 """
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -14,8 +13,7 @@ from safetensors import SafetensorError, safe_open
 from infrastructure.core.checksums import SUMS, damaged_files
 from infrastructure.core.errors import DamagedFileError, InputError
 from infrastructure.core.files import file_sha256, recover_directory
-from infrastructure.core.hub import json_of
-from infrastructure.core.json_text import JsonObject, parse_json
+from infrastructure.core.json_text import JsonObject, json_of, parse_json
 from infrastructure.core.messages import phrase
 from infrastructure.models.model_path import GGUF_SUFFIX, refuse_file
 from infrastructure.monitoring.records.run_list import FINAL
@@ -30,10 +28,9 @@ TOKENIZER_FILES = (
     "spiece.model",
     "tekken.json",
 )
-HEADS = ("lm_head", "embed_out", "output_layer", "output")  # may be tied to the embedding
-NO_LAYERS = ("wte", "wpe")  # names of GPT-2's embeddings
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
-NOT_ROUNDED = (*HEADS, *NO_LAYERS)
+# Output heads, and GPT-2's embeddings.
+NOT_ROUNDED = ("lm_head", "embed_out", "output_layer", "output", "wte", "wpe")
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -177,37 +174,6 @@ def _check_safetensors(file: Path) -> None:
             tensors.keys()
     except SafetensorError as error:
         raise InputError("models.weights_damaged", file=file, error=error) from error
-
-
-def refuse_unknown_layers(folder: Path, names: Sequence[str]) -> None:
-    """Raise if the weight names in a saved model show that it lacks one of these LoRA layers.
-
-    Layers whose absence weight names cannot prove are accepted: experts, which have other names
-    once they are loaded, and the output head, which may be missing in the files.
-
-    Args:
-        folder: the output of `save_pretrained`. Any other folder is accepted.
-
-    Raises:
-        ValueError: a layer does not exist; the message names this layer and the existing ones.
-    """
-    if not (folder / "config.json").is_file():
-        return
-    shapes = shapes_of(folder)
-    parts = {part for name in shapes for part in name.split(".")}
-    if any("expert" in part for part in parts):
-        return
-    matrices = (name.split(".") for name, shape in shapes.items() if len(shape) == 2)
-    known = {path[-2] for path in matrices if path[-1] == "weight" and len(path) > 1}
-    layers = sorted(name for name in known if "emb" not in name and name not in NO_LAYERS)
-    wrong = [name for name in names if name.rpartition(".")[2] not in {*parts, *HEADS}]
-    if not wrong or not layers:
-        return
-    kinds = read_json(folder / "config.json").get("architectures")
-    kind = kinds[0] if isinstance(kinds, list) and kinds else "this model"
-    raise InputError(
-        "models.lora_target_unknown", layer=wrong[0], model=kind, layers=", ".join(layers)
-    )
 
 
 def is_quantized(folder: Path) -> bool:

@@ -127,16 +127,12 @@ def checked(shown: str, function: TokenFunction, *, is_trained_on: bool = False)
                 count=len(targets),
                 expected=list(targets.shape),
             )
-        if is_trained_on and logits.requires_grad and torch.is_grad_enabled():
-            _require_gradient(shown, values)
+        needs_gradient = is_trained_on and logits.requires_grad and torch.is_grad_enabled()
+        if needs_gradient and not values.requires_grad:
+            raise TokenFunctionError("models.loss_without_gradient", function=shown)
         return values
 
     return call
-
-
-def _require_gradient(shown: str, values: torch.Tensor) -> None:
-    if not values.requires_grad:
-        raise TokenFunctionError("models.loss_without_gradient", function=shown)
 
 
 class MetricSums:

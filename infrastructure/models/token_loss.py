@@ -17,9 +17,7 @@ from typing import Any
 
 import torch
 
-from infrastructure.core.error_place import named
 from infrastructure.core.errors import InputError
-from infrastructure.core.messages import phrase
 from infrastructure.models.chunked_loss import head_loss, loss_sum
 from infrastructure.models.last_mlp import last_mlp, mlp_at
 from infrastructure.models.model_inputs import (
@@ -73,7 +71,6 @@ class TokenLoss:
     Attributes:
         method: "hidden states" (the fastest), "kept logits" (the model computes only the logits of
             supervised positions) or "all logits". None before `prepare`.
-        reason: why the faster methods are not used. Empty for the fastest.
         balances: True if the model adds a loss of its own that is a mean over all tokens of a
             batch, including padding (a mixture of experts' balancing loss).
         narrows_last_mlp: True if the last layer's MLP may be computed only at positions with a
@@ -86,7 +83,6 @@ class TokenLoss:
     def __init__(self, own: TokenFunction | None = None) -> None:
         self.own = own
         self.method: str | None = None
-        self.reason = ""
         self.balances = False
         self.narrows_last_mlp = False
 
@@ -97,7 +93,7 @@ class TokenLoss:
             ValueError: the model's forward returns no logits, so the loss cannot be computed.
         """
         if self.method is None:
-            self.method, self.reason = choose_method(model)
+            self.method = choose_method(model)
             self.balances = adds_balancing_loss(model)
             self.narrows_last_mlp = self.method == FASTEST and may_narrow_last_mlp(model)
 
@@ -260,9 +256,8 @@ def last_hidden_state(model: torch.nn.Module, arguments: Mapping[str, object]) -
     return call_model(decoder, arguments)[0]
 
 
-def choose_method(model: torch.nn.Module) -> tuple[str, str]:
-    """Return the fastest loss method that is correct for this model, and why faster methods are
-    not.
+def choose_method(model: torch.nn.Module) -> str:
+    """Return the fastest loss method that is correct for this model.
 
     Raises:
         ValueError: the model's forward returns no logits.
@@ -270,26 +265,19 @@ def choose_method(model: torch.nn.Module) -> tuple[str, str]:
     device = next(model.parameters()).device
     arguments = {"input_ids": torch.arange(NUM_PROBE_TOKENS, device=device).unsqueeze(0)}
     positions, targets = supervised_targets(arguments["input_ids"])
-    reasons: list[str] = []
     with probing(model), torch.no_grad():
         given = (model, arguments, positions, targets, SizeGrid.EXACT)
         expected = loss_from_all_logits(*given)
         for method, compute in list(METHODS.items())[:-1]:
             try:
-                reason = why_not(method, model, arguments)
-                actual = expected if reason else within_forward(model, compute, *given)
-            except PROBE_ERRORS as error:
-                reason = named(error)
-            if not reason and relative_difference(actual, expected) > tolerance(
-                compute_dtype(model)
-            ):
-                reason = phrase(
-                    "models.loss_differs", actual=float(actual), expected=float(expected)
-                )
-            if not reason:
-                return method, "; ".join(reasons)
-            reasons.append(f"not from {method} ({reason})")
-    return "all logits", "; ".join(reasons)
+                if not fits(method, model, arguments):
+                    continue
+                actual = within_forward(model, compute, *given)
+            except PROBE_ERRORS:
+                continue
+            if relative_difference(actual, expected) <= tolerance(compute_dtype(model)):
+                return method
+    return "all logits"
 
 
 @torch.no_grad()
@@ -338,22 +326,20 @@ def loss_and_gradient(
     return loss.detach(), gradient
 
 
-def why_not(method: str, model: torch.nn.Module, arguments: Mapping[str, Any]) -> str:
-    """Return the reason why a method does not fit the model's structure; "" if it does."""
-    output = call_model(model, arguments)
-    if getattr(output, "aux_loss", None) is not None:
-        return phrase("models.adds_balancing_loss")
+def fits(method: str, model: torch.nn.Module, arguments: Mapping[str, Any]) -> bool:
+    """Return whether a method fits the model's structure."""
+    if getattr(call_model(model, arguments), "aux_loss", None) is not None:
+        return False
     if method == "kept logits":
         last = arguments["input_ids"].new_tensor([arguments["input_ids"].shape[1] - 1])
         kept = logits_of(call_model(model, {**arguments, "logits_to_keep": last}))
-        return "" if kept.shape[1] == 1 else phrase("models.forward_keeps_all_logits")
-    if backbone(model) is None or output_head(model) is None:
-        return phrase("models.head_not_separable")
-    return why_not_head(model, arguments)
+        return kept.shape[1] == 1
+    has_parts = backbone(model) is not None and output_head(model) is not None
+    return has_parts and gives_head_output(model, arguments)
 
 
-def why_not_head(model: torch.nn.Module, arguments: Mapping[str, object]) -> str:
-    """Return the reason why the logits are not simply the head's output; "" if they are.
+def gives_head_output(model: torch.nn.Module, arguments: Mapping[str, object]) -> bool:
+    """Return whether the logits are simply the head's output for the decoder's hidden states.
 
     The head's output is replaced by large numbers, which must come out unchanged. Comparing losses
     would not detect that a model caps its logits, because a cap does not affect the small logits of
@@ -376,11 +362,7 @@ def why_not_head(model: torch.nn.Module, arguments: Mapping[str, object]) -> str
         logits = logits_of(call_model(model, arguments))
     finally:
         handle.remove()
-    if len(outputs) != 1:
-        return phrase("models.head_called_repeatedly", count=len(outputs))
-    if not torch.equal(logits.float(), outputs[0].float()):
-        return phrase("models.head_output_changed")
+    if len(outputs) != 1 or not torch.equal(logits.float(), outputs[0].float()):
+        return False
     hidden = within_forward(model, last_hidden_state, model, arguments)
-    if relative_difference(inputs[0], hidden) > tolerance(compute_dtype(model)):
-        return phrase("models.hidden_states_changed")
-    return ""
+    return relative_difference(inputs[0], hidden) <= tolerance(compute_dtype(model))

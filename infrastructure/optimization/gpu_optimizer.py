@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import torch
 
 from infrastructure.core.errors import InputError
-from infrastructure.core.gpu_readings import GpuReading, readings_over
+from infrastructure.core.gpu_readings import readings_over
+from infrastructure.core.hardware import GpuReading
 from infrastructure.core.messages import phrase
 from infrastructure.optimization.compiling import set_compiled
 from infrastructure.optimization.gpu_capability import (

@@ -1,17 +1,14 @@
-"""Memory profiling of a block of code: peak memory, memory not freed, and allocations by line."""
+"""Memory profiling of a block of code: its peak memory, and memory not freed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from infrastructure.core.hardware import MIB
 from infrastructure.core.messages import phrase
-from infrastructure.optimization.allocations import AllocationCounter
 from infrastructure.optimization.peak_memory import peak_memory
-
-NUM_SHOWN = 5
 
 
 @dataclass
@@ -23,8 +20,6 @@ class MemoryProfile:
         peak_bytes: the highest resident memory in between.
         gpu_peak_bytes, gpu_delta_bytes: the peak and the change for this process's tensors on the
             current GPU; 0 without a GPU.
-        top_allocations: pairs of `file:line` and the bytes of tensors created there, including
-            freed ones; the largest first.
     """
 
     name: str
@@ -33,7 +28,6 @@ class MemoryProfile:
     peak_bytes: int = 0
     gpu_peak_bytes: int = 0
     gpu_delta_bytes: int = 0
-    top_allocations: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def delta_bytes(self) -> int:
@@ -57,29 +51,24 @@ class MemoryProfile:
             peak=_mib(self.gpu_peak_bytes),
             left_mib=left_on_gpu,
         )
-        made = [f"  {_mib(size)} by {line}" for line, size in self.top_allocations]
-        return [whole, *([on_gpu] if self.gpu_peak_bytes else []), *made]
+        return [whole, *([on_gpu] if self.gpu_peak_bytes else [])]
 
 
 @contextmanager
 def profile_memory(name: str) -> Iterator[MemoryProfile]:
-    """Measure the memory use of a block. The yielded profile is filled in when the block ends.
-
-    Finding the lines that allocate makes each operation some ten microseconds slower.
-    """
+    """Measure the memory use of a block. The yielded profile is filled in when the block ends."""
     profile = MemoryProfile(name)
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
         profile.gpu_delta_bytes = -torch.cuda.memory_allocated()
-    with peak_memory(torch.device("cpu")) as peak, AllocationCounter() as counter:
+    with peak_memory(torch.device("cpu")) as peak:
         profile.before_bytes = peak.now()
         try:
             yield profile
         finally:
             profile.after_bytes = peak.now()
             profile.peak_bytes = max(peak.read(), profile.after_bytes)
-            profile.top_allocations = counter.top(NUM_SHOWN)
             if on_gpu:
                 profile.gpu_peak_bytes = torch.cuda.max_memory_allocated()
                 profile.gpu_delta_bytes += torch.cuda.memory_allocated()

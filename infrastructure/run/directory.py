@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from infrastructure.backup.format.manifest import VersionName
 from infrastructure.backup.format.store import Store
@@ -18,7 +18,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.methods import SFT
 from infrastructure.core.checksums import read_record
 from infrastructure.core.errors import DamagedFileError, InputError
-from infrastructure.core.json_text import as_list, as_object, as_text, parse_json
+from infrastructure.core.json_text import as_list, as_object, as_text, json_of
 from infrastructure.core.transliteration import in_ascii
 from infrastructure.monitoring.records.run_list import (
     RUN_FILE,
@@ -113,6 +113,14 @@ class RunDirectory:
             raise InputError("run.run_file_without_configuration", run_file=self.run_file)
         return cast(RunRecord, contents)
 
+    def read_model(self) -> dict[str, Any]:
+        """Return the description of the model in run.json.
+
+        Raises:
+            ValueError: as for `read_run`.
+        """
+        return dict(self.read_run().get("model") or {})
+
     def read_configuration(self) -> DeploymentConfig:
         """Return the configuration with which the run began.
 
@@ -156,11 +164,7 @@ class RunDirectory:
         """Return whether `TemperCallback` wrote the run, so that only its own script can
         resume it.
         """
-        try:
-            contents = parse_json(self.run_file.read_text())
-        except (OSError, ValueError):
-            return False
-        return isinstance(contents, dict) and is_of_a_script(contents)
+        return is_of_a_script(json_of(self.run_file))
 
     def masked(self) -> list[str]:
         """Return the keys of the configuration whose values are secret and are not recorded."""

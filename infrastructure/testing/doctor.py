@@ -170,14 +170,10 @@ def verdict(findings: list[Diagnosis]) -> str:
     num_failed = sum(finding.level == "fail" for finding in findings)
     num_warned = sum(finding.level == "warn" for finding in findings)
     if num_failed:
-        return phrase("testing.not_ready_to_train", problems=_counted(num_failed, "problem"))
+        return phrase("testing.not_ready_to_train", num_problems=num_failed)
     if num_warned:
-        return phrase("testing.ready_with_warnings", warnings=_counted(num_warned, "warning"))
+        return phrase("testing.ready_with_warnings", num_warnings=num_warned)
     return phrase("testing.ready_to_train")
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def exit_code(findings: list[Diagnosis]) -> ExitCode:

@@ -17,7 +17,6 @@ from infrastructure.data.data_pipeline import DataPipeline
 from infrastructure.data.encoding.chat_format import (
     GENERATION_TAG,
     TEMPLATE_DATE,
-    FormatError,
     marks_without_token,
     special_tokens,
 )
@@ -61,9 +60,8 @@ def check_labels(subject: Subject) -> CheckResult:
     numbers = {"learnt_share": share, "num_examples": float(len(examples))}
     if wrong:
         return CheckResult("labels", "fail", wrong, phrase("testing.preview_data"), numbers=numbers)
-    text = phrase(
-        "testing.trained_token_share", percent=100 * share, examples=_examples(len(examples))
-    )
+    about = {"percent": 100 * share, "num_examples": len(examples)}
+    text = phrase("testing.trained_token_share", **about)
     report = subject.data.report if isinstance(subject.data, DataPipeline) else None
     if report is not None and report.left_out:
         first = report.left_out[0]
@@ -185,16 +183,14 @@ def check_ends(subject: Subject) -> CheckResult:
             text = phrase("testing.end_token_never_hidden", tokens=names)
             remedy = phrase("testing.add_end_of_turn")
             return CheckResult(END_OF_ANSWERS, "fail", text, remedy, numbers=numbers)
-        text = phrase(
-            "testing.answer_ends_trained", answers_end=_all_end(len(examples)), tokens=names
-        )
+        text = phrase("testing.answer_ends_trained", num_answers=len(examples), tokens=names)
         return CheckResult(END_OF_ANSWERS, "pass", text, numbers=numbers)
     wanted, reached = _targets(subject, ended[: len(subject.sample)])
     if np.isin(reached, list(stops)).sum() < np.isin(wanted, list(stops)).sum():
         text = phrase("testing.end_token_not_in_loss", tokens=names)
         remedy = phrase("testing.end_token_is_padding")
         return CheckResult(END_OF_ANSWERS, "fail", text, remedy, numbers=numbers)
-    text = phrase("testing.answer_ends_trained", answers_end=_all_end(len(examples)), tokens=names)
+    text = phrase("testing.answer_ends_trained", num_answers=len(examples), tokens=names)
     return CheckResult(END_OF_ANSWERS, "pass", text, numbers=numbers)
 
 
@@ -209,18 +205,6 @@ def _none_ends(subject: Subject) -> bool:
         and data.report.shape != TEXT
         and data.config.train_on != "all"
         and not data.report.end_tokens
-    )
-
-
-def _examples(number: int) -> str:
-    return "1 example" if number == 1 else f"{number} examples"
-
-
-def _all_end(num_answers: int) -> str:
-    return (
-        phrase("testing.only_answer_ends")
-        if num_answers == 1
-        else phrase("testing.all_answers_end", num_answers=num_answers)
     )
 
 
@@ -282,19 +266,9 @@ def check_answers(subject: Subject) -> CheckResult:
             "answers", "warn" if spelt else "fail", first_wrong, remedy, numbers=numbers
         )
     text = phrase("testing.answers_trained", num_answers=num_answers)
-    if num_answers == 1:
-        text = phrase(
-            "testing.only_answer_trained_truncated" if num_cut else "testing.only_answer_trained"
-        )
-    elif num_cut:
-        were_cut = (
-            phrase("testing.one_answer_truncated")
-            if num_cut == 1
-            else phrase("testing.several_answers_truncated", num_truncated=num_cut)
-        )
-        text = phrase(
-            "testing.answers_trained_some_truncated", num_answers=num_answers, truncated=were_cut
-        )
+    if num_cut:
+        about = {"num_answers": num_answers, "num_truncated": num_cut}
+        text = phrase("testing.answers_trained_some_truncated", **about)
     return CheckResult("answers", "pass", text, numbers=numbers)
 
 
@@ -516,21 +490,8 @@ def check_template(subject: Subject) -> CheckResult:
         ids, bos = example.input_ids, subject.tokenizer.bos_token_id
         if bos is not None and len(ids) > 1 and ids[0] == ids[1] == bos:
             text = phrase("testing.duplicate_bos", number=number)
-            return CheckResult("prompts", "fail", text, _remedy_for_bos(pipeline))
+            return CheckResult("prompts", "fail", text, phrase("testing.remove_second_bos"))
     return check_prompts(pipeline)
-
-
-def _remedy_for_bos(pipeline: DataPipeline) -> str:
-    """Return advice on how to avoid a second BOS token, depending on where it comes from."""
-    encoder = ConversationEncoder(pipeline.tokenizer, max_length=pipeline.config.max_length)
-    bos = pipeline.tokenizer.bos_token_id
-    try:
-        is_templates = encoder.prompt_ids([Turn("user", "How much is 2 + 3?")])[:2] == [bos, bos]
-    except FormatError:
-        is_templates = True
-    return phrase(
-        "testing.remove_bos_from_template" if is_templates else "testing.remove_bos_from_rows"
-    )
 
 
 def check_prompts(pipeline: DataPipeline) -> CheckResult:
@@ -541,10 +502,7 @@ def check_prompts(pipeline: DataPipeline) -> CheckResult:
     for ids, nearest in zip(prompts, _nearest_examples(pipeline, prompts), strict=True):
         if not begins_with(pipeline.tokenizer, nearest, ids):
             return _differ(pipeline, ids, nearest)
-    which = phrase("testing.held_out_prompts", num_prompts=len(prompts))
-    if len(prompts) == 1:
-        which = phrase("testing.only_held_out_prompt")
-    text = phrase("testing.prompts_match", prompts=which)
+    text = phrase("testing.prompts_match", num_prompts=len(prompts))
     return CheckResult("prompts", "pass", text, numbers={"num_prompts": float(len(prompts))})
 
 

@@ -142,10 +142,8 @@ def check_isolation(subject: Subject) -> CheckResult:
         )
         remedy = phrase("testing.disable_packing") if layout == "packed" else ""
         return CheckResult(name, "fail", text, remedy, numbers=numbers)
-    text = phrase("testing.only_one_example")
-    if len(examples) > 1:
-        where = "one row" if layout == "packed" else "one batch"
-        text = phrase("testing.examples_are_isolated", num_examples=len(examples), container=where)
+    where = "one row" if layout == "packed" else "one batch"
+    text = phrase("testing.examples_are_isolated", num_examples=len(examples), container=where)
     return CheckResult(name, "pass", text, numbers=numbers)
 
 
@@ -183,9 +181,7 @@ def check_accumulation(subject: Subject) -> CheckResult:
         text = phrase("testing.micro_batches_change_gradient", difference=difference)
         remedy = phrase("testing.divide_by_total_items")
         return CheckResult("accumulation", "fail", text, remedy, numbers=numbers)
-    text = phrase("testing.one_example_not_split")
-    if len(examples) > 1:
-        text = phrase("testing.micro_batches_keep_gradient", num_examples=len(examples))
+    text = phrase("testing.micro_batches_keep_gradient", num_examples=len(examples))
     return CheckResult("accumulation", "pass", text, numbers=numbers)
 
 

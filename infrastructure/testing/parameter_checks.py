@@ -107,10 +107,9 @@ def check_start(subject: Subject) -> CheckResult:
     model: Any = subject.model
     if not has_lora(model) or not subject.reads_text:
         return CheckResult(name, "skipped", phrase("testing.model_without_lora"))
-    if not hasattr(model, "disable_adapter") or subject.trainer.model_config.lora_config is None:
-        return CheckResult(name, "skipped", phrase("testing.lora_already_trained"))
-    moved = [p for n, p in model.named_parameters() if "lora_B" in n and bool(p.detach().any())]
-    if moved:
+    is_new = hasattr(model, "disable_adapter") and subject.trainer.model_config.lora_config
+    has_moved = any("lora_B" in n and bool(p.detach().any()) for n, p in model.named_parameters())
+    if not is_new or has_moved:
         return CheckResult(name, "skipped", phrase("testing.lora_already_trained"))
     with preserve_subject(subject):
         disable_randomness(subject)

@@ -6,7 +6,7 @@ measures the speed.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -68,19 +68,12 @@ UNIT: tuple[Check, ...] = (
 INTEGRATION: tuple[Check, ...] = (check_steps, check_learning, check_resume, check_saved_model)
 
 
-def run_checks(
-    checks: Sequence[Check], subject: Subject, group: Group = "unit"
-) -> list[CheckResult]:
-    """Run each check in turn, and time it.
+def run_check(check: Check, subject: Subject, group: Group = "unit") -> CheckResult:
+    """Run one check, and time it.
 
     A check that raises an error counts as failed, because the training would raise it, too. A check
     that runs out of memory counts as skipped, because the training would use smaller micro-batches.
     """
-    return [run_check(check, subject, group) for check in checks]
-
-
-def run_check(check: Check, subject: Subject, group: Group) -> CheckResult:
-    """Run one check, and time it."""
     name = check.__name__.removeprefix("check_").replace("_", " ")
     started = time.perf_counter()
     gives_way = False
@@ -120,10 +113,10 @@ def preflight(
         PreflightError: a check failed; the text names each failed check, and says what to do.
     """
     subject = Subject(trainer)
-    own = run_checks(own_checks(subject), subject)
+    own = [run_check(check, subject) for check in own_checks(subject)]
     results = [machine_check(output_dir), *own]
     if not has_failed(own):  # otherwise the others would report the same again
-        results += run_checks(UNIT, subject)
+        results += [run_check(check, subject) for check in UNIT]
     if has_begun:
         results = [_as_warning(r) if r.name == END_OF_ANSWERS else r for r in results]
     if failed := [result for result in results if result.status == "fail"]:

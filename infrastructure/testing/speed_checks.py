@@ -2,23 +2,21 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TypedDict, TypeGuard
+from typing import TypeGuard
 
 import torch
 
 from infrastructure.core.cache_folder import cache_directory
 from infrastructure.core.hardware import processor
-from infrastructure.core.json_cache import JsonCache, Key
+from infrastructure.core.json_cache import JsonCache
 from infrastructure.core.messages import phrase
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import NUM_CANDIDATES, Subject, disable_randomness, undone
 from infrastructure.training.forward.gradient_accumulation import one_step
-from infrastructure.training.resume.fingerprint import installed_versions
 from infrastructure.training.sizing.micro_batch_memory import describe_device
 from infrastructure.training.strategies.trial import first_step
 
@@ -36,14 +34,6 @@ NUM_DEVIATIONS = 4.0
 TO_STANDARD_DEVIATION = 1.4826  # of the median absolute deviation, for normal noise
 
 Numbers = dict[str, float]
-
-
-class Measurement(TypedDict):
-    """The times of one measurement; `about` is further information that is not compared."""
-
-    time: float
-    numbers: Numbers
-    about: Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -66,40 +56,11 @@ class SpeedComparison:
         return self.ratio > self.allowed
 
 
-class Baselines:
-    """The file of earlier measurements.
-
-    Args:
-        directory: the directory of the file; created when a measurement is added.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._kept = JsonCache(directory / FILE, "the baseline", _is_list_of_measurements)
-
-    def earlier(self, key: Key) -> list[Numbers]:
-        """Return the earlier measurements with this key, the oldest first."""
-        return [taken["numbers"] for taken in self._kept.get(key) or []]
-
-    def keep(self, key: Key, numbers: Numbers, about: Mapping[str, object]) -> None:
-        """Add a measurement to the file. If the file cannot be written, this is only logged.
-
-        Args:
-            about: further information to store, such as versions, which is not compared.
-        """
-        taken: Measurement = {"time": time.time(), "numbers": numbers, "about": about}
-        self._kept.put(key, [*(self._kept.get(key) or []), taken][-MOST_KEPT:])
-
-    def forget(self, key: Key) -> None:
-        """Discard all measurements with this key; the next measurement becomes the baseline."""
-        self._kept.forget(key)
-
-
-def _is_list_of_measurements(value: object) -> TypeGuard[list[Measurement]]:
+def _are_measurements(value: object) -> TypeGuard[list[Numbers]]:
     return isinstance(value, list) and all(
-        isinstance(taken, dict)
-        and isinstance(taken.get("numbers"), dict)
-        and all(isinstance(n, int | float) and n > 0 for n in taken["numbers"].values())
-        for taken in value
+        isinstance(numbers, dict)
+        and all(isinstance(n, int | float) and n > 0 for n in numbers.values())
+        for numbers in value
     )
 
 
@@ -130,10 +91,9 @@ def check_speed(subject: Subject, *, rebaseline: bool = False) -> CheckResult:
     The fastest of five repeats counts, and a time that is slower than before is measured again, so
     that other load on the machine is not taken for a regression.
     """
-    baselines, key = Baselines(_directory(subject)), work_of(subject)
-    if rebaseline:
-        baselines.forget(key)
-    earlier = baselines.earlier(key)
+    file = cache_directory(subject.trainer.cache_config.directory) / FILE
+    kept, key = JsonCache(file, "the baseline", _are_measurements), work_of(subject)
+    earlier = [] if rebaseline else kept.get(key) or []
     numbers = measure_times(subject)
     for _ in range(MAX_MEASUREMENTS - 1):
         if not _slower(earlier, numbers):
@@ -150,7 +110,7 @@ def check_speed(subject: Subject, *, rebaseline: bool = False) -> CheckResult:
             "performance",
             shown,
         )
-    baselines.keep(key, numbers, {"versions": installed_versions()})
+    kept.put(key, [*earlier, numbers][-MOST_KEPT:])
     text = phrase(
         "testing.training_speed",
         tokens_per_second=shown["tokens_per_second"],
@@ -180,10 +140,6 @@ def _described(slower: list[SpeedComparison]) -> str:
         for c in slower
     ]
     return "; ".join(parts)
-
-
-def _directory(subject: Subject) -> Path:
-    return cache_directory(subject.trainer.cache_config.directory)
 
 
 def _num_tokens(subject: Subject) -> int:

@@ -8,7 +8,7 @@ No run is started. The checks use a model of their own, and undo their changes t
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,15 +17,12 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.callbacks import do_nothing
-from infrastructure.core.files import write_json, write_text
+from infrastructure.core.files import write_json
 from infrastructure.core.messages import phrase
 from infrastructure.data.preparation.doubts import (
     UnconfirmedDataError,
     check_meant,
 )
-from infrastructure.monitoring.drawing.html import Markup, element, facts
-from infrastructure.monitoring.drawing.html_page import page
-from infrastructure.monitoring.report.check_section import check_tables
 from infrastructure.testing.own_part_checks import own_checks
 from infrastructure.testing.preflight import (
     INTEGRATION,
@@ -107,24 +104,34 @@ class CheckPipeline:
         return [result for group in self.results.values() for result in group]
 
     def generate_test_report(self, folder: Path | None = None) -> dict[str, Any]:
-        """Write `report.html` and `report.json`; run the checks first if there are no results yet.
+        """Write `report.json`; run the checks first if there are no results yet.
 
         Args:
-            folder: where to write the files; None: a folder in `checks/` of the output folder,
+            folder: where to write the file; None: a folder in `checks/` of the output folder,
                 named by the time.
 
         Returns:
-            The content of report.json, and the paths of both files.
+            The content of the file, and its `path`.
 
         Raises:
-            OSError: a file cannot be written.
+            OSError: the file cannot be written.
         """
         if not self.results:
             self.run_all_tests()
+        results = self.all_results
+        report = {
+            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "verdict": verdict(results),
+            "passed": not has_failed(results),
+            "counts": count(results),
+            "checks": [result.to_dict() for result in results],
+            "about": self.about,
+        }
         name = time.strftime("%Y%m%d-%H%M%S")
-        return write_check_report(
-            folder or Path(self.config.output_dir) / "checks" / name, self.all_results, self.about
-        )
+        file = (folder or Path(self.config.output_dir) / "checks" / name) / "report.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, report)
+        return {**report, "path": str(file)}
 
     def _subject(self, folder: Path) -> Subject:
         """Return the subject to check, which can create more trainers with the same tokenizer."""
@@ -186,9 +193,6 @@ def create_test_pipeline(config: DeploymentConfig | None = None, **options: Any)
     return CheckPipeline(config if config is not None else load_config(), **options)
 
 
-HTML, JSON = "report.html", "report.json"
-
-
 def describe_subject(subject: Subject) -> dict[str, object]:
     """Return a description of what is checked: model, data, precision, device, versions."""
     trainer = subject.trainer
@@ -201,51 +205,3 @@ def describe_subject(subject: Subject) -> dict[str, object]:
         "device": str(subject.device),
         "versions": installed_versions(),
     }
-
-
-def report_of(results: Sequence[CheckResult], about: Mapping[str, object]) -> dict[str, object]:
-    """Return the whole report as JSON values."""
-    return {
-        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "verdict": verdict(results),
-        "passed": not has_failed(results),
-        "counts": count(results),
-        "checks": [result.to_dict() for result in results],
-        "about": dict(about),
-    }
-
-
-def write_check_report(
-    folder: Path, results: Sequence[CheckResult], about: Mapping[str, object]
-) -> dict[str, object]:
-    """Write the report as HTML and as JSON into `folder`, which is created if necessary.
-
-    Returns:
-        The content of the JSON file, and the `paths` of both files.
-
-    Raises:
-        OSError: a file cannot be written.
-    """
-    report = report_of(results, about)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / JSON, report)
-    write_text(folder / HTML, render_check_report(report))
-    return {**report, "paths": {"html": str(folder / HTML), "json": str(folder / JSON)}}
-
-
-def render_check_report(report: Mapping[str, Any]) -> str:
-    """Return the report as a self-contained HTML page."""
-    outcome = "finished" if report["passed"] else "failed"
-    word = "passed" if report["passed"] else "failed"
-    header = element(
-        "header",
-        element("div", "Temper · checks", css_class="over"),
-        element("h1", "Checks", element("span", word, css_class=f"status {outcome}")),
-        element("p", report["verdict"], css_class="lead"),
-        element("p", f"made {report['created']}", css_class="soft"),
-    )
-    return page("Checks · Temper", header, *check_tables(report["checks"]), _about(report))
-
-
-def _about(report: Mapping[str, Any]) -> Markup:
-    return element("section", element("h2", "What was checked"), facts(report["about"]))

@@ -33,7 +33,8 @@ def cost_of(bench: Workbench, arm: Arm) -> float:
     trainer = build(arm, bench.new_model(0, arm.num_layers), data, seed=0, rate=1e-3, steps=1)
     rack = Rack(trainer.initialize_model())
     phases = trainer.strategy.phases(rack.model, 1)
-    return cost_per_epoch(arm, rack, phases, getattr(trainer.strategy, "plan", None))
+    stacks = getattr(trainer.strategy, "stacks", None)
+    return cost_per_epoch(arm, rack, phases, getattr(stacks, "plan", None))
 
 
 @pytest.mark.parametrize(

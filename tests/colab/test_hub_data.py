@@ -1,7 +1,6 @@
 """Data from the Hugging Face Hub, played by a server on this machine."""
 
 import hashlib
-import json
 import re
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import colab
 from colab import transfer
 from colab.fetching_data import fetch_from_hub
 from infrastructure.core.errors import DataError, StorageError
-from infrastructure.data.readers.sources import discover
 from tests.colab.file_server import LOGIN_PAGE, FileServer, Served
 
 ROWS = b'{"prompt": "1?", "completion": "1."}\n' * 400
@@ -90,26 +88,6 @@ def test_an_address_of_no_file_is_refused(address: str, tmp_path: Path) -> None:
         colab.fetch_dataset(address, folder=tmp_path)
 
 
-def test_a_whole_data_set_is_written_into_a_folder_that_can_be_trained_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    own = tmp_path / "me" / "chats"  # the library takes a folder of this name for the data set
-    own.mkdir(parents=True)
-    rows = [{"prompt": f"{i}?", "completion": f"{i}."} for i in range(10)]
-    (own / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr("colab.fetching_data.may_be_on_the_hub", lambda place: True)
-    with monkeypatch.context() as full:
-        full.setattr(transfer, "disk_free_bytes", lambda folder: transfer.SPARE_BYTES)
-        with pytest.raises(StorageError, match=r"notebook\.not_enough_space\("):
-            colab.fetch_dataset("me/chats@train[:4]", folder=tmp_path / "local")
-    path = colab.fetch_dataset("me/chats@train[:4]", folder=tmp_path / "local")
-    (file,) = discover(str(path))
-    assert [row.values for row in file.rows()] == rows[:4]
-    (own / "train.jsonl").unlink()
-    assert colab.fetch_dataset("me/chats@train[:4]", folder=tmp_path / "local") == path
-    with pytest.raises(ValueError, match=r"notebook\.hash_of_no_file\("):
-        colab.fetch_dataset("me/chats@train[:4]", sha256="0" * 64)
+def test_a_whole_data_set_is_read_by_its_name_instead(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"notebook\.nothing_to_fetch\(source='me/chats@train'"):
+        colab.fetch_dataset("me/chats@train", folder=tmp_path)

@@ -35,9 +35,10 @@ def test_measuring_shows_time_and_memory_and_trains_nothing(
     assert "deployment.forecast_summary" in shown(form)
     assert not (tmp_path / "runs").exists()
     type_into(form, "training.batch_size", "2")
-    assert "Measured with training.batch_size 4: deployment.forecast_" in shown(form)
+    assert "deployment.forecast_summary" not in shown(form)
+    assert "notebook.cost_measured_later()" in shown(form)
     type_into(form, "training.batch_size", "4")
-    assert "Measured with" not in shown(form)
+    assert "deployment.forecast_summary" in shown(form)
 
 
 def test_what_cannot_be_measured_is_reported_in_the_form(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ import pytest
 
 from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.format.store import Store
+from infrastructure.backup.inventory import size_bytes_of
 from infrastructure.backup.replication.status import ENDED, BackupStatus, live_status, write_status
 from infrastructure.backup.run_backup import STATUS_FILE
 from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.commands import backup as backup_command
-from infrastructure.commands.checkpoints import describe
 from infrastructure.commands.main import main
 from infrastructure.commands.resume import resume
 from infrastructure.config.merging.precedence import GivenValue, Layer, Source
@@ -387,9 +387,6 @@ def test_what_was_never_copied_there_is_not_called_whole(
         out = capsys.readouterr().out
         assert f"Run {run.name}" in out
         assert all(part in out.splitlines()[-1] for part in shown), out
-    assert main(["backup", "verify", "--place", str(other)]) == ExitCode.FAILED
-    command = f"commands.command_backup_verify(run=20260101-000000-another-0000) {other}"
-    assert (command in capsys.readouterr().out) == is_there
     shutil.rmtree(run / "checkpoints/versions")
     capsys.readouterr()
     assert main(["backup", "verify", run.name, "--place", str(other)]) == ExitCode.WRONG_INPUT
@@ -659,10 +656,11 @@ def test_people_read_lines(run: Path, place: Path, lines: Any) -> None:
     store, name = Store(run / "checkpoints"), run.name
     versions = store.versions()
     size = {
-        step: format_bytes(describe(store, one)["size_bytes"])
+        step: format_bytes(size_bytes_of(store.read(one)))
         for one, step in zip(versions, (3, 2, 1, 0), strict=True)
     }
     saved = {one: format_moment(store.read(one).created) for one in versions}
+    kind = {store.read(one).step: store.read(one).kind for one in versions}
     score = format_number(store.read(versions[0]).score or 0)
     there = [f"{what} {place}: {INTACT}" for what in ("step 3", "final/", "report/")]
     here = [f"step {step} here: {INTACT}" for step in (3, 2, 1, 0)]
@@ -687,13 +685,13 @@ def test_people_read_lines(run: Path, place: Path, lines: Any) -> None:
     assert (code, heading) == (0, f"Run {name}")
     places = f"here, {place}"
     assert table_of(listed) == [
-        ["version", "saved", "score", "size", "lies"],
+        ["checkpoint", "kind", "saved", "score", "size", "stored"],
         [
-            *("step 3", saved[versions[0]], score, size[3]),
+            *("step 3", kind[3], saved[versions[0]], score, size[3]),
             places if len(places) <= 60 else f"{places[:59]}…",
         ],
         *(
-            [f"step {step}", saved[versions[3 - step]], "–", size[step], "here"]
+            [f"step {step}", kind[step], saved[versions[3 - step]], "–", size[step], "here"]
             for step in (2, 1, 0)
         ),
     ]
@@ -725,11 +723,11 @@ def test_people_read_what_is_not_safe_yet(run: Path, place: Path, lines: Any) ->
     assert lines("status", run.name) == (0, [*known, "commands.work_would_be_lost(age=…)"])
     _, listed = lines("list", run.name)
     assert [row[0] for row in table_of(listed[1:])][1:] == [
-        *("step 5", "step 3", f"{second[:12]} damaged", "step 1", "step 0")
+        *("step 5", "step 3", second[:12], "step 1", "step 0")
     ]
-    assert table_of(listed[1:])[3][1:] == ["–", "–", "here"]
+    assert table_of(listed[1:])[3][1:] == ["damaged", "backup.manifest_changed()", "here"]
     code, shown = lines("verify", run.name)
-    assert (code, shown[3]) == (1, f"{second[:14]} here: backup.manifest_changed()")
+    assert (code, shown[3]) == (1, f"{second[:12]} here: backup.manifest_changed()")
     assert shown[-1] == "commands.num_intact(num_intact=7, total=8)"
     resuming = f"commands.restored_run_command(command=temper resume {run}@3)"
     restored = f"commands.run_restored(run_id={run.name}, step=3){resuming}"

@@ -112,7 +112,7 @@ def test_what_is_given_reaches_the_checks(
     flag: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[object] = []
-    report = {"verdict": "fine", "paths": {"html": "page.html"}}
+    report = {"verdict": "fine", "path": "report.json"}
 
     def has_failed(strict: bool) -> bool:
         calls.append(strict)
@@ -136,7 +136,7 @@ def test_what_is_given_reaches_the_checks(
     if flag == "--json":
         assert lines == [json.dumps(report)]
     else:
-        assert lines[-3:] == ["a check", "fine", "report: page.html"]
+        assert lines[-3:] == ["a check", "fine", "report: report.json"]
 
 
 def test_wrong_input_is_exit_code_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,7 @@ def test_checkpoints_are_listed_with_what_they_are(
     (row,) = printed(capsys)["checkpoints"]
     assert (row["step"], row["kind"], row["healthy"]) == (2, "scheduled", True)
     assert row["size_bytes"] > 10_000
-    assert Path(row["path"]).is_file()
+    assert row["places"] == ["here"]
 
 
 def test_verifying_finds_what_is_damaged_and_fails_by_its_exit_code(
@@ -72,7 +72,9 @@ def test_verifying_finds_what_is_damaged_and_fails_by_its_exit_code(
     assert main(["checkpoints", "verify", run.name]) == ExitCode.FAILED
     out = capsys.readouterr().out
     assert "commands.num_intact(num_intact=3, total=4)" in out
-    assert re.search(r"step 2: backup\.object_problem\(.*problem=backup\.object_bytes_changed", out)
+    assert re.search(
+        r"step 2 here: backup\.object_problem\(.*problem=backup\.object_bytes_changed", out
+    )
     assert main(["checkpoints", "verify", run.name, "--json"]) == ExitCode.FAILED
     found = printed(capsys)
     assert found["damaged"] == 1
@@ -123,21 +125,22 @@ def test_what_is_stored_is_shown_as_it_is(
     write_record(run / "run.json", {"run_id": "mine", "configuration": configuration})
     assert main(["checkpoints", "verify", str(run)]) == ExitCode.FAILED
     assert capsys.readouterr().out.splitlines() == [
-        f"{last[:12]}: backup.manifest_changed()",
-        "step 5: commands.version_intact()",
+        f"{last[:12]} here: backup.manifest_changed()",
+        "step 5 here: commands.version_intact()",
         "commands.num_intact(num_intact=1, total=2)",
     ]
     assert main(["checkpoints", "list", str(run), "--json"]) == ExitCode.DONE
-    paths = {name: str(store.manifest_path(name).resolve()) for name in (first, last)}
+    unknown = dict.fromkeys(("step", "kind", "created", "healthy", "score", "size_bytes"))
     assert printed(capsys) == {
         "run": "mine",
         "path": str(run.resolve()),
+        "metric": "exact_match",
         "checkpoints": [
-            {"name": last, "path": paths[last], "problem": "backup.manifest_changed()"},
+            {"name": last, "places": ["here"], **unknown, "problem": "backup.manifest_changed()"},
             {
-                **{"name": first, "path": paths[first], "problem": None, "step": 5},
-                **{"kind": "scheduled", "healthy": True, "saved": found[first].created},
-                **{"size_bytes": 0, "best_metric": "exact_match", "score": 0.25},
+                **{"name": first, "places": ["here"], "problem": None, "step": 5},
+                **{"kind": "scheduled", "healthy": True, "created": found[first].created},
+                **{"size_bytes": 0, "score": 0.25},
             },
         ],
     }
@@ -216,7 +219,7 @@ def test_a_run_where_an_action_belongs_is_answered_with_the_action(
     [
         (
             "my-run",
-            r"unknown_command\(word=my-run.*or_list_run_of_this_name\(.*checkpoints, run=my-run",
+            r"unknown_command\(word=my-run, known=list, verify",
         ),
         ("lst", r"unknown_command_meant\(word=lst, meant=temper checkpoints list\)"),
         ("runs/my-run", "commands.action_missing_before_run"),

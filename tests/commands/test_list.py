@@ -58,8 +58,6 @@ def test_the_runs_of_a_folder_are_listed_the_newest_first(
     assert main(["list"]) == ExitCode.DONE
     newest = capsys.readouterr().out.splitlines()[2]
     assert re.split("  +", newest) == ["2027-c", "preparing", *"––––"]
-    assert main(["list", "my run"]) == ExitCode.WRONG_INPUT
-    assert "commands.list_takes_no_run(word=my run, quoted='my run')" in capsys.readouterr().err
     assert main(["watch", "2026-b/", "--once"]) == ExitCode.DONE
     assert main(["runs"]) == ExitCode.WRONG_INPUT
     assert "unknown_command_meant(word=runs, meant=temper list)" in capsys.readouterr().err

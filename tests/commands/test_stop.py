@@ -40,7 +40,6 @@ def test_the_run_or_what_is_being_prepared_is_stopped(
         return is_stopped
 
     monkeypatch.setattr(detached, "preparing", prepared)
-    monkeypatch.setattr(detached, "stop_preparing", stop)
     monkeypatch.setattr(detached, "stop", stop)
     code = main(["stop", *words, "--output", str(tmp_path)])
     assert code == (ExitCode.DONE if is_stopped else ExitCode.FAILED)

@@ -1,5 +1,7 @@
 """Words of other tools get what the same thing is called here, which is there."""
 
+from pathlib import Path
+
 import pytest
 
 from infrastructure.commands.main import create_parser
@@ -8,9 +10,8 @@ from infrastructure.commands.unknown_words import COMMANDS_ELSEWHERE
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.elsewhere import ABSENT, SAME
 from infrastructure.config.schema import schema_of
-from infrastructure.config.sources.flags import ALIASES, as_flags, flag_names
+from infrastructure.config.sources.flags import ALIASES, as_flag, flag_names
 from infrastructure.config.sources.load import load_config
-from infrastructure.config.sources.spelling import as_flag
 from infrastructure.core.messages import spelled_by
 
 FIELDS = schema_of(DeploymentConfig).fields
@@ -45,12 +46,13 @@ def test_what_is_named_is_there_and_takes_the_value() -> None:
 def test_it_is_named_for_a_flag_a_key_and_a_field() -> None:
     flags = known_flags(PARSER, "train")
     for name in (*SAME, *ABSENT):
-        typed = " and ".join(as_flags([setting]) for setting in SAME.get(name, ()))
+        pairs = (setting.partition("=") for setting in SAME.get(name, ()))
+        typed = " and ".join(as_flag(key, value) for key, _, value in pairs)
         if flag_of(name) not in flags:
             with spelled_by(as_flag):
                 assert advice(name, typed) in refusal("train", flag_of(name)), name
-        is_of_stacks = name == "qlora" or f"training.{name}" in FIELDS
-        for section in ("model",) if is_of_stacks else ("training", "model"):
+        sections = ["model"] if name == "qlora" else ["training", "model"]  # that of stacks
+        for section in [each for each in sections if f"{each}.{name}" not in FIELDS]:
             with pytest.raises(
                 ValueError, match=r"config\.(key_of_another_tool|unknown_key)"
             ) as raised:
@@ -146,6 +148,47 @@ def test_a_hint_is_right_or_there_is_none(flag: str, hint: str) -> None:
     with spelled_by(as_flag):
         assert f"'{flag}'" in refusal("train", flag)
         assert hint in refusal("train", flag)
+
+
+OF_TOOLS = {
+    "Axolotl": "base_model: model.name, load_in_4bit: model.quantization=4bit, sequence_len: "
+    "data.max_length, datasets: data.path, val_set_size: data.validation_split, lora_r: "
+    "model.lora_config.r, lora_alpha: model.lora_config.alpha, lora_dropout: "
+    "model.lora_config.dropout, lora_target_modules: model.lora_config.target_modules, "
+    "lora_target_linear: model.lora_config.target_modules, lora_model_dir: model.name, "
+    "peft_use_dora: model.lora_config.use_dora=true, micro_batch_size: training.batch_size, "
+    "gradient_accumulation_steps: training.gradient_accumulation, lr_scheduler: "
+    "training.scheduler_type, train_on_inputs: data.train_on=all, sample_packing: data.packing, "
+    "flash_attention: model.attention=flash_attention_2, saves_per_epoch: "
+    "training.checkpoint_interval, wandb_name: run_name, fsdp_config: training.shard=yes",
+    "LLaMA-Factory": "model_name_or_path: model.name, adapter_name_or_path: model.name, "
+    "finetuning_type: model.lora_config, lora_rank: model.lora_config.r, lora_target: "
+    "model.lora_config.target_modules, quantization_bit: model.quantization, cutoff_len: "
+    "data.max_length, dataset: data.path, template: data.chat_template, "
+    "per_device_train_batch_size: training.batch_size, num_train_epochs: training.num_epochs, "
+    "train_on_prompt: data.train_on=all, neat_packing: data.packing, pref_beta: training.beta",
+    "Unsloth": "max_seq_length: data.max_length, r: model.lora_config.r, lora_alpha: "
+    "model.lora_config.alpha, target_modules: model.lora_config.target_modules, "
+    "use_gradient_checkpointing: training.gradient_checkpointing, random_state: training.seed",
+    "TRL": "dataset_name: data.path, lora_r: model.lora_config.r, use_peft: model.lora_config, "
+    "peft_config: model.lora_config, attn_implementation: model.attention, eval_strategy: "
+    "training.validation_interval, save_steps: training.checkpoint_frequency, optim: "
+    "training.optimizer, teacher_model_name_or_path: training.teacher, num_warmup_steps: "
+    "training.warmup_steps",
+}
+
+
+@pytest.mark.parametrize("tool", OF_TOOLS)
+def test_the_keys_of_another_tool_s_file_lead_to_ours(tool: str, tmp_path: Path) -> None:
+    expected = dict(pair.split(": ") for pair in OF_TOOLS[tool].split(", "))
+    file = tmp_path / "theirs.yaml"
+    file.write_text("".join(f"{name}: 3\n" for name in expected))
+    with pytest.raises(ValueError, match=r"config\.key_of_another_tool") as raised:
+        load_config(file, environment={})
+    assert [line.partition(" (")[0] for line in str(raised.value).splitlines()] == [
+        f"config.key_of_another_tool(key={name}, advice=config.called_here(settings={ours}))"
+        for name, ours in expected.items()
+    ]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from infrastructure.core import gpu_readings as module
-from infrastructure.core.gpu_readings import GpuReading, GpuReadings, readings_over
-from infrastructure.core.hardware import GIB, MIB
+from infrastructure.core.gpu_readings import GpuReadings, readings_over
+from infrastructure.core.hardware import GIB, MIB, GpuReading
 
 
 class FakeNVMLError(Exception):

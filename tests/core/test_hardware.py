@@ -146,8 +146,8 @@ def test_gpus_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     two["nvmlShutdown"] = lambda: closed.append(1)
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**two))
     found = hardware.gpus()
-    facts = (37.0, 61, 70.5, (7, 5))
-    assert found == [GPU(n, "Tesla T4", f"GPU-{n}", "580.1", 15 * GIB, GIB, *facts) for n in (0, 1)]
+    facts = ("Tesla T4", 37.0, GIB, 15 * GIB, 61.0, 70.5)
+    assert found == [GPU(n, *facts, f"GPU-{n}", "580.1", (7, 5)) for n in (0, 1)]
     assert (found[0].memory_free_bytes, closed) == (14 * GIB, [1])
     newer = [dataclasses.replace(found[0], compute_capability=c) for c in ((8, 0), (7, 9))]
     assert [gpu.has_bf16 for gpu in newer] == [True, False]
@@ -196,8 +196,8 @@ def test_gpus_by_gputil(monkeypatch: pytest.MonkeyPatch, no_nvidia_smi: Path) ->
     )
     card.memoryTotal, card.memoryUsed = 40960.0, 1024.0
     gputil(monkeypatch, no_nvidia_smi, lambda: [card])
-    sizes = (40960 * MIB, 1024 * MIB)
-    assert hardware.gpus() == [GPU(1, "A100", "GPU-2", "580.1", *sizes, 25.0, None, None, None)]
+    sizes = (1024 * MIB, 40960 * MIB)
+    assert hardware.gpus() == [GPU(1, "A100", 25.0, *sizes, None, None, "GPU-2", "580.1", None)]
 
 
 def test_gputil_that_cannot_read_nvidia_smi(
@@ -218,9 +218,9 @@ def test_gputil_is_not_used_without_nvidia_smi(
     assert hardware.gpus() == []
 
 
-T4 = GPU(0, "Tesla T4", None, None, 15 * GIB, GIB, None, None, None, (7, 5))
-H100 = GPU(1, "H100", None, None, 80 * GIB, 0, None, None, None, (9, 0))
-UNKNOWN = GPU(2, "GPU", None, None, GIB, GIB, None, None, None, None)
+T4 = GPU(0, "Tesla T4", None, GIB, 15 * GIB, None, None, None, None, (7, 5))
+H100 = GPU(1, "H100", None, 0, 80 * GIB, None, None, None, None, (9, 0))
+UNKNOWN = GPU(2, "GPU", None, GIB, GIB, None, None, None, None, None)
 MACHINE = Hardware(
     python="3.12.1",
     platform="Linux",

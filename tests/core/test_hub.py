@@ -260,15 +260,6 @@ def test_data_sets_lie_where_their_library_keeps_them(monkeypatch: pytest.Monkey
     assert hub.data_sets_folder() == Path.home() / "mine"
 
 
-@pytest.mark.parametrize("text", ["[1]", "{", "\xff", None])
-def test_a_file_that_is_no_object_is_empty(text: str | None, tmp_path: Path) -> None:
-    (tmp_path / "whole").write_text('{"a": 1}')
-    if text is not None:
-        (tmp_path / "file").write_bytes(text.encode("latin-1"))
-    paths = (tmp_path / "whole", tmp_path / "file", None)
-    assert [hub.json_of(path) for path in paths] == [{"a": 1}, {}, {}]
-
-
 def test_a_name_on_the_hub_is_no_path() -> None:
     names = ("a/b", "gpt2", "a.b/c", "./a", "/a", "~/a", "a/b/c", "", " ")
     assert [*map(hub.reads_like_path, names)] == [*[False] * 3, *[True] * 6]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,19 @@ from infrastructure.core.json_text import (
     as_object,
     as_text,
     is_too_deep,
+    json_of,
     parse_json,
     parse_record,
 )
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "\xff", None])
+def test_a_file_that_is_no_object_is_empty(text: str | None, tmp_path: Path) -> None:
+    (tmp_path / "whole").write_text('{"a": 1}')
+    if text is not None:
+        (tmp_path / "file").write_bytes(text.encode("latin-1"))
+    paths = (tmp_path / "whole", tmp_path / "file", None)
+    assert [json_of(path) for path in paths] == [{"a": 1}, {}, {}]
 
 
 @pytest.mark.parametrize(("begin", "end"), [("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")])
@@ -53,7 +64,6 @@ def test_a_key_that_is_there_twice_is_refused_where_its_values_differ() -> None:
 
 def test_what_is_no_number_of_json_is_made_by_the_caller() -> None:
     assert parse_json("[NaN, -Infinity]", parse_constant=str.lower) == ["nan", "-infinity"]
-    assert parse_json('{"a": {"b": 1}}', object_hook=lambda one: [*one]) == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Source, spelled_as_given
-from infrastructure.config.sources.spelling import as_flag, as_keyword, speaking
+from infrastructure.config.sources.flags import as_flag
+from infrastructure.config.sources.spelling import as_keyword, speaking
 from infrastructure.core import messages
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import (
@@ -166,20 +167,6 @@ def test_an_argument_that_no_configuration_has_is_spelled_by_the_door() -> None:
         assert format(Setting("accept", "seed")) == "--accept seed"
         assert format(Setting(messages.INTERRUPT)) == "Ctrl-C"
         assert format(Setting("training.batch_size", "8")) == "--batch-size 8"
-
-
-def test_the_settings_that_a_text_names_are_recorded_inside_the_block() -> None:
-    setting = Setting("training.seed", "4")
-    with messages.recorded_settings() as outer:
-        with messages.recorded_settings() as record:
-            shown = phrase("trial.named", size=4)
-            about = phrase("trial.about", setting=setting, other=Setting("data.path"))
-        plain = phrase("trial.about", setting="data.packing")
-    assert record == {
-        shown: ["training.batch_size", "data.packing", "model.lora_config"],
-        about: ["training.seed", "interrupt"],
-    }
-    assert outer == record | {plain: ["interrupt"]}
 
 
 def test_where_codes_are_shown_a_value_that_does_not_fit_is_an_error(

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from infrastructure.config.sources.spelling import as_flag
+from infrastructure.config.sources.flags import as_flag
 from infrastructure.core.messages import WORDS, catalogue_files, phrase, spelled_by
 
 GOLDEN = Path(__file__).with_name("words.txt")

@@ -30,8 +30,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.data.encoding.chat_format import TEMPLATE_DATE
-from infrastructure.data.encoding.schema_detection import ShapeRequest, recognise_shape
+from infrastructure.data.encoding.schema_detection import recognise_shape
 from infrastructure.data.encoding.tokenization import ConversationEncoder
 from infrastructure.data.readers.rows import LEFT_OUT, BadRow, Row
 from infrastructure.data.store.examples import TokenizedExample
@@ -349,7 +350,7 @@ def _in_parts(messages: Messages) -> Messages:
 def by_temper(encoder: ConversationEncoder, case: Case) -> Learnt | str:
     """As a row of a data file becomes an example; else why the row is refused."""
     row = Row(json.loads(json.dumps(case.row())), "a.jsonl", 1)
-    conversation = recognise_shape([row], ShapeRequest()).convert(row)
+    conversation = recognise_shape([row], DataConfig()).convert(row)
     if isinstance(conversation, BadRow):
         return str(conversation)
     (result,) = encoder.encode([conversation])

@@ -56,4 +56,4 @@ def test_all_of_it_is_shown_to_who_wants_to_know(tmp_path: Path) -> None:
     assert {detail for detail in DETAILS[:3] for line in lines if line.startswith(detail)}
     assert not any(line.startswith("run.total_cost(") for line in lines)
     [cut] = [line for line in lines if "data.rows_truncated" in line]
-    assert "data.limit_of_model_reached" in cut  # it has 64 positions
+    assert "max_length=64" in cut  # it has 64 positions

@@ -18,7 +18,8 @@ from infrastructure.commands.train import detach
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import result_settings
 from infrastructure.config.merging.precedence import GivenValue, Layer, Source
-from infrastructure.config.sources.spelling import as_flag, as_keyword, speaking
+from infrastructure.config.sources.flags import as_flag
+from infrastructure.config.sources.spelling import as_keyword, speaking
 from infrastructure.core.errors import RunFailedError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.deployment import detached
@@ -157,7 +158,7 @@ def test_a_training_that_is_prepared_is_stopped_without_a_trace(tmp_path: Path) 
         training = prepare(tmp_path / "runs", small_config(tmp_path), process.pid)
         lines: list[str] = []
         assert detached.preparing(tmp_path / "runs") == [training]
-        assert detached.stop_preparing(training, lines.append)
+        assert detached.stop(training, lines.append)
         assert lines == ["deployment.stopped_before_training()"]
     assert process.returncode == -signal.SIGTERM
     assert detached.preparing(tmp_path / "runs") == []
@@ -389,7 +390,7 @@ def test_a_preparing_process_that_trains_by_now_is_stopped_as_a_run(
     training = prepare(tmp_path / "runs", small_config(tmp_path), os.getpid())
     run, lines = write_run(tmp_path), list[str]()
     monkeypatch.setattr(detached, "_end", end)
-    assert detached.stop_preparing(training, lines.append, 7.0)
+    assert detached.stop(training, lines.append, 7.0)
     assert ended == [(training.folder, 7.0), (run, 7.0)]
     assert [line.partition("(")[0] for line in lines] == ["deployment.stopped_without_checkpoint"]
 

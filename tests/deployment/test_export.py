@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +40,7 @@ from infrastructure.models.model_manager import load_saved
 from infrastructure.models.quantization import quantized_layers
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import RunDirectory
+from infrastructure.run.finalize import read_summary
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
@@ -51,7 +51,7 @@ from tests.data.builders import CHATML
 from tests.deployment.exports import TEMPLATE, facts_of, run_card, trained_lora
 from tests.deployment.runs import deploy, small_config, small_settings, start_temper
 from tests.slow import slow
-from tests.training.methods.method_runs import configuration, killed_at, run_folder, train
+from tests.training.methods.method_runs import configuration, run_folder, train
 
 
 @pytest.fixture(scope="module")
@@ -93,43 +93,6 @@ def test_what_a_method_of_trl_has_trained_is_exported(saved_llama: Path, tmp_pat
     ):
         assert row in card, row
     assert "cross_entropy" not in card
-
-
-@slow
-@pytest.mark.parametrize("lora", [None, {"r": 4}])
-def test_a_method_s_run_of_before_is_exported_and_goes_on(
-    saved_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], lora: dict[str, int]
-) -> None:
-    """Its record says of the model no more than its name and size."""
-    base = Path(shutil.copytree(saved_llama, tmp_path / "base"))
-    model = {"name": str(base), "lora_config": lora}
-
-    config = configuration("dpo", tmp_path, base, model=model, training={"max_steps": 4})
-    assert killed_at(3, lambda: train(config)) == signal.SIGKILL
-    run = RunDirectory(run_folder(config))
-    record: Any = run.read_run()
-    names = ("name", "num_parameters", "num_trainable")
-    record["model"] = {name: record["model"][name] for name in names}
-    write_record(run.path / "run.json", record)
-    out = tmp_path / "merged"
-    assert main(["export", str(run.path), str(out), "--as", "merged"]) == 0
-    assert ("deployment.exported_lora_unknown_base" in capsys.readouterr().out) == (
-        lora is not None
-    )
-    card = (out / "README.md").read_text()
-    trained = "publish.card_trained_lora(rank=4)" if lora else "deployment.trains_all()"
-    assert f"| trained | {trained} |" in card
-    assert main(["export", str(run.path), str(tmp_path / "lora"), "--as", "lora"]) == 2 * (not lora)
-    summary = train(config)
-    assert (summary["status"], summary["steps"]) == ("finished", 4)
-    again = tmp_path / "again"
-    assert main(["export", str(run.path), str(again), "--as", "merged"]) == 0
-    assert logits_of(again) == pytest.approx(logits_of(run.final), abs=1e-4)
-    assert logits_of(again) != pytest.approx(logits_of(out), abs=1e-4)
-    shutil.move(base, tmp_path / "elsewhere")
-    assert main(["export", str(run.path), str(tmp_path / "none"), "--as", "merged"]) == 2
-    err = capsys.readouterr().err
-    assert re.search(rf"temper: models\.\w+\(.*{re.escape(str(base))}, hint=", err)
 
 
 def test_a_method_s_export_needs_the_base_that_it_began_with(
@@ -334,6 +297,23 @@ def test_the_checkpoint_that_is_named_is_exported_and_else_the_newest(
         written = load_file(tmp_path / name / "model.safetensors")
         trained = load_checkpoint(checkpoint).tensors["model"]
         assert all(torch.equal(written[key], trained[key]) for key in written)
+
+
+def test_the_export_of_a_run_that_ended_with_its_best_model_is_of_that_step(
+    whole: RunDirectory, tmp_path: Path
+) -> None:
+    run = RunDirectory(shutil.copytree(whole.path, tmp_path / whole.run_id))
+    best = CheckpointManager(run.checkpoints).checkpoints()[1]
+    summary = read_summary(run)
+    assert step_of(best) < summary["steps"]
+    write_record(run.summary_file, {**summary, "final_step": step_of(best)})
+    facts = export_model(run, None, tmp_path / "out", ExportRequest())
+    recorded = facts_of(tmp_path / "out")
+    assert facts["step"] == recorded["step"] == step_of(best)
+    assert facts["checkpoint"] == recorded["checkpoint"] == str(best)
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    trained = load_checkpoint(best).tensors["model"]
+    assert all(torch.equal(written[key], trained[key]) for key in written)
 
 
 def test_what_is_another_model_is_not_kept(

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -191,22 +190,6 @@ def test_triton_does_not_stay_where_there_is_no_gpu(project: SmallProject) -> No
     assert "deployment.removing_triton()" in done.err
     assert not list(project.packages.glob("triton*"))
     assert project.run(ENVIRONMENT).err == ""
-
-
-@first_with("uv")
-def test_the_name_that_it_had_before_does_not_stay(project: SmallProject) -> None:
-    assert project.run(ENVIRONMENT).code == 0
-    make_wheel(project.wheels, "temper", "0.1.0")
-    with zipfile.ZipFile(project.wheels / "temper-0.1.0-py3-none-any.whl") as wheel:
-        wheel.extractall(project.packages)
-    metadata = project.root / "pyproject.toml"
-    metadata.write_text(metadata.read_text() + "# another version\n")
-    done = project.run(ENVIRONMENT)
-    assert done.code == 0, done.err
-    assert [path.name for path in project.packages.glob("temper*.dist-info")] == [
-        "temper_train-0.2.0.dist-info"
-    ]
-    assert not (project.packages / "temper.py").exists()
 
 
 @first_with("pip")

@@ -1,5 +1,7 @@
 """Greedy answers: batches, padding and stopping do not change them."""
 
+import copy
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,9 @@ from infrastructure.evaluation.generation import (
     WrongAnswers,
     exact_match_by_task,
     generate_answers,
+    refused_if_not_finite,
 )
+from infrastructure.evaluation.text_scores import exact_match
 
 
 def question(prompt_ids: list[int], expected: str = "x", task: str = "") -> GenerationPrompt:
@@ -47,6 +51,52 @@ def test_answers_come_in_the_order_of_the_questions_whatever_the_batch(
     assert together == alone
     assert counts == [(0, len(QUESTIONS)), (3, len(QUESTIONS))]
     assert len(set(together)) > 1
+
+
+@pytest.mark.parametrize(
+    ("logits", "is_refused"),
+    [
+        ([0.0, -math.inf, 3.0], False),  # a token that the model never writes
+        ([-math.inf] * 3, True),
+        ([0.0, math.nan, 3.0], True),
+        ([0.0, math.inf, 3.0], True),
+    ],
+)
+def test_a_token_is_chosen_only_from_logits_with_a_finite_maximum(
+    logits: list[float], is_refused: bool
+) -> None:
+    class Model(torch.nn.Linear):
+        def forward(self, last: torch.Tensor) -> Any:
+            first = torch.full((2, 1, 3), math.nan)  # of a token that is padding
+            return SimpleNamespace(logits=torch.cat([first, last], dim=1))
+
+    model, last = Model(2, 2), torch.tensor([[[1.0, 2.0, 3.0]], [logits]])
+    with refused_if_not_finite(model, "mine"):
+        if not is_refused:
+            model(last)
+            return
+        with pytest.raises(ValueError, match=r"evaluation\.model_not_finite\(model=mine\)"):
+            model(last)
+        with torch.no_grad():
+            model.bias[1] = math.nan
+        refusal = r"evaluation\.weights_not_finite\(model=mine, count=1, weight=bias\)"
+        with pytest.raises(ValueError, match=refusal):
+            model(last)
+    model(last)
+
+
+def test_a_model_is_refused_only_if_it_is_to_be(loaded: tuple[Any, Any]) -> None:
+    """During training, the loss decides."""
+    model, tokenizer = copy.deepcopy(loaded[0]), loaded[1]
+    sound = [answer.text for answer in generate_answers(model, tokenizer, QUESTIONS, [2])]
+    with refused_if_not_finite(model, "mine"):
+        checked = generate_answers(model, tokenizer, QUESTIONS, [2])
+        assert [answer.text for answer in checked] == sound
+        with torch.no_grad():
+            model.model.norm.weight[0] = math.nan
+        with pytest.raises(ValueError, match=r"weight=model\.norm\.weight"):
+            generate_answers(model, tokenizer, QUESTIONS, [2])
+    assert len(generate_answers(model, tokenizer, QUESTIONS, [2])) == len(QUESTIONS)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -119,7 +169,7 @@ def test_an_answer_that_cannot_be_exact_ends_and_no_other_does(loaded: tuple[Any
     questions = [replace(q, expected=text) for q, text in zip(QUESTIONS, expected, strict=True)]
     answers = generate_answers(*loaded, questions, [2], only_exact=True)
     assert [answer.text for answer in answers[:2]] == [answer.text for answer in whole[:2]]
-    assert [answer.is_exact for answer in answers] == [False, True, False, False]
+    assert [exact_match(a.text, a.question.expected) for a in answers] == [0, 1, 0, 0]
     for ended, all_of_it in zip(answers[2:], whole[2:], strict=True):
         assert all_of_it.text.startswith(ended.text)
         assert len(ended.text) < len(all_of_it.text)
@@ -164,7 +214,8 @@ def test_an_answer_may_be_as_long_as_the_longest_expected_one_of_its_batch(
     assert beside.text.startswith(alone.text)
     assert len(tokenizer(beside.text).input_ids) > 2 * len(tokenizer(alone.text).input_ids)
     exact = replace(QUESTIONS[0], expected=alone.text)
-    assert generate_answers(*loaded, [long, exact, long], [2], only_exact=True)[1].is_exact
+    answers = generate_answers(*loaded, [long, exact, long], [2], only_exact=True)
+    assert answers[1].text.strip() == alone.text.strip()
 
 
 def test_a_model_with_a_way_of_its_own_to_write_is_not_stopped(loaded: tuple[Any, Any]) -> None:

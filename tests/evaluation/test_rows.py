@@ -1,8 +1,6 @@
 """Rows and what they come to: which are answered, by task, and over what a number is a mean."""
 
 import math
-from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,7 +43,7 @@ def test_fewer_are_answered_where_the_answers_are_long_and_no_number_is_given() 
     assert len(_choose(long, Questions())) == 11
 
 
-def test_each_row_gets_its_own_answer_and_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_row_gets_its_own_answer_and_scores() -> None:
     """Two rows of one place are answered in their order."""
     expected = ["one two", "one", "x", "y"]
     places = ["rows:1", "rows:2", "rows:3", "rows:3"]
@@ -53,34 +51,13 @@ def test_each_row_gets_its_own_answer_and_scores(monkeypatch: pytest.MonkeyPatch
         GenerationPrompt(str(n), [1], text, 10, place=place)
         for n, (text, place) in enumerate(zip(expected, places, strict=True))
     ]
-    given: list[Any] = []
-
-    def generate(*parts: Any, **named: Any) -> list[Answer]:
-        given.append((parts, named))
-        return [Answer(question, f"answer {question.prompt}") for question in questions]
-
-    monkeypatch.setattr(rows, "generate_answers", generate)
-    monkeypatch.setattr(rows, "DataPipeline", SimpleNamespace)
-    data = SimpleNamespace(stop_token_ids=[3], pictures="pictures")
-    trainer: Any = SimpleNamespace(
-        initialize_data=lambda: data,
-        initialize_model=lambda: "model",
-        adapter=SimpleNamespace(tokenizer="tokenizer"),
-        precision=SimpleNamespace(autocast=nullcontext),
-    )
+    given = [Answer(question, f"answer {question.prompt}") for question in questions]
     measured_rows = [MeasuredRow(f"rows:{n}") for n in (3, 2, 1, 3, 4)]
     scores = {
         "rouge2": lambda written, expected: 0.5,
         "f1": lambda written, expected: float(f"{written[-1]}.{len(expected)}"),
     }
-    count: Any = print
-    rows._answer(trainer, measured_rows, questions, scores, 9, count)
-    assert given == [
-        (
-            ("model", "tokenizer", questions, [3]),
-            {"max_tokens": 9, "count": count, "pictures": "pictures"},
-        )
-    ]
+    rows._keep(measured_rows, given, scores)
     answers = [each.answer and each.answer.text for each in measured_rows]
     assert answers == ["answer 2", "answer 1", "answer 0", "answer 3", None]
     assert [each.scores for each in measured_rows] == [

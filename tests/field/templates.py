@@ -11,9 +11,10 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.data.encoding.chat_format import FormatError, TemplateFormat
 from infrastructure.data.encoding.row_accounting import Account, RowAccounting
-from infrastructure.data.encoding.schema_detection import ShapeRequest, recognise_shape
+from infrastructure.data.encoding.schema_detection import recognise_shape
 from infrastructure.data.readers.rows import BadRow, Conversation, Row
 from tests.data.trl_masks import all_templates, tokenizer_for
 
@@ -38,7 +39,7 @@ class Part:
         values: dict[str, Any] = {"messages": self.messages}
         values |= {"tools": list(self.tools)} if self.tools else {}
         row = Row(json.loads(json.dumps(values)), "row.jsonl", 1)
-        conversation = recognise_shape([row], ShapeRequest()).convert(row)
+        conversation = recognise_shape([row], DataConfig()).convert(row)
         assert not isinstance(conversation, BadRow), conversation
         return conversation
 

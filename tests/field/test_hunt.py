@@ -4,18 +4,21 @@ Only threads that fell short have a test here; log.md says what became of each o
 """
 
 import json
+import math
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AddedToken
 
+from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.data.encoding.chat_format import TemplateFormat
 from infrastructure.data.encoding.token_survival import (
+    KINDS,
     WHITE_SPACE,
-    Survivals,
     TokenSurvival,
 )
 from infrastructure.data.readers.line_reader import Start
@@ -41,10 +44,11 @@ def test_h1_spaces_beside_a_control_token_are_shown_where_they_are_lost(tmp_path
     rows = [{"question": f"{n}?", "answer": f"Use   <call>   now {n}"} for n in range(20)]
     path = write_jsonl(tmp_path / "rows.jsonl", rows)
     with closing(pipeline(path, tmp_path / "cache", tokenizer, validation_split=0.0)) as data:
-        survivals = Survivals.from_json(data.prepare().survivals)
-    assert survivals.rows == {WHITE_SPACE: 20}
-    given, read_back = survivals.firsts[WHITE_SPACE][1].split(", decoded=")
-    assert given.startswith("data.text_decoded_differently(text=")
+        [line] = data.prepare().left_out
+    assert line.startswith("data.tokenizer_changed_answers(count=20, ")
+    assert KINDS[WHITE_SPACE] in line
+    given, read_back = line.split(", decoded=")
+    assert "data.text_decoded_differently(text=" in given
     assert "Use   <call>   now 0" in given
     assert "Use<call>now 0" in read_back
 
@@ -362,3 +366,72 @@ def test_h112_an_answer_without_a_question_gets_the_column_for_whole_texts(tmp_p
         data.prepare()
         (row, *_), *_ = data.train_batches(0, 0, 1)
     assert "Text" in tokenizer.decode(row.input_ids)
+
+
+def lora_of(base: Path, folder: Path) -> Path:
+    """A LoRA whose matrices hold NaN."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=2, target_modules=["q_proj"])
+    )
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            weight.data.fill_(math.nan)
+    model.save_pretrained(folder)
+    return folder
+
+
+def damaged(base: Path, folder: Path, weight: str, value: float, *, is_factor: bool) -> Path:
+    """A model in several files, in one of which a value is another one."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoModelForCausalLM.from_pretrained(base).save_pretrained(folder, max_shard_size="100KB")
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    shard = folder / index[weight]
+    weights = load_file(shard)
+    if is_factor:
+        weights[weight] *= value
+    else:
+        weights[weight].view(-1)[7] = value
+    save_file(weights, shard, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("weight", "value", "is_factor", "refusal"),
+    [
+        ("model.layers.1.mlp.up_proj.weight", math.nan, False, "weights_not_finite"),
+        ("lm_head.weight", math.inf, False, "weights_not_finite"),
+        ("lm_head.weight", -math.inf, True, "weights_not_finite"),
+        ("model.norm.weight", 3e38, True, "model_not_finite"),  # finite, but too large
+        ("lora_B", math.nan, False, "weights_not_finite"),
+    ],
+)
+def test_h138_a_model_that_computes_nan_is_refused_where_it_answers_or_is_measured(
+    weight: str,
+    value: float,
+    is_factor: bool,
+    refusal: str,
+    saved_llama: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "model"
+    if weight == "lora_B":
+        lora_of(saved_llama, folder)
+    else:
+        damaged(saved_llama, folder, weight, value, is_factor=is_factor)
+    path = write_jsonl(
+        tmp_path / "rows.jsonl", [{"prompt": f"{n}?", "completion": f"{n}"} for n in range(12)]
+    )
+    output = ["--output", str(tmp_path / "runs"), "--device", "cpu"]
+    for words in (["ask", str(folder), "Who?"], ["eval", str(folder), str(path)]):
+        assert main([*words, *output]) == 2
+        shown, beside = capsys.readouterr()
+        assert shown in ("", "Loading PyTorch\n")
+        assert f"evaluation.{refusal}(model={folder}" in beside
+        assert (weight in beside) == (refusal == "weights_not_finite")
+    assert not list(tmp_path.rglob("evaluations/*"))

@@ -14,8 +14,8 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.elsewhere import SAME
 from infrastructure.config.field_help import plain
 from infrastructure.config.merging.precedence import GivenValue, Layer, Source
+from infrastructure.config.sources.flags import as_flag
 from infrastructure.config.sources.load import load_config
-from infrastructure.config.sources.spelling import as_flag
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.one_call import resume_run
 from infrastructure.deployment.resuming import find_to_resume

@@ -9,9 +9,9 @@ import temper
 from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
-from infrastructure.config.sources.flags import all_flags
+from infrastructure.config.sources.flags import as_flag, flag_names
 from infrastructure.config.sources.load import load_config
-from infrastructure.config.sources.spelling import as_flag, as_keyword
+from infrastructure.config.sources.spelling import as_keyword
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import WORDS, Speller, as_key, phrase, spelled_by
 from tests.data.builders import write_jsonl
@@ -58,7 +58,8 @@ def test_s10_a_text_stands_as_it_is_beside_a_setting(text: str, spell: Speller) 
 
 @pytest.mark.parametrize("spell", [as_flag, as_keyword, as_key])
 def test_s10_no_name_of_a_setting_is_spelled_otherwise_in_a_text(spell: Speller) -> None:
-    names = [*schema_of(DeploymentConfig).fields, *all_flags()]
+    keys = schema_of(DeploymentConfig).fields
+    names = [*keys, *(flag for key in keys for flag in flag_names(key))]
     text = " ".join(f"{name} = 1; {name}: x and ({name}) {{={name}}} must" for name in names)
     with spelled_by(spell):
         assert text in phrase("evaluation.results_file", file=text)

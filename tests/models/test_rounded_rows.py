@@ -138,7 +138,7 @@ def test_few_shapes_of_half_precision(
 
 def test_rows_separated_by_their_positions_alone() -> None:
     model = tiny_model("llama", attention="eager")
-    assert prepare_packing(model, 64).isolated
+    assert not prepare_packing(model, 64)
     assert not use_packed_attention(model)
     for lengths in LAYOUTS.values():
         assert_same(model, lengths, packed)

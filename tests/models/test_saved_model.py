@@ -22,7 +22,6 @@ from infrastructure.models.saved_model import (
     is_quantized,
     look_into,
     notes_of_rounded,
-    refuse_unknown_layers,
     rounded_beside,
     shapes_of,
     weight_files,
@@ -104,39 +103,6 @@ def test_pickled_weights_alone_are_refused(tmp_path: Path, suffix: str) -> None:
         weight_files(tmp_path)
     save(tmp_path, "a.weight")
     assert len(weight_files(tmp_path)) == 1
-
-
-LLAMA = (
-    *("model.embed_tokens.weight", "model.norm.weight", "model.layers.0.self_attn.q_proj.weight"),
-    *("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.bias"),
-)
-
-
-@pytest.mark.parametrize(
-    ("names", "given", "unknown"),
-    [
-        (LLAMA, ["q_proj", "up_proj"], None),
-        (LLAMA, ["self_attn.q_proj", "lm_head"], None),  # a head may be tied
-        (LLAMA, ["q_proj", "w_proj", "v_proj"], "w_proj"),
-        (LLAMA, ["mlp.gate_proj"], "mlp.gate_proj"),
-        (("transformer.wte.weight", "transformer.h.0.c_attn.weight"), ["attn"], "attn"),
-        ((*LLAMA, "model.layers.0.mlp.experts.3.w1.weight"), ["w_proj"], None),  # renamed later
-        (("model.norm.weight",), ["w_proj"], None),  # no layer to name
-    ],
-)
-def test_a_layer_that_no_weight_belongs_to_is_refused(
-    tmp_path: Path, names: tuple[str, ...], given: list[str], unknown: str | None
-) -> None:
-    refuse_unknown_layers(tmp_path, given)  # no folder of a model
-    folder = save(tmp_path, *names, architectures=["OurModel"])
-    if unknown is None:
-        refuse_unknown_layers(folder, given)
-        return
-    there = "c_attn" if "c_attn" in names[-1] else "q_proj, up_proj"
-    with pytest.raises(ValueError, match="lora_target_unknown") as refused:
-        refuse_unknown_layers(folder, given)
-    expected = f"models.lora_target_unknown(layer={unknown}, model=OurModel, layers={there})"
-    assert str(refused.value) == expected
 
 
 @pytest.mark.parametrize(
@@ -256,11 +222,6 @@ def test_all_files_that_differ_are_named(tmp_path: Path) -> None:
         check_sums(folder)
 
 
-def test_a_model_without_a_class_is_named_as_this_model(tmp_path: Path) -> None:
-    more = [f"model.layers.0.self_attn.{name}_proj.weight" for name in "vok"]
-    folder = save(tmp_path, *LLAMA, *more, "score.weight", architectures=[])
-    there = "layers=k_proj, o_proj, q_proj, score, up_proj, v_proj"
-    with pytest.raises(ValueError, match=f"layer=w_proj, model=this model, {there}"):
-        refuse_unknown_layers(folder, ["w_proj"])
+def test_a_quantisation_has_a_name() -> None:
     assert words_of_quantization("4bit") == "4-bit NF4"
     assert words_of_quantization("8bit") == "8-bit LLM.int8()"

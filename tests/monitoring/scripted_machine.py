@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from infrastructure.core.gpu_readings import GpuReading, GpuReadings
+from infrastructure.core.gpu_readings import GpuReadings
+from infrastructure.core.hardware import GpuReading
 from infrastructure.core.machine_readings import MachineReading, MachineReadings
 
 GIB = 1 << 30

@@ -8,7 +8,7 @@ from infrastructure.optimization.memory_profile import profile_memory
 MIB = 1 << 20
 
 
-def test_a_block_is_measured_with_its_peak_what_it_leaves_and_who_allocates() -> None:
+def test_a_block_is_measured_with_its_peak_and_what_it_leaves() -> None:
     with profile_memory("first"):
         torch.ones(10)  # what the first one loads is not measured
     with profile_memory("two blocks") as profile:
@@ -18,10 +18,8 @@ def test_a_block_is_measured_with_its_peak_what_it_leaves_and_who_allocates() ->
         del freed
     assert profile.rise_bytes > 70 * MIB
     assert 10 * MIB < profile.delta_bytes < 40 * MIB
-    assert [size for _, size in profile.top_allocations] == [64 * MIB, 16 * MIB]
-    lines = profile.lines()
-    assert lines[0].startswith("optimization.memory_profile_line(name=two blocks, peak=")
-    assert f"64.0 MiB by {__file__}:" in lines[1]
+    [line] = profile.lines()
+    assert line.startswith("optimization.memory_profile_line(name=two blocks, peak=")
     assert kept.sum() > 0
 
 

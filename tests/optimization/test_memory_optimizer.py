@@ -108,7 +108,6 @@ def test_a_block_is_profiled_logged_and_kept(caplog: pytest.LogCaptureFixture) -
     with optimizer.memory_profiler("step") as profile:
         torch.ones(2**20)
     assert optimizer.profiles == [profile]
-    assert profile.top_allocations[0][1] == 2**22
     assert "optimization.memory_profile_line(name=step, peak=" in caplog.text
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.testing.preflight import INTEGRATION, UNIT, run_checks
+from infrastructure.testing.preflight import INTEGRATION, UNIT, run_check
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import Subject
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -103,7 +103,8 @@ def subject_of(config: DeploymentConfig) -> Subject:
 
 def all_checks(subject: Subject) -> list[CheckResult]:
     """Both tiers but for the timing."""
-    return [*run_checks(UNIT, subject), *run_checks(INTEGRATION, subject, "integration")]
+    unit = [run_check(check, subject) for check in UNIT]
+    return unit + [run_check(check, subject, "integration") for check in INTEGRATION]
 
 
 def by_name(results: list[CheckResult]) -> dict[str, CheckResult]:

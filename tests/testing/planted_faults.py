@@ -548,7 +548,7 @@ FINDINGS = {
         "difference=testing.prompt_differs_after(before=<s>assistant, used=: ), trained=\naaa8)"
         " → remove_trailing_space"
     ),
-    "BOS twice": "duplicate_bos(number=1) → remove_bos_from_rows",
+    "BOS twice": "duplicate_bos(number=1) → remove_second_bos",
     "labels are not shifted": WRONG_LOSS,
     "the loss is a mean, not a sum": WRONG_LOSS,
     "a weight that is seldom read is NaN": (

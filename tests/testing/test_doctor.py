@@ -27,7 +27,7 @@ CPU_MACHINE = Hardware(
     nvidia_driver=False,
     gpus=(),
 )
-T4 = GPU(0, "Tesla T4", None, None, 15 * GIB, GIB, None, None, None, (7, 5))
+T4 = GPU(0, "Tesla T4", None, GIB, 15 * GIB, None, None, None, None, (7, 5))
 CPU = Diagnosis("ok", "CPU", "fine")
 GPU_MACHINE = dataclasses.replace(CPU_MACHINE, nvidia_driver=True, gpus=(T4,))
 
@@ -92,12 +92,12 @@ def test_a_missing_package_prevents_training(healthy: Path) -> None:
     missing = Diagnosis("fail", "peft", "testing.package_unusable()", "pip install 'peft==0.21.2'")
     assert about("peft", findings) == missing
     assert doctor.exit_code(findings) == 1
-    for number, problems in ((1, "1 problem"), (2, "2 problems")):
-        verdict = f"testing.not_ready_to_train(problems={problems})"
+    for number in (1, 2):
+        verdict = f"testing.not_ready_to_train(num_problems={number})"
         assert doctor.verdict([*findings, missing][: len(findings) - 1 + number]) == verdict
     assert doctor.render([missing, CPU]) == (
         "FAIL  peft: testing.package_unusable()\n      → pip install 'peft==0.21.2'\n"
-        "ok    CPU: fine\ntesting.not_ready_to_train(problems=1 problem)"
+        "ok    CPU: fine\ntesting.not_ready_to_train(num_problems=1)"
     )
 
 
@@ -138,7 +138,7 @@ def test_an_untested_version_is_a_warning(healthy: Path) -> None:
     untested = "testing.package_version_untested(version=1.16.0, specifier=1.14.2)"
     assert about("trl", findings) == Diagnosis("warn", "trl", untested, "pip install 'trl==1.14.2'")
     assert about("versions", findings) == Diagnosis("note", "versions", versions_text(3, 4))
-    assert doctor.verdict(findings) == "testing.ready_with_warnings(warnings=1 warning)"
+    assert doctor.verdict(findings) == "testing.ready_with_warnings(num_warnings=1)"
     assert doctor.exit_code(findings) == 0
 
 

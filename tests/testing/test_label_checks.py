@@ -103,18 +103,16 @@ def found(subject: Subject) -> dict[str, CheckResult]:
     return {result.name: result for result in results}
 
 
-@pytest.mark.parametrize("num_rows", [1, 40])
-def test_sentences_about_one_example_are_of_one(
-    num_rows: int, folder: Path, tmp_path: Path
+@pytest.mark.parametrize(("num_rows", "num_examples"), [(1, 1), (40, 4)])
+def test_one_example_is_checked_like_several(
+    num_rows: int, num_examples: int, folder: Path, tmp_path: Path
 ) -> None:
     rows = [{"prompt": f"Reverse {n}", "completion": str(n)[::-1]} for n in range(num_rows)]
     data = subject(folder, tmp_path, "template", rows, validation_split=0)
     texts = {check(data).text for check in (check_isolation, check_accumulation)}
-    if num_rows == 1:
-        assert texts == {"testing.only_one_example()", "testing.one_example_not_split()"}
-    else:
-        apart = "testing.examples_are_isolated(num_examples=4, container=one row)"
-        assert texts == {apart, "testing.micro_batches_keep_gradient(num_examples=4)"}
+    apart = f"testing.examples_are_isolated(num_examples={num_examples}, container=one row)"
+    alike = f"testing.micro_batches_keep_gradient(num_examples={num_examples})"
+    assert texts == {apart, alike}
 
 
 @pytest.mark.parametrize("model", ["template", "plain"])
@@ -215,19 +213,14 @@ def test_answers_that_were_cut_are_reported(folder: Path, tmp_path: Path) -> Non
     assert result.numbers == {"ended_share": 1 - num_cut / 32}
     answers = check_answers(given)
     assert answers.numbers == {"num_answers": 32, "num_without_end": num_cut}
-    several = f"testing.several_answers_truncated(num_truncated={num_cut})"
-    assert (answers.status, answers.text) == (
-        "pass",
-        f"testing.answers_trained_some_truncated(num_answers=32, truncated={several})",
-    )
+    some = f"testing.answers_trained_some_truncated(num_answers=32, num_truncated={num_cut})"
+    assert (answers.status, answers.text) == ("pass", some)
     one = next(e for e in given.candidates if not AnswerMarks(given.tokenizer).has_end(e))
     whole = [e for e in given.candidates if AnswerMarks(given.tokenizer).has_end(e)]
-    for examples, text in (
-        ([one, whole[0]], "answers_trained_some_truncated(num_answers=2, truncated=testing.one"),
-        ([one], "only_answer_trained_truncated()"),
-    ):
+    for examples in ([one, whole[0]], [one]):
         given.candidates = examples
-        assert check_answers(given).text.startswith(f"testing.{text}")
+        about = f"num_answers={len(examples)}, num_truncated=1"
+        assert check_answers(given).text == f"testing.answers_trained_some_truncated({about})"
 
 
 def long_answers(turns: int = 1) -> list[dict[str, Any]]:
@@ -398,6 +391,6 @@ def test_one_answer_is_counted_as_one(folder: Path, tmp_path: Path) -> None:
     row = [{"prompt": "x y", "completion": "z"}]
     results = found(subject(folder, tmp_path, "template", row, validation_split=0.0))
     assert "testing.trained_token_share(" in results["labels"].text
-    assert "examples=1 example)" in results["labels"].text
+    assert "num_examples=1)" in results["labels"].text
     assert results["end of answers"].text.startswith("testing.answer_ends_trained")
-    assert results["answers"].text == "testing.only_answer_trained()"
+    assert results["answers"].text == "testing.answers_trained(num_answers=1)"

@@ -87,13 +87,12 @@ OF_LLAMA_WITH_LORA = {
     "weights": ("unit", "testing.weights_are_finite(num_tensors=49)", []),
     "labels": (
         "unit",
-        "testing.trained_token_share(percent=…, examples=32 examples)",
+        "testing.trained_token_share(percent=…, num_examples=32)",
         ["learnt_share", "num_examples"],
     ),
     "end of answers": (
         "unit",
-        "testing.answer_ends_trained(answers_end=testing.all_answers_end(num_answers=32),"
-        " tokens='</s>')",
+        "testing.answer_ends_trained(num_answers=32, tokens='</s>')",
         ["ended_share"],
     ),
     "answers": (
@@ -103,7 +102,7 @@ OF_LLAMA_WITH_LORA = {
     ),
     "prompts": (
         "unit",
-        "testing.prompts_match(prompts=testing.held_out_prompts(num_prompts=3))",
+        "testing.prompts_match(num_prompts=3)",
         ["num_prompts"],
     ),
     "loss": ("unit", "testing.loss_matches_outputs(loss=…)", LOSS_NUMBERS),

@@ -13,7 +13,7 @@ from infrastructure.core.errors import PreflightError
 from infrastructure.models.token_functions import TokenFunctionError
 from infrastructure.testing import preflight as module
 from infrastructure.testing.doctor import Diagnosis
-from infrastructure.testing.preflight import preflight, run_check, run_checks
+from infrastructure.testing.preflight import preflight, run_check
 from infrastructure.testing.results import CheckResult
 
 SUBJECT: Any = SimpleNamespace(device=torch.device("cpu"))
@@ -69,7 +69,7 @@ def test_an_error_of_a_check_is_its_result(
     clock = iter([5.0, 7.5])
     monkeypatch.setattr(module, "free_memory", freed.append)
     monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
-    [found] = run_checks([check], SUBJECT, "integration")
+    found = run_check(check, SUBJECT, "integration")
     name = check.__name__.removeprefix("check_").replace("_", " ")
     assert found == CheckResult(name, status, text, remedy, "integration", seconds=2.5)  # type: ignore[arg-type]
     assert freed == [SUBJECT.device]

@@ -1,5 +1,6 @@
 """A regression is told, chance is not, and a damaged file is as none."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,33 +8,23 @@ from typing import Any
 import pytest
 import torch
 
+from infrastructure.core.json_cache import JsonCache
 from infrastructure.testing import speed_checks
 from infrastructure.testing.speed_checks import (
     FILE,
     MOST_KEPT,
-    Baselines,
     SpeedComparison,
     check_speed,
     compare,
 )
 
 WORK = {"model": "tiny", "device": "a CPU"}
+CACHE = SimpleNamespace(directory=None)
+SUBJECT: Any = SimpleNamespace(trainer=SimpleNamespace(cache_config=CACHE))
 
 
 def earlier(*seconds: float) -> list[dict[str, float]]:
     return [{"seconds_per_step": value} for value in seconds]
-
-
-def test_the_first_measurement_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
-    assert Baselines(tmp_path / "cache").earlier(WORK) == []
-    assert compare([], {"seconds_per_step": 1.0}) == []
-
-
-def test_what_is_kept_is_found_by_its_work_alone(tmp_path: Path) -> None:
-    baselines = Baselines(tmp_path / "cache")
-    baselines.keep(WORK, {"seconds_per_step": 2.0}, {"versions": {"torch": "2"}})
-    baselines.keep({**WORK, "device": "another"}, {"seconds_per_step": 9.0}, {})
-    assert Baselines(tmp_path / "cache").earlier(WORK) == earlier(2.0)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +54,11 @@ def test_a_comparison_has_its_figures() -> None:
 
 
 @pytest.fixture
+def cache(tmp_path: Path) -> JsonCache[Any]:
+    return JsonCache(tmp_path / FILE, "the baseline", speed_checks._are_measurements)
+
+
+@pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
     """The steps that are measured, in seconds; another measure always takes 2."""
     steps: list[float] = []
@@ -72,20 +68,21 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
 
     monkeypatch.setattr(speed_checks, "measure_times", measure)
     monkeypatch.setattr(speed_checks, "work_of", lambda _: WORK)
-    monkeypatch.setattr(speed_checks, "_directory", lambda _: tmp_path)
+    monkeypatch.setattr(speed_checks, "cache_directory", lambda _: tmp_path)
     monkeypatch.setattr(speed_checks, "_num_tokens", lambda _: 60)
     return steps
 
 
-def test_a_speed_is_compared_with_those_before(measured: list[float], tmp_path: Path) -> None:
-    subject: Any = None
+def test_a_speed_is_compared_with_those_before(
+    measured: list[float], cache: JsonCache[Any]
+) -> None:
     found = []
     for steps in ([4.0], [5.0], [9.0, 8.5, 6.0], [20.0, 14.0, 12.0]):
         measured[:] = steps
-        found.append(check_speed(subject))
+        found.append(check_speed(SUBJECT))
         assert measured == []
     measured[:] = [20.0]
-    found.append(check_speed(subject, rebaseline=True))
+    found.append(check_speed(SUBJECT, rebaseline=True))
     speed = "testing.training_speed(tokens_per_second={}, num_tokens=60)"
     times = "{}, seconds_per_step {} x, seconds_per_forward 1.00 x"
     since = "testing.compared_with_baseline(num_earlier={})"
@@ -103,8 +100,7 @@ def test_a_speed_is_compared_with_those_before(measured: list[float], tmp_path: 
         "seconds_per_forward": 2.0,
         "tokens_per_second": 5.0,
     }
-    kept = Baselines(tmp_path).earlier(WORK)
-    assert kept == [{"seconds_per_step": 20.0, "seconds_per_forward": 2.0}]
+    assert cache.get(WORK) == [{"seconds_per_step": 20.0, "seconds_per_forward": 2.0}]
 
 
 def test_the_fastest_repeat_after_two_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,30 +115,18 @@ def test_the_fastest_repeat_after_two_counts(monkeypatch: pytest.MonkeyPatch) ->
     assert next(seconds, None) is None
 
 
-def test_old_measurements_are_forgotten_and_all_on_request(tmp_path: Path) -> None:
-    baselines = Baselines(tmp_path)
-    for number in range(MOST_KEPT + 5):
-        baselines.keep(WORK, {"seconds_per_step": 1.0 + number}, {})
-    kept = baselines.earlier(WORK)
-    assert len(kept) == MOST_KEPT
-    assert kept[-1] == {"seconds_per_step": 1.0 + MOST_KEPT + 4}
-    baselines.forget(WORK)
-    assert baselines.earlier(WORK) == []
+def test_old_measurements_are_forgotten(measured: list[float], cache: JsonCache[Any]) -> None:
+    measured[:] = [1.0] * (MOST_KEPT + 5)
+    while measured:
+        check_speed(SUBJECT)
+    assert cache.get(WORK) == [{"seconds_per_step": 1.0, "seconds_per_forward": 2.0}] * MOST_KEPT
 
 
-@pytest.mark.parametrize("value", ["[]", "3", '[{"numbers": {"a": 0}}]', '[{"a": 1}]', "[2]"])
-def test_what_is_no_measurement_is_as_none(tmp_path: Path, value: str) -> None:
-    (tmp_path / FILE).write_text(f'[{{"key": {{}}, "value": {value}}}]')
-    baselines = Baselines(tmp_path)
-    assert baselines.earlier({}) == []
-    baselines.keep(WORK, {"seconds_per_step": 1.0}, {})
-    assert baselines.earlier(WORK) == earlier(1.0)
-
-
-def test_a_file_that_cannot_be_written_is_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("value", ["[]", "3", '[{"a": 0}]', '[{"a": "1"}]', "[2]"])
+def test_what_is_no_measurement_is_as_none(
+    measured: list[float], cache: JsonCache[Any], value: str
 ) -> None:
-    (tmp_path / "cache").write_text("a file where the folder should be")
-    about: dict[str, Any] = {}
-    Baselines(tmp_path / "cache").keep(WORK, {"seconds_per_step": 1.0}, about)
-    assert "core.cache_not_written(what=the baseline, " in caplog.text
+    cache.path.write_text(f'[{{"key": {json.dumps(WORK)}, "value": {value}}}]')
+    measured[:] = [4.0]
+    assert check_speed(SUBJECT).text.endswith("testing.kept_as_baseline()")
+    assert cache.get(WORK) == [{"seconds_per_step": 4.0, "seconds_per_forward": 2.0}]

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.json_cache import JsonCache
 from infrastructure.testing import preflight, test_pipeline
 from infrastructure.testing.results import CheckResult, verdict
-from infrastructure.testing.speed_checks import Baselines, check_speed, work_of
+from infrastructure.testing.speed_checks import FILE, _are_measurements, check_speed, work_of
 from infrastructure.testing.subject import Subject
 from infrastructure.testing.test_pipeline import (
     CheckPipeline,
     create_test_pipeline,
-    write_check_report,
 )
 from infrastructure.training.resume.fingerprint import installed_versions
 from tests.deployment.runs import small_config, small_settings
@@ -67,25 +67,19 @@ report = pipeline.generate_test_report()
     assert [c["name"] for c in report["checks"] if c["group"] == "performance"] == ["speed"]
 
 
-def test_the_report_is_written_as_page_and_as_json(config: DeploymentConfig) -> None:
+def test_the_report_is_written_as_json(config: DeploymentConfig) -> None:
     pipeline = create_test_pipeline(config)
     pipeline.run_tests("unit")
     report = pipeline.generate_test_report()
-    saved = json.loads(Path(report["paths"]["json"]).read_text())
-    assert saved == {name: value for name, value in report.items() if name != "paths"}
-    page = Path(report["paths"]["html"]).read_text()
-    assert page.startswith("<!DOCTYPE html>")
-    assert "default-src &#x27;none&#x27;" in page
-    assert "<script" not in page
-    for check in report["checks"]:
-        assert f"<td>{check['name']}</td>" in page
-    assert Path(report["paths"]["html"]).is_relative_to(Path(config.output_dir) / "checks")
+    file = Path(report.pop("path"))
+    assert json.loads(file.read_text()) == report
+    assert file.is_relative_to(Path(config.output_dir) / "checks")
 
 
 def test_a_report_of_nothing_checks_first(config: DeploymentConfig, tmp_path: Path) -> None:
     report = create_test_pipeline(config).generate_test_report(tmp_path / "here")
     assert len(report["checks"]) > 14
-    assert (tmp_path / "here/report.html").is_file()
+    assert report["path"] == str(tmp_path / "here/report.json")
 
 
 def test_nothing_is_left_but_the_report_and_the_cache(
@@ -126,7 +120,8 @@ def test_a_model_that_became_slower_is_reported(config: DeploymentConfig) -> Non
 
 
 def earlier_times(subject: Subject) -> list[dict[str, float]]:
-    return Baselines(Path(str(subject.trainer.cache_config.directory))).earlier(work_of(subject))
+    file = Path(str(subject.trainer.cache_config.directory)) / FILE
+    return JsonCache(file, "the baseline", _are_measurements).get(work_of(subject)) or []
 
 
 def slow_down(subject: Subject, seconds: float) -> None:
@@ -205,24 +200,20 @@ def test_a_report_of_a_failed_check_has_failed(tmp_path: Path) -> None:
         CheckResult("loss", "pass", "fine", seconds=0.25),
         CheckResult("steps", "fail", "a < b", "mend it", "integration", seconds=0.5),
     ]
-    for number, word, status in ((1, "passed", "finished"), (2, "failed", "failed")):
-        report = write_check_report(tmp_path / "new/here", results[:number], {"device": "cpu"})
-        created = report.pop("created")
-        paths = {name: str(tmp_path / f"new/here/report.{name}") for name in ("html", "json")}
+    pipeline = CheckPipeline(DeploymentConfig())
+    pipeline.about = {"device": "cpu"}
+    for number in (1, 2):
+        pipeline.results = {"unit": results[:number]}
+        report = pipeline.generate_test_report(tmp_path / "new/here")
+        assert report.pop("created").startswith(time.strftime("%Y-%m-"))
         assert report == {
             "verdict": verdict(results[:number]),
             "passed": number == 1,
             "counts": {"pass": 1, "warn": 0, "fail": number - 1, "skipped": 0},
             "checks": [result.to_dict() for result in results[:number]],
             "about": {"device": "cpu"},
-            "paths": paths,
+            "path": str(tmp_path / "new/here/report.json"),
         }
-        page = (tmp_path / "new/here/report.html").read_text()
-        for text in (f'<span class="status {status}">{word}</span>', verdict(results[:number])):
-            assert text in page
-        assert f"made {created}" in page
-    assert "a &lt; b" in page
-    pipeline = CheckPipeline(DeploymentConfig())
     pipeline.results = {"unit": results[:1], "integration": [replace(results[1], status="warn")]}
     assert (pipeline.has_failed(), pipeline.has_failed(strict=True)) == (False, True)
 

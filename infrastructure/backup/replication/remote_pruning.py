@@ -21,7 +21,7 @@ from infrastructure.backup.replication.claims import Claims
 from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.files import write_json
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import json_of
 from infrastructure.core.messages import phrase
 
 GRACE_SECONDS = 3600.0
@@ -222,11 +222,6 @@ def _object_paths(link: RemoteSession, manifest: Manifest) -> Iterator[Path]:
 
 
 def _read_record(path: Path) -> dict[str, float]:
-    try:
-        record = parse_json(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(record, dict):
-        return {}
+    record = json_of(path)
     times = {name: time for name, time in record.items() if isinstance(time, float)}
     return times if len(times) == len(record) else {}

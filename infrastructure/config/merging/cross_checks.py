@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from infrastructure.config.auto import attention_for
 from infrastructure.config.base import ConfigurationError
@@ -25,16 +25,7 @@ from infrastructure.core.optional import is_installed
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 
 
-class HasSections(Protocol):
-    """The sections and properties of a configuration that these checks read."""
-
-    model: ModelConfig
-    data: DataConfig
-    training: TrainingConfig
-    enable_gpu_optimization: bool
-
-
-def contradictions(config: HasSections) -> Iterator[str]:
+def contradictions(config: Any) -> Iterator[str]:
     """Yield a message, with the remedy, for each contradiction between sections."""
     yield from _attention(config.model, config.training)
     yield from _longer_than_the_model_sees(config.model, config.data)
@@ -124,7 +115,7 @@ def _longer_than_the_model_sees(model: ModelConfig, data: DataConfig) -> Iterato
         yield phrase("config.max_length_exceeds_model", max_length=data.max_length, longest=longest)
 
 
-def _web_addresses(config: HasSections) -> Iterator[str]:
+def _web_addresses(config: Any) -> Iterator[str]:
     for key in ("model.name", "data.path", "data.eval_path"):
         value = attrgetter(key)(config)
         if value is not None and _URL.match(value):

@@ -439,11 +439,9 @@ class TrainingConfig(FieldsOfFeatures):
     @property
     def extensions(self) -> list[str]:
         """The active extensions: those that the user lists, and those that a setting enables."""
-        by_setting = (name for name, key in merged("enables").items() if self._is_set(key))
+        enabling = merged("enables").items()
+        by_setting = (name for name, key in enabling if getattr(self, key) is not None)
         return list(dict.fromkeys([*self.enabled_extensions, *by_setting]))
-
-    def _is_set(self, name: str) -> bool:
-        return getattr(self, name) is not None
 
     def __getattr__(self, name: str) -> Any:
         """Return the value of a user-defined setting: `config.stages` reads like a built-in one."""
@@ -475,16 +473,11 @@ class TrainingConfig(FieldsOfFeatures):
             if getattr(self, epochs) is None or getattr(self, steps) is None:
                 continue
             if {epochs, steps} <= self.model_fields_set:
-                raise ConfigurationError(both_units(epochs, steps, self))
+                raise ConfigurationError(
+                    "config.epochs_and_steps_given",
+                    epochs_key=Setting(f"training.{epochs}"),
+                    num_epochs=getattr(self, epochs),
+                    steps_key=Setting(f"training.{steps}"),
+                    num_steps=getattr(self, steps),
+                )
             self.__dict__[epochs] = None
-
-
-def both_units(epochs: str, steps: str, values: object) -> str:
-    """Return the error for an interval that was given in both epochs and steps."""
-    return phrase(
-        "config.epochs_and_steps_given",
-        epochs_key=Setting(f"training.{epochs}"),
-        num_epochs=getattr(values, epochs),
-        steps_key=Setting(f"training.{steps}"),
-        num_steps=getattr(values, steps),
-    )

@@ -9,6 +9,7 @@ last value applies, except that a list gets the items of both, and a mapping may
 
 import argparse
 import json
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,13 +19,13 @@ from infrastructure.config.base import ConfigurationError, kinds, owners
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.elsewhere import SAME
 from infrastructure.config.field_help import allowed_values, choices, leaves, placeholder, plain
-from infrastructure.config.merging.precedence import GivenValue, Layer, Source, flatten, parse_truth
+from infrastructure.config.merging.precedence import GivenValue, Layer, Source, flatten
 from infrastructure.config.merging.presets import NO_PRESET, PRESET, PRESETS
 from infrastructure.config.schema import FieldSpec, Schema, schema_of
 from infrastructure.config.types import split_commas
 from infrastructure.core.features import merged
 from infrastructure.core.lookup import unknown_name
-from infrastructure.core.messages import phrase, spelled, spelled_by
+from infrastructure.core.messages import ARGUMENTS, as_key, phrase, spelled, spelled_by
 
 # Names that are too general to stand alone, and names that the specifications prescribe.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -119,35 +120,22 @@ def key_of_flag(flag: str) -> str | None:
     return _keys_by_flag(schema_of(DeploymentConfig)).get(flag)
 
 
-def all_flags() -> tuple[str, ...]:
-    """Return all spellings of all flags."""
-    return tuple(_keys_by_flag(schema_of(DeploymentConfig)))
+def as_flag(key: str, value: str = "") -> str:
+    """Return a setting as on a command line: `--batch-size 4`, `--no-lora`."""
+    if key in ARGUMENTS:
+        return f"{ARGUMENTS[key]} {value}".rstrip()
+    spec = schema_of(DeploymentConfig).fields.get(key)
+    if spec is None:
+        return as_key(key, value)
+    name = flag_names(key)[0]
+    if is_truth(spec):
+        return f"--no-{name.removeprefix('--')}" if value in ("false", "none") else name
+    return f"{name} {shlex.quote(value)}" if value else name
 
 
-def as_flags(settings: Collection[str]) -> str:
-    """Write settings (`key` or `key=value`) as flags: `--lora --quantization 4bit`."""
-    fields = schema_of(DeploymentConfig).fields
-    words = []
-    for setting in settings:
-        key, _, value = setting.partition("=")
-        if value and is_truth(fields[key]):
-            words += flag_words({key: parse_truth(value)})
-        else:
-            words += [flag_names(key)[0], value]
-    return " ".join(filter(None, words))
-
-
-def flag_words(settings: Mapping[str, object]) -> list[str]:
-    """Return command-line arguments that set canonical keys to values: each flag and its value."""
-    fields = schema_of(DeploymentConfig).fields
-    words: list[str] = []
-    for key, value in settings.items():
-        name = flag_names(key)[0]
-        if is_truth(fields[key]):
-            words.append(name if value else name.replace("--", "--no-", 1))
-        else:
-            words += [name, plain(value)]
-    return words
+def as_flags(settings: Mapping[str, object]) -> str:
+    """Return settings as on a command line, with each value as a user types it."""
+    return " ".join(as_flag(key, plain(value)) for key, value in settings.items())
 
 
 def add_config_flags(
@@ -346,5 +334,5 @@ def help_text(spec: FieldSpec, default: str = "") -> str:
 
 def _in_flags(text: str) -> str:
     """Return a text in which settings are spelled as flags."""
-    with spelled_by(lambda key, value: as_flags([f"{key}={value}" if value else key])):
+    with spelled_by(as_flag):
         return spelled(text)

@@ -5,32 +5,19 @@ A message about a given value spells the setting in the way it was given.
 """
 
 import json
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from infrastructure.config.base import kinds
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
-from infrastructure.config.sources.flags import flag_names, is_truth, keyword_of
+from infrastructure.config.sources.flags import is_truth, keyword_of
 from infrastructure.core.errors import Problem
 from infrastructure.core.messages import ARGUMENTS, Message, Speller, as_key, spelled_by
 
 _FIELDS = schema_of(DeploymentConfig).fields
 # Arguments of functions, if the first name of the flag is a different one.
 _KEYWORDS = {"data.path": "data", "output_dir": "output_dir", "training.rewards": "rewards"}
-
-
-def as_flag(key: str, value: str = "") -> str:
-    """Return a setting as on a command line: `--batch-size 4`, `--no-lora`."""
-    if key in ARGUMENTS:
-        return f"{ARGUMENTS[key]} {value}".rstrip()
-    if key not in _FIELDS:
-        return as_key(key, value)
-    name = flag_names(key)[0]
-    if is_truth(_FIELDS[key]):
-        return f"--no-{name.removeprefix('--')}" if value in ("false", "none") else name
-    return f"{name} {shlex.quote(value)}" if value else name
 
 
 def as_keyword(key: str, value: str = "") -> str:

@@ -23,7 +23,7 @@ from functools import cached_property
 from typing import Any
 
 from infrastructure.core.json_text import parse_json
-from infrastructure.core.messages import phrase
+from infrastructure.core.messages import Message, phrase
 from infrastructure.data.encoding.python_repr import parse_python
 from infrastructure.data.readers.pictures import (
     SOURCE_KEYS,
@@ -101,33 +101,6 @@ ROLES = {
 CALL_ROLES = ("function_call", "tool_call")  # their text is a tool call, or a list of calls
 
 
-MESSAGE, IMAGE, ENTRY = "data.place_message", "data.place_image", "data.place_tool"
-IMAGE_OF_MESSAGE = "data.image_of_message"
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """A position in a row. It is converted to words only if an error message names it.
-
-    Attributes:
-        number: the number of an item in the column, from 1; 0 means the whole column.
-        part: the message code of the name for such an item. key: the key of a value inside the
-            item; "" means the whole item.
-    """
-
-    column: str
-    number: int = 0
-    part: str = MESSAGE
-    key: str = ""
-
-    def __str__(self) -> str:
-        if self.key:
-            return phrase("data.place_key", key=self.key, where=replace(self, key=""))
-        if not self.number:
-            return phrase("data.place_column", column=self.column)
-        return phrase(self.part, number=self.number, column=self.column)
-
-
 class ShapeError(Exception):
     """An error for a row that does not fit the recognized shape. The row becomes a `BadRow`."""
 
@@ -135,6 +108,16 @@ class ShapeError(Exception):
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
+
+
+def _in_column(column: str) -> Message:
+    """Return the name of a column, for messages. It is rendered only if a message is shown."""
+    return Message("data.place_column", {"column": column})
+
+
+def _item(column: str, number: int, code: str = "data.place_message") -> Message:
+    """Return the name of an item in a column, by its number from 1; see `_in_column`."""
+    return Message(code, {"number": number, "column": column})
 
 
 @dataclass(frozen=True)
@@ -166,8 +149,9 @@ class RowSchema:
         turns, num_given = self._turns(row.values)
         pictures = self._pictures(row.values, turns)
         inputs = self.inputs(row.values)
-        task, place = self._label(row, self.task_column), (row.source, row.line)
-        return Conversation(tuple(turns), task, *place, inputs, num_given, pictures)
+        task = value_of(row.values, self.task_column)
+        place = ("" if task is None else str(task), row.source, row.line)
+        return Conversation(tuple(turns), *place, inputs, num_given, pictures)
 
     def _pictures(self, values: RowValues, turns: list[Turn]) -> tuple[PictureSource, ...]:
         """Return the images of a row, and make sure that messages in `turns` have a part for each
@@ -216,10 +200,6 @@ class RowSchema:
         """The columns that have a role in this shape."""
         whole = {column.partition(".")[0] for column in self.columns.values()}
         return frozenset({*self.columns.values(), *whole, self.task_column})
-
-    def _label(self, row: Row, column: str | None) -> str:
-        value = value_of(row.values, column)
-        return "" if value is None else str(value)
 
     def _turns(self, values: RowValues) -> tuple[list[Turn], int]:
         """Return the messages of a row, and the number of messages that come from a separate prompt
@@ -278,7 +258,7 @@ class RowSchema:
         listed = value if isinstance(value, list) else [value]
         if any(isinstance(one, Mapping) and message_keys(one)[0] in one for one in listed):
             return chat_turns(listed, column)
-        text = _as_text(_first_answer(value, column), Where(column))
+        text = _as_text(_first_answer(value, column), _in_column(column))
         return [Turn("assistant", text)]
 
     def _system(self, values: RowValues, turns: list[Turn]) -> list[Turn]:
@@ -362,7 +342,7 @@ def _past_turns(values: RowValues, column: str | None) -> list[Turn]:
         return []
     if not isinstance(past, list) or not all(isinstance(p, list) and len(p) == 2 for p in past):
         raise ShapeError(WRONG_TYPE, phrase("data.history_not_pairs", column=column))
-    where, texts = Where(column), [text for pair in past for text in pair]
+    where, texts = _in_column(column), [text for pair in past for text in pair]
     roles = ("user", "assistant") * len(past)
     return [Turn(role, _as_text(text, where)) for role, text in zip(roles, texts, strict=True)]
 
@@ -420,13 +400,13 @@ def _by_turns(value: object, column: str) -> list[Turn] | None:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         return None
     return [
-        Turn("assistant" if n % 2 else "user", _as_text(text, Where(column, n + 1)))
+        Turn("assistant" if n % 2 else "user", _as_text(text, _item(column, n + 1)))
         for n, text in enumerate(texts)
     ]
 
 
 def _text(values: RowValues, column: str) -> str:
-    return _as_text(_present(values, column), Where(column))
+    return _as_text(_present(values, column), _in_column(column))
 
 
 def _optional_text(values: RowValues, column: str | None) -> str:
@@ -439,11 +419,11 @@ def _optional_text(values: RowValues, column: str | None) -> str:
         return ""
     if isinstance(value, list) and all(isinstance(_part(part), str) for part in value):
         value = "\n\n".join(str(_part(part)) for part in value)
-    text = _as_text(value, Where(column), may_be_empty=True)
+    text = _as_text(value, _in_column(column), may_be_empty=True)
     return text if text.strip() else ""
 
 
-def _as_text(value: object, where: Where, may_be_empty: bool = False) -> str:
+def _as_text(value: object, where: Message, may_be_empty: bool = False) -> str:
     if value is None:
         raise ShapeError(EMPTY, phrase("data.value_empty", where=where))
     if isinstance(value, int) and not isinstance(value, bool):
@@ -469,10 +449,10 @@ def chat_turns(value: object, column: str) -> list[Turn]:
         raise ShapeError(WRONG_TYPE, detail)
     if not messages:
         raise ShapeError(EMPTY, phrase("data.column_without_messages", column=column))
-    return [_turn(message, Where(column, n)) for n, message in enumerate(messages, 1)]
+    return [_turn(message, _item(column, n)) for n, message in enumerate(messages, 1)]
 
 
-def from_json_text(value: object, column: str | Where) -> object:
+def from_json_text(value: object, column: str | Message) -> object:
     """Return `value`; if it is the text of a list or object in JSON or Python notation, parse it
     first.
 
@@ -492,14 +472,14 @@ def from_json_text(value: object, column: str | Where) -> object:
         except ValueError as other:
             detail = phrase(
                 "data.value_neither_json_nor_python",
-                where=Where(column) if isinstance(column, str) else column,
+                where=_in_column(column) if isinstance(column, str) else column,
                 json_error=error,
                 python_error=other,
             )
             raise ShapeError(BROKEN_JSON, detail) from error
 
 
-def _turn(message: object, where: Where) -> Turn:
+def _turn(message: object, where: Message) -> Turn:
     if not isinstance(message, dict):
         detail = phrase("data.message_not_object", where=where, kind=kind_of(message))
         raise ShapeError(WRONG_TYPE, detail)
@@ -514,7 +494,9 @@ def _turn(message: object, where: Where) -> Turn:
         detail = phrase("data.function_call_replaced", where=where)
         raise ShapeError(WRONG_TYPE, detail)
     if str(message[keys[0]]).lower() in CALL_ROLES:
-        spoken = from_json_text(message.get(keys[1]), replace(where, key=keys[1]))
+        spoken = from_json_text(
+            message.get(keys[1]), Message("data.place_key", {"key": keys[1], "where": where})
+        )
         listed = spoken if isinstance(spoken, list) else [spoken]
         message = {**message, keys[1]: None, "tool_calls": listed}
     if message.get("tool_calls"):
@@ -537,7 +519,7 @@ def _turn(message: object, where: Where) -> Turn:
     return Turn(role, text, packed, _is_learnt(message, where))
 
 
-def _calls(calls: object, where: Where) -> list[object]:
+def _calls(calls: object, where: Message) -> list[object]:
     """Return tool calls with their arguments as objects instead of JSON text.
 
     OpenAI writes arguments as JSON text, which a chat template would quote a second time.
@@ -547,7 +529,7 @@ def _calls(calls: object, where: Where) -> list[object]:
     return [_with_object_arguments(call, where) for call in calls]
 
 
-def _with_object_arguments(call: Mapping[str, Any], where: Where) -> dict[str, Any]:
+def _with_object_arguments(call: Mapping[str, Any], where: Message) -> dict[str, Any]:
     function: Mapping[str, Any] = call.get("function", call)
     name, arguments = function["name"], function.get("arguments")
     if isinstance(arguments, str):
@@ -590,7 +572,9 @@ def _tool_schemas(tools: Sequence[object], column: str) -> list[object]:
 
     A tool may be given as JSON text.
     """
-    schemas = [from_json_text(one, Where(column, n, ENTRY)) for n, one in enumerate(tools, 1)]
+    schemas = [
+        from_json_text(one, _item(column, n, "data.place_tool")) for n, one in enumerate(tools, 1)
+    ]
     if not all(map(_names_function, schemas)):
         raise ShapeError(WRONG_TYPE, phrase("data.tools_without_names", column=column))
     return schemas
@@ -605,7 +589,7 @@ def _learnt_keys(message: Mapping[object, object]) -> list[str]:
     return [key for key in given if key != "loss" or isinstance(message[key], bool)]
 
 
-def _is_learnt(message: Mapping[object, object], where: Where) -> bool:
+def _is_learnt(message: Mapping[object, object], where: Message) -> bool:
     """Return whether a message is trained on, according to its key `weight`, `train` or `loss`.
 
     A value of 0 or false excludes the message, as in OpenAI's, Axolotl's and ms-swift's formats.
@@ -632,7 +616,7 @@ def _part(part: object) -> object:
     return part.get("text") if isinstance(part, dict) else part
 
 
-def _joined_parts(parts: Sequence[object], where: Where) -> str:
+def _joined_parts(parts: Sequence[object], where: Message) -> str:
     texts = [_part(part) for part in parts]
     if not all(isinstance(text, str) for text in texts):
         raise ShapeError(WRONG_TYPE, phrase("data.message_not_only_text", where=where))
@@ -643,7 +627,7 @@ def _is_picture(part: object) -> bool:
     return isinstance(part, dict) and part.get("type") in PICTURE_TYPES
 
 
-def _plain_part(part: object, where: Where) -> dict[str, str]:
+def _plain_part(part: object, where: Message) -> dict[str, str]:
     """Return a message part in the form that chat templates expect, without the contents of
     images.
     """
@@ -676,7 +660,7 @@ def _listed_pictures(value: object, column: str) -> list[PictureSource]:
     held = value if isinstance(value, list) else [value]
     is_alone = len(held) == 1
     return [
-        _source(one, Where(column, 0 if is_alone else number, IMAGE))
+        _source(one, _in_column(column) if is_alone else _item(column, number, "data.place_image"))
         for number, one in enumerate(held, 1)
     ]
 
@@ -689,12 +673,12 @@ def _own_pictures(values: RowValues, column: str) -> list[PictureSource | None]:
         content = message.get(message_keys(message)[1]) if isinstance(message, dict) else None
         for part in filter(_is_picture, content if isinstance(content, list) else []):
             has_own = any(part.get(key) is not None for key in SOURCE_KEYS)
-            where = Where(column, number, IMAGE_OF_MESSAGE)
+            where = _item(column, number, "data.image_of_message")
             sources.append(_source(part, where) if has_own else None)
     return sources
 
 
-def _source(value: object, where: Where) -> PictureSource:
+def _source(value: object, where: Message) -> PictureSource:
     try:
         return picture_source(value, str(where))
     except PictureError as error:
@@ -707,7 +691,7 @@ def _with_answer(turns: list[Turn], column: str) -> list[Turn]:
     if not answers:
         raise ShapeError(NOT_SUPERVISED, phrase("data.no_assistant_message"))
     if not any(turn.text.strip() or turn.calls_tools for turn in answers.values()):
-        where = Where(column, max(answers))
+        where = _item(column, max(answers))
         raise ShapeError(EMPTY, phrase("data.value_empty", where=where))
     return turns
 

@@ -8,8 +8,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import nearest, unknown_name
 from infrastructure.core.messages import Setting, phrase
@@ -77,41 +77,29 @@ COLUMN_CHARACTERS = 24
 Candidate = tuple[str, dict[str, str], str]
 
 
-@dataclass(frozen=True)
-class ShapeRequest:
-    """The settings that name columns. None means that a column must be detected."""
+def _check_request(request: DataConfig) -> None:
+    """Reject settings that name columns and contradict each other.
 
-    shape: str = "auto"
-    prompt_column: str | None = None
-    answer_column: str | None = None
-    context_column: str | None = None
-    text_column: str | None = None
-    task_column: str | None = None
-    image_column: str = "auto"
-
-    def check(self) -> None:
-        """Reject settings that contradict each other.
-
-        Raises:
-            ValueError: settings cannot be combined; the text names them.
-        """
-        if self.shape not in ("auto", *SHAPES):
-            raise InputError(
-                "data.unknown_shape", reason=unknown_name("shape", self.shape, ["auto", *SHAPES])
-            )
-        pair = self.prompt_column or self.answer_column or self.context_column
-        if self.prompt_column and self.prompt_column == self.answer_column:
-            raise InputError("data.prompt_is_answer_column", column=self.prompt_column)
-        if self.text_column and pair:
-            raise InputError("data.text_and_pair_columns")
-        if self.text_column and self.shape not in ("auto", TEXT):
-            raise InputError("data.text_column_with_shape", shape=self.shape)
-        if pair and self.shape not in ("auto", *PAIR_COLUMNS):
-            raise InputError("data.pair_columns_with_shape", shape=self.shape)
+    Raises:
+        ValueError: settings cannot be combined; the text names them.
+    """
+    if request.shape not in ("auto", *SHAPES):
+        raise InputError(
+            "data.unknown_shape", reason=unknown_name("shape", request.shape, ["auto", *SHAPES])
+        )
+    pair = request.prompt_column or request.answer_column or request.context_column
+    if request.prompt_column and request.prompt_column == request.answer_column:
+        raise InputError("data.prompt_is_answer_column", column=request.prompt_column)
+    if request.text_column and pair:
+        raise InputError("data.text_and_pair_columns")
+    if request.text_column and request.shape not in ("auto", TEXT):
+        raise InputError("data.text_column_with_shape", shape=request.shape)
+    if pair and request.shape not in ("auto", *PAIR_COLUMNS):
+        raise InputError("data.pair_columns_with_shape", shape=request.shape)
 
 
 def recognise_question(
-    rows: Sequence[Row], request: ShapeRequest, answers: Sequence[str] = ()
+    rows: Sequence[Row], request: DataConfig, answers: Sequence[str] = ()
 ) -> RowSchema:
     """Return a schema for the prompts of rows, without regard to their answers.
 
@@ -138,13 +126,13 @@ def recognise_question(
     return RowSchema(PROMPT, parts, words)
 
 
-def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
+def recognise_shape(rows: Sequence[Row], request: DataConfig) -> RowSchema:
     """Return the shape of the rows, given the settings and the columns that most rows have.
 
     Raises:
         ValueError: no shape or several shapes fit; the message names the columns and the remedy.
     """
-    request.check()
+    _check_request(request)
     columns = common_columns(rows)
     if not columns:
         raise InputError("data.no_common_columns", summary=_seen(rows, request))
@@ -156,8 +144,8 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
     candidates = _candidates(rows, columns, request)
     if pair := _preference_pair(columns, request):
         raise InputError(_preferences(rows, columns, pair))
-    names = ("task_column", "image_column")
-    if request == ShapeRequest(**{name: getattr(request, name) for name in names}):
+    pair_columns = (request.prompt_column, request.answer_column, request.context_column)
+    if request.shape == "auto" and not any((*pair_columns, request.text_column)):
         _refuse_known(rows, columns)
     if len(candidates) != 1:
         if _is_mixed(rows, request):
@@ -176,7 +164,7 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
 
 
 def _picture_column(
-    rows: Sequence[Row], columns: list[str], parts: dict[str, str], request: ShapeRequest
+    rows: Sequence[Row], columns: list[str], parts: dict[str, str], request: DataConfig
 ) -> str | None:
     """Return the column with images: the configured column, or one recognized by its name and
     values.
@@ -244,7 +232,7 @@ def _refuse_truth_values(rows: Sequence[Row], parts: dict[str, str]) -> None:
 
 
 def _refuse_labels(
-    rows: Sequence[Row], candidate: Candidate, columns: list[str], request: ShapeRequest
+    rows: Sequence[Row], candidate: Candidate, columns: list[str], request: DataConfig
 ) -> None:
     """Reject rows with a label column, unless the user has set the shape or the columns.
 
@@ -274,7 +262,7 @@ def _refuse_labels(
             raise InputError("data.answers_labeled_good_or_bad", label=label, shape=name)
 
 
-def _preference_pair(columns: list[str], request: ShapeRequest) -> tuple[str, str] | None:
+def _preference_pair(columns: list[str], request: DataConfig) -> tuple[str, str] | None:
     """Return the columns of the better and the worse answer; None if there are none, or if a
     setting chooses the columns.
     """
@@ -343,7 +331,7 @@ def _leaves(rows: Sequence[Row], columns: list[str]) -> list[str]:
     return leaves
 
 
-def _candidates(rows: Sequence[Row], columns: list[str], request: ShapeRequest) -> list[Candidate]:
+def _candidates(rows: Sequence[Row], columns: list[str], request: DataConfig) -> list[Candidate]:
     candidates: list[Candidate] = []
     if not request.text_column:
         if not (request.prompt_column or request.answer_column or request.context_column):
@@ -407,7 +395,7 @@ def _are_turns(values: Sequence[object]) -> bool:
     )
 
 
-def _known_pairs(rows: Sequence[Row], columns: list[str], request: ShapeRequest) -> list[Candidate]:
+def _known_pairs(rows: Sequence[Row], columns: list[str], request: DataConfig) -> list[Candidate]:
     """Return pairs of a question and an answer column with names from known datasets or
     languages.
     """
@@ -460,7 +448,7 @@ def _chooses(rows: Sequence[Row], column: str, answer: str) -> bool:
     return True
 
 
-def _pair_candidates(columns: list[str], request: ShapeRequest) -> list[Candidate]:
+def _pair_candidates(columns: list[str], request: DataConfig) -> list[Candidate]:
     if request.prompt_column and request.answer_column:
         name = request.shape if request.shape in PAIR_COLUMNS else PROMPT
         return [_pair(name, request.prompt_column, request.answer_column, columns, request)]
@@ -479,14 +467,14 @@ def _pair_candidates(columns: list[str], request: ShapeRequest) -> list[Candidat
 
 
 def _pair(
-    name: str, prompt: str, answer: str, columns: list[str], request: ShapeRequest
+    name: str, prompt: str, answer: str, columns: list[str], request: DataConfig
 ) -> Candidate:
     context = _contexts(name, (prompt, answer), columns, request)
     return _pair_with(name, prompt, answer, context, columns)
 
 
 def _contexts(
-    name: str, taken: Sequence[str], columns: list[str], request: ShapeRequest
+    name: str, taken: Sequence[str], columns: list[str], request: DataConfig
 ) -> list[str]:
     """Return the columns with context: the configured column, or columns recognized by their names.
 
@@ -526,7 +514,7 @@ def _add_others(parts: dict[str, str], columns: list[str]) -> str:
 
 
 def _add_rare(
-    parts: dict[str, str], rows: Sequence[Row], columns: Sequence[str], request: ShapeRequest
+    parts: dict[str, str], rows: Sequence[Row], columns: Sequence[str], request: DataConfig
 ) -> str:
     """Add columns that only few rows have to the roles in `parts`, and return a description of
     them.
@@ -560,7 +548,7 @@ def _add_template_inputs(parts: dict[str, str], rows: Sequence[Row], columns: Se
     return words
 
 
-def _text_candidates(columns: list[str], request: ShapeRequest) -> list[Candidate]:
+def _text_candidates(columns: list[str], request: DataConfig) -> list[Candidate]:
     names = [request.text_column] if request.text_column else matching(TEXT_COLUMNS, columns)
     if not names and request.shape == TEXT and len(columns) == 1:
         names = columns
@@ -583,10 +571,12 @@ def shown(columns: Sequence[str]) -> str:
 
 
 def _unclear(
-    rows: Sequence[Row], columns: list[str], candidates: list[Candidate], request: ShapeRequest
+    rows: Sequence[Row], columns: list[str], candidates: list[Candidate], request: DataConfig
 ) -> str:
     if candidates:
-        ways = "; ".join(f"{name} ({_columns_of(parts)})" for name, parts, _ in candidates[:3])
+        ways = "; ".join(
+            f"{name} ({shown([*parts.values()][:2])})" for name, parts, _ in candidates[:3]
+        )
         return phrase(
             "data.ambiguous_shape",
             num_ways=len(candidates),
@@ -614,7 +604,7 @@ def _unclear(
     )
 
 
-def _other_column(columns: list[str], request: ShapeRequest) -> str:
+def _other_column(columns: list[str], request: DataConfig) -> str:
     """Return the error for a configuration that names only one of the two columns prompt and
     answer.
     """
@@ -631,10 +621,6 @@ def _other_column(columns: list[str], request: ShapeRequest) -> str:
         others=shown(others),
         key=Setting(key),
     )
-
-
-def _columns_of(parts: dict[str, str]) -> str:
-    return ", ".join(excerpt(parts[part], COLUMN_CHARACTERS) for part in list(parts)[:2])
 
 
 def _way_on(rows: Sequence[Row], columns: list[str]) -> str:
@@ -665,7 +651,7 @@ def _by_columns(rows: Sequence[Row]) -> list[list[Row]]:
     return sorted(groups.values(), key=len, reverse=True)
 
 
-def _is_mixed(rows: Sequence[Row], request: ShapeRequest) -> bool:
+def _is_mixed(rows: Sequence[Row], request: DataConfig) -> bool:
     """Return whether the shape is unclear only because rows have different columns.
 
     If False, the shape is unclear because the columns of one row can be read in several ways.
@@ -675,7 +661,7 @@ def _is_mixed(rows: Sequence[Row], request: ShapeRequest) -> bool:
     return max(counts) == 1
 
 
-def _seen(rows: Sequence[Row], request: ShapeRequest) -> str:
+def _seen(rows: Sequence[Row], request: DataConfig) -> str:
     groups = _by_columns(rows)
     shown = "; ".join(_described(group, request) for group in groups[:NUM_GROUPS_SHOWN])
     num_more = len(groups) - NUM_GROUPS_SHOWN
@@ -683,7 +669,7 @@ def _seen(rows: Sequence[Row], request: ShapeRequest) -> str:
     return phrase("data.shapes_of_first_rows", num_rows=len(rows), groups=shown, more=more)
 
 
-def _described(rows: list[Row], request: ShapeRequest) -> str:
+def _described(rows: list[Row], request: DataConfig) -> str:
     columns = list(rows[0].values)
     names = {name for name, _, _ in _candidates(rows, columns, request)}
     is_clear = len(names) == 1

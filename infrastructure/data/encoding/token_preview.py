@@ -58,13 +58,11 @@ def counts_line(kinds: Sequence[TokenUse]) -> str:
     """Return a summary such as `45 tokens: 12 trained, 2 of them end an answer, 33 masked`."""
     stops = kinds.count(TokenUse.STOP)
     trained = kinds.count(TokenUse.TRAINED) + stops
-    verb = "ends" if stops == 1 else "end"
     return phrase(
         "data.token_counts",
         total=len(kinds),
         trained=trained,
         num_ends=stops,
-        verb=verb,
         masked=len(kinds) - trained,
     )
 

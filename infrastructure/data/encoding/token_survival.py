@@ -22,15 +22,14 @@ import re
 import unicodedata
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from infrastructure.core.errors import InputError
-from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
 from infrastructure.data.encoding.chat_format import Written
 
@@ -301,7 +300,6 @@ class Survivals:
             phrase(
                 "data.tokenizer_changed_answers",
                 count=count,
-                answers_are="answer is" if count == 1 else "answers are",
                 difference=phrase(KINDS[kind]),
                 example=self.firsts[kind][1],
                 place=self.firsts[kind][0],
@@ -315,7 +313,6 @@ class Survivals:
                 phrase(
                     "data.text_without_tokens",
                     count=count,
-                    rows_hold="row holds" if count == 1 else "rows hold",
                     example=example,
                     place=place,
                 )
@@ -329,21 +326,3 @@ class Survivals:
                 )
             )
         return lines
-
-    def to_json(self) -> JsonObject:
-        """Return the counts and examples as JSON values, without the hashes of rows."""
-        return {
-            "rows": {**self.rows},
-            "firsts": {kind: [*first] for kind, first in self.firsts.items()},
-            "num_equal": self.num_equal,
-            "equal_example": self.equal_example,
-        }
-
-    @classmethod
-    def from_json(cls, facts: Mapping[str, Any]) -> Self:
-        """Restore the counts from the result of `to_json`; an empty mapping gives no counts."""
-        if not facts:
-            return cls()
-        firsts = {kind: (place, example) for kind, (place, example) in facts["firsts"].items()}
-        rows = Counter[str](facts["rows"])
-        return cls(rows, firsts, facts["num_equal"], facts["equal_example"])

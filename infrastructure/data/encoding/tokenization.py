@@ -75,7 +75,6 @@ LAST_ANSWER = "last_answer"
 PROBES = (("a b\n", "c d"), ("1.\n", "2 3"), ("é:\n", "é è"), ("a\n", "(b)"))
 
 NUM_TEMPLATES_NAMED = 2
-SHORT_TEXT = "a"
 LONGEST_JOINT = 4  # tokens at a prompt's end that may differ when an answer follows
 
 TokenIds = Sequence[int] | npt.NDArray[np.int32]
@@ -219,7 +218,8 @@ class ConversationEncoder:
                 results[index] = _bad(conversation, CHAT_TEMPLATE, str(error), error.advice)
                 continue
             if lost := whole.account.unlearnable:
-                detail = phrase("data.answer_not_written", lost=lost[0], writer=self._writer)
+                writer = phrase("data.chat_template" if self.own_template else "data.plain_format")
+                detail = phrase("data.answer_not_written", lost=lost[0], writer=writer)
                 advice = self.advice_for(self._for_writing(conversation))
                 results[index] = _bad(conversation, LEFT_OUT, detail, advice)
             else:
@@ -329,21 +329,6 @@ class ConversationEncoder:
             turns = [self._spelled_out(turn) for turn in turns]
         return (self.own_template_for(inputs) or self._plain()).write_prompt(turns, inputs)
 
-    def num_template_tokens(self) -> int:
-        """Return how many tokens the chat template adds to one question and its answer.
-
-        Return 0 if there is no template, or if it rejects the conversation.
-        """
-        if self.own_template is None:
-            return 0
-        turns = Turn("user", SHORT_TEXT), Turn("assistant", SHORT_TEXT)
-        try:
-            written = self.write(Conversation(turns))
-        except FormatError:
-            return 0
-        whole = len(written.lead) + self.num_tokens(written.text)
-        return whole - len(turns) * self.num_tokens(SHORT_TEXT)
-
     def num_tokens(self, text: str) -> int:
         """Return the number of tokens of a text, without a template or special tokens."""
         return len(self._ids([text])[0])
@@ -388,10 +373,6 @@ class ConversationEncoder:
 
     def _text_of(self, conversation: Conversation) -> str:
         return self._format(conversation).text_of(conversation)
-
-    @property
-    def _writer(self) -> str:
-        return phrase("data.chat_template" if self.own_template else "data.plain_format")
 
     def advice_for(self, conversation: Conversation) -> str:
         """Return advice for a row if the chat template leaves out text of its answers."""

@@ -6,16 +6,9 @@ from typing import Any, Self
 
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
-from infrastructure.data.encoding.row_accounting import LeftOut
-from infrastructure.data.encoding.token_survival import Survivals
-from infrastructure.data.preparation.quarantine import Quarantine, about_template
+from infrastructure.data.preparation.quarantine import Quarantine
 
 MAX_TASKS_SHOWN = 12
-
-
-def rows_in_words(count: int, kind: str = "") -> str:
-    """Return a count of rows as text: `1 row`, `8,000 rows`, or with a `kind`, `1 training row`."""
-    return f"{count:,} {kind}row{'' if count == 1 else 's'}"
 
 
 @dataclass
@@ -33,8 +26,6 @@ class DataReport:
         end_tokens: each token that ends answers, at which generation must stop → how often it does.
             Empty if all answers were cut before their end.
         truncated: examples that were cut to the maximum length.
-        template_tokens: tokens that the chat template itself writes around a question and its
-            answer; counted only if some rows are too long.
         duplicates: training rows with the same content as an earlier one.
         leaked: training rows with the same content as a held-out one.
         system_prompt: the system prompt that every row begins with; None if there is none, or
@@ -43,9 +34,9 @@ class DataReport:
         special_text_rows: rows whose text contains the text of a special token.
         unread: a sentence about fields of the rows that the chat template does not read; "" if
             there are none.
-        left_out: texts of usable rows that the model never reads, as `LeftOut.to_json` returns
-            them.
-        survivals: changes of trained texts by the tokenizer, from `Survivals.to_json`.
+        left_out: sentences on texts of usable rows that the model never reads, or that the
+            tokenizer changes.
+        num_equal, equal_example: as in `Survivals`.
         losses: file:line → descriptions of the texts that the model does not read, for the first
             such rows.
         undetermined_rows: number of rows for which it is unknown whether the model reads every
@@ -72,15 +63,15 @@ class DataReport:
     end_tokens: dict[str, int] = field(default_factory=dict)
     truncated: int = 0
     truncated_examples: list[str] = field(default_factory=list)
-    template_tokens: int = 0
     duplicates: int = 0
     leaked: int = 0
     system_prompt: str | None = None
     has_context: bool = False
     special_text_rows: int = 0
     unread: str = ""
-    left_out: list[JsonObject] = field(default_factory=list)
-    survivals: JsonObject = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    num_equal: int = 0
+    equal_example: str = ""
     losses: dict[str, list[str]] = field(default_factory=dict)
     undetermined_rows: int = 0
     unused_columns: str = ""
@@ -105,14 +96,13 @@ class DataReport:
         known = {key: value for key, value in facts.items() if key != "quarantined"}
         return cls(**known, quarantine=quarantine)
 
-    def lines(self, is_verbose: bool = True, num_positions: int | None = None) -> list[str]:
+    def lines(self, is_verbose: bool = True) -> list[str]:
         """Return the lines of the report for the user.
 
         Args:
             is_verbose: return all lines; otherwise only those that should be read before every run.
-            num_positions: tokens that the model can read; None if it is unknown.
         """
-        warnings = [*([self.unread] if self.unread else []), *self._warnings(num_positions)]
+        warnings = [*([self.unread] if self.unread else []), *self._warnings()]
         warnings += self.notes  # always shown before step 1: they decide what is learned
         if not is_verbose:
             return [*self._short_lines(), *warnings]
@@ -155,7 +145,7 @@ class DataReport:
             f"{self.shape_reason[:1].upper()}{self.shape_reason[1:]}",
             phrase(
                 "data.split_counts",
-                train_rows=rows_in_words(self.num_train),
+                num_train=self.num_train,
                 num_held_out=self.num_evaluation,
             ),
         ]
@@ -198,9 +188,8 @@ class DataReport:
         lines = [phrase("data.rows_skipped", count=total, percent=share, reasons=reasons)]
         return lines + [f"  {row}" for row in self.quarantine.examples]
 
-    def _warnings(self, num_positions: int | None) -> list[str]:
-        lines = LeftOut.from_json(self.left_out).lines()
-        lines += Survivals.from_json(self.survivals).lines()
+    def _warnings(self) -> list[str]:
+        lines = [*self.left_out]
         other = [row for row in self.quarantine.bad_rows if row.encoding]
         if other:
             lines.append(
@@ -210,39 +199,17 @@ class DataReport:
             where = ", ".join(self.truncated_examples)
             if self.truncated > len(self.truncated_examples):
                 where += ", …"
-            were = "was" if self.truncated == 1 else "were"
             lines.append(
                 phrase(
                     "data.rows_truncated",
-                    rows=rows_in_words(self.truncated),
-                    were=were,
+                    count=self.truncated,
                     max_length=self.max_length,
                     places=where,
-                    advice=self._keeps_whole(num_positions),
                 )
             )
-        if sentence := about_template(self.template_tokens, self.max_length):
-            lines.append(phrase("data.note", sentence=sentence))
-        if self.duplicates:
-            lines.append(phrase("data.rows_repeated", count=self.duplicates))
-        if self.leaked:
-            verb = "is" if self.leaked == 1 else "are"
-            rows = rows_in_words(self.leaked, "training ")
-            lines.append(phrase("data.rows_also_held_out", rows=rows, verb=verb))
-        if self.special_text_rows:
-            spells = (
-                phrase("data.row_spells_special_token")
-                if self.special_text_rows == 1
-                else (phrase("data.rows_spell_special_token"))
-            )
-            rows = rows_in_words(self.special_text_rows)
-            lines.append(phrase("data.special_token_rows", rows=rows, contain=spells))
-        return lines
-
-    def _keeps_whole(self, num_positions: int | None) -> str:
-        """Return advice on how to avoid cutting rows that are longer than the limit, or ""."""
-        if num_positions is None:
-            return phrase("data.raise_limit_if_supported")
-        if self.max_length < num_positions:
-            return phrase("data.raise_limit_up_to", num_positions=num_positions)
-        return phrase("data.limit_of_model_reached")
+        counts = {
+            "data.rows_repeated": self.duplicates,
+            "data.rows_also_held_out": self.leaked,
+            "data.special_token_rows": self.special_text_rows,
+        }
+        return lines + [phrase(code, count=count) for code, count in counts.items() if count]

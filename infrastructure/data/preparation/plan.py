@@ -22,7 +22,6 @@ from infrastructure.data.encoding.row_accounting import ACCOUNTING_VERSION
 from infrastructure.data.encoding.row_schema import ROWS_VERSION, RowSchema
 from infrastructure.data.encoding.schema_detection import (
     SAMPLE_ROWS,
-    ShapeRequest,
     advice,
     picture_words,
     recognise_shape,
@@ -88,7 +87,9 @@ def plan_preparation(
         shapes=(shape, find_shape(evaluation, config) if evaluation else shape),
         encoder=encoder,
         validation_split=0.0 if evaluation else config.validation_split,
-        window_limits=(config.buffer_size, memory_bytes(config)) if config.streaming else None,
+        window_limits=(config.buffer_size, total_bytes_of(config.memory_limit))
+        if config.streaming
+        else None,
         keep_conversations=config.augmentation is not None and not config.streaming,
         num_processes=num_processes(config, train, tokenizer),
         worker_bytes=worker_bytes,
@@ -152,11 +153,6 @@ def _check(config: DataConfig) -> None:
         raise InputError("data.no_training_data")
 
 
-def memory_bytes(config: DataConfig) -> int | None:
-    """Return `data.memory_limit` in bytes; a percentage refers to this machine's memory."""
-    return total_bytes_of(config.memory_limit)
-
-
 def total_bytes_of(amount: str | None) -> int | None:
     """Return an amount of main memory in bytes. A percentage refers to this machine's total
     memory.
@@ -218,18 +214,9 @@ def understand(files: list[DataFile], config: DataConfig) -> tuple[RowSchema, li
     Raises:
         ValueError: no row is readable, or the shape is ambiguous.
     """
-    request = ShapeRequest(
-        config.shape,
-        config.prompt_column,
-        config.answer_column,
-        config.context_column,
-        config.text_column,
-        config.task_column,
-        config.image_column,
-    )
     sample = _first_good_rows(files)
     try:
-        schema = recognise_shape(sample, request)
+        schema = recognise_shape(sample, config)
     except ValueError as error:
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         hint = _missing_header(files[0], sample[0])
@@ -324,9 +311,7 @@ def plan_key(plan: PreparationPlan) -> str:
 
 
 def _file_key(file: DataFile) -> list[str]:
-    key = [file.name, file.format, file.note, file.sha256()]
-    more = [file.encoding, file.split]
-    return [*key, *more] if any(more) else key  # older kinds of files keep their keys
+    return [file.name, file.format, file.note, file.sha256(), file.encoding, file.split]
 
 
 def read_chat_template(setting: str) -> str:

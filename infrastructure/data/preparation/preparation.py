@@ -3,7 +3,6 @@
 Memory use is limited to a few chunks of rows plus about forty bytes per row of the data.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -25,7 +24,7 @@ from infrastructure.data.encoding.row_accounting import (
 from infrastructure.data.encoding.row_schema import TEXT, RowSchema
 from infrastructure.data.encoding.token_survival import Survivals
 from infrastructure.data.encoding.tokenization import ConversationEncoder, begins_with
-from infrastructure.data.preparation.data_report import DataReport, rows_in_words
+from infrastructure.data.preparation.data_report import DataReport
 from infrastructure.data.preparation.quarantine import Quarantine
 from infrastructure.data.preparation.row_encoder import (
     CHUNK_ROWS,
@@ -38,7 +37,7 @@ from infrastructure.data.preparation.row_encoder import (
 from infrastructure.data.preparation.row_stats import RowFacts, SharedSystemPrompt
 from infrastructure.data.readers.pictures import decisions_in_words
 from infrastructure.data.readers.row_limits import in_chunks
-from infrastructure.data.readers.rows import OVER_LONG, BadRow, Conversation, excerpt
+from infrastructure.data.readers.rows import BadRow, Conversation, excerpt
 from infrastructure.data.readers.sources import DataFile
 from infrastructure.data.store.fingerprints import ExampleHash
 from infrastructure.data.store.stream_index import (
@@ -61,7 +60,6 @@ NUM_PLACES = 3
 NUM_LOSSES = 100  # rows whose lost texts are kept for inspection
 NUM_UNUSED_SHOWN = 12
 NUM_PROMPTS_CHECKED = 20
-UNUSUAL_SPLIT = 4.0  # standard deviations from the configured share
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ class Preparation:
         self.evaluation = (folder / EVALUATION_FILE).open("w+", encoding="utf-8")
         self.least: PreparedRow | None = None  # held out if chance holds out no row
         self.checked_prompts = self.differing_prompts = 0
-        self.left_out_answers = self.empty_answers = 0
+        self.noted: Counter[str] = Counter()  # code of a note → rows or answers
         self.system_prompts = SharedSystemPrompt()
         self.decided: Counter[str] = Counter()  # decisions about images → rows
         self.unused_columns: Counter[str] = Counter()
@@ -115,7 +113,6 @@ class Preparation:
             CAUSE if plan.encoder.own_template else phrase("data.needs_chat_template")
         )
         self.prompts_left_out = LeftOut()
-        self.rewritten_rows = 0
         self.survivals = Survivals()
         self.undetermined: list[str] = []
         self.conversations = (folder / CONVERSATIONS_FILE).open("wb")
@@ -163,7 +160,7 @@ class Preparation:
                 stored.append(row)
             if chunk.shape == TRAIN:
                 self._index(chunk.file, row.offset, row.conversation, not is_evaluation)
-        self.store.append([row.example for row in stored])
+        self.store.append([row.encoded.example for row in stored])
         self.row_files.append(np.full(len(stored), chunk.file))
         self.row_lines.append(np.array([row.conversation.line for row in stored]))
         if self.plan.keep_conversations:
@@ -184,35 +181,36 @@ class Preparation:
         self.facts.add(row, is_evaluation)
         self.report.special_text_rows += row.holds_special_text
         self._note_account(row)
-        self.decided.update({kind for one in row.example.pictures for kind in one.decided})
+        self.decided.update({kind for one in row.encoded.example.pictures for kind in one.decided})
         first = row.conversation.turns[0]
-        is_read = all(one.message != 1 for one in row.account.missing)
+        is_read = all(one.message != 1 for one in row.encoded.account.missing)
         self.system_prompts.add(first.text if first.role == "system" and is_read else "")
         answers = [turn for turn in row.conversation.turns if turn.role == "assistant"]
-        self.left_out_answers += sum(not turn.is_learnt for turn in answers)
-        self.empty_answers += sum(not turn.text.strip() and not turn.fields for turn in answers)
-        if row.is_truncated:
+        unlearnt = sum(not turn.is_learnt for turn in answers)
+        empty = sum(not turn.text.strip() and not turn.fields for turn in answers)
+        self.noted.update({"data.answers_with_zero_weight": unlearnt, "data.empty_answers": empty})
+        if row.encoded.is_truncated:
             self.report.truncated += 1
             self.report.truncated_examples += [row.conversation.place]
             del self.report.truncated_examples[NUM_PLACES:]
         elif (
             self.checked_prompts < NUM_PROMPTS_CHECKED
             and len(row.conversation.turns) > 1
-            and not row.example.pictures  # the chat template does not write their tokens
+            and not row.encoded.example.pictures  # the chat template does not write their tokens
         ):
             self._check_prompt(row)
         if is_evaluation:
             self.evaluation.write(row.conversation.to_json() + "\n")
         else:
-            self.hash.add(row.example)
+            self.hash.add(row.encoded.example)
 
     def _note_account(self, row: PreparedRow) -> None:
-        place, account = row.conversation.place, row.account
-        self.survivals.add(place, row.survival)
+        place, account = row.conversation.place, row.encoded.account
+        self.survivals.add(place, row.encoded.survival)
         self.left_out.add(place, account.missing)
         if account.missing and len(self.report.losses) < NUM_LOSSES:
             self.report.losses[place] = [str(one) for one in account.missing]
-        self.rewritten_rows += row.is_rewritten
+        self.noted["data.reasoning_rewritten"] += row.encoded.is_rewritten
         if account.undetermined:
             self.report.undetermined_rows += 1
             self.undetermined = self.undetermined or [f"{account.undetermined[0]} of {place}"]
@@ -228,7 +226,7 @@ class Preparation:
         prompt = self.plan.encoder.prompt_ids(conversation.prompt, conversation.inputs)
         self.checked_prompts += 1
         tokenizer = self.plan.encoder.tokenizer
-        self.differing_prompts += not begins_with(tokenizer, row.example.input_ids, prompt)
+        self.differing_prompts += not begins_with(tokenizer, row.encoded.example.input_ids, prompt)
 
     def _note_prompt(self, row: PreparedRow) -> None:
         """Record texts that the model reads in training but not in the prompt at generation.
@@ -237,7 +235,7 @@ class Preparation:
         """
         conversation = row.conversation
         account = self.plan.encoder.prompt_account(conversation.prompt, conversation.inputs)
-        known = {REASONING_KIND, *(one.kind for one in row.account.missing)}
+        known = {REASONING_KIND, *(one.kind for one in row.encoded.account.missing)}
         missing = [one for one in account.missing if one.kind not in known]
         self.prompts_left_out.add(conversation.place, missing)
 
@@ -267,8 +265,6 @@ class Preparation:
         self.report.max_length = self.plan.encoder.max_length
         self.report.system_prompt = self.system_prompts.text
         self.report.has_context = any("context" in shape.columns for shape in self.plan.shapes)
-        if self.report.truncated or OVER_LONG in self.quarantine.counts:
-            self.report.template_tokens = self.plan.encoder.num_template_tokens()
         self.facts.fill(self.report, is_evaluation, self.plan.encoder.tokenizer)
         self._report_sources()
         layout = index.layout_hash() if index else ""
@@ -329,9 +325,10 @@ class Preparation:
         report.notes += self.plan.notes
         report.unused_columns = _listed(self.unused_columns)
         report.unread = self._unread()
-        report.left_out = self.left_out.to_json()
         self.survivals.finish()
-        report.survivals = self.survivals.to_json()
+        report.left_out = [*self.left_out.lines(), *self.survivals.lines()]
+        report.num_equal = self.survivals.num_equal
+        report.equal_example = self.survivals.equal_example
         other = self.plan.shapes[EVALUATION]
         if (other.name, other.columns) != (shape.name, shape.columns):
             report.notes.append(
@@ -339,33 +336,18 @@ class Preparation:
             )
         if self.plan.validation_split and not report.num_evaluation:
             report.notes.append(phrase("data.nothing_held_out"))
-        report.notes += _uneven_split(
-            self.plan.validation_split, report.num_evaluation, report.num_train
-        )
         if pictures := self.plan.encoder.pictures:
             report.notes += decisions_in_words(self.decided, pictures.background)
-        if self.left_out_answers:
-            report.notes.append(
-                phrase("data.answers_with_zero_weight", count=self.left_out_answers)
-            )
-        if self.empty_answers:
-            report.notes.append(phrase("data.empty_answers", count=self.empty_answers))
+        report.notes += [phrase(code, count=count) for code, count in self.noted.items() if count]
         report.notes += [
             phrase("data.lost_in_generation_prompt", line=line)
             for line in self.prompts_left_out.lines()
         ]
-        if self.rewritten_rows:
-            report.notes.append(
-                phrase(
-                    "data.reasoning_rewritten",
-                    rows=rows_in_words(self.rewritten_rows),
-                )
-            )
         if self.undetermined:
             report.notes.append(
                 phrase(
                     "data.template_output_undetermined",
-                    rows=rows_in_words(report.undetermined_rows),
+                    count=report.undetermined_rows,
                     example=self.undetermined[0],
                 )
             )
@@ -423,14 +405,3 @@ def _listed(names: Counter[str]) -> str:
     more = len(names) - len(shown)
     listed = ", ".join(shown)
     return phrase("data.more_names", names=listed, count=more) if more > 0 else listed
-
-
-def _uneven_split(wanted: float, num_evaluation: int, num_train: int) -> list[str]:
-    """Return a note if the share of held-out rows is far from the wanted one; otherwise []."""
-    num_rows = num_evaluation + num_train
-    if not wanted or not num_evaluation:
-        return []
-    share, chance = num_evaluation / num_rows, math.sqrt(wanted * (1 - wanted) / num_rows)
-    if abs(share - wanted) <= UNUSUAL_SPLIT * chance + 1 / num_rows:
-        return []
-    return [phrase("data.uneven_split", percent=100 * share, wanted=100 * wanted)]

@@ -17,7 +17,6 @@ from infrastructure.data.readers.rows import OVER_LONG, UNLEARNABLE, BadRow, exc
 
 MAX_KEPT = 10_000
 NUM_EXAMPLES = 3
-MUCH_OF_A_ROW = 0.25  # the part that a chat template writes
 NUM_SHOWN, DETAIL_CHARACTERS = 2, 200  # a template's error message ends with the remedy
 
 
@@ -76,7 +75,6 @@ class Quarantine:
         listed: Path | None = None,
         *,
         max_unlearnable_percent: float | None = None,
-        about_length: str = "",
         cuts_prompts: bool = True,
     ) -> None:
         """Raise if too large a share of the rows is bad.
@@ -85,7 +83,6 @@ class Quarantine:
             listed: the file that lists the bad rows; None if there is none yet.
             max_unlearnable_percent: the limit for rows whose answers would not be learned as
                 written; None: `max_percent`.
-            about_length: a sentence on why rows are long; "" if the reason is unknown.
             cuts_prompts: whether the error may recommend data.over_length=truncate.
 
         Raises:
@@ -104,7 +101,6 @@ class Quarantine:
         if common == OVER_LONG:
             remedy = phrase("data.raise_max_length")
             remedy += phrase("data.truncate_instead") * cuts_prompts
-            remedy = f"{about_length}: {remedy}" if about_length else remedy
         now = min(limit, max_percent) if is_lossy else max_percent
         some = phrase("data.skip_bad_rows", now=now)
         some = some if self.total < num_rows else ""  # nothing would be left
@@ -131,7 +127,7 @@ class Quarantine:
         """Return a text that lists the reasons, each with its number of rows and its first row."""
         shown = [
             f"{self.counts[row.reason]} {row.reason} ({row.place}"
-            + (f", {excerpt(row.shown_detail, DETAIL_CHARACTERS)})" if row.detail else ")")
+            + (f", {excerpt(row.detail, DETAIL_CHARACTERS)})" if row.detail else ")")
             for row in self.examples[:NUM_SHOWN]
         ]
         others = len(self.counts) - len(shown)
@@ -139,20 +135,6 @@ class Quarantine:
         if others <= 0:
             return reasons
         return phrase("data.more_reasons", reasons=reasons, count=others)
-
-
-def about_template(num_tokens: int, max_length: int) -> str:
-    """Return a sentence if the chat template's own text takes much of a row; otherwise "".
-
-    Args:
-        num_tokens: tokens that the template adds to one question and its answer.
-        max_length: maximum length of a row in tokens.
-    """
-    if num_tokens < MUCH_OF_A_ROW * max_length:
-        return ""
-    if num_tokens >= max_length:
-        return phrase("data.template_exceeds_limit", num_tokens=num_tokens, max_length=max_length)
-    return phrase("data.template_takes_much", num_tokens=num_tokens, max_length=max_length)
 
 
 def _plain(row: BadRow) -> dict[str, object]:

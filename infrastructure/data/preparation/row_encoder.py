@@ -17,10 +17,9 @@ from infrastructure.core.helper_process import worker_pool
 from infrastructure.core.importing import do_without_torch
 from infrastructure.core.messages import phrase
 from infrastructure.core.process_memory import HardLimit, can_limit_hard, resident_bytes
-from infrastructure.data.encoding.row_accounting import REASONING_FIELDS, Account
+from infrastructure.data.encoding.row_accounting import REASONING_FIELDS
 from infrastructure.data.encoding.row_schema import RowSchema
-from infrastructure.data.encoding.token_survival import Survival
-from infrastructure.data.encoding.tokenization import ConversationEncoder
+from infrastructure.data.encoding.tokenization import ConversationEncoder, Encoded
 from infrastructure.data.readers.rows import BadRow, Conversation, Row
 from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.data.store.fingerprints import content_number
@@ -52,24 +51,15 @@ class PreparedRow:
 
     Attributes:
         content: a number that is equal for rows with the same content.
-        end_token: the token that ends the last answer.
         holds_special_text: True if the text contains that of a special token, and is tokenized as
             that token.
-        account: the texts of the row that the model does not read.
-        is_rewritten: True if the row's reasoning is written in another form than in the data.
-        survival: changes that the tokenizer made to the trained text.
     """
 
     conversation: Conversation
-    example: TokenizedExample
+    encoded: Encoded
     content: int
-    end_token: int
     offset: int
-    is_truncated: bool
     holds_special_text: bool
-    account: Account
-    is_rewritten: bool
-    survival: Survival
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +131,10 @@ class RowWorker:
             rows.append(
                 PreparedRow(
                     replace(conversation, pictures=()) if conversation.pictures else conversation,
-                    result.example,
+                    result,
                     content_number([*conversation.pairs(), *_seen(result.example)]),
-                    result.end_token,
                     row.offset,
-                    result.is_truncated,
                     any(self._special.search(turn.text) for turn in conversation.turns),
-                    result.account,
-                    result.is_rewritten,
-                    result.survival,
                 )
             )
         columns = self._unused_columns(chunk.rows, shape)

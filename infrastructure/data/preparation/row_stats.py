@@ -55,13 +55,13 @@ class RowFacts:
 
     def add(self, row: PreparedRow, is_evaluation: bool) -> None:
         """Record the numbers of the next row."""
-        example = row.example
+        example = row.encoded.example
         self.content.append(row.content)
         self.is_evaluation.append(is_evaluation)
         self.length.append(len(example.input_ids))
         self.supervised.append(int(example.supervised.sum()))
-        self.end_token.append(row.end_token)
-        self.is_truncated.append(row.is_truncated)
+        self.end_token.append(row.encoded.end_token)
+        self.is_truncated.append(row.encoded.is_truncated)
         self.task.append(sys.intern(row.conversation.task))
 
     def content_hash(self, chosen: Mask) -> str:

@@ -85,6 +85,16 @@ class JsonScanner:
             raise self.error(phrase("data.json_expected", character=character))
         self._pass(1)
 
+    def entries(self) -> Iterator[str]:
+        """Yield the keys of the next object. The caller consumes the value of each key."""
+        self.take("{")
+        while self.peek() != "}":
+            key = str(self.value())
+            self.take(":")
+            yield key
+            if self.peek() != "}":
+                self.take(",")
+
     def value(self) -> Any:
         """Parse, consume and return the next JSON value."""
         self.peek()
@@ -215,14 +225,9 @@ def _lists_of(path: Path, encoding: str, _stamp: tuple[int, int]) -> Lists:
 
 def _keys_of_lists(scanner: JsonScanner) -> Iterator[str]:
     """Yield the keys whose values are lists of objects; holds one element at a time."""
-    scanner.take("{")
-    while scanner.peek() != "}":
-        key = str(scanner.value())
-        scanner.take(":")
+    for key in scanner.entries():
         if _pass_value(scanner):
             yield key
-        if scanner.peek() != "}":
-            scanner.take(",")
 
 
 def _layout(scanner: JsonScanner) -> tuple[Layout, str, bool]:
@@ -234,12 +239,9 @@ def _layout(scanner: JsonScanner) -> tuple[Layout, str, bool]:
         scanner.take("[")
         is_nested = scanner.peek() == "{" and has_paragraphs(scanner.value())
         return Layout.ARRAY, "", is_nested
-    scanner.take("{")
     seen: dict[str, object] = {}
     held = 0
-    while scanner.peek() != "}":
-        key = str(scanner.value())
-        scanner.take(":")
+    for key in scanner.entries():
         if key in LIST_KEYS and scanner.peek() == "[":
             scanner.take("[")
             first = scanner.value() if scanner.peek() not in ("", "]") else {}
@@ -264,8 +266,6 @@ def _layout(scanner: JsonScanner) -> tuple[Layout, str, bool]:
                 max_mib=MAX_TABLE_BYTES >> 20,
                 max_columns=MOST_COLUMNS,
             )
-        if scanner.peek() != "}":
-            scanner.take(",")
     scanner.take("}")
     if scanner.peek():
         return Layout.OBJECTS, "", False
@@ -278,15 +278,7 @@ def _layout(scanner: JsonScanner) -> tuple[Layout, str, bool]:
 
 def _whole(scanner: JsonScanner) -> dict[str, object]:
     """Return the document as a whole; `_layout` has checked that it is not too large."""
-    values: dict[str, object] = {}
-    scanner.take("{")
-    while scanner.peek() != "}":
-        key = str(scanner.value())
-        scanner.take(":")
-        values[key] = scanner.value()
-        if scanner.peek() != "}":
-            scanner.take(",")
-    return values
+    return {key: scanner.value() for key in scanner.entries()}
 
 
 def _entered(scanner: JsonScanner, layout: Layout, key: str) -> JsonScanner:
@@ -294,18 +286,13 @@ def _entered(scanner: JsonScanner, layout: Layout, key: str) -> JsonScanner:
     if layout is Layout.ARRAY:
         scanner.take("[")
     elif layout in (Layout.LIST, Layout.RECORDS):
-        scanner.take("{")
-        while scanner.peek() != "}":
-            name = str(scanner.value())
-            scanner.take(":")
+        for name in scanner.entries():
             if layout is Layout.RECORDS:
                 break
             if name == key and scanner.peek() == "[":
                 scanner.take("[")
                 break
             scanner.value()
-            if scanner.peek() == ",":
-                scanner.take(",")
     return scanner
 
 

@@ -93,7 +93,8 @@ class Column:
             return opened + num_rows * self.width
         if self.repeats:
             return opened + num_rows * self.largest_bytes
-        return opened + _most_in_a_row(self.data_pages, num_rows)
+        sizes = [page.size_bytes for page in self.data_pages]
+        return opened + min(sum(sizes), (num_rows + 1) * max(sizes, default=0))
 
     def whole_bytes(self) -> int:
         """Return the decoded size of the whole column chunk, because one row may contain
@@ -106,24 +107,6 @@ class Column:
         if self.repeats:
             return total + num_values * self.largest_bytes
         return total + sum(page.size_bytes for page in self.data_pages)
-
-
-def _most_in_a_row(pages: list[Page], num_rows: int) -> int:
-    """Return the largest total size of consecutive pages that `num_rows` rows may touch."""
-    most = held_bytes = held_rows = first = 0
-    for index, page in enumerate(pages):
-        held_bytes += page.size_bytes
-        held_rows += page.num_values
-        # num_rows rows may touch the last row of the first page, whole pages, and the first row of
-        # the last page
-        while (
-            first < index and held_rows - pages[first].num_values - page.num_values > num_rows - 2
-        ):
-            held_bytes -= pages[first].size_bytes
-            held_rows -= pages[first].num_values
-            first += 1
-        most = max(most, held_bytes)
-    return most
 
 
 def check_nesting(metadata: "FileMetaData", name: str) -> None:

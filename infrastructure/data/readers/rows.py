@@ -138,15 +138,8 @@ class BadRow:
             return self.advice
         return phrase(REMEDIES[self.reason])
 
-    @property
-    def shown_detail(self) -> str:
-        """The detail for display, which may quote the row; for an over-long row, only its
-        numbers.
-        """
-        return self.detail
-
     def __str__(self) -> str:
-        return f"{self.place}: {self.reason}" + (f" ({self.shown_detail})" if self.detail else "")
+        return f"{self.place}: {self.reason}" + (f" ({self.detail})" if self.detail else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ Reader = Callable[[Path, str, Start], Iterator[Row | BadRow]]
 PluginReader = Callable[[Path], Iterable[dict[str, object]]]
 
 HUGGINGFACE = "huggingface"
-TEXT_READERS = {
+TEXT_READERS: dict[str, Callable[..., Iterator[Row | BadRow]]] = {
     "json": read_json,
     "jsonl": read_jsonl,
     "csv": read_csv,

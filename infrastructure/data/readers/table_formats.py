@@ -4,13 +4,12 @@ They read slices of at most READ_ROWS records, which limits memory, and can begi
 `line` and `offset` count records. The libraries are imported when such a file is read.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.hub import offline_where_unreachable
-from infrastructure.core.json_text import parse_json
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import require
 from infrastructure.data.readers.arrow_values import PlainRows
@@ -96,7 +95,8 @@ def _arrow_rows(
     is_large = not fits_a_row(batch)
     try:
         if not is_large:
-            yield from _numbered(plain.of(batch), name, first)
+            for index, values in enumerate(plain.of(batch), first):
+                yield Row(values, name, index + 1, index)
             return
     except UnicodeDecodeError:
         pass
@@ -108,11 +108,6 @@ def _arrow_rows(
         yield BadRow(name, first + 1, LINE_TOO_LONG, too_large_words(), offset=first)
     else:
         yield BadRow(name, first + 1, INVALID_UTF8, offset=first)
-
-
-def _numbered(records: Sequence[Mapping[str, object]], name: str, first: int) -> Iterator[Row]:
-    for index, values in enumerate(records, first):
-        yield Row(values, name, index + 1, index)
 
 
 def read_huggingface(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
@@ -129,7 +124,7 @@ def read_huggingface(path: Path, name: str, start: Start = BEGIN) -> Iterator[Ro
                 yield from _arrow_rows(batch, plain, name, position)
                 position += batch.num_rows
     except (arrow.ArrowException, OSError) as error:
-        raise InputError(_damaged(Path(split_place(str(path))[0]), error)) from error
+        raise _damaged(split_place(str(path))[0], error) from error
 
 
 def load_huggingface(place: str) -> Any:
@@ -148,7 +143,7 @@ def load_huggingface(place: str) -> Any:
         try:
             saved = datasets.load_from_disk(where)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise InputError(_damaged(Path(where), error)) from error
+            raise _damaged(where, error) from error
         return _split_of(saved, split, place)
     repository, _, configuration = where.partition(":")
     try:
@@ -174,30 +169,9 @@ def is_saved_dataset(folder: Path) -> bool:
     return (folder / "dataset_info.json").is_file() and any(folder.glob("*.arrow"))
 
 
-def _damaged(folder: Path, error: BaseException) -> str:
+def _damaged(folder: str, error: BaseException) -> InputError:
     reason = " ".join(str(error).split())
-    for name in ("state.json", "dataset_info.json"):
-        if not (folder / "dataset_dict.json").exists() and not (folder / name).exists():
-            reason = phrase("data.file_missing", name=name)
-    parts = (part for part in sorted(folder.rglob("*")) if not _can_be_read(part))
-    damaged = next(parts, None)
-    where = phrase("data.in_member", member=damaged.relative_to(folder)) if damaged else ""
-    return phrase("data.saved_dataset_damaged", folder=folder, location=where, reason=reason)
-
-
-def _can_be_read(part: Path) -> bool:
-    """Return whether a saved dataset has a file with the correct format for its extension."""
-    arrow = require("pyarrow", "data.read_hub_datasets")
-    try:
-        if part.suffix == ".json":
-            return isinstance(parse_json(part.read_text("utf-8")), dict)
-        if part.suffix == ".arrow":
-            with arrow.memory_map(str(part)) as file:
-                for batch in arrow.ipc.open_stream(file):
-                    batch.validate()
-    except (arrow.ArrowException, OSError, ValueError):
-        return False
-    return True
+    return InputError("data.saved_dataset_damaged", folder=folder, reason=reason)
 
 
 def _split_of(loaded: "Dataset | DatasetDict", split: str, place: str) -> object:

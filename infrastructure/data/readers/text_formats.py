@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -20,6 +20,7 @@ from infrastructure.core.messages import phrase
 from infrastructure.data.readers.line_reader import (
     BEGIN,
     MAX_LINE_BYTES,
+    UTF8_MARK,
     Line,
     Start,
     read_lines,
@@ -91,26 +92,6 @@ def too_long(name: str, line: Line) -> BadRow:
     return BadRow(name, line.number, LINE_TOO_LONG, detail, "", line.offset)
 
 
-def read_csv(
-    path: Path, name: str, start: Start = BEGIN, encoding: str = UTF8
-) -> Iterator[Row | BadRow]:
-    """Yield the rows of a file of comma-separated values with a header line.
-
-    If only `;`, tab or `|` splits the header line, this character is the separator instead.
-    """
-    return _read_delimited(path, name, start, encoding, None)
-
-
-def read_tsv(
-    path: Path, name: str, start: Start = BEGIN, encoding: str = UTF8
-) -> Iterator[Row | BadRow]:
-    """Yield the rows of a tab-separated file with a header line.
-
-    The first MiB decides whether quotes are ordinary characters.
-    """
-    return _read_delimited(path, name, start, encoding, "\t")
-
-
 class _Records:
     """A source of lines for a `csv.reader` that tracks where the next record begins.
 
@@ -162,9 +143,19 @@ class _Records:
         self.is_plain = True
 
 
-def _read_delimited(
-    path: Path, name: str, start: Start, encoding: str, delimiter: str | None
+def read_csv(
+    path: Path,
+    name: str,
+    start: Start = BEGIN,
+    encoding: str = UTF8,
+    delimiter: str | None = None,
 ) -> Iterator[Row | BadRow]:
+    """Yield the rows of a file of separated values with a header line.
+
+    Args:
+        delimiter: the separator; the first MiB decides whether quotes are ordinary characters.
+            None: a comma, or if only `;`, tab or `|` splits the header line, this character.
+    """
     csv.field_size_limit(MAX_LINE_BYTES)
     with open_utf8(path, encoding) as file:
         header = _Records(read_lines(file), name)
@@ -195,6 +186,8 @@ def _read_delimited(
                 for _ in range(table.num_rows_in(records.held) - 1):
                     yield row  # one record consumed the lines of this many rows
 
+
+read_tsv = partial(read_csv, delimiter="\t")
 
 BLANK = Row({}, "", 0)
 
@@ -351,11 +344,8 @@ def _delimiter_of(header: Line | None) -> str:
     """
     text = (header.data if header and header.data else b"").decode("utf-8", "replace")
     text = text.rstrip("\r\n").replace("\r", " ")
-    counts = [
-        (len(next(csv.reader([text], delimiter=delimiter), [])) > 1, delimiter)
-        for delimiter in DELIMITERS
-    ]
-    return next((delimiter for splits, delimiter in counts if splits), ",")
+    fields = ((d, next(csv.reader([text], delimiter=d), [])) for d in DELIMITERS)
+    return next((delimiter for delimiter, parts in fields if len(parts) > 1), ",")
 
 
 def _check_columns(columns: list[str], name: str) -> None:
@@ -416,16 +406,9 @@ def read_text(
 
 def has_paragraphs(file: BinaryIO) -> bool:
     """Return whether there is a blank line between two lines of text in the first MiB."""
-    blank_after_text = False
-    seen_text = False
-    for line in read_lines(file):
-        if line.offset > SNIFF_BYTES:
-            return False
-        if not line.is_blank and blank_after_text:
-            return True
-        seen_text = seen_text or not line.is_blank
-        blank_after_text = seen_text and line.is_blank
-    return False
+    file.seek(0)
+    head = file.read(SNIFF_BYTES + 1).removeprefix(UTF8_MARK).strip()
+    return any(not line.strip() for line in head.split(b"\n"))
 
 
 def _text_row(block: list[Line], name: str, is_too_long: bool) -> Row | BadRow:

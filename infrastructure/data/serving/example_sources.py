@@ -94,9 +94,6 @@ class StoredExamples:
         self.order = order
         self.place_of = place_of
 
-    def __len__(self) -> int:
-        return self.order.num_examples
-
     def iterate(self, epoch: int, start: int) -> Iterator[TokenizedExample]:
         for row in self.order.of(epoch)[start:]:
             yield self.store.example(int(row))
@@ -176,9 +173,6 @@ class AugmentedExamples:
         self.order = order
         self.tokenizer = tokenizer
 
-    def __len__(self) -> int:
-        return self.order.num_examples
-
     def iterate(self, epoch: int, start: int) -> Iterator[TokenizedExample]:
         rows = self.order.of(epoch)[start:]
         texts = (self.conversations.get(int(row)) for row in rows)
@@ -194,9 +188,6 @@ class StreamedExamples:
     def __init__(self, dataset: StreamingDataset, tokenizer: TextTokenizer) -> None:
         self.dataset = dataset
         self.tokenizer = tokenizer
-
-    def __len__(self) -> int:
-        return len(self.dataset)
 
     def iterate(self, epoch: int, start: int) -> Iterator[TokenizedExample]:
         return self.tokenizer.examples(self.dataset.iterate(epoch, start), epoch, start)

@@ -32,7 +32,6 @@ MEGABYTE = 10**6
 SECONDS_PER_DAY = 86_400
 LOCK = "in_use.lock"
 REMOVED = ".removed-"
-SECONDS_TO_DELETE = 3600
 
 
 @dataclass(frozen=True)
@@ -151,8 +150,7 @@ class TokenCache:
         for folder in self.root.glob(".partial-*"):
             self._remove_if_free(folder, key=folder.name.split("-")[1])
         for folder in self.root.glob(f"{REMOVED}*"):
-            if _was_left(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
         for folder in self._entries():
             if _last_use(folder) < oldest:
                 self._remove_if_free(folder, key=folder.name)
@@ -213,18 +211,10 @@ class TokenCache:
 
         Other processes may delete the same folder at the same time.
         """
-        hidden = self.root / f"{REMOVED}{int(time.time())}-{secrets.token_hex(4)}"
+        hidden = self.root / f"{REMOVED}{secrets.token_hex(4)}"
         with suppress(FileNotFoundError):
             folder.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _was_left(folder: Path) -> bool:
-    """Return whether a folder marked for deletion is so old that the deleting process must have
-    died.
-    """
-    began = folder.name.removeprefix(REMOVED).split("-")[0]
-    return not began.isdecimal() or time.time() - int(began) > SECONDS_TO_DELETE
 
 
 def _last_use(folder: Path) -> float:

@@ -78,7 +78,7 @@ class Excel(BinaryFormat):
 @contextmanager
 def _opened(path: Path, name: str, *, formulas: bool = False) -> Iterator["Workbook"]:
     openpyxl = require("openpyxl", "excel.reading")
-    if inflated_bytes(path, MAX_WORKBOOK_BYTES) > MAX_WORKBOOK_BYTES:
+    if inflated_bytes(path) > MAX_WORKBOOK_BYTES:
         raise InputError("excel.too_large", file=name, max_mib=MAX_WORKBOOK_BYTES >> 20)
     with path.open("rb") as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about styles and parts that are not read

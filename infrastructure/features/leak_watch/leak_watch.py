@@ -18,12 +18,15 @@ import weakref
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from infrastructure.core.hardware import MIB
 from infrastructure.core.messages import phrase
-from infrastructure.optimization.allocations import NewTensors
 
 WINDOW = 12  # readings
 NUM_TRACED = 6  # readings, half of them for each
@@ -35,6 +38,7 @@ FRAMES_KEPT = 12
 NUM_LINES = 3
 FIRST_LOOK = 10_000
 OWN_FOLDER = str(Path(__file__).parent)
+TORCH_FOLDER = str(Path(torch.__file__).parent)
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,11 @@ class Leak:
         return phrase("leak_watch.origin", growth=text, lines=where)
 
 
-class LiveTensors(NewTensors):
+class LiveTensors(TorchDispatchMode):
     """A record of the tensors that are created inside the block and not freed yet.
+
+    Storages are counted exactly instead of sampled, with the same result on a CPU and on a GPU.
+    Each belongs to the nearest line outside of torch; for a backward pass, the line that called it.
 
     Python's weak references are used, because torch's own `StorageWeakRef` prevents storages from
     being freed.
@@ -71,7 +78,23 @@ class LiveTensors(NewTensors):
         self._next_look = FIRST_LOOK
         self._age = 0
 
-    def note(self, line: str, storage: torch.UntypedStorage) -> None:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
+        result = func(*args, **(kwargs or {}))
+        given = {_address(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        made = {
+            _address(t): t.untyped_storage()
+            for t in tree_leaves(result)
+            if isinstance(t, torch.Tensor) and _address(t) not in given
+        }
+        if made:
+            line = _line_outside_torch()
+            for storage in made.values():
+                self._note(line, storage)
+        return result
+
+    def _note(self, line: str, storage: torch.UntypedStorage) -> None:
         self._made.append((weakref.ref(storage), line, storage.nbytes(), self._age))
         if len(self._made) >= self._next_look:
             self._made = [one for one in self._made if one[0]() is not None]
@@ -92,6 +115,20 @@ class LiveTensors(NewTensors):
             if reference() is not None and not (is_old and age == self._age):
                 sizes[line] += size
         return sizes
+
+
+def _address(tensor: torch.Tensor) -> tuple[int, object]:
+    return tensor.untyped_storage().data_ptr(), tensor.device
+
+
+def _line_outside_torch() -> str:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name != __file__ and not name.startswith((TORCH_FOLDER, "<")):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "torch"
 
 
 @dataclass

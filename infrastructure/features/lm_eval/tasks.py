@@ -26,7 +26,7 @@ from infrastructure.core.messages import phrase
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment.model_repair import repair_model
 from infrastructure.evaluation.evaluation_tables import last_name
-from infrastructure.evaluation.generation import greedy
+from infrastructure.evaluation.generation import greedy, refused_if_not_finite
 from infrastructure.evaluation.intervals import Interval, Z, paired_difference
 from infrastructure.features.lm_eval.request import TaskRequest
 from infrastructure.models.model_manager import ModelManager
@@ -78,7 +78,8 @@ def evaluate_tasks(
         The results as JSON values, and lines to show.
 
     Raises:
-        ValueError: a task does not exist, its data cannot be loaded, or a model generates no text.
+        ValueError: a task does not exist, its data cannot be loaded, or a model generates no text
+            or computes values that are NaN or infinite.
     """
     for name in (config.model.name, *([against] if against else [])):
         repair_model(Path(name))
@@ -111,13 +112,11 @@ def _known_tasks(request: TaskRequest) -> tuple[list[str], Any]:
     from lm_eval.tasks import TaskManager, get_task_dict
 
     folder = None if request.folder is None else str(request.folder)
-    manager = None
     for include_defaults in (False, True) if folder else (True,):
         manager = TaskManager(include_path=folder, include_defaults=include_defaults)
         matched = [manager.match_tasks([name]) for name in request.names]
         if all(matched):
             break
-    assert manager is not None
     for name, matches in zip(request.names, matched, strict=True):
         if not matches:
             look_up("task", name, dict.fromkeys(manager.all_tasks))
@@ -159,7 +158,8 @@ def _run(
     size: Any = config.training.batch_size if is_given else by_device
     model: Any = loaded.model
     uses_template = bool(loaded.tokenizer.chat_template)
-    with greedy(model):  # a task that needs sampling sets it itself
+    # A task that needs sampling sets it itself.
+    with greedy(model), refused_if_not_finite(model, name):
         results = lm_eval.simple_evaluate(
             HFLM(pretrained=model, tokenizer=loaded.tokenizer, batch_size=size),
             tasks=list(names),

@@ -11,7 +11,6 @@ from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.json_text import JsonObject, as_integer, as_list
 from infrastructure.core.messages import phrase
-from infrastructure.deployment.recorded_model import recorded_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +28,7 @@ def run(options: argparse.Namespace) -> int | None:
             raise InputError("publish.public_without_push_to_hub")
         return None
     run, checkpoint, request = requested(options)
-    if added := recorded_model(run).get("extensions"):  # others could not load them
+    if added := run.read_model().get("extensions"):  # others could not load them
         names = ", ".join(added)
         raise InputError("publish.extension_weights", run_id=run.run_id, extensions=names)
     with waiting_beside("loading PyTorch"):

@@ -22,7 +22,6 @@ from infrastructure.core.json_text import JsonObject, JsonValue, as_object, as_t
 from infrastructure.core.messages import phrase
 from infrastructure.core.optional import DISTRIBUTION, require
 from infrastructure.deployment.export_request import EXPORT_FILE, SAFETENSORS
-from infrastructure.deployment.recorded_model import recorded_model
 from infrastructure.models.answer_end import GENERATION_FILE
 from infrastructure.models.saved_model import code_of_quantization, read_json, words_of_quantization
 from infrastructure.monitoring.drawing.tables import before_after_rows
@@ -120,7 +119,7 @@ def card_of_repository(was: str, name: str, folder: Path, run: RunDirectory, ste
             "publish.model_card_unreadable", card=CARD, repository=name, reason=error
         ) from error
     is_lora = (folder / LORA_CONFIG).is_file()
-    card.data.base_model = _base_on_hub(recorded_model(run))
+    card.data.base_model = _base_on_hub(run.read_model())
     card.data.library_name = "peft" if is_lora else "transformers"
     card.data.pipeline_tag, *_ = TASKS[_model_class(run)]
     text, count = WRITTEN.subn(lambda _: facts, card.text)
@@ -138,7 +137,7 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
         ValueError: if run.json is missing or damaged.
     """
     record, config = run.read_run(), run.read_configuration()
-    model, data = recorded_model(run), record.get("data", {})
+    model, data = run.read_model(), record.get("data", {})
     summary = _summary(run)
     total = summary.get("total_steps")
     is_sft = config.training.method == SFT
@@ -337,7 +336,7 @@ def _model_class(run: RunDirectory) -> str:
     method = run.read_configuration().training.method
     if method != SFT:
         return METHODS.get(method).head
-    return SEES if recorded_model(run).get("sees") else WRITES
+    return SEES if run.read_model().get("sees") else WRITES
 
 
 def _loading(run: RunDirectory, name: str, folder: Path) -> str:
@@ -345,7 +344,7 @@ def _loading(run: RunDirectory, name: str, folder: Path) -> str:
         return phrase("publish.card_load_own_module")
     if usage := _usage_of_format(folder):
         return usage
-    if added := recorded_model(run).get("extensions"):
+    if added := run.read_model().get("extensions"):
         return phrase("publish.card_load_extensions", names=", ".join(added))
     model_class = _model_class(run)
     _, input_class, prepares = TASKS[model_class]
@@ -402,11 +401,11 @@ def _quantization_code(run: RunDirectory) -> str:
     Return "" if it was not quantized. Without these arguments, the LoRA would be added to weights
     that differ from those in training.
     """
-    return code_of_quantization(_quantization(run), str(recorded_model(run).get("dtype")))
+    return code_of_quantization(_quantization(run), str(run.read_model().get("dtype")))
 
 
 def _quantization(run: RunDirectory) -> str | None:
-    kind = recorded_model(run).get("quantization") or run.read_configuration().model.quantization
+    kind = run.read_model().get("quantization") or run.read_configuration().model.quantization
     return None if kind is None else str(kind)
 
 

@@ -13,8 +13,8 @@ from infrastructure.config.merging.effect import refused_without_effect
 from infrastructure.config.sources.flags import (
     add_config_flags,
     add_preset_flag,
+    as_flags,
     flag_names,
-    flag_words,
 )
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.messages import phrase
@@ -173,4 +173,4 @@ def command_of(options: argparse.Namespace, sweep: Sweep, best: TrialResult) -> 
     """Return the command that trains with the values of the best trial."""
     best_values = {setting.key: setting.value for setting in sweep.settings_of(best)}
     given = training_words(options, without={"run_name", "training.deadline", *best_values})
-    return shlex.join([*given, *flag_words(best_values)])
+    return f"{shlex.join(given)} {as_flags(best_values)}"

@@ -5,14 +5,13 @@ results of training: the search returns the flags that set them. The number of e
 optimizer step does not change.
 """
 
-import shlex
 from collections.abc import Callable, Mapping
 from typing import Required, TypedDict
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
 from infrastructure.config.merging.precedence import GivenValue, Layer
-from infrastructure.config.sources.flags import flag_words
+from infrastructure.config.sources.flags import as_flags
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.messages import Setting as Named
 from infrastructure.core.messages import phrase
@@ -75,7 +74,7 @@ def find_fastest(
     _with_workers(trials, results, report)
     if with_learning_rate:
         _with_learning_rate(TuningTrials(config.changed(_as_settings(settings))), results, report)
-    results["flags"] = shlex.join(flag_words(results["settings"]))
+    results["flags"] = as_flags(results["settings"])
     return results
 
 

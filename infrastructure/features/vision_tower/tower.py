@@ -102,15 +102,19 @@ class VisionTower:
 
 
 class AddedTower(ModelChange):
-    """The change that adds the vision encoder `name` to a text model, with a new projector."""
+    """The change that adds the vision encoder `name` to a text model, with a new projector.
+
+    Attributes:
+        tower, made: the vision encoder, and the processor; both exist once `processor` is called.
+    """
 
     makes_processor = True
     trains_in_full = (PROJECTOR,)
+    tower: VisionTower
+    made: Any
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.tower: VisionTower | None = None
-        self.made: Any = None  # the processor
 
     def check_source(self, source: ModelSource, name: str) -> None:
         if source.kind not in (SourceKind.FOLDER, SourceKind.HUB):
@@ -129,11 +133,9 @@ class AddedTower(ModelChange):
     def apply(
         self, model: torch.nn.Module, tokenizer: object, options: LoadOptions, *, may_grow: bool
     ) -> torch.nn.Module:
-        assert self.tower is not None  # `processor` has been called
         return put_together(model, self.tower, self.made, options)
 
     def facts(self) -> JsonObject:
-        assert self.tower is not None  # `processor` has been called
         return {"second_base": tower_facts(self.tower)}
 
     def template(self, template: str | None, processor: Any) -> str | None:

@@ -142,7 +142,6 @@ figcaption { font-size: 13px; color: var(--soft); }
 .key.band::before { height: 10px; vertical-align: 0; background: var(--faint); }
 .key.held-out::before { background: var(--mark); }
 .key.none::before { display: none; }
-.direction { font-size: 12px; font-weight: 400; }
 .bad { color: var(--bad); } .good { color: var(--good); } .soft { color: var(--soft); }
 .warn { color: var(--warn); }
 div.narrow { display: none; }

@@ -31,15 +31,17 @@ DRAW = "temperCharts.draw(document);"
 @cache
 def chart_script() -> str:
     """Return the chart library, with Temper's script that defines `temperCharts`."""
-    files = (FOLDER / "vendor" / "uPlot.iife.min.js", FOLDER / "charts.js")
-    return "\n".join(file.read_text(encoding="utf-8") for file in files)
+    return _texts("vendor/uPlot.iife.min.js", "charts.js")
 
 
 @cache
 def chart_rules() -> str:
     """Return the CSS of the charts that the script draws."""
-    files = (FOLDER / "vendor" / "uPlot.min.css", FOLDER / "charts.css")
-    return "\n".join(file.read_text(encoding="utf-8") for file in files)
+    return _texts("vendor/uPlot.min.css", "charts.css")
+
+
+def _texts(*names: str) -> str:
+    return "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in names)
 
 
 def allowed_by_hash(text: str) -> str:

@@ -71,14 +71,21 @@ def decode_record(line: bytes) -> Record:
     }
 
 
-def read_metrics(path: Path) -> list[Record]:
+def read_metrics(path: Path, last_bytes: int | None = None) -> list[Record]:
     """Return the records of a metrics file, without lines that are damaged or incomplete.
+
+    Args:
+        last_bytes: read only the records in the last bytes of the file; by default, all.
 
     Raises:
         FileNotFoundError: if there is no such file.
     """
+    with path.open("rb") as file:
+        start = 0 if last_bytes is None else max(0, file.seek(0, 2) - last_bytes)
+        file.seek(start)
+        lines = file.read().split(b"\n")
     records = []
-    for line in path.read_bytes().split(b"\n")[:-1]:
+    for line in lines[1 if start else 0 : -1]:
         with suppress(ValueError):
             records.append(decode_record(line))
     return records

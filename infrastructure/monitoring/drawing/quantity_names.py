@@ -99,14 +99,6 @@ KNOWN = {
 }
 
 
-def split_direction(text: str) -> tuple[str, str]:
-    """Split `mean reward (higher is better)` into name and direction. The direction may be ""."""
-    for better in (HIGHER, LOWER):
-        if text.endswith(f" ({better})"):
-            return text.removesuffix(f" ({better})"), better
-    return text, ""
-
-
 def bare_key(key: str) -> str:
     """Return the key of a held-out metric without its prefix."""
     return key.removeprefix(HELD_OUT)

@@ -85,19 +85,23 @@ class LiveRun:
             self.close()
             raise
 
-    def refresh(self) -> bool:
-        """Read new records and changed files. Return whether there were any.
+    def refresh(self) -> None:
+        """Read new records and changed files.
 
         Raises:
             ValueError: if the run's directory is gone.
         """
-        is_new = self._read_small()
-        is_new |= self._read_metrics()
-        is_new |= self._read_logs()
-        trainer = read_trainer(self.directory)
-        is_new |= trainer != self.trainer
-        self.trainer = trainer
-        return is_new
+        self._read_small()
+        self._read_metrics()
+        for file, take in (
+            (self._samples, self.machine.add),
+            (self._performance, self.machine.add_performance),
+            (self._alerts, self._note),
+            (self._errors, self._note_error),
+        ):
+            for record in file.read_new():
+                take(record)
+        self.trainer = read_trainer(self.directory)
 
     def close(self) -> None:
         """Close the files."""
@@ -207,15 +211,13 @@ class LiveRun:
         not_finite = [f"Not finite: {sentence}." for sentence in holes(self.curves)]
         return [*self.facts.problems, *damaged, *not_finite]
 
-    def _read_small(self) -> bool:
+    def _read_small(self) -> None:
         signature = tuple(_signature(self.directory / name) for name in SMALL_FILES)
-        if signature == self._signature and self.directory.is_dir():
-            return False
-        self.facts = read_small_files(self.directory)
-        self._signature = signature
-        return True
+        if signature != self._signature or not self.directory.is_dir():
+            self.facts = read_small_files(self.directory)
+            self._signature = signature
 
-    def _read_metrics(self) -> bool:
+    def _read_metrics(self) -> None:
         records = self._metrics.read_new()
         is_new = self._metrics.num_starts != self._num_starts
         if is_new:  # the run resumed from an earlier step
@@ -226,20 +228,6 @@ class LiveRun:
             is_new = True
         if is_new:
             self._metrics_changed_at = changed_at(self.directory / METRICS_FILE)
-        return is_new
-
-    def _read_logs(self) -> bool:
-        is_new = False
-        for file, take in (
-            (self._samples, self.machine.add),
-            (self._performance, self.machine.add_performance),
-            (self._alerts, self._note),
-            (self._errors, self._note_error),
-        ):
-            for record in file.read_new():
-                take(record)
-                is_new = True
-        return is_new
 
     def _note_error(self, error: Record) -> None:
         self.num_errors += 1

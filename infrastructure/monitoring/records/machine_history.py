@@ -14,6 +14,7 @@ from infrastructure.monitoring.drawing.formatting import (
     is_number,
 )
 from infrastructure.monitoring.drawing.metrics_file import Record
+from infrastructure.monitoring.records.run_reader import objects_in
 
 MAX_POINTS = 600  # enough, because these curves are small
 # A gap between samples of this length, and of this many times the previous interval, is a pause in
@@ -146,7 +147,7 @@ class MachineHistory:
         meters = [_percent_meter("processor", self.last.get("cpu_percent"))]
         used, total = (self.last.get(f"memory_{word}_bytes") for word in ("used", "total"))
         meters.append(_memory_meter("memory", used, total))
-        for gpu in gpus_of(self.last):
+        for gpu in objects_in(self.last.get("gpus")):
             name = _gpu_name(gpu)
             meters.append(_percent_meter(name, gpu.get("utilization_percent"), _heat(gpu)))
             used, total = (gpu.get(f"memory_{word}_bytes") for word in ("used", "total"))
@@ -173,15 +174,9 @@ def _titles(known: Iterable[str]) -> Iterator[tuple[str, str]]:
                 yield key, title + (f", card {key.partition('#')[2]}" if "#" in key else "")
 
 
-def gpus_of(sample: Record) -> list[dict[str, object]]:
-    """Return the readings of each GPU in a sample."""
-    gpus = sample.get("gpus")
-    return [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
-
-
 def _flat(sample: Record) -> dict[str, float]:
     numbers = {key: value for key, value in sample.items() if is_number(value)}
-    for position, gpu in enumerate(gpus_of(sample)):
+    for position, gpu in enumerate(objects_in(sample.get("gpus"))):
         name = "" if position == 0 else f"#{position}"
         numbers |= {f"gpu_{key}{name}": v for key, v in gpu.items() if is_number(v)}
     return numbers

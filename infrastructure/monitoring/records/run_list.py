@@ -10,7 +10,7 @@ from typing import Final
 
 from infrastructure.core.errors import InputError
 from infrastructure.core.files import require_listable
-from infrastructure.core.json_text import as_object, parse_json
+from infrastructure.core.json_text import as_object, json_of
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.messages import phrase
 
@@ -64,20 +64,20 @@ def runs_in(output_dir: Path) -> list[Path]:
     Raises:
         PermissionError: if the folder cannot be listed, so it may contain runs.
     """
-    if not output_dir.is_dir():
-        return []
-    require_listable(output_dir)
-    return sorted((path.parent for path in output_dir.glob(f"*/{RUN_FILE}")), key=began)
+    return sorted((path.parent for path in _glob(output_dir, f"*/{RUN_FILE}")), key=began)
 
 
 def run_folders(output_dir: Path) -> list[Path]:
     """Return the runs in `output_dir`, even those that have checkpoints but no run.json."""
-    if not output_dir.is_dir():
-        return []
-    require_listable(output_dir)
-    by_file = {path.parent for path in output_dir.glob(f"*/{RUN_FILE}")}
-    by_checkpoints = {path.parents[1] for path in output_dir.glob("*/checkpoints/versions")}
+    by_file = {path.parent for path in _glob(output_dir, f"*/{RUN_FILE}")}
+    by_checkpoints = {path.parents[1] for path in _glob(output_dir, "*/checkpoints/versions")}
     return sorted(by_file | by_checkpoints, key=began)
+
+
+def _glob(output_dir: Path, pattern: str) -> Iterator[Path]:
+    if output_dir.is_dir():
+        require_listable(output_dir)
+        yield from output_dir.glob(pattern)
 
 
 def began(run: Path) -> tuple[str, str, str]:
@@ -143,9 +143,8 @@ def _newest_named(name: str, output_dir: Path) -> Path | None:
 
 def _given_name(run: Path) -> object:
     try:
-        record = as_object(parse_json((run / RUN_FILE).read_bytes()))
-        return as_object(as_object(record["config"])["run_name"]).get("value")
-    except (OSError, ValueError, TypeError, KeyError):  # damaged, or a custom Trainer's
+        return as_object(as_object(json_of(run / RUN_FILE)["config"])["run_name"]).get("value")
+    except (TypeError, KeyError):  # damaged, or a custom Trainer's
         return None
 
 

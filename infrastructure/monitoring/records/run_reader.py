@@ -195,11 +195,6 @@ def read_small_files(directory: Path, names: Iterable[str] = SMALL_FILES) -> Run
     """
     if not directory.is_dir():
         raise InputError("monitoring.not_a_run_directory", directory=directory)
-    return read_files(directory, names)
-
-
-def read_files(directory: Path, names: Iterable[str]) -> RunFacts:
-    """Return the contents of these files in a run directory. Missing files are left out."""
     facts = RunFacts(directory)
     for name in names:
         try:
@@ -220,7 +215,7 @@ def read_rounds(run_directory: Path) -> list[JsonObject]:
     """Return the results of all rounds of checks of a run, the oldest first; empty if there are
     none.
     """
-    return objects_in(read_files(run_directory, [CHECKS_FILE]).files.get(CHECKS_FILE))
+    return objects_in(read_small_files(run_directory, [CHECKS_FILE]).files.get(CHECKS_FILE))
 
 
 def objects_in(value: object) -> list[JsonObject]:

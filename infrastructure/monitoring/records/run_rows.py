@@ -1,11 +1,11 @@
 """The list of runs in a folder, with a row for each. Only the ends of long files are read."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from infrastructure.core.hub import json_of
-from infrastructure.core.json_text import JsonObject
-from infrastructure.monitoring.drawing.metrics_file import Record, decode_record
+from infrastructure.core.json_text import JsonObject, json_of
+from infrastructure.monitoring.drawing.metrics_file import Record, read_metrics
 from infrastructure.monitoring.records.live_run import changed_at, state_of
 from infrastructure.monitoring.records.run_list import VERSION_SUFFIX, VERSIONS, runs_in
 from infrastructure.monitoring.records.run_owner import TrainerProcess, read_trainer
@@ -73,7 +73,9 @@ class RunRows:
 
 def _row(path: Path, trainer: TrainerProcess | None) -> RunRow:
     facts = read_small_files(path, HEAD_FILES)
-    records = last_records(path / METRICS_FILE)
+    records: list[Record] = []
+    with suppress(OSError):  # no step is logged yet
+        records = read_metrics(path / METRICS_FILE, TAIL_BYTES)
     step = _newest("step", [*records, {"step": facts.summary.get("steps")}])
     steps = [number for number in (step, _saved_step(path)) if number is not None]
     return RunRow(
@@ -115,21 +117,3 @@ def _newest(key: str, records: list[Record]) -> float | None:
         if isinstance(value, int | float):
             return value
     return None
-
-
-def last_records(path: Path, tail_bytes: int = TAIL_BYTES) -> list[Record]:
-    """Return the readable records in the last `tail_bytes` of a JSON lines file."""
-    try:
-        with path.open("rb") as file:
-            start = max(0, file.seek(0, 2) - tail_bytes)
-            file.seek(start)
-            lines = file.read(tail_bytes).split(b"\n")
-    except OSError:
-        return []
-    records = []
-    for line in lines[1 if start else 0 : -1]:
-        try:
-            records.append(decode_record(line))
-        except ValueError:
-            continue
-    return records

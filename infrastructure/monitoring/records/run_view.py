@@ -181,7 +181,6 @@ class RunView(TypedDict):
     example: JsonObject
     curves: PointsByKey
     evaluated: list[str]
-    held_out_name: str
     alerts: list[RecordedAlert]
     errors: list[Record]
     num_errors: int
@@ -251,7 +250,6 @@ def view_of(run: LiveRun) -> RunView:
         "example": {k: v for k, v in json_object(summary.get("example")).items() if v is not None},
         "curves": run.curves,
         "evaluated": sorted(run.evaluated),
-        "held_out_name": held_out_loss(loss),
         "alerts": [_alert(alert) for alert in run.alerts],
         "errors": [{**error, "text": error_words(error)} for error in run.errors],
         "num_errors": run.num_errors,
@@ -346,7 +344,7 @@ def _headlines(
         _headline("tokens per second", run.tokens_per_second, format_rate),
         _headline("time per step", run.seconds_per_step, format_step_time),
         _headline("tokens", run.last("tokens")),
-        _headline("peak memory", run.peak_memory_bytes, format_bytes, more=_of_training(run)),
+        _headline("peak memory", run.peak_memory_bytes, format_bytes),
         _headline("cost", cost.get("amount"), lambda _: str(cost.get("text"))),
     ]
     return [line for line in lines if line is not None]
@@ -361,18 +359,6 @@ def _best_known(before: Mapping[str, object], after: Mapping[str, object]) -> li
             show = format_share if name.is_share else format_number
             return [_headline(name.title, after[key], show, before.get(key))]
     return []
-
-
-def _of_training(run: LiveRun) -> str:
-    """Return a note on the peak memory of the training steps, if this is below the peak of the run.
-
-    The rest of a run, such as generation and evaluation, may need more memory.
-    """
-    whole, rows = run.peak_memory_bytes, objects_in(run.facts.summary.get("forecast"))
-    steps = next((row.get("was") for row in rows if row.get("what") == "peak_memory_bytes"), None)
-    if whole is None or not isinstance(steps, int | float) or steps > 0.99 * whole:
-        return ""
-    return phrase("monitoring.peak_memory_scope", memory=format_bytes(steps))
 
 
 def _headline(

@@ -3,8 +3,7 @@
 import shlex
 from pathlib import Path
 
-from infrastructure.core.hub import json_of
-from infrastructure.core.json_text import JsonObject
+from infrastructure.core.json_text import JsonObject, json_of
 from infrastructure.core.messages import phrase
 from infrastructure.monitoring.drawing.formatting import clip, format_duration, format_share
 from infrastructure.monitoring.drawing.metrics_file import Record

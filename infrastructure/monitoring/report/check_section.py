@@ -17,6 +17,7 @@ from infrastructure.monitoring.drawing.html import (
     readable_key,
     table,
 )
+from infrastructure.monitoring.records.run_reader import objects_in
 from infrastructure.monitoring.records.run_view import RunView
 from infrastructure.monitoring.report.report_sections import section
 
@@ -35,7 +36,7 @@ def checks(view: RunView) -> Markup:
     rounds = view["checks"]
     if not rounds:
         return raw_markup("")
-    rows = [_row(check) for check in _checks_of(rounds[-1])]
+    rows = [_row(check) for check in objects_in(rounds[-1].get("checks"))]
     items = [element("li", _round(one)) for one in rounds]
     details = element("details", element("summary", "All checks"), _table(rows))
     listed = element("ul", *items[-MAX_ROUNDS:])
@@ -43,15 +44,10 @@ def checks(view: RunView) -> Markup:
 
 
 def _round(one: Mapping[str, object]) -> Markup:
-    failed = [c for c in _checks_of(one) if c.get("status") in ("fail", "warn")]
+    failed = [c for c in objects_in(one.get("checks")) if c.get("status") in ("fail", "warn")]
     parts = [f"at step {one.get('step', '?')}: {clip(str(one.get('verdict', '')), 600)}"]
     parts += [f"{c.get('name')}: {clip(str(c.get('text', '')), 600)}" for c in failed]
     return element("span", " ".join(parts), css_class="bad" if failed else None)
-
-
-def _checks_of(one: Mapping[str, object]) -> list[Mapping[str, object]]:
-    listed = one.get("checks")
-    return [c for c in listed if isinstance(c, Mapping)] if isinstance(listed, list) else []
 
 
 def check_tables(results: Sequence[object]) -> list[Markup]:

@@ -25,7 +25,6 @@ from infrastructure.monitoring.drawing.html import (
     raw_markup,
     table,
 )
-from infrastructure.monitoring.drawing.quantity_names import split_direction
 from infrastructure.monitoring.records.run_reader import FINISHED, objects_in
 from infrastructure.monitoring.records.run_view import RunView, list_of, mapping_of
 
@@ -175,21 +174,9 @@ def before_after(view: RunView) -> Markup:
     if not rows:
         return NOTHING
     classes = ["part" if row[0].startswith(" ") else "total" for row in rows]
-    names = [_quantity(row[0].strip()) for row in rows]
-    cells = [(name, *row[1:]) for name, row in zip(names, rows, strict=True)]
+    cells = [(row[0].strip(), *row[1:]) for row in rows]
     headings = ("", "before", "after", "change")
     return section("Before → after", table(headings, cells, "numbers change", classes))
-
-
-def _quantity(name: str) -> Markup | str:
-    """Return a quantity's name; if one direction is better, with this direction below it in small
-    type.
-    """
-    title, direction = split_direction(name)
-    if not direction:
-        return title
-    small = element("div", direction, css_class="direction soft")
-    return raw_markup(element("span", title) + small)
 
 
 def example(view: RunView) -> Markup:

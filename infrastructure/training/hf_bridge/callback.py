@@ -26,7 +26,7 @@ from infrastructure.backup.state.optimizer_state import Tensors, merge_optimizer
 from infrastructure.backup.state.random_state import PYTHON_STATE_VERSION
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
-from infrastructure.core.console import show_line
+from infrastructure.core.console import show
 from infrastructure.core.errors import InputError, RunStoppedError
 from infrastructure.core.exact_json import from_json
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
@@ -117,7 +117,7 @@ class TemperCallback:
         *,
         accept: Collection[str] = (),
         hooks: Iterable[Hook] = (),
-        say: Callable[[str], None] = show_line,
+        say: Callable[[str], None] = show,
         is_whole: bool = False,
     ) -> None:
         config = load_config() if config is None else config

@@ -17,13 +17,13 @@ from infrastructure.config.methods import SFT, Method, RowKind, method_named
 from infrastructure.config.schema import schema_of
 from infrastructure.core.errors import InputError
 from infrastructure.core.features import extensions_with, fields_of_features
-from infrastructure.core.json_text import JsonObject, as_object, parse_json
+from infrastructure.core.json_text import json_of
 from infrastructure.core.launcher import launched_process
 from infrastructure.core.lookup import meant_hint, nearest
 from infrastructure.core.messages import Setting, phrase
 from infrastructure.core.optional import refuse_missing
 from infrastructure.data.readers.sources import HUGGINGFACE, files_of, may_be_on_the_hub
-from infrastructure.models.saved_model import EXTENSIONS_MANIFEST
+from infrastructure.models.saved_model import EXTENSIONS_MANIFEST, REGISTERED_MANIFEST
 from infrastructure.run.configuration_judge import names as accepted_names
 from infrastructure.training.methods.method_data import MethodShape, understand
 from infrastructure.training.methods.method_table import (
@@ -264,7 +264,6 @@ def _is_one_of(value: Any, values: tuple[object, ...]) -> bool:
     return any(value == one and type(value) is type(one) for one in values)
 
 
-REGISTERED_MANIFEST = "temper_model.json"
 # TRL arguments that would change what Temper guarantees.
 NOT_HERE = {
     "sync_ref_model": "methods.ref_model_not_saved",
@@ -317,19 +316,17 @@ def check_method(config: DeploymentConfig) -> None:
         refuse_missing("peft", format(Setting("model.lora_config")))
     if problems := problems_of(config, installed):
         raise ConfigurationError("\n".join(problems))
-    _refuse_launcher(method)
+    if launched_process() is not None:
+        raise ConfigurationError("methods.launcher_not_supported", method=method)
     is_text = installed.method.head == Method.head
     check_model(config.model.name, "model.name", takes_lora=is_text)
     if installed.method.has_rewards:
         reward_functions(config.training.rewards)
     installed.method.check(config)
-    if config.data.path is not None and _is_here(config):
-        check_shape(config, understand(files_of(config.data)[0], config.data, method))
-
-
-def _refuse_launcher(method: str) -> None:
-    if launched_process() is not None:
-        raise ConfigurationError("methods.launcher_not_supported", method=method)
+    data = config.data
+    is_on_hub = data.format == HUGGINGFACE or may_be_on_the_hub(str(data.path))
+    if data.path is not None and not is_on_hub:
+        check_shape(config, understand(files_of(data)[0], data, method))
 
 
 def problems_of(config: DeploymentConfig, installed: TrlMethod) -> list[str]:
@@ -352,11 +349,6 @@ def check_shape(config: DeploymentConfig, shape: MethodShape) -> None:
     is_without = shape.kind is RowKind.PROMPTS and not shape.has_answers
     if is_without and needs_answers(config.training.rewards):
         raise InputError("methods.exact_answer_without_answers", reason=shape.reason)
-
-
-def _is_here(config: DeploymentConfig) -> bool:
-    path = str(config.data.path)
-    return config.data.format != HUGGINGFACE and not may_be_on_the_hub(path)
 
 
 def _contradictions(config: DeploymentConfig, kind: Method) -> Iterator[str]:
@@ -470,18 +462,8 @@ def check_model(name: str, key: str, *, takes_lora: bool = False) -> None:
         if not takes_lora:
             raise InputError("methods.whole_model_needed", key=key, name=name)
         return
-    if not (folder / "config.json").is_file():
-        return
-    values = read_config(folder)
+    values = json_of(folder / "config.json")
     if values.get("is_encoder_decoder"):
         raise InputError("methods.encoder_decoder_model", key=key, name=name)
     if "vision_config" in values:
         raise InputError("methods.model_reads_images", key=key, name=name)
-
-
-def read_config(folder: Path) -> JsonObject:
-    """Return the configuration file of a saved model; {} if it cannot be read."""
-    try:
-        return as_object(parse_json((folder / "config.json").read_text()))
-    except (OSError, ValueError):
-        return {}  # loading it reports what is wrong with it

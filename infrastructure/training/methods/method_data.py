@@ -45,7 +45,6 @@ from infrastructure.data.encoding.row_schema import (
 )
 from infrastructure.data.encoding.schema_detection import (
     SAMPLE_ROWS,
-    ShapeRequest,
     common_columns,
     matching,
     recognise_question,
@@ -54,7 +53,7 @@ from infrastructure.data.encoding.schema_detection import (
 )
 from infrastructure.data.encoding.token_survival import LOST, UNCHANGED, Survivals
 from infrastructure.data.encoding.tokenization import ConversationEncoder, num_common
-from infrastructure.data.preparation.quarantine import Quarantine, about_template
+from infrastructure.data.preparation.quarantine import Quarantine
 from infrastructure.data.preparation.row_stats import SharedSystemPrompt
 from infrastructure.data.readers.rows import (
     CHAT_TEMPLATE,
@@ -341,11 +340,8 @@ def _labels(rows: Sequence[Row], columns: list[str]) -> list[str]:
     rows.
     """
     names = matching(LABEL_COLUMNS, columns)
-    return [n for n in names if 2 * sum(_is_label(row, n) for row in rows) >= len(rows)]
-
-
-def _is_label(row: Row, column: str) -> bool:
-    return _truth(row.values.get(column)) is not None
+    truths = {name: [_truth(row.values.get(name)) for row in rows] for name in names}
+    return [name for name in names if 2 * truths[name].count(None) <= len(rows)]
 
 
 def _truth(value: object) -> bool | None:
@@ -389,8 +385,8 @@ def _without(row: Row, column: str) -> Row:
     return Row(values, row.source, row.line, row.offset)
 
 
-def _request(config: DataConfig) -> ShapeRequest:
-    return ShapeRequest(
+def _request(config: DataConfig) -> DataConfig:
+    return DataConfig(
         prompt_column=config.prompt_column,
         answer_column=config.answer_column,
         context_column=config.context_column,
@@ -628,14 +624,11 @@ def read_data(
     if quarantine.total:
         listed.parent.mkdir(parents=True, exist_ok=True)
         quarantine.write(listed)
-    is_long = writer.num_cut or OVER_LONG in quarantine.counts
-    about = about_template(writer.num_template_tokens() if is_long else 0, data.max_length)
     quarantine.check(
         num_read,
         data.max_bad_rows_percent,
         listed,
         max_unlearnable_percent=data.max_unlearnable_percent,
-        about_length=about,
         cuts_prompts=False,
     )
     writer.survivals.finish()
@@ -656,8 +649,6 @@ def read_data(
     _fill_inputs([*result.train, *result.held_out])
     if shape.kind is RowKind.PROMPTS:
         _fill_columns([*result.train, *result.held_out])
-    if about:
-        result.notes.append(f"note: {about}")
     files = [*train_files, *held_out_files]
     about_files = [file.note for file in files if file.note]
     about_files += about_splits(train_files, held_out_files)
@@ -833,10 +824,6 @@ class RowWriter:
         if "answer" in row.answers:
             columns["answer"] = row.answers["answer"][0].text
         return WrittenRow(columns, _content(row), row.is_plain)
-
-    def num_template_tokens(self) -> int:
-        """Return how many tokens the chat template adds around a question and its answer."""
-        return self.encoder.num_template_tokens()
 
     def _inputs(self, row: MethodRow) -> str:
         """Return the chat template's inputs besides the messages (tools, options) as JSON.

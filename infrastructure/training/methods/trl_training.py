@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -80,7 +80,13 @@ from infrastructure.training.methods.rewards import given_values, reward_functio
 from infrastructure.training.strategies.base_strategy import BETAS
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState
+    from transformers import (
+        PreTrainedConfig,
+        PreTrainedTokenizerBase,
+        TrainerCallback,
+        TrainerControl,
+        TrainerState,
+    )
 
 # Arguments that make several steps learn from one generation, which checkpoints do not contain.
 REUSING = ("num_iterations", "steps_per_generation", "generation_batch_size")
@@ -103,6 +109,7 @@ class TrlTraining:
     def __post_init__(self) -> None:
         training = self.config.training
         self._hashed: Future[str | None] | None = None  # hash of the base's weights
+        self._sources: dict[str, ModelSource] = {}
         self.device = training_device(self.config.device)
         if self.device.type == "cuda" and torch.cuda.device_count() > 1:
             raise InputError(
@@ -135,10 +142,18 @@ class TrlTraining:
         return lines
 
     def find(self, name: str) -> ModelSource:
+        """Find a model, and check its files once.
+
+        Raises:
+            ValueError: it is not a language model, or a file is damaged.
+        """
+        if name in self._sources:
+            return self._sources[name]
         source = find_source(name)
         if source.kind not in (SourceKind.FOLDER, SourceKind.HUB, SourceKind.LORA_FOLDER):
             raise InputError("methods.not_a_language_model", name=name, kind=source.kind.value)
         check_saved(source)
+        self._sources[name] = source
         return source
 
     @property
@@ -172,14 +187,34 @@ class TrlTraining:
             tokenizer.chat_template = read_chat_template(self.config.data.chat_template)
         return tokenizer
 
+    def _values_of(self, source: ModelSource) -> "PreTrainedConfig":
+        """Load the configuration of a model, or of the base model of a LoRA."""
+        is_lora = source.kind is SourceKind.LORA_FOLDER
+        with offline_where_unreachable():
+            return load_config(base_of_lora(source.folder) if is_lora else source, self.options)
+
+    def embedding_rows(self, source: ModelSource, name: str) -> int:
+        """Return the number of rows in the embedding of a model that uses this run's tokenizer.
+
+        Raises:
+            ValueError: the tokenizer has tokens beyond them.
+        """
+        values: Any = self._values_of(source).get_text_config()
+        check_vocabulary(values.vocab_size, self.tokenizer, name)
+        return int(values.vocab_size)
+
+    def load_beside(self, source: ModelSource, revision: str | None) -> torch.nn.Module:
+        """Load another model to the same device, in the same data type, unquantized."""
+        options = replace(self.options, attention=None, quantization=None, revision=revision)
+        return load_causal_lm(source, options)
+
     def _check_model(self) -> None:
         """Check the model's maximum length, vocabulary and LoRA, and what else the method needs.
 
         Raises:
             ValueError: the settings do not fit the model, or another model does not.
         """
-        with offline_where_unreachable():
-            values = load_config(self._base, self.options)
+        values = self._values_of(self.source)
         check_length(values, self.config.data.max_length, self.config.model.name)
         size = getattr(values.get_text_config(), "vocab_size", None)
         if isinstance(size, int):
@@ -265,8 +300,9 @@ class TrlTraining:
         }
         if self.rewards:
             parts["reward_funcs"] = [given_values(one, self.carried) for one in self.rewards]
+        trainer_class = self.installed.method.adapted(self, _cut_by_own_length(self.trainer_class))
         with _quiet(), offline_where_unreachable(), without_progress_bars():
-            trainer = _cut_by_own_length(self.trainer_class)(**parts)
+            trainer = trainer_class(**parts)
         _draw_nothing(trainer)
         write_without_router_logits(trainer.model)
         for note in prepare_saving(trainer.model, self.end_token_ids):

@@ -164,10 +164,9 @@ class StandardModelAdapter(ModelAdapter):
     def _prepare_packing(
         self, model: torch.nn.Module, with_pictures: Measure | None = None
     ) -> None:
-        check = prepare_packing(model, self.data_config.max_length, with_pictures)
-        self.packs = check.isolated
-        if not check.isolated:
-            self._notes.append(check.reason)
+        why_padded = prepare_packing(model, self.data_config.max_length, with_pictures)
+        self.packs = not why_padded
+        self._notes += filter(None, [why_padded])
 
     def _masks(self, model: torch.nn.Module) -> Objective | None:
         known = 1 + max(self.tokenizer.get_vocab().values())

@@ -115,6 +115,10 @@ class HasDraw(Protocol):
 LossFunction = Callable[[torch.nn.Module, dict[str, object]], HasLossSum]
 
 
+def _without_loss(_model: torch.nn.Module, _batch: dict[str, object]) -> HasLossSum:
+    raise InputError("training.strategy_without_loss")
+
+
 class TrainingStrategy(ABC):
     """Base class of all training strategies.
 
@@ -122,7 +126,8 @@ class TrainingStrategy(ABC):
         chosen_by: the value of `training.strategy` to assume if an instance is passed to a trainer
             with `auto`; None: the value stays.
         config: the training section of the configuration.
-        compute_loss: `(model, batch) -> (loss_sum, num_items)`, set by the trainer.
+        compute_loss: `(model, batch) -> (loss_sum, num_items)`, set by the trainer. Until then, it
+            raises ValueError.
         precision: the precision of the forward pass, set by the trainer.
         entered: the phase that the model's layers are prepared for. -1: none yet.
         steps_per_epoch: optimizer steps per epoch, set by the trainer.
@@ -139,7 +144,7 @@ class TrainingStrategy(ABC):
     chosen_by: ClassVar[str | None] = None
     config: TrainingConfig
     logger: logging.Logger
-    compute_loss: LossFunction | None
+    compute_loss: LossFunction
     precision: Precision
     entered: int
     steps_per_epoch: int
@@ -150,7 +155,7 @@ class TrainingStrategy(ABC):
     def __init__(self, config: TrainingConfig, logger: logging.Logger | None = None) -> None:
         self.config = config
         self.logger = logger or logging.getLogger(__name__)
-        self.compute_loss = None
+        self.compute_loss = _without_loss
         self.precision = Precision("fp32", "cpu")
         self.entered = NOT_ENTERED
         self.steps_per_epoch = 0

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from infrastructure.core.errors import InputError
 from infrastructure.training.core.state import StepOutput
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
@@ -22,8 +21,6 @@ class StandardTrainingStrategy(TrainingStrategy):
         scheduler: LambdaLR | None,
         update_gradients: bool = True,
     ) -> StepOutput:
-        if self.compute_loss is None:
-            raise InputError("training.strategy_without_loss")
         inputs = {key: value for key, value in batch.items() if key != "total_items"}
         with self.precision.autocast():
             output = self.compute_loss(model, inputs)

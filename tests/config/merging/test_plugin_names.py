@@ -80,7 +80,7 @@ def test_what_a_run_began_with_is_known_again_and_called_by_its_package() -> Non
     values = {"training": {"strategy": "theirs", "loss": "mine"}, "backup": {"place": "theirs://x"}}
     given = ("training.strategy", "training.loss", "backup.place")
     sources = {key: {"layer": "keyword", "place": "a test"} for key in given}
-    saved = {"values": values, "sources": sources, "plugins": origins}
+    saved = {"values": values, "sources": sources, "masked": [], "plugins": origins}
     config = DeploymentConfig.from_dict(saved)
     assert config.to_dict()["plugins"] == origins
     assert config.changed([]).to_dict()["plugins"] == origins

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,13 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import (
     add_config_flags,
+    as_flag,
     as_flags,
     flag_names,
-    flag_words,
     flags_given,
     key_of_keyword,
 )
 from infrastructure.config.sources.load import load_config
-from infrastructure.config.sources.spelling import as_flag
 from infrastructure.core.messages import WORDS, spelled_by
 from tests.config.field_values import as_text, other_value
 
@@ -112,8 +112,8 @@ def test_a_list_that_is_given_once_stays_as_it_was_typed() -> None:
 
 
 def test_the_words_of_a_list_set_the_same_list_again() -> None:
-    words = flag_words({"training.rewards": [r"format=\d{1,3}", "exact_answer"]})
-    assert load(*words).training.rewards == [r"format=\d{1,3}", "exact_answer"]
+    flags = as_flags({"training.rewards": [r"format=\d{1,3}", "exact_answer"]})
+    assert load(*shlex.split(flags)).training.rewards == [r"format=\d{1,3}", "exact_answer"]
 
 
 def test_a_mapping_is_given_once() -> None:
@@ -174,7 +174,7 @@ def test_the_help_of_a_list_shows_how_several_are_typed(help_text: str) -> None:
     ],
 )
 def test_settings_are_written_as_they_are_typed(key: str, value: object, words: list[str]) -> None:
-    assert flag_words({key: value}) == words
+    assert as_flags({key: value}) == shlex.join(words)
     assert load(*words).value(key) == value
 
 
@@ -190,20 +190,6 @@ def test_a_command_shows_where_its_settings_come_from_by_default() -> None:
             description = FIELDS[key].description
         assert f"({shown})" in text.partition(description)[2][:120], key
     assert "--learning-rate" not in text
-
-
-@pytest.mark.parametrize(
-    ("settings", "flags"),
-    [
-        (["model.lora_config"], "--lora"),
-        (["model.lora_config=false"], "--no-lora"),
-        (["model.lora_config", "model.quantization=4bit"], "--lora --quantization 4bit"),
-        (["data.packing=no"], "--no-packing"),
-        (["training.seed"], "--seed"),
-    ],
-)
-def test_settings_in_a_text_are_written_as_flags(settings: list[str], flags: str) -> None:
-    assert as_flags(settings) == flags
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import colab
 import temper
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
-from infrastructure.config.sources.flags import key_of_flag, key_of_keyword
+from infrastructure.config.sources.flags import as_flag, key_of_flag, key_of_keyword
 from infrastructure.config.sources.load import load_config
-from infrastructure.config.sources.spelling import as_flag, as_keyword, speaking
+from infrastructure.config.sources.spelling import as_keyword, speaking
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import WORDS, Setting, as_key, speller
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.data.encoding.row_schema import RowSchema, ShapeError, are_tools, with_context
-from infrastructure.data.encoding.schema_detection import ShapeRequest, recognise_shape
+from infrastructure.data.encoding.schema_detection import recognise_shape
 from infrastructure.data.readers import rows as reasons
 from infrastructure.data.readers.rows import BadRow, Conversation, Label, Row, Turn
 
@@ -66,12 +67,12 @@ HELD = "Read this: C. Q"
 def test_rows_of_every_shape_become_turns(
     values: dict[str, Any], expected: list[tuple[str, str]]
 ) -> None:
-    assert turns(recognise_shape([row(**values)], ShapeRequest()), **values) == expected
+    assert turns(recognise_shape([row(**values)], DataConfig()), **values) == expected
 
 
 def test_a_named_context_stands_below_the_question() -> None:
     values = QA | {"passage": "C"}
-    request = ShapeRequest(context_column="passage")
+    request = DataConfig(context_column="passage")
     assert turns(recognise_shape([row(**values)], request), **values) == JOINED
 
 
@@ -117,7 +118,7 @@ def test_what_else_a_row_holds_goes_to_the_template() -> None:
     for given in (tools, json.dumps(tools)):
         values = {"messages": messages, "tools": given, "system": "Be exact."}
         values["chat_template_kwargs"] = {"enable_thinking": False}
-        shape = recognise_shape([row(**values)], ShapeRequest())
+        shape = recognise_shape([row(**values)], DataConfig())
         found = shape.convert(row(**values))
         assert isinstance(found, Conversation)
         assert found.messages() == [
@@ -145,7 +146,7 @@ def calls_of(message: dict[str, Any]) -> list[Any]:
     if key == "conversations":
         rest = [{"from": m.get("role", m.get("from")), "value": m.get("content")} for m in rest]
         rest[1] = message
-    shape = recognise_shape([row(**{key: rest})], ShapeRequest())
+    shape = recognise_shape([row(**{key: rest})], DataConfig())
     found = shape.convert(row(**{key: rest}))
     assert isinstance(found, Conversation), found
     assert found.turns[1].role == "assistant"
@@ -182,12 +183,12 @@ def test_tools_are_objects_each_perhaps_as_json_text() -> None:
     tool = {"type": "function", "function": {"name": "add"}}
     for given in ([tool], json.dumps([tool]), [json.dumps(tool)]):
         values = {"messages": [USER, {"role": "assistant", "content": "A"}], "tools": given}
-        found = recognise_shape([row(**values)], ShapeRequest()).convert(row(**values))
+        found = recognise_shape([row(**values)], DataConfig()).convert(row(**values))
         assert isinstance(found, Conversation)
         assert json.loads(found.inputs) == {"tools": [tool]}
     for wrong in ([{"description": "no name"}], [tool, {"description": "no name"}]):
         values["tools"] = wrong
-        bad = recognise_shape([row(**values)], ShapeRequest()).convert(row(**values))
+        bad = recognise_shape([row(**values)], DataConfig()).convert(row(**values))
         assert isinstance(bad, BadRow)
         assert bad.detail == "data.tools_without_names(column=tools)"
 
@@ -203,7 +204,7 @@ def test_the_last_answer_alone() -> None:
 def test_a_prompt_of_messages_is_given() -> None:
     prompt = [USER, {"role": "assistant", "content": "given"}, USER]
     completion = [{"role": "assistant", "content": "A"}]
-    shape = recognise_shape([row(prompt=prompt, completion=completion)], ShapeRequest())
+    shape = recognise_shape([row(prompt=prompt, completion=completion)], DataConfig())
     found = shape.convert(row(prompt=prompt, completion=completion))
     assert isinstance(found, Conversation)
     assert [found.is_learnt(n) for n in range(4)] == [False, False, False, True]
@@ -464,7 +465,7 @@ def test_a_text_that_begins_like_a_list_is_a_text_beside_pictures() -> None:
 )
 def test_tools_are_objects_and_words_are_not(value: Any, expected: bool) -> None:
     assert are_tools(value) is expected
-    shape = recognise_shape([row(question="Q", answer="A", tools=value)], ShapeRequest())
+    shape = recognise_shape([row(question="Q", answer="A", tools=value)], DataConfig())
     assert ("tools" in shape.columns) is expected
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.data.encoding.schema_detection import (
-    ShapeRequest,
     advice,
     common_columns,
     picture_words,
@@ -133,7 +133,7 @@ QA_ROW, CHAT_ROW = {"question": "Q", "answer": "A"}, {"messages": MESSAGES}
 def test_the_shape_is_that_of_the_columns_or_of_the_request(
     sample: list[Row], request_: dict[str, str], name: str | None, of_parts: dict[str, str] | None
 ) -> None:
-    shape = recognise_shape(sample, ShapeRequest(**request_))
+    shape = recognise_shape(sample, DataConfig(**request_))
     assert name in (shape.name, None)
     assert of_parts in (shape.columns, None)
 
@@ -155,7 +155,7 @@ def test_the_shape_is_that_of_the_columns_or_of_the_request(
     ],
 )
 def test_the_reason_is_given(sample: list[Row], name: str, reason: str) -> None:
-    shape = recognise_shape(sample, ShapeRequest())
+    shape = recognise_shape(sample, DataConfig())
     assert shape.name == name
     assert reason in shape.reason
     assert {"question", "answer"} <= shape.used or name != "qa"
@@ -164,20 +164,20 @@ def test_the_reason_is_given(sample: list[Row], name: str, reason: str) -> None:
 
 def test_the_context_of_a_question_is_used_and_reported() -> None:
     for columns in (("question", "answer"), ("instruction", "response"), ("prompt", "completion")):
-        shape = recognise_shape(names(*columns, "context"), ShapeRequest())
+        shape = recognise_shape(names(*columns, "context"), DataConfig())
         assert shape.columns["context"] == "context"
         assert "data.recognized_context" in shape.reason
     shape = recognise_shape(
-        names("question", "answer", "passage", "context"), ShapeRequest(context_column="passage")
+        names("question", "answer", "passage", "context"), DataConfig(context_column="passage")
     )
     assert shape.columns["context"] == "passage"
-    named = ShapeRequest(prompt_column="question", answer_column="answer")
+    named = DataConfig(prompt_column="question", answer_column="answer")
     shape = recognise_shape(names("question", "answer", "context"), named)
     assert "context" not in shape.columns  # whoever names the prompt has put it together
     with pytest.raises(ValueError, match=r"data.context_column"):
-        recognise_shape(names("question", "answer"), ShapeRequest(context_column="passge"))
+        recognise_shape(names("question", "answer"), DataConfig(context_column="passge"))
     with pytest.raises(ValueError, match=r"data\.text_and_pair_columns"):
-        ShapeRequest(context_column="a", text_column="b").check()
+        recognise_shape(names("a", "b"), DataConfig(context_column="a", text_column="b"))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_one_named_column_leaves_only_the_other_to_be_named(
     about = rf"column={column}, held={held}, missing={missing}, others={others}, key=data\.{key}"
     refusal = rf"data\.second_pair_column_unknown\({about}\)"
     with pytest.raises(ValueError, match=refusal) as caught:
-        recognise_shape(names("id", "they_ask", "we_reply", "priority"), ShapeRequest(**given))
+        recognise_shape(names("id", "they_ask", "we_reply", "priority"), DataConfig(**given))
     assert "data.in_no_known_shape" not in str(caught.value)
 
 
@@ -319,11 +319,11 @@ def test_what_is_unclear_or_wrong_is_refused_with_what_was_seen(
     sample: list[Row], request_: dict[str, str], sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
-        recognise_shape(sample, ShapeRequest(**request_))
+        recognise_shape(sample, DataConfig(**request_))
 
 
 def parts(*values: dict[str, Any], **request: str) -> dict[str, str]:
-    return recognise_shape(rows(*values), ShapeRequest(**request)).columns
+    return recognise_shape(rows(*values), DataConfig(**request)).columns
 
 
 def test_choices_are_those_that_each_answer_names() -> None:
@@ -337,7 +337,7 @@ def test_choices_are_those_that_each_answer_names() -> None:
     for other in ({"answer": "x"}, {"answer": 2}, {"choices": []}, {"choices": "x"}):
         assert parts(row, row | other) == pair
         assert parts(row | other, row) == pair
-    both = recognise_shape(rows(row | {"options": ["x", "y"]}), ShapeRequest())
+    both = recognise_shape(rows(row | {"options": ["x", "y"]}), DataConfig())
     assert both.columns == pair | {"choices": "choices"}
     assert both.reason.endswith("data.recognized_choices(column=choices)")
     named = {"prompt_column": "choices", "answer_column": "answer"}
@@ -356,7 +356,7 @@ def test_history_is_a_list_beside_a_pair() -> None:
 def test_what_a_question_alone_brings() -> None:
     pair = {"a": "x", "b": "y"}
     row = {"question": "Q", "context": "C", "system": "S", "history": [["R", "B"]], **pair}
-    found = recognise_question(rows(row), ShapeRequest(), ("a", "b"))
+    found = recognise_question(rows(row), DataConfig(), ("a", "b"))
     assert found.name == "prompt"
     assert found.columns == {
         "prompt": "question",
@@ -366,22 +366,22 @@ def test_what_a_question_alone_brings() -> None:
     }
     assert found.reason.endswith("data.recognized_history(column=history)")
     assert "data.recognized_context(column=context)" in found.reason
-    named = recognise_question(rows(row), ShapeRequest(prompt_column="context"), ("a", "b"))
+    named = recognise_question(rows(row), DataConfig(prompt_column="context"), ("a", "b"))
     assert named.columns == {"prompt": "context", "system": "system", "history": "history"}
-    whole = recognise_question(rows(row), ShapeRequest(prompt_column="question"), ("a", "b"))
+    whole = recognise_question(rows(row), DataConfig(prompt_column="question"), ("a", "b"))
     assert "context" not in whole.columns  # the named column holds the whole prompt
-    request = ShapeRequest(context_column="note")
+    request = DataConfig(context_column="note")
     assert recognise_question(rows(row | {"note": "N"}), request).columns["context"] == "note"
-    without = recognise_question(rows({"system": "S", **pair}), ShapeRequest(), ("a", "b"))
+    without = recognise_question(rows({"system": "S", **pair}), DataConfig(), ("a", "b"))
     assert without.columns == {"system": "system"}
-    chat = recognise_question(rows({"messages": MESSAGES, "prompt": "Q"}), ShapeRequest())
+    chat = recognise_question(rows({"messages": MESSAGES, "prompt": "Q"}), DataConfig())
     assert chat.columns == {"prompt": "prompt"}
-    assert recognise_question(rows({"dialog": MESSAGES}), ShapeRequest()).columns == {
+    assert recognise_question(rows({"dialog": MESSAGES}), DataConfig()).columns == {
         "prompt": "dialog"
     }
-    prompt_given = recognise_question(rows({"input": "Q", "context": "C"}), ShapeRequest())
+    prompt_given = recognise_question(rows({"input": "Q", "context": "C"}), DataConfig())
     assert prompt_given.columns == {"prompt": "input", "context": "context"}
-    itself = recognise_question(rows({"prompt": "Q", "answer": "A"}), ShapeRequest(), ("prompt",))
+    itself = recognise_question(rows({"prompt": "Q", "answer": "A"}), DataConfig(), ("prompt",))
     assert itself.columns == {}
 
 
@@ -391,11 +391,11 @@ def test_what_a_question_alone_brings() -> None:
 )
 def test_choices_of_pairs_are_named_by_both(better: Any, worse: Any, is_choice: bool) -> None:
     row = {"question": "Q", "choices": ["x", "y"], "a": better, "b": worse}
-    found = recognise_question(rows(row), ShapeRequest(), ("a", "b"))
+    found = recognise_question(rows(row), DataConfig(), ("a", "b"))
     assert ("choices" in found.columns) == is_choice
-    alone = recognise_question(rows(row), ShapeRequest())
+    alone = recognise_question(rows(row), DataConfig())
     assert alone.columns["choices"] == "choices"
-    assert "choices" not in recognise_question(rows(row | {"choices": "x"}), ShapeRequest()).columns
+    assert "choices" not in recognise_question(rows(row | {"choices": "x"}), DataConfig()).columns
 
 
 def test_what_few_rows_have_gets_its_part_too() -> None:
@@ -406,7 +406,7 @@ def test_what_few_rows_have_gets_its_part_too() -> None:
     pair = {"prompt": "question", "answer": "answer"}
     inputs = {"tools": "tools", "options": "chat_template_kwargs"}
     assert parts(*plain_rows, one) == pair | {"context": "context", "system": "system"} | inputs
-    reason = recognise_shape(rows(*plain_rows, one), ShapeRequest()).reason
+    reason = recognise_shape(rows(*plain_rows, one), DataConfig()).reason
     for column, words in (
         ("context", "data.recognized_context"),
         ("system", "data.recognized_system_message"),
@@ -419,9 +419,9 @@ def test_what_few_rows_have_gets_its_part_too() -> None:
     assert parts(*have, other) == pair | {"context": "context", "system": "system"} | inputs
     named = {"prompt_column": "question", "answer_column": "answer"}
     assert parts(*plain_rows, one, **named) == pair | {"system": "system"} | inputs
-    only = recognise_question(rows(*plain_rows, one), ShapeRequest())
+    only = recognise_question(rows(*plain_rows, one), DataConfig())
     assert only.columns == {"prompt": "question", "context": "context", "system": "system"} | inputs
-    given = recognise_question(rows(*plain_rows, one), ShapeRequest(prompt_column="question"))
+    given = recognise_question(rows(*plain_rows, one), DataConfig(prompt_column="question"))
     assert "context" not in given.columns
     texts = [{"text": "T"}] * 3
     assert parts(*texts, {"text": "T", "system": "S", "context": "C"}) == {"text": "text"}
@@ -458,14 +458,14 @@ def test_a_column_that_a_template_reads_is_no_other_part() -> None:
 def test_well_known_files_that_are_no_examples_are_named(row: dict[str, Any], code: str) -> None:
     for request in ({}, {"task_column": next(iter(row)), "image_column": "none"}):
         with pytest.raises(ValueError, match=rf"data\.{code}\(\)"):
-            recognise_shape(rows(row, dict.fromkeys(row)), ShapeRequest(**request))
+            recognise_shape(rows(row, dict.fromkeys(row)), DataConfig(**request))
     if "text" in row:  # who names a column has looked at it
-        assert recognise_shape(rows(row), ShapeRequest(text_column="text")).name == "text"
+        assert recognise_shape(rows(row), DataConfig(text_column="text")).name == "text"
 
 
 def test_one_of_the_columns_of_such_files_is_none() -> None:
     for columns_ in (("parent_id", "text"), ("annotations", "text"), ("role", "text")):
-        assert recognise_shape(names(*columns_), ShapeRequest()).name == "text"
+        assert recognise_shape(names(*columns_), DataConfig()).name == "text"
 
 
 def test_labels_are_refused_unless_the_request_names_the_shape() -> None:
@@ -473,15 +473,15 @@ def test_labels_are_refused_unless_the_request_names_the_shape() -> None:
         sample = rows({"text": "good", label: "x"})
         refusal = rf"data\.text_with_label\(text=text, label={label}, "
         with pytest.raises(ValueError, match=refusal):
-            recognise_shape(sample, ShapeRequest())
+            recognise_shape(sample, DataConfig())
         for request in ({"shape": "text"}, {"text_column": "text"}):
-            assert recognise_shape(sample, ShapeRequest(**request)).name == "text"
+            assert recognise_shape(sample, DataConfig(**request)).name == "text"
     quoted = rows({"text": "good", " Class ": 1})
     with pytest.raises(ValueError, match=r'label_value=" Class "\)'):
-        recognise_shape(quoted, ShapeRequest())
+        recognise_shape(quoted, DataConfig())
     judged = rows(JUDGED, JUDGED | {"label": True})
     with pytest.raises(ValueError, match=r"labeled_good_or_bad\(label=label, shape=prompt\)"):
-        recognise_shape(judged, ShapeRequest())
+        recognise_shape(judged, DataConfig())
     some = rows(JUDGED, JUDGED | {"label": "x"})
     for sample, request in (
         (some, {}),
@@ -489,15 +489,15 @@ def test_labels_are_refused_unless_the_request_names_the_shape() -> None:
         (judged, {"prompt_column": "prompt", "answer_column": "completion"}),
         (rows({"question": "Q", "target": "A"}), {"answer_column": "target"}),
     ):
-        assert recognise_shape(sample, ShapeRequest(**request)).name in ("prompt", "qa")
+        assert recognise_shape(sample, DataConfig(**request)).name in ("prompt", "qa")
 
 
 def test_answers_that_are_only_true_or_false_are_refused() -> None:
     yes, no = {"question": "Q", "answer": True}, {"question": "Q", "answer": False}
     with pytest.raises(ValueError, match=r"data\.boolean_answers\(column=answer\)"):
-        recognise_shape(rows(yes, no), ShapeRequest())
-    assert recognise_shape(rows(yes, {"question": "Q", "answer": "no"}), ShapeRequest())
-    assert recognise_shape(rows({"messages": MESSAGES, "ok": True}), ShapeRequest())
+        recognise_shape(rows(yes, no), DataConfig())
+    assert recognise_shape(rows(yes, {"question": "Q", "answer": "no"}), DataConfig())
+    assert recognise_shape(rows({"messages": MESSAGES, "ok": True}), DataConfig())
 
 
 PAIR = {"chosen": "A", "rejected": "B"}
@@ -578,14 +578,14 @@ def test_pairs_of_a_better_and_a_worse_answer_are_refused_with_what_can_be_learn
     row: dict[str, Any], columns_: str, instead: str
 ) -> None:
     with pytest.raises(ValueError) as caught:
-        recognise_shape(rows(row), ShapeRequest())
+        recognise_shape(rows(row), DataConfig())
     assert str(caught.value).startswith(f"data.preference_pairs(columns={columns_}, ")
     assert str(caught.value).endswith(f"instead={instead})")
     prompts = ("prompt", "query", "input", "question", "conversations")
     better = next(name for name in row if name not in prompts)
     if next(iter(row)) == "prompt":
-        assert recognise_shape(rows(row), ShapeRequest(answer_column=better)).name == "prompt"
-    assert recognise_shape(rows(row), ShapeRequest(text_column=better)).name == "text"
+        assert recognise_shape(rows(row), DataConfig(answer_column=better)).name == "prompt"
+    assert recognise_shape(rows(row), DataConfig(text_column=better)).name == "text"
 
 
 @pytest.mark.parametrize(
@@ -611,7 +611,7 @@ def test_pairs_of_a_better_and_a_worse_answer_are_refused_with_what_can_be_learn
 )
 def test_the_way_on_names_the_columns_of_text(row: dict[str, Any], advice_: str) -> None:
     with pytest.raises(ValueError, match=r"data\.unrecognized_rows\(") as caught:
-        recognise_shape(rows(row), ShapeRequest())
+        recognise_shape(rows(row), DataConfig())
     assert str(caught.value).endswith(f"advice={advice_})")
 
 
@@ -621,13 +621,13 @@ def test_the_first_row_decides_what_a_column_holds() -> None:
         ({"sentence": 5, "tags": ["a"]}, "data.set_columns()"),
     ):
         with pytest.raises(ValueError) as caught:
-            recognise_shape(rows({"sentence": "x", "tags": ["a"]}, second), ShapeRequest())
+            recognise_shape(rows({"sentence": "x", "tags": ["a"]}, second), DataConfig())
         assert str(caught.value).endswith(f"advice={advice_})")
     with pytest.raises(ValueError, match=r"advice=data\.set_text_column\(column=sentence\)"):
-        recognise_shape(rows({"sentence": "x"}, {"sentence": 5}), ShapeRequest())
+        recognise_shape(rows({"sentence": "x"}, {"sentence": 5}), DataConfig())
     mixed = rows({"chosen": "A", "rejected": "B"}, {"chosen": MESSAGES, "rejected": MESSAGES})
     with pytest.raises(ValueError, match=r"instead=data\.put_into_messages\(chosen=chosen\)"):
-        recognise_shape(mixed, ShapeRequest())
+        recognise_shape(mixed, DataConfig())
 
 
 PAIRS = (
@@ -643,16 +643,16 @@ def test_each_usual_name_is_known(
 ) -> None:
     for prompt in prompts:
         for answer in answers:
-            found = recognise_shape(names(prompt.title(), f" {answer}"), ShapeRequest())
+            found = recognise_shape(names(prompt.title(), f" {answer}"), DataConfig())
             expected = {"prompt": prompt.title(), "answer": f" {answer}"}
             assert (found.name, found.columns) == (name, expected)
-        alone = recognise_question(names("x", prompt), ShapeRequest())
+        alone = recognise_question(names("x", prompt), DataConfig())
         assert alone.columns.get("prompt") == (prompt if prompt != "problem" else None)
 
 
 def test_each_usual_name_of_another_part_is_known() -> None:
     for column in ("messages", "conversations", "conversation", "dialogue", "dialog", "chat"):
-        alone = recognise_question(rows({column: MESSAGES}), ShapeRequest())
+        alone = recognise_question(rows({column: MESSAGES}), DataConfig())
         assert parts({column: MESSAGES}) == {"chat": column} == {"chat": alone.columns["prompt"]}
         assert parts({column: ["Q", "A"]}) == {"chat": column, "turns": column}
     for column in ("contents", "turns", "utterances"):
@@ -666,7 +666,7 @@ def test_each_usual_name_of_another_part_is_known() -> None:
         assert parts({"instruction": "Q", "output": "A", column: "C"})["context"] == column
     two = recognise_shape(
         names("instruction", "output", "context", "input", "system_prompt", "system"),
-        ShapeRequest(),
+        DataConfig(),
     )
     assert (two.columns["context"], two.columns["system"]) == ("input", "system")
     assert "data.recognized_context(column=input)" in two.reason
@@ -689,22 +689,22 @@ def test_each_usual_name_of_another_part_is_known() -> None:
 )
 def test_a_slip_in_each_usual_name_is_noticed(slip: str, known: str) -> None:
     with pytest.raises(ValueError, match=rf"meant_column\(name={slip}, known={known}\)"):
-        recognise_shape(names("x", slip), ShapeRequest())
+        recognise_shape(names("x", slip), DataConfig())
 
 
 def test_where_rows_hold_pictures_is_described() -> None:
     image = {"type": "image", "image": "a.png"}
     shown_ = [{"role": "user", "content": [image]}, MESSAGES[1]]
     sample = rows(CHAT_ROW, {"messages": [MESSAGES[0]]}, {"messages": shown_})
-    chat = recognise_shape(sample, ShapeRequest())
+    chat = recognise_shape(sample, DataConfig())
     assert picture_words(sample, chat) == "data.images_in_messages(place=a.jsonl:3)"
     assert picture_words(sample[:2], chat) == ""
     named = rows(QA_ROW | {"img": "a.png", "image": "b.png"})
     for request, column in (({}, "image"), ({"image_column": "img"}, "img")):
-        schema = recognise_shape(named, ShapeRequest(**request))
+        schema = recognise_shape(named, DataConfig(**request))
         assert schema.columns["pictures"] == column
         assert picture_words(named, schema) == f"data.place_column(column={column})"
-    none = recognise_shape(named, ShapeRequest(image_column="none"))
+    none = recognise_shape(named, DataConfig(image_column="none"))
     assert "pictures" not in none.columns
     assert picture_words(named, none) == ""
 
@@ -717,7 +717,7 @@ def test_a_slip_in_a_usual_name_is_named_unless_the_request_has_a_shape() -> Non
         ({"shape": "qa"}, "data.not_in_shape(shape=qa)", "hint=, advice="),
     ):
         with pytest.raises(ValueError) as caught:
-            recognise_shape(sample, ShapeRequest(**request))
+            recognise_shape(sample, DataConfig(**request))
         assert f"wanted={wanted}, " in str(caught.value)
         assert hint in str(caught.value)
 
@@ -752,11 +752,11 @@ def test_half_of_the_rows_make_a_column_a_common_one() -> None:
 )
 def test_texts_that_hold_a_formatted_chat_are_noted(texts: list[Any], marks: str | None) -> None:
     sample = rows(*({"text": one} for one in texts))
-    schema = recognise_shape(sample, ShapeRequest())
+    schema = recognise_shape(sample, DataConfig())
     note = f"data.text_holds_formatted_chat(column=text, marks={marks})"
     assert advice(sample, schema) == ([note] if marks else [])
     pairs_ = [{"question": one, "answer": "A"} for one in texts]
-    assert advice(rows(*pairs_), recognise_shape(rows(*pairs_), ShapeRequest())) == []
+    assert advice(rows(*pairs_), recognise_shape(rows(*pairs_), DataConfig())) == []
 
 
 @pytest.mark.parametrize(
@@ -775,13 +775,13 @@ def test_texts_that_hold_a_formatted_chat_are_noted(texts: list[Any], marks: str
 def test_names_of_other_languages_and_known_files(
     row: dict[str, str], prompt: str, answer: str, context: str | None
 ) -> None:
-    found = recognise_shape(rows(row), ShapeRequest()).columns
+    found = recognise_shape(rows(row), DataConfig()).columns
     assert found == {"prompt": prompt, "answer": answer} | ({"context": context} if context else {})
-    given = ShapeRequest(context_column=answer)
+    given = DataConfig(context_column=answer)
     assert recognise_shape(rows(row), given).columns["context"] == answer
     listed = {**row, prompt: ["Q"]}
     with pytest.raises(ValueError, match=r"data\.unrecognized_rows"):
-        recognise_shape(rows(listed), ShapeRequest())
+        recognise_shape(rows(listed), DataConfig())
 
 
 def test_chats_are_known_by_most_rows_and_texts_by_turns_by_all() -> None:
@@ -796,29 +796,27 @@ def test_chats_are_known_by_most_rows_and_texts_by_turns_by_all() -> None:
         ([[*shared, *MESSAGES]], "sharegpt"),
         ([[{"role": "user"}]], "messages"),
     ):
-        found = recognise_shape(rows(*({"dialog": one} for one in chats)), ShapeRequest())
+        found = recognise_shape(rows(*({"dialog": one} for one in chats)), DataConfig())
         assert (found.name, found.columns) == (name, {"chat": "dialog"})
-    named = recognise_shape(rows({"chat": authored}), ShapeRequest()).reason
+    named = recognise_shape(rows({"chat": authored}), DataConfig()).reason
     assert "keys='author' and 'content'" in named
     for column in ("turns", "utterances", "data", "messages"):
-        found = recognise_shape(
-            rows({column: ["Q", "A"]}, {column: ["Q", "A", "R"]}), ShapeRequest()
-        )
+        found = recognise_shape(rows({column: ["Q", "A"]}, {column: ["Q", "A", "R"]}), DataConfig())
         assert found.columns == {"chat": column, "turns": column}
         for other in (["Q"], "Q", ["Q", 1], None):
             with pytest.raises(ValueError, match=r"data\.unrecognized_rows"):
-                recognise_shape(rows({column: ["Q", "A"]}, {column: other}), ShapeRequest())
+                recognise_shape(rows({column: ["Q", "A"]}, {column: other}), DataConfig())
     both = rows({"messages": MESSAGES, "turns": ["Q", "A"], "system_prompt": "S"})
-    found = recognise_shape(both, ShapeRequest())
+    found = recognise_shape(both, DataConfig())
     assert found.columns == {"chat": "messages", "system": "system_prompt"}
-    by_turns = recognise_shape(rows({"turns": ["Q", "A"], "System": "S"}), ShapeRequest())
+    by_turns = recognise_shape(rows({"turns": ["Q", "A"], "System": "S"}), DataConfig())
     assert by_turns.columns["system"] == "System"
 
 
 def test_pictures_are_known_by_name_and_value() -> None:
     def of(**values: Any) -> str | None:
         return recognise_shape(
-            rows({"question": "Q", "answer": "A", **values}), ShapeRequest()
+            rows({"question": "Q", "answer": "A", **values}), DataConfig()
         ).columns.get("pictures")
 
     names_ = ("images", "image", "pictures", "picture", "image_path", "image_paths", "img")
@@ -828,10 +826,10 @@ def test_pictures_are_known_by_name_and_value() -> None:
     for other in ("a photo", None, "", [], 5):
         assert of(image=other) is None
     answered = rows({"question": "Q", "image": "a.png"})
-    named = ShapeRequest(prompt_column="question", answer_column="image")
+    named = DataConfig(prompt_column="question", answer_column="image")
     assert "pictures" not in recognise_shape(answered, named).columns
     some = rows(*[{"question": "Q", "answer": "A", "image": one} for one in ("?", "a.png")])
-    shape = recognise_shape(some, ShapeRequest())
+    shape = recognise_shape(some, DataConfig())
     assert shape.columns["pictures"] == "image"
     assert shape.reason.endswith("data.column_holds_images(column=image)")
 
@@ -849,39 +847,39 @@ def test_the_more_certain_names_go_first() -> None:
     ):
         if expected is None:
             with pytest.raises(ValueError, match=r"data\.ambiguous_shape\(num_ways=2, "):
-                recognise_shape(rows(row), ShapeRequest())
+                recognise_shape(rows(row), DataConfig())
             continue
-        found = recognise_shape(rows(row), ShapeRequest()).columns
+        found = recognise_shape(rows(row), DataConfig()).columns
         assert (found["prompt"], found["answer"], found.get("context")) == expected
-    as_prompt = ShapeRequest(shape="prompt")
+    as_prompt = DataConfig(shape="prompt")
     found = recognise_shape(rows({"instruction": "x", "input": "Q", "output": "A"}), as_prompt)
     assert found.columns["prompt"] == "input"
-    prompted = ShapeRequest(shape="qa", prompt_column="p", answer_column="a")
+    prompted = DataConfig(shape="qa", prompt_column="p", answer_column="a")
     assert recognise_shape(names("p", "a", "context"), prompted).name == "qa"
 
 
 def test_a_column_inside_an_object_can_be_named() -> None:
     sample = rows({"t": {"q": "Q", "a": "A"}, "x": "y"})
-    request = ShapeRequest(prompt_column="t.q", answer_column="t.a")
+    request = DataConfig(prompt_column="t.q", answer_column="t.a")
     assert recognise_shape(sample, request).columns == {"prompt": "t.q", "answer": "t.a"}
-    wrong = ShapeRequest(prompt_column="t.p", answer_column="t.a")
+    wrong = DataConfig(prompt_column="t.p", answer_column="t.a")
     with pytest.raises(ValueError, match=r"setting=data\.prompt_column, .*known=.*t\.a"):
         recognise_shape(sample, wrong)
     with pytest.raises(ValueError, match=r"setting=data\.image_column, "):
-        recognise_shape(sample, ShapeRequest(text_column="x", image_column="gone"))
+        recognise_shape(sample, DataConfig(text_column="x", image_column="gone"))
 
 
 def test_ambiguous_columns_are_shown_with_three_of_their_ways() -> None:
     sample = names("question", "query", "problem", "answer", "y" * 30)
     with pytest.raises(ValueError) as caught:
-        recognise_shape(sample, ShapeRequest())
+        recognise_shape(sample, DataConfig())
     ways = "; ".join(f"qa ({name}, answer)" for name in ("question", "query", "problem"))
     assert "data.ambiguous_shape(num_ways=3, columns=question, " in str(caught.value)
     assert f"ways={ways})" in str(caught.value)
     below = names("question", "query", "answer", "context")
     with pytest.raises(ValueError, match=r"ways=qa \(question, answer\); qa \(query, answer\)\)"):
-        recognise_shape(below, ShapeRequest())
+        recognise_shape(below, DataConfig())
     more = names("question", "query", "answer", "response")
     with pytest.raises(ValueError, match=r"num_ways=4, ") as caught:
-        recognise_shape(more, ShapeRequest())
+        recognise_shape(more, DataConfig())
     assert str(caught.value).count("; ") == 2

@@ -110,11 +110,11 @@ def test_an_answer_that_was_cut_has_no_stop_and_a_long_one_is_cut_here() -> None
 
 def test_what_is_counted_adds_up() -> None:
     kinds = [TokenUse.MASKED] * 4 + [TokenUse.TRAINED] * 2 + [TokenUse.STOP]
-    counts = "total={}, trained={}, num_ends={}, verb={}, masked={})"
+    counts = "total={}, trained={}, num_ends={}, masked={})"
     for one, figures in (
-        (kinds, (7, 3, 1, "ends", 4)),
-        (kinds + kinds[3:], (11, 6, 2, "end", 5)),
-        (kinds[:6], (6, 2, 0, "end", 4)),
+        (kinds, (7, 3, 1, 4)),
+        (kinds + kinds[3:], (11, 6, 2, 5)),
+        (kinds[:6], (6, 2, 0, 4)),
     ):
         assert counts_line(one) == f"data.token_counts({counts.format(*figures)}"
 

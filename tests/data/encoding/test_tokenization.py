@@ -496,14 +496,7 @@ def test_the_token_that_ends_answers_is_found_where_the_last_one_is_cut(over_len
     assert encode(byte_level_tokenizer(), TWO).end_token == tokenizer.eos_token_id
 
 
-def test_the_tokens_of_a_template_are_those_beside_question_and_answer() -> None:
-    tokenizer = byte_level_tokenizer(CHATML)
-    messages = [{"role": role, "content": "a"} for role in ("user", "assistant")]
-    whole = tokenizer.apply_chat_template(messages)["input_ids"]
-    assert ConversationEncoder(tokenizer, max_length=9).num_template_tokens() == len(whole) - 2
-    for template in (None, "{{ raise_exception('no') }}"):
-        encoder = ConversationEncoder(byte_level_tokenizer(template), max_length=9)
-        assert encoder.num_template_tokens() == 0
+def test_the_tokens_of_a_text_are_counted_without_those_of_the_template() -> None:
     encoder = ConversationEncoder(metaspace_tokenizer(), max_length=9)
     assert encoder.num_tokens("a a") == len(metaspace_tokenizer().tokenize("a a"))
 

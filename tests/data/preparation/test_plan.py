@@ -18,7 +18,6 @@ from infrastructure.data.preparation.plan import (
     find_shape,
     look_at_pictures,
     look_at_rows,
-    memory_bytes,
     num_processes,
     pictures_in,
     plan_key,
@@ -288,7 +287,7 @@ def test_a_share_of_the_memory_is_one_of_this_machine(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "memory", lambda: SimpleNamespace(total_bytes=8_000))
     assert [total_bytes_of(amount) for amount in (None, "25%", "3KB")] == [None, 2_000, 3_000]
     monkeypatch.setattr(module, "memory", lambda: SimpleNamespace(total_bytes=2))
-    assert memory_bytes(DataConfig(memory_limit="1%")) == 1  # a limit, however small
+    assert total_bytes_of("1%") == 1  # a limit, however small
 
 
 def test_data_without_a_readable_row_is_refused_with_the_first_fault(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infrastructure.data.preparation import quarantine as module
-from infrastructure.data.preparation.quarantine import Quarantine, about_template
+from infrastructure.data.preparation.quarantine import Quarantine
 from infrastructure.data.readers.rows import (
     EMPTY,
     LEFT_OUT,
@@ -127,20 +127,6 @@ def test_rows_that_would_not_be_learned_have_a_limit_of_their_own() -> None:
     assert "data.max_bad_rows_percent" not in str(caught.value)  # nothing would be left
 
 
-def test_a_template_that_makes_rows_long_is_named() -> None:
-    about = about_template(96, 128)
-    assert about == "data.template_takes_much(num_tokens=96, max_length=128)"
-    assert not about_template(31, 128)
-    assert about_template(32, 128)
-    assert about_template(127, 128).startswith("data.template_takes_much(")
-    assert about_template(128, 128).startswith("data.template_exceeds_limit(")
-    assert about_template(6, 2) == "data.template_exceeds_limit(num_tokens=6, max_length=2)"
-    quarantine = Quarantine()
-    quarantine.add([bad(1, OVER_LONG)])
-    with pytest.raises(ValueError, match=re.escape(about)):
-        quarantine.check(1, 5.0, about_length=about)
-
-
 def test_the_advice_of_a_row_is_that_of_all_like_it() -> None:
     quarantine = Quarantine()
     quarantine.add([BadRow("a.jsonl", 1, "chat template", advice="give one")])
@@ -184,12 +170,6 @@ def test_the_most_frequent_reasons_are_shown_by_their_first_rows() -> None:
         (NOT_IN_TOKENS, {}, "data.take_other_tokenizer()"),
         (OVER_LONG, {}, "data.raise_max_length()data.truncate_instead()"),
         (OVER_LONG, {"cuts_prompts": False}, "data.raise_max_length()"),
-        (
-            OVER_LONG,
-            {"about_length": "why"},
-            "why: data.raise_max_length()data.truncate_instead()",
-        ),
-        (EMPTY, {"about_length": "why"}, "data.fix_rows()"),
     ],
 )
 def test_the_remedy_is_that_of_the_most_frequent_reason(

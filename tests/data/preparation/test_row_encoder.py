@@ -233,9 +233,9 @@ def test_each_row_has_its_own_facts_in_the_order_of_the_chunk() -> None:
     assert bad == {1: "unreadable", 2: "empty", 4: "over-long"}
     good = {n: row for n, row in enumerate(chunk.rows) if isinstance(row, PreparedRow)}
     assert {n: row.offset for n, row in good.items()} == {0: 10, 3: 40, 5: 60, 6: 70}
-    assert [n for n, row in good.items() if row.is_truncated] == [3]
+    assert [n for n, row in good.items() if row.encoded.is_truncated] == [3]
     assert [n for n, row in good.items() if row.holds_special_text] == [5]
-    assert [row.example.task for row in good.values()] == ["k", "", "other", ""]
+    assert [row.encoded.example.task for row in good.values()] == ["k", "", "other", ""]
     assert len({row.content for row in good.values()}) == 3
     assert good[0].content == good[6].content  # whatever its task
     encoder.special_tokens = {}  # of a tokenizer that has none
@@ -243,7 +243,7 @@ def test_each_row_has_its_own_facts_in_the_order_of_the_chunk() -> None:
     assert isinstance(row, PreparedRow)
     assert not row.holds_special_text
     end = encoder.tokenizer.eos_token_id
-    assert [row.end_token == end for row in good.values()] == [True, False, True, True]
+    assert [row.encoded.end_token == end for row in good.values()] == [True, False, True, True]
 
 
 def test_columns_and_fields_without_a_use_are_counted() -> None:

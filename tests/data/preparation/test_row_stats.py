@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from infrastructure.data.encoding.tokenization import Encoded
 from infrastructure.data.preparation.data_report import DataReport
 from infrastructure.data.preparation.row_stats import RowFacts, SharedSystemPrompt
+from infrastructure.data.store.examples import TokenizedExample
 from tests.data.builders import byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()
@@ -32,9 +34,9 @@ def row_of(facts: tuple[int, int, int, int, bool, str, bool]) -> Any:
     supervised = np.arange(num_tokens) < num_learned
     return SimpleNamespace(
         content=content,
-        end_token=end_token,
-        is_truncated=is_truncated,
-        example=SimpleNamespace(input_ids=np.zeros(num_tokens, np.int32), supervised=supervised),
+        encoded=Encoded(
+            TokenizedExample(np.zeros(num_tokens, np.int32), supervised), end_token, is_truncated
+        ),
         conversation=SimpleNamespace(task=task),
     )
 

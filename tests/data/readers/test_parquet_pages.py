@@ -17,7 +17,6 @@ from infrastructure.data.readers.parquet_pages import (
     Page,
     _column,
     _header,
-    _most_in_a_row,
     check_nesting,
     rows_at_once,
     texts_in_dictionaries,
@@ -166,25 +165,14 @@ def test_texts_that_a_dictionary_holds_are_read_as_such(
 
 @pytest.mark.parametrize(
     ("sizes", "num_rows", "most"),
-    [
-        ([(10, 4), (20, 4), (5, 4)], 1, 20),
-        ([(10, 4), (20, 4), (5, 4)], 2, 30),  # the last row of a page and the first of the next
-        ([(10, 4), (20, 4), (5, 4)], 5, 30),
-        ([(10, 4), (20, 4), (5, 4)], 6, 35),
-        ([(10, 4), (20, 4), (5, 4)], 99, 35),
-        ([(9, 1)] * 4, 1, 9),
-        ([(9, 1)] * 4, 3, 27),
-        ([(50, 1), (1, 9), (1, 9), (60, 1)], 9, 61),
-        ([(50, 1), (1, 9), (1, 9), (60, 1)], 11, 62),
-        ([(50, 1), (1, 9), (1, 9), (60, 1)], 20, 112),
-        ([], 3, 0),
-    ],
+    [([10, 20, 5], 1, 35), ([9] * 4, 1, 18), ([9] * 4, 2, 27), ([9] * 4, 99, 36), ([], 3, 0)],
 )
-def test_rows_may_touch_pages_that_follow_each_other(
-    sizes: list[tuple[int, int]], num_rows: int, most: int
+def test_rows_may_touch_a_page_more_than_there_are_rows(
+    sizes: list[int], num_rows: int, most: int
 ) -> None:
-    pages = [Page(False, size, number, 0) for size, number in sizes]
-    assert _most_in_a_row(pages, num_rows) == most
+    pages = [Page(False, size, 1, 0) for size in sizes]
+    column = Column("a", "BYTE_ARRAY", 0, False, False, 1, pages)
+    assert column.batch_bytes(num_rows) == max(sizes, default=0) + most
 
 
 BOUND = r"data\.parquet_too_large\(file=rows\.parquet, part=data\."

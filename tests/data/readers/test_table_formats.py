@@ -67,22 +67,20 @@ def damage(part: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["state.json", "dataset_info.json"])
-def test_a_saved_data_set_without_one_of_its_files_names_it(tmp_path: Path, name: str) -> None:
+def test_a_saved_data_set_without_one_of_its_files_is_damaged(tmp_path: Path, name: str) -> None:
     folder = saved(tmp_path / "set")
     (folder / name).unlink()
     assert is_saved_dataset(folder)
-    refusal = rf"damaged\(folder={folder}, location=, reason=data\.file_missing\(name={name}\)\)"
-    with pytest.raises(ValueError, match=refusal):
+    with pytest.raises(ValueError, match=rf"saved_dataset_damaged\(folder={folder}, reason=\S"):
         read(folder)
 
 
 @pytest.mark.parametrize("name", ["state.json", "dataset_info.json", "*.arrow"])
-def test_a_saved_data_set_with_a_damaged_file_names_it(tmp_path: Path, name: str) -> None:
+def test_a_saved_data_set_with_a_damaged_file_is_damaged(tmp_path: Path, name: str) -> None:
     folder = saved(tmp_path / "set")
     [part] = folder.glob(name)
     part.write_text("[]") if part.suffix == ".json" else damage(part)
-    where = rf"location=data\.in_member\(member={part.name}\), reason=\S"
-    with pytest.raises(ValueError, match=rf"saved_dataset_damaged\(folder={folder}, {where}"):
+    with pytest.raises(ValueError, match=rf"saved_dataset_damaged\(folder={folder}, reason=\S"):
         read(folder)
 
 
@@ -91,7 +89,7 @@ def test_a_batch_of_a_saved_data_set_that_ends_early_is_damage(tmp_path: Path) -
     folder = saved(tmp_path / "set", 500)
     [part] = folder.glob("*.arrow")
     part.write_bytes(part.read_bytes()[: part.stat().st_size // 2])
-    with pytest.raises(ValueError, match=rf"in_member\(member={part.name}\)"):
+    with pytest.raises(ValueError, match="saved_dataset_damaged"):
         read(folder)
 
 
@@ -211,17 +209,6 @@ def test_the_hash_of_a_saved_data_set_is_of_its_rows_and_its_split(tmp_path: Pat
     state = tmp_path / "one/train/state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"_fingerprint": "other"}))
     assert discover(str(tmp_path / "one"))[0].sha256() != hashes["one"]
-
-
-def test_a_part_of_a_saved_data_set_of_splits_is_named_by_its_path(tmp_path: Path) -> None:
-    folder = tmp_path / "set"
-    rows = datasets.Dataset.from_dict({"text": ["a"] * 9})
-    datasets.DatasetDict({"train": rows}).save_to_disk(str(folder))
-    [part] = folder.rglob("*.arrow")
-    damage(part)
-    with pytest.raises(ValueError, match=rf"in_member\(member=train/{part.name}\)") as raised:
-        read(folder)
-    assert "data.file_missing" not in str(raised.value)
 
 
 def test_records_of_several_batches_are_counted_on(monkeypatch: pytest.MonkeyPatch) -> None:

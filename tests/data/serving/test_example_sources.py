@@ -88,7 +88,6 @@ def stored(tmp_path: Path) -> TokenStore:
 def test_stored_examples_come_from_any_position_on(stored: TokenStore) -> None:
     order = Order(np.arange(2, 12), seed=4)
     source = StoredExamples(stored, order, lambda rows: [f"a:{row}" for row in rows])
-    assert len(source) == 10
     for number in (0, 3):
         rows = (epoch_order(10, 4, number) + 2).tolist()
         for start in (0, 1, 9, 10):
@@ -104,7 +103,6 @@ def test_kept_conversations_are_found_by_their_number(stored: TokenStore) -> Non
     tokenizer = byte_level_tokenizer()
     texts = TextTokenizer(ConversationEncoder(tokenizer, max_length=99), 0)
     source = AugmentedExamples(kept, order, texts)
-    assert len(source) == 10
     rows = (epoch_order(10, 4, 3) + 2).tolist()
     for row in (0, 5, 11):
         assert kept.get(row).turns == (Turn("user", "ä" * row), Turn("assistant", f"A{row}"))

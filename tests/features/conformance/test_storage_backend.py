@@ -443,9 +443,12 @@ def sure_of(damage: bytes | None) -> Callable[[Path], Place]:
     return broken(confirm=confirm)
 
 
-def sweeps_whole_files(place: Any, sweep: Any, directory: Path) -> None:
-    if place.at(FILE).exists():
-        place.at(FILE).write_bytes(b"")
+def sweeps(left: bytes) -> Callable[[Path], Place]:
+    def sweep(place: Any, sound: Any, directory: Path) -> None:
+        if place.at(FILE).exists():
+            place.at(FILE).write_bytes(left)
+
+    return broken(sweep=sweep)
 
 
 def leads_to(path: str) -> Callable[[Path], Place]:
@@ -594,10 +597,9 @@ DEFECTS: list[tuple[Callable[[Path], Place], str, str]] = [
         "test_a_place_is_known_again",
         "the place is not taken for itself",
     ),
-    (
-        broken(sweep=sweeps_whole_files),
-        "test_looking_leaves_nothing_behind",
-        "sweeping takes a whole file away",
+    *(
+        (sweeps(left), "test_looking_leaves_nothing_behind", "sweeping takes a whole file")
+        for left in (b"", b"HELLO THERE!")
     ),
     *((leads_to(path), "test_no_path_leads_out", f"leads_out(path={path})") for path in OUT),
     (broken(advice=lambda *_: "x" * 20), "test_an_error_has_advice", "advice of 'xxxx"),

@@ -218,6 +218,15 @@ def test_living_tensors_are_those_that_python_or_a_graph_holds() -> None:
         assert not tensors.bytes_of_line()
 
 
+def test_a_backward_pass_counts_for_the_line_that_calls_it() -> None:
+    weight = torch.ones(MIB, requires_grad=True)
+    with LiveTensors() as tensors:
+        (weight * 2).sum().backward()
+    held = tensors.bytes_of_line()
+    assert sum(held.values()) >= 4 * MIB
+    assert all(line.startswith(__file__) for line in held)
+
+
 def test_watching_tensors_keeps_no_memory_of_those_that_are_gone() -> None:
     config = LlamaConfig(
         hidden_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,

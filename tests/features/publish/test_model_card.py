@@ -423,3 +423,13 @@ def test_the_card_of_a_repository_has_its_front_matter_and_keeps_the_rest(
     broken = r"publish\.model_card_unreadable\(card=README\.md, repository=me/mine, reason=.+\)"
     with pytest.raises(ValueError, match=f"(?s){broken}"):
         card_of_repository("---\n[\n---\n", "me/mine", tmp_path, run, 10)
+
+
+def test_facts_are_put_into_a_card_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(tmp_path)
+    monkeypatch.setattr(model_card, "written_by", lambda *_: r"a template with \1 and \d+")
+    was = f"Mine\n{BEGIN}old{END}\nand mine"
+    text = card_of_repository(was, "me/mine", tmp_path, run, 10)
+    assert text.endswith(f"Mine\n{BEGIN}\na template with \\1 and \\d+\n{END}\nand mine")

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.sources.spelling import as_flag, as_keyword
+from infrastructure.config.sources.flags import as_flag
+from infrastructure.config.sources.spelling import as_keyword
 from infrastructure.core.messages import spelled_by
 from infrastructure.features.tune import tuning
 from infrastructure.features.tune.learning_rate_range import RangeTest

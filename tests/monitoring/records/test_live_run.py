@@ -45,11 +45,11 @@ def test_a_run_is_read_look_by_look(tmp_path: Path) -> None:
     run = LiveRun(directory)
     assert (run.state, run.step, run.share_done, run.written_at) == ("running", None, None, None)
     add(directory, *falling(1, 10))
-    assert run.refresh() is True
+    run.refresh()
     assert (run.step, run.total_steps, run.share_done) == (10, 40, 0.25)
-    assert run.refresh() is False
+    run.refresh()
     add(directory, *falling(11, 20), evaluation(20, 1.5))
-    assert run.refresh() is True
+    run.refresh()
     assert (run.step, run.evaluated & {"eval_loss", "loss"}) == (20, {"eval_loss"})
     assert len(run.curves["loss"]) == 20
     assert run.seconds_trained == 10.0
@@ -183,7 +183,7 @@ def test_the_steps_and_the_time_to_come_stay_within_the_run(tmp_path: Path) -> N
         assert (run.total_steps, run.share_done, run.seconds_left) == (None, None, None)
 
 
-def test_each_change_is_noticed_once(tmp_path: Path) -> None:
+def test_each_change_is_read_once(tmp_path: Path) -> None:
     error = {"step": 1, "kind": "spike"}
     with closing(LiveRun(tmp_path)) as run:
         for change in (
@@ -196,8 +196,11 @@ def test_each_change_is_noticed_once(tmp_path: Path) -> None:
             lambda: (tmp_path / "data_report.json").unlink(),
         ):
             change()
-            assert (run.refresh(), run.refresh()) == (True, False)
+            run.refresh()
+            run.refresh()
         assert ([*run.errors], run.num_errors) == ([error], 1)
+        assert (run.step, len(run.records), run.trainer and run.trainer.is_alive) == (1, 1, False)
+        assert run.facts.object_in("data_report.json") == {}
         shutil.rmtree(tmp_path)
         gone = re.escape(f"monitoring.not_a_run_directory(directory={tmp_path})")
         with pytest.raises(ValueError, match=gone):
@@ -302,7 +305,7 @@ def test_an_alert_that_is_over_is_shown_as_over(tmp_path: Path) -> None:
     run = LiveRun(directory)
     assert [(a["message"], "ended_at" in a) for a in run.alerts] == [("GPU 0 is full", False)]
     add(directory, alerts[1].record(), file=system_file("alerts"))
-    assert run.refresh() is True
+    run.refresh()
     assert [(a["message"], a["ended_at"]) for a in run.alerts] == [("GPU 0 is full", 2.0)]
     more = [
         {"time": time, "rule": rule, "subject": "GPU 0", "state": state}

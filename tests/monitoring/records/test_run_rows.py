@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.monitoring.records import run_rows
 from infrastructure.monitoring.records.run_owner import leave_trainer
-from infrastructure.monitoring.records.run_rows import RunRow, RunRows, last_records
+from infrastructure.monitoring.records.run_rows import RunRow, RunRows
 from tests.monitoring.written_run import add, evaluation, falling, step_record, write_run
 
 
@@ -61,11 +62,11 @@ def test_a_run_that_did_not_change_is_not_read_again(
     rows.read()
     read: list[Path] = []
 
-    def count(path: Path) -> list[dict[str, object]]:
+    def count(path: Path, last_bytes: int) -> list[dict[str, object]]:
         read.append(path.parent)
-        return last_records(path)
+        return read_metrics(path, last_bytes)
 
-    monkeypatch.setattr(run_rows, "last_records", count)
+    monkeypatch.setattr(run_rows, "read_metrics", count)
     add(busy, step_record(3))
     assert [row.step for row in rows.read()] == [3, None]
     assert read == [busy]
@@ -89,9 +90,8 @@ def test_only_whole_lines_of_the_end_are_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = "".join(json.dumps({"step": step}) + "\n" for step in range(1000))
     path.write_text(lines + "???\n" + '{"step": 1000}\n{"ste')
-    records = last_records(path, tail_bytes=60)
+    records = read_metrics(path, last_bytes=60)
     assert [record["step"] for record in records] == [998, 999, 1000]
-    assert last_records(tmp_path / "nothing") == []
 
 
 def test_a_loss_that_is_not_finite_is_shown_as_such(tmp_path: Path) -> None:

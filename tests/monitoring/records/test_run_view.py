@@ -139,20 +139,6 @@ def test_the_speed_of_a_run_that_has_ended_is_that_of_all_its_steps(tmp_path: Pa
     assert speeds == [300.0, 250.0]
 
 
-@pytest.mark.parametrize(("steps", "more"), [(8e8, True), (8.99e8, False)])
-def test_each_of_the_two_peaks_of_memory_is_explained(
-    tmp_path: Path, steps: float, more: bool
-) -> None:
-    forecast = [{"what": "peak_memory_bytes", "foretold": 7e8, "was": steps}]
-    view = read_view(
-        a_training(tmp_path, status="finished", peak_memory_bytes=9e8, forecast=forecast)
-    )
-    [peak] = [line for line in view["headlines"] if line["name"] == "Peak memory"]
-    assert peak["text"] == "858.3 MiB"
-    expected = "monitoring.peak_memory_scope(memory=762.9 MiB)" if more else None
-    assert peak.get("more") == expected
-
-
 def test_an_alert_has_its_time_and_the_model_its_whole_size(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     record = json.loads((run / "run.json").read_text())
@@ -260,7 +246,6 @@ def test_the_view_of_a_finished_run_has_every_fact_in_its_place(
         ],
         "example": {"prompt": "p"},
         "evaluated": ["epoch", "eval_loss", "kind", "step"],
-        "held_out_name": "held-out loss (dft)",
         "alerts": [
             {"time": 1.0, "severity": "critical", "text": "hot (over)", "is_over": True},
             {"time": None, "severity": "", "text": "cold (over)", "is_over": True},

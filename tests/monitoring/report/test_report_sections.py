@@ -106,13 +106,13 @@ def test_errors_are_listed_with_their_rows_and_earlier_ones_are_counted() -> Non
     assert sections.errors({**view, "errors": []}) == ""
 
 
-def test_a_direction_stands_below_its_quantity_and_a_part_below_its_whole() -> None:
+def test_a_part_stands_below_its_whole() -> None:
     rows = [("mean reward (higher is better)", "1", "2", "+1"), ("  sort", "3", "4", "")]
     view: Any = {"before_after": rows}
     shown = sections.before_after(view)
     assert shown[shown.index("<tbody>") :].startswith(
-        '<tbody><tr class="total"><td><span>mean reward</span>'
-        '<div class="direction soft">higher is better</div></td><td>1</td><td>2</td><td>+1</td>'
+        '<tbody><tr class="total"><td>mean reward (higher is better)</td><td>1</td><td>2</td>'
+        "<td>+1</td>"
         '</tr><tr class="part"><td>sort</td><td>3</td><td>4</td><td></td></tr></tbody>'
     )
     assert cells(shown)[:4] == ["Before → after", "before", "after", "change"]

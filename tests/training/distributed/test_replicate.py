@@ -377,6 +377,30 @@ def test_a_gradient_that_no_rank_has_is_none_again() -> None:
     assert (float(window.loss_sum), window.num_items) == (2.5, 3)
 
 
+def test_a_gradient_of_one_rank_is_kept_on_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of an expert that the rows of one rank alone have used."""
+    here, there = layers(), layers()
+    here[0].weight.grad, there[1].weight.grad = torch.ones(2, 2), torch.ones(1, 2)
+    sent: list[list[torch.Tensor]] = []
+    two = {"size": 2, "sum": lambda self, given: sent.append(given)}
+    group = type("Two", (type(ALONE),), two)()
+    for model in (here, there):
+        sum_gradients(group, model, MetricAccumulator(loss_sum=torch.tensor(1.0), num_items=2))
+    of_both = [a + b for a, b in zip(*([t.clone() for t in given] for given in sent), strict=True)]
+
+    def sum_both(self: object, given: list[torch.Tensor]) -> None:
+        for tensor, total in zip(given, of_both, strict=True):
+            tensor.copy_(total)
+
+    monkeypatch.setattr(type(group), "sum", sum_both)
+    window = MetricAccumulator(loss_sum=torch.tensor(1.0), num_items=2)
+    here.zero_grad()
+    sum_gradients(group, here, window)
+    found = [p.grad if p.grad is None else p.grad.tolist() for p in here.parameters()]
+    assert found == [[[1.0, 1.0], [1.0, 1.0]], None, [[1.0, 1.0]], None]
+    assert (float(window.loss_sum), window.num_items) == (2.0, 4)
+
+
 def test_other_frozen_weights_or_shapes_have_another_fingerprint() -> None:
     one, same = layers(), layers()
     assert fingerprint(one) == fingerprint(same)

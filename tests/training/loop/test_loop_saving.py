@@ -377,3 +377,19 @@ def test_a_state_that_cannot_be_copied_after_an_epoch_leaves_a_checkpoint_that_r
     resumed = Training(hooks=[Uncopied(fails=False)]).resume(broken.checkpoints.newest())
     assert resumed.state.step == whole.state.step
     assert torch.equal(resumed.weights, whole.weights)
+
+
+def test_failed_saves_are_counted_in_a_row(tmp_path: Path) -> None:
+    """A disk that refuses now and then, far more often than is tolerated at once."""
+    training = Training(tmp_path, max_steps=12, checkpoint_frequency=1)
+    begin = training.checkpointer.begin
+
+    def refuse_two_of_three(state: TrainingState, kind: str) -> None:
+        if state.step % 3:
+            raise StorageError("the disk is full")
+        begin(state, kind)
+
+    training.checkpointer.begin = refuse_two_of_three
+    training.run()
+    assert training.state.step == 12
+    assert training.checkpointer.failures.count == 0

@@ -434,21 +434,6 @@ def test_a_prompt_that_is_not_read_counts_once_for_its_row(tmp_path: Path) -> No
     assert note.startswith("data.text_without_tokens(count=3")
 
 
-def test_a_template_that_makes_rows_long_is_named(
-    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [{"prompt": "a " * 3, "chosen": "b " * 90, "rejected": "b"}, *rows_of("pairs", 30)]
-    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE.replace("<", "much said <"))
-    for over_length in ("keep_start", "quarantine"):
-        settings = {"over_length": over_length, "max_bad_rows_percent": 50}
-        notes = read(tmp_path, tokenizer, rows, "dpo", **settings).notes
-        assert re.search(r"data\.template_takes_much\(num_tokens=\d+, max_length=64\)", notes[0])
-    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
-    assert not read(tmp_path, tokenizer, rows_of("pairs", 30), "dpo").notes
-    with pytest.raises(ValueError, match=r"data\.too_many_bad_rows.*over-long"):
-        read(tmp_path, tokenizer, [{"prompt": "a " * 90, "chosen": "b", "rejected": "c"}], "dpo")
-
-
 @pytest.mark.parametrize("template", [TEMPLATE, None])
 @pytest.mark.parametrize("method", ["dpo", "reward", "kto", "grpo"])
 def test_a_row_may_be_exactly_as_long_as_is_allowed(

@@ -251,7 +251,7 @@ class ActivationCache:
         self._refuse_without_space(sum(map(self._page_bytes, missing)))
         self._compute = compute
         for number in missing:
-            self._build_page(number)
+            self._build_page(number, compute)
 
     def _refuse_without_space(self, needed_bytes: int) -> None:
         free_bytes = disk_free_bytes(self.folder)
@@ -276,22 +276,23 @@ class ActivationCache:
         """
         places = [self.pages.find(identity) for identity in ids]
         cached = [place for place in places if place is not None and place[0] < self.num_pages]
-        if self._compute is None or len(cached) < len(ids):
+        compute = self._compute
+        if compute is None or len(cached) < len(ids):
             return None
-        return [self._row(number, row) for number, row in cached]
+        return [self._row(number, row, compute) for number, row in cached]
 
     def discard(self) -> None:
         """Delete the folder."""
         self._compute = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _row(self, number: int, row: int) -> torch.Tensor:
+    def _row(self, number: int, row: int, compute: Compute) -> torch.Tensor:
         lengths = self.pages.lengths(number)
         size = self.hidden_size * self.dtype.itemsize
         for _ in range(MAX_REBUILDS):
             if number not in self._verified and not self._is_whole(number):
                 logger.warning(phrase("stackwise.damaged_page_rebuilt", page=self._path(number)))
-                self._build_page(number)
+                self._build_page(number, compute)
                 continue  # and compare what is on the disk now
             self._verified.add(number)
             with suppress(FileNotFoundError), self._path(number).open("rb") as file:
@@ -307,10 +308,9 @@ class ActivationCache:
             count=MAX_REBUILDS,
         )
 
-    def _build_page(self, number: int) -> None:
-        assert self._compute is not None, "pages are built by `build`, and after it"
+    def _build_page(self, number: int, compute: Compute) -> None:
         with torch.no_grad():
-            computed = self._compute(self.pages.examples(number))
+            computed = compute(self.pages.examples(number))
             shapes = [tuple(value.shape) for value in computed]
             expected = [(length, self.hidden_size) for length in self.pages.lengths(number)]
             if shapes != expected:

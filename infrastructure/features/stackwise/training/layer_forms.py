@@ -1,6 +1,6 @@
 """The storage format of each layer's weights, which depends only on the phase of training."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -59,7 +59,7 @@ def forms_of(
 
 @torch.no_grad()
 def take_forms(
-    layers: Sequence[torch.nn.Module], wanted: Sequence[LayerForm], loaded_dtype: torch.dtype
+    layers: Iterable[torch.nn.Module], wanted: Iterable[LayerForm], loaded_dtype: torch.dtype
 ) -> bool:
     """Convert layers to storage formats; return whether parameters were added or removed."""
     has_changed = False
@@ -68,11 +68,11 @@ def take_forms(
         if form.stored_as is not None:
             if not is_quantized:
                 _cast(layer, loaded_dtype)
-                quantize_layers([layer], form.stored_as)
+                quantize_layers(layer, form.stored_as)
                 has_changed = True
             continue
         if is_quantized:
-            dequantize_layers([layer], loaded_dtype)
+            dequantize_layers(layer, loaded_dtype)
             has_changed = True
         _cast(layer, form.dtype or loaded_dtype)
     return has_changed

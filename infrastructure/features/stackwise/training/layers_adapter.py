@@ -87,7 +87,8 @@ class LoaderSource:
         else:
             self.items = _kept(loader, seed)
         count = len(self.items)
-        self.num_examples = count - count % self.batch_size if _drops_last(loader) else count
+        drops_last = getattr(loader, "drop_last", False)
+        self.num_examples = count - count % self.batch_size if drops_last else count
         if self.num_examples == 0:
             raise InputError("stackwise.data_loader_empty")
 
@@ -199,7 +200,9 @@ def inputs_and_targets(batch: object) -> tuple[torch.Tensor, object]:
         targets = next((batch[k] for k in ("targets", "labels", "y") if k in batch), inputs)
         if isinstance(inputs, torch.Tensor):
             return inputs, targets
-    elif _is_pair(batch):
+    elif (
+        isinstance(batch, Sequence) and len(batch) in (1, 2) and isinstance(batch[0], torch.Tensor)
+    ):
         return batch[0], batch[-1]
     raise InputError("stackwise.batch_type_unknown", batch=_described(batch))
 
@@ -211,12 +214,6 @@ def _described(batch: object) -> str:
     if isinstance(batch, Sequence) and not isinstance(batch, str):
         return f"{name}, with {', '.join(type(one).__name__ for one in batch) or 'nothing'}"
     return name
-
-
-def _is_pair(batch: object) -> TypeGuard[Sequence[torch.Tensor]]:
-    return (
-        isinstance(batch, Sequence) and len(batch) in (1, 2) and isinstance(batch[0], torch.Tensor)
-    )
 
 
 def default_loss(output: torch.Tensor, targets: object) -> torch.Tensor:
@@ -258,10 +255,6 @@ def _has_items(loader: object) -> "TypeGuard[DataLoader[object]]":
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(data)
     return type(sampler) is SequentialSampler
-
-
-def _drops_last(loader: object) -> bool:
-    return _has_items(loader) and bool(loader.drop_last)
 
 
 def _kept(loader: Iterable[object], seed: int) -> list[object]:

@@ -22,7 +22,6 @@ import torch
 
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import InputError
-from infrastructure.core.lookup import look_up
 from infrastructure.core.messages import phrase
 from infrastructure.core.registry import Registry
 from infrastructure.data.encoding.chat_format import ANSWER, QUESTION, special_tokens
@@ -141,7 +140,6 @@ def replace_uniformly(ids: Ids, vocabulary: MaskVocabulary, random: np.random.Ra
 
 CORRUPTIONS: Registry[Corruption] = registries.CORRUPTIONS
 CORRUPTIONS.provide({"mask": replace_by_mask, "uniform": replace_uniformly})
-WEIGHTINGS = ("inverse", "none")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,8 +186,7 @@ class MaskedObjective:
         weighting: "inverse" or "none".
 
     Raises:
-        ValueError: the corruption or weighting is unknown, or the mask token is outside the
-            vocabulary.
+        ValueError: the corruption is unknown, or the mask token is outside the vocabulary.
     """
 
     def __init__(
@@ -212,7 +209,7 @@ class MaskedObjective:
             )
         self.corruption = corruption
         self._corrupt = CORRUPTIONS.get(corruption)
-        self.weighting = look_up("mask weighting", weighting, {name: name for name in WEIGHTINGS})
+        self.weighting = weighting
         self._special = np.array(sorted({*special_token_ids, mask_token_id}), dtype=np.int32)
         ordinary = np.setdiff1d(np.arange(vocab_size, dtype=np.int32), self._special)
         self.vocabulary = MaskVocabulary(mask_token_id, ordinary)
@@ -303,10 +300,8 @@ def objective_of(
     mask_token_id: int,
     vocab_size: int,
     special_token_ids: Collection[int],
-) -> MaskedObjective | None:
+) -> MaskedObjective:
     """Create the masked objective of a configuration for a model without a tokenizer."""
-    if not config.time_step_masking:
-        return None
     schedule = MaskSchedule(
         config.num_time_steps, config.time_step_bins, config.time_step_mask_fractions
     )

@@ -22,7 +22,7 @@ from infrastructure.features.stackwise.training.stack_files import (
     stack_tensors,
     write_stack,
 )
-from infrastructure.features.stackwise.training.stack_phases import StackPhase, StackPlan, Unit
+from infrastructure.features.stackwise.training.stack_phases import StackPhase, Unit
 from infrastructure.models.model_inputs import inner_model
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
@@ -76,7 +76,7 @@ class StackFiles(Observer):
     After a disk error, files are missing, but training continues.
 
     Args:
-        strategy: the run's `StackwiseStrategy`. It has its plan when the first phase ends.
+        strategy: the run's `StackwiseStrategy`. Its model is prepared when the first phase ends.
         training: returns the settings that decide the result, and the data's fingerprint.
     """
 
@@ -86,7 +86,7 @@ class StackFiles(Observer):
         self._shapes: str | None = None
 
     def phase_end(self, state: TrainingState) -> None:
-        plan, index = self._plan(), state.position.phase
+        plan, index = self.strategy.stacks.plan, state.position.phase
         unit = plan.phases[index].unit
         ended = {"step": state.step, "loss": _finite(state.loss)}
         if unit is None:
@@ -107,7 +107,7 @@ class StackFiles(Observer):
         Raises:
             OSError: the disk returns an error.
         """
-        plan, index = self._plan(), state.position.phase
+        plan, index = self.strategy.stacks.plan, state.position.phase
         if index < len(plan.phases):  # it has ended early: fewer steps were requested
             unit = plan.phases[index].unit
             for one in plan.units if unit is None else [unit]:
@@ -123,20 +123,16 @@ class StackFiles(Observer):
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self._ended = {int(unit): facts for unit, facts in saved["ended"].items()}
 
-    def _plan(self) -> StackPlan:
-        assert self.strategy.plan is not None
-        return self.strategy.plan
-
     def _holds(self, unit: Unit, phases: list[StackPhase]) -> list[str]:
         """Return the parts of the model that a unit's file contains after some phases.
 
         The part above the layers is in the file of the last unit, and in the file of the last unit
         that trained together with this part.
         """
-        assert self.strategy.rack is not None
-        above = set(self.strategy.rack.above)
+        stacks = self.strategy.stacks
+        above = set(stacks.rack.above)
         trained_top = [p.unit for p in phases if p.unit and above & (p.parameters or above)]
-        has_top = unit == self._plan().units[-1] or trained_top[-1:] == [unit]
+        has_top = unit == stacks.plan.units[-1] or trained_top[-1:] == [unit]
         holds = [LAYERS]
         if unit.index == 0:
             holds.append(BELOW)
@@ -145,8 +141,7 @@ class StackFiles(Observer):
         return holds
 
     def _write(self, unit: Unit, holds: list[str], final_step: int | None) -> None:
-        plan, rack = self._plan(), self.strategy.rack
-        assert rack is not None
+        plan, rack = self.strategy.stacks.plan, self.strategy.stacks.rack
         if self._shapes is None:
             self._shapes = shapes_hash(rack)
         steps = [p.time_step for p in plan.phases if p.unit == unit and p.time_step is not None]

@@ -65,16 +65,16 @@ class StackRun(RunParts):
 
         The trainer is prepared if necessary.
         """
-        loop, strategy = self.trainer.prepare(), self.strategy
+        loop, stacks = self.trainer.prepare(), self.strategy.stacks
         try:
             return plan_costs(
                 self.config,
-                strategy.rack,
-                strategy.plan,
+                stacks.rack,
+                stacks.plan,
                 create_optimizer=self.trainer.create_optimizer,
-                steps_per_epoch=strategy.steps_per_epoch,
+                steps_per_epoch=self.strategy.steps_per_epoch,
                 total_steps=loop.total_steps,
-                loaded_dtype=strategy.loaded_dtype,
+                loaded_dtype=stacks.loaded_dtype,
                 cache_bytes=self._cache_bytes(),
             )
         except Exception as error:  # the training will hit it too, and can handle it
@@ -92,7 +92,7 @@ class StackRun(RunParts):
     @property
     def _measured(self) -> int:
         """The index of the phase in which the costs of a step are measured."""
-        return int(self.strategy.entered % len(self.strategy.plan.phases))
+        return int(self.strategy.entered % len(self.strategy.stacks.plan.phases))
 
     def lines(self, step_seconds: float | None = None) -> list[str]:
         plan = self.plan()
@@ -115,7 +115,7 @@ class StackRun(RunParts):
     def disk_bytes(self) -> tuple[int, int]:
         """Return the bytes of saved stacks and rack, and of the cache in the run directory."""
         self.trainer.prepare()
-        weights = weights_of(self.strategy.rack, self.strategy.loaded_dtype)
+        weights = weights_of(self.strategy.stacks.rack, self.strategy.stacks.loaded_dtype)
         of_model = (w for w in weights if w.part not in TRAINING_PARTS)
         model_bytes = sum(w.count * w.dtype.itemsize for w in of_model)
         cached = None if self.config.cache_dir else self._cache_bytes()
@@ -123,7 +123,8 @@ class StackRun(RunParts):
 
     def _cache_bytes(self) -> int | None:
         """Return the maximum size of cached activations on disk; None if none are cached."""
-        config, phases = self.config, self.strategy.plan.phases
+        config, stacks = self.config, self.strategy.stacks
+        phases = stacks.plan.phases
         if self.strategy.cache_source is None or all(phase.start == 0 for phase in phases):
             return None
         budget = config.cache_size * MEGABYTE
@@ -132,7 +133,7 @@ class StackRun(RunParts):
             return int(budget)
         _, count = kept_caches(config, phases)
         dtype = CACHE_DTYPES[config.cache_dtype]
-        each = bytes_needed(int(lengths.sum()), self.strategy.rack.hidden_size, dtype)
+        each = bytes_needed(int(lengths.sum()), stacks.rack.hidden_size, dtype)
         return int(min(budget, count * each))
 
     def trained(self) -> str:
@@ -146,9 +147,8 @@ class StackRun(RunParts):
 
     def save(self, folder: Path) -> list[str]:
         """Save all stacks and the whole model, as configured; return messages about failures."""
-        state, model = self.trainer.state, self.trainer.model
+        state = self.trainer.state
         assert state is not None
-        assert model is not None
         problems = []
         try:
             for hook in self.trainer.hooks.hooks:
@@ -159,7 +159,7 @@ class StackRun(RunParts):
                 phrase("stackwise.saved_stacks_incomplete", folder=folder / FOLDER, error=error)
             )
         if self.config.save_rack:
-            inner = inner_model(model)
+            inner = inner_model(state.model)
             weights = each_once(dict(plain_tensors(inner)))
             try:
                 save_whole(inner, self.trainer.adapter.tokenizer, folder / RACK, weights)

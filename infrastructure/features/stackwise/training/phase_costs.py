@@ -364,17 +364,16 @@ def _kept_values(
 def weights_of(rack: Rack, loaded_dtype: torch.dtype) -> Iterator[Weight]:
     """Yield all parameters of a model as they were loaded, in whatever format they are now."""
     inner = inner_model(rack.model)
-    path = next(name for name, module in rack.model.named_modules() if module is rack.layers)
     prefix = next(name for name, module in rack.model.named_modules() if module is inner)
     for index, layer in enumerate(rack.layers):
         buffers = dict(layer.named_buffers())
         for name, tensor in plain_tensors(layer):
             if name not in buffers:
-                full = f"{path}.{index}.{name}"
+                full = f"{rack.path}.{index}.{name}"
                 yield Weight(full, LAYERS, tensor.shape, loaded_dtype, index)
         for name, parameter in layer.named_parameters():
             if ADAPTERS in name:
-                full = f"{path}.{index}.{name}"
+                full = f"{rack.path}.{index}.{name}"
                 yield Weight(full, LOW_RANK, parameter.shape, parameter.dtype, index)
     head = _modules_with_matrices(rack)
     embedding = TIED_EMBEDDING if _is_tied(language_model(inner)) else EMBEDDING

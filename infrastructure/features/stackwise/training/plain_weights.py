@@ -11,11 +11,11 @@ import torch
 from infrastructure.features.stackwise.training.quantized_trunk import (
     QuantizedLinear,
     QuantizedWeight,
-    is_conv1d,
 )
 from infrastructure.features.stackwise.training.stack_adapters import (
     LayerAdapters,
     LowRankPair,
+    adapted,
     linear_of,
 )
 from infrastructure.features.stackwise.training.stack_phases import ADAPTERS
@@ -56,7 +56,7 @@ def _tensors(
         adapters = {id(linear_of(module, key)): pairs for key, pairs in beside.named_pairs()}
     pairs = adapters.get(id(module), {})
     for name, weight in _own_weights(module):
-        yield f"{prefix}{name}", _adapted(module, weight, pairs) if name == "weight" else weight
+        yield f"{prefix}{name}", adapted(module, weight, pairs) if name == "weight" else weight
     for name, buffer in module.named_buffers(recurse=False):
         if name not in module._non_persistent_buffers_set:
             yield f"{prefix}{name}", buffer
@@ -74,18 +74,3 @@ def _own_weights(module: torch.nn.Module) -> Named:
         yield "weight", weight.t() if module.is_conv1d else weight
     for name, parameter in module.named_parameters(recurse=False):
         yield name, parameter.detach()
-
-
-def _adapted(
-    module: torch.nn.Module, weight: torch.Tensor, pairs: Mapping[str, LowRankPair]
-) -> torch.Tensor:
-    """Return a weight with the updates of its low-rank pairs added."""
-    for pair in pairs.values():
-        update = pair.update().T if _is_transposed(module) else pair.update()
-        weight = weight + update.to(weight.dtype)
-    return weight
-
-
-def _is_transposed(module: torch.nn.Module) -> bool:
-    """Return whether the module's unquantized weight has the shape (in, out)."""
-    return module.is_conv1d if isinstance(module, QuantizedLinear) else is_conv1d(module)

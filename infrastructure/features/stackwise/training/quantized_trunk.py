@@ -16,7 +16,7 @@ checkpoints contain them bit for bit, they move between devices, and no `.to(dty
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -138,7 +138,6 @@ class QuantizedWeight(torch.nn.Module):
     def __init__(self, weight: torch.Tensor, kind: str) -> None:
         super().__init__()
         self._quantization = QUANTIZATIONS.get(kind)
-        self.kind = kind
         self.shape = weight.shape
         self.dtype = weight.dtype
         own = weight.detach()
@@ -152,20 +151,12 @@ class QuantizedWeight(torch.nn.Module):
         buffers = dict(self.named_buffers(recurse=False))
         return self._quantization.restore(buffers, self.shape).to(dtype)
 
-    def num_bytes(self) -> int:
-        """Return the total size of the buffers in bytes."""
-        return sum(buffer.nbytes for buffer in self.buffers())
-
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> object:
         """Apply `fn` so that buffers move between devices but keep their dtype."""
-        for name, buffer in self._buffers.items():
-            assert buffer is not None
+        for name, buffer in list(self.named_buffers()):
             moved = fn(buffer.view(_SAME_WIDTH[buffer.itemsize]))
             self._buffers[name] = moved.view(buffer.dtype)
         return self
-
-    def extra_repr(self) -> str:
-        return f"{self.kind}, {tuple(self.shape)}"
 
 
 @cache
@@ -175,7 +166,9 @@ def quantized_bytes(kind: str, rows: int, width: int) -> int:
     Raises:
         ValueError, MissingPackageError: as for `QuantizedWeight`.
     """
-    return QuantizedWeight(torch.zeros(rows, width), kind).num_bytes()
+    return sum(
+        buffer.nbytes for buffer in QuantizedWeight(torch.zeros(rows, width), kind).buffers()
+    )
 
 
 class _Product(torch.autograd.Function):
@@ -241,12 +234,6 @@ class QuantizedLinear(torch.nn.Linear):
         product: torch.Tensor = _Product.apply(x, bias, self.quantized_weight)
         return product
 
-    def extra_repr(self) -> str:
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features},"
-            f" bias={self.bias is not None}"
-        )
-
 
 def _compute_dtype(x: torch.Tensor) -> torch.dtype:
     if torch.is_autocast_enabled(x.device.type):
@@ -254,52 +241,34 @@ def _compute_dtype(x: torch.Tensor) -> torch.dtype:
     return x.dtype
 
 
-def quantize_layers(modules: Iterable[torch.nn.Module], kind: str) -> int:
-    """Store the weights of all linear layers inside `modules` as `kind`, in place.
+def quantize_layers(module: torch.nn.Module, kind: str) -> None:
+    """Store the weights of all linear layers inside `module` as `kind`, in place.
 
     `Conv1D` layers of transformers are included. LoRA matrices, quantized layers, embeddings, norms
     and biases stay as they are. A weight that is shared with a module outside is no longer shared.
-
-    Returns:
-        The number of weights that were quantized.
 
     Raises:
         ValueError: as for `QuantizedWeight`, with the layer's name. Earlier layers are already
             quantized then.
     """
-    QUANTIZATIONS.get(kind)
-    count = 0
-    for module in modules:
-        for name, parent in _frozen_modules(module):
-            for child_name, child in _linear_children(parent):
-                with _named(name, child_name):
-                    setattr(parent, child_name, _quantized(child, kind))
-                count += 1
-    return count
+    for name, parent in _frozen_modules(module):
+        for child_name, child in _linear_children(parent):
+            with _named(name, child_name):
+                setattr(parent, child_name, _quantized(child, kind))
 
 
-def dequantize_layers(modules: Iterable[torch.nn.Module], dtype: torch.dtype | None = None) -> int:
-    """Replace quantized layers by layers of their original classes, with the dequantized weights.
+def dequantize_layers(module: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Replace quantized layers by layers of their original classes, with weights of type `dtype`.
 
     The parameters get their original names back, and are frozen.
-
-    Args:
-        dtype: type of the weights; None: the original type of each weight.
-
-    Returns:
-        The number of weights that were dequantized.
     """
-    count = 0
-    for module in modules:
-        parents: list[Any] = list(module.modules())
-        for parent in parents:
-            for name, child in list(parent.named_children()):
-                if isinstance(child, QuantizedLinear):
-                    setattr(parent, name, _dequantized(child, dtype))
-                    if child.is_conv1d and hasattr(parent, "fan_in_fan_out"):
-                        parent.fan_in_fan_out = True  # PEFT reads this when it merges
-                    count += 1
-    return count
+    parents: list[Any] = list(module.modules())
+    for parent in parents:
+        for name, child in list(parent.named_children()):
+            if isinstance(child, QuantizedLinear):
+                setattr(parent, name, _dequantized(child, dtype))
+                if child.is_conv1d and hasattr(parent, "fan_in_fan_out"):
+                    parent.fan_in_fan_out = True  # PEFT reads this when it merges
 
 
 def _frozen_modules(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
@@ -349,9 +318,8 @@ def _quantized(layer: Any, kind: str) -> QuantizedLinear:
     return quantized.train(layer.training)
 
 
-def _dequantized(layer: QuantizedLinear, dtype: torch.dtype | None) -> torch.nn.Linear:
-    stored = layer.quantized_weight
-    weight = stored.dequantized(dtype or stored.dtype)
+def _dequantized(layer: QuantizedLinear, dtype: torch.dtype) -> torch.nn.Linear:
+    weight = layer.quantized_weight.dequantized(dtype)
     plain: torch.nn.Linear
     with torch.device("meta"):  # no memory, no random numbers
         if layer.is_conv1d:

@@ -161,13 +161,12 @@ class Rack:
             stops: end the forward pass where layer `last` would begin; see `hidden_at`.
         """
         modules = self.layers._modules
-        real = dict(modules)
+        real = dict(self.layers.named_children())
         assert 0 <= first <= last <= len(real)
         try:
             for index, (key, layer) in enumerate(real.items()):
                 if first <= index < last:
                     continue
-                assert layer is not None
                 is_start = start is not None and index == first - 1
                 modules[key] = StandIn(
                     layer,

@@ -7,7 +7,7 @@ first, and trains in the phases that name it.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,10 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
 
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.features.stackwise.training.quantized_trunk import is_conv1d
+from infrastructure.features.stackwise.training.quantized_trunk import (
+    QuantizedLinear,
+    is_conv1d,
+)
 from infrastructure.features.stackwise.training.stack_phases import (
     ADAPTERS,
     StackPlan,
@@ -61,8 +64,8 @@ class LayerAdapters(torch.nn.ModuleDict):
     def named_pairs(self) -> Iterator[tuple[str, dict[str, LowRankPair]]]:
         """Yield the key and the pairs of each linear layer."""
         for key, module in self.items():
-            pairs = dict(module.named_children())
-            yield key, {name: pair for name, pair in pairs.items() if isinstance(pair, LowRankPair)}
+            pairs = module.named_children()
+            yield key, {name: pair for name, pair in pairs if isinstance(pair, LowRankPair)}
 
     def hook(self, layer: torch.nn.Module) -> Iterator[RemovableHandle]:
         """Make the layer's linear modules add the output of their pairs; yield the hook handles."""
@@ -77,6 +80,17 @@ class LayerAdapters(torch.nn.ModuleDict):
 def linear_of(layer: torch.nn.Module, key: str) -> torch.nn.Module:
     """Return the linear module of a layer that belongs to a key of its `LayerAdapters`."""
     return layer if key == ITSELF else layer.get_submodule(key.replace(SEPARATOR, "."))
+
+
+def adapted(
+    linear: torch.nn.Module, weight: torch.Tensor, pairs: Mapping[str, LowRankPair]
+) -> torch.Tensor:
+    """Return the weight of a linear module with the updates of its low-rank pairs added."""
+    is_transposed = linear.is_conv1d if isinstance(linear, QuantizedLinear) else is_conv1d(linear)
+    for pair in pairs.values():
+        update = pair.update().T if is_transposed else pair.update()
+        weight = weight + update.to(weight.dtype)
+    return weight
 
 
 def _adder(pairs: Mapping[str, LowRankPair]) -> ForwardHook:
@@ -94,46 +108,25 @@ class StackAdapters:
     """The low-rank matrices of a model's layers.
 
     Args:
-        layers: the layers of the model; they get their matrices here.
+        layers: the layers of the model; they get the configured matrices here.
         seed: seed of the initial values.
     """
 
     def __init__(
-        self, config: TrainingConfig, plan: StackPlan, layers: Sequence[torch.nn.Module], seed: int
+        self, config: TrainingConfig, plan: StackPlan, layers: Iterable[torch.nn.Module], seed: int
     ) -> None:
-        self.layers = list(layers)
+        layers = list(layers)
+        self._adapted: list[tuple[torch.nn.Module, LayerAdapters]] = []
         self._handles: list[RemovableHandle] = []
+        keys_of = [(unit, adapter_pairs(config, plan, unit)) for unit in plan.units]
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            for unit in plan.units:
-                keys = adapter_pairs(config, plan, unit)
+            if any(keys for _, keys in keys_of):  # it also seeds GPUs
+                torch.manual_seed(seed)
+            for unit, keys in keys_of:
                 rank, alpha = rank_of(config, unit.index)
-                for layer in self.layers[unit.first : unit.last] if keys else ():
-                    self._add(layer, keys, rank, alpha, config)
+                for layer in layers[unit.first : unit.last] if keys else ():
+                    self._adapted.append((layer, _added(layer, keys, rank, alpha, config)))
         self.hook()
-
-    def _add(
-        self,
-        layer: torch.nn.Module,
-        keys: Sequence[str],
-        rank: int,
-        alpha: float,
-        config: TrainingConfig,
-    ) -> None:
-        adapters = LayerAdapters()
-        for name, module in list(layer.named_modules()):
-            shape = linear_shape(module)
-            # torch's attention reads the weight of such a layer directly and never calls it.
-            if shape is None or isinstance(module, NonDynamicallyQuantizableLinear):
-                continue
-            parameter = next(layer.parameters())
-            dtype = torch.float32 if config.adapters_full_precision else parameter.dtype
-            pairs = torch.nn.ModuleDict(
-                {key: LowRankPair(*shape, rank, alpha, config.qlora_dropout) for key in keys}
-            )
-            key = name.replace(".", SEPARATOR) or ITSELF
-            adapters[key] = pairs.to(parameter.device, dtype)
-        layer.add_module(ADAPTERS, adapters)
 
     def hook(self) -> None:
         """Attach the pairs to the current linear layers. Call this again if these layers are
@@ -141,12 +134,7 @@ class StackAdapters:
         """
         for handle in self._handles:
             handle.remove()
-        self._handles = [
-            handle
-            for layer in self.layers
-            if isinstance(adapters := getattr(layer, ADAPTERS, None), LayerAdapters)
-            for handle in adapters.hook(layer)
-        ]
+        self._handles = [h for layer, adapters in self._adapted for h in adapters.hook(layer)]
 
     @torch.no_grad()
     def merge(self) -> None:
@@ -155,17 +143,34 @@ class StackAdapters:
         """
         for handle in self._handles:
             handle.remove()
-        for layer in self.layers:
-            adapters = getattr(layer, ADAPTERS, None)
-            if not isinstance(adapters, LayerAdapters):
-                continue
+        for layer, adapters in self._adapted:
             for key, pairs in adapters.named_pairs():
                 linear = linear_of(layer, key)
                 weight = linear.get_parameter("weight")
-                for pair in pairs.values():
-                    update = pair.update().T if is_conv1d(linear) else pair.update()
-                    weight.add_(update.to(weight.dtype))
+                weight.copy_(adapted(linear, weight, pairs))
             delattr(layer, ADAPTERS)
+        self._adapted.clear()
+
+
+def _added(
+    layer: torch.nn.Module, keys: Sequence[str], rank: int, alpha: float, config: TrainingConfig
+) -> LayerAdapters:
+    """Add the low-rank pairs to a layer, and return them."""
+    adapters = LayerAdapters()
+    for name, module in list(layer.named_modules()):
+        shape = linear_shape(module)
+        # torch's attention reads the weight of such a layer directly and never calls it.
+        if shape is None or isinstance(module, NonDynamicallyQuantizableLinear):
+            continue
+        parameter = next(layer.parameters())
+        dtype = torch.float32 if config.adapters_full_precision else parameter.dtype
+        pairs = torch.nn.ModuleDict(
+            {key: LowRankPair(*shape, rank, alpha, config.qlora_dropout) for key in keys}
+        )
+        key = name.replace(".", SEPARATOR) or ITSELF
+        adapters[key] = pairs.to(parameter.device, dtype)
+    layer.add_module(ADAPTERS, adapters)
+    return adapters
 
 
 def rank_of(config: TrainingConfig, stack: int) -> tuple[int, float]:

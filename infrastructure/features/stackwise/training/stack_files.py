@@ -136,8 +136,8 @@ def digest_of(tensors: Mapping[str, TensorBytes]) -> str:
     return digest.hexdigest()
 
 
-def write_stack(folder: Path, tensors: Tensors, record: StackRecord) -> bool:
-    """Write a stack's files, unless identical files exist; return whether they were written.
+def write_stack(folder: Path, tensors: Tensors, record: StackRecord) -> None:
+    """Write a stack's files, unless identical files exist.
 
     Args:
         record: its `sha256` and `num_parameters` are set here.
@@ -150,16 +150,18 @@ def write_stack(folder: Path, tensors: Tensors, record: StackRecord) -> bool:
     record.num_parameters = sum(tensor.numel() for tensor in tensors.values())
     tensor_file, record_file = stack_paths(folder, record.stack)
     buffers = encode(stored)
-    known = _known_digest(record_file)
-    is_there = known == record.sha256 and _size_of(tensor_file) == sum(map(len, buffers))
+    known = _known(record_file)
+    is_same = known.get("sha256") == record.sha256
+    is_there = is_same and _size_of(tensor_file) == sum(map(len, buffers))
     if not is_there:
-        _forget(record_file)
+        if record_file.exists():
+            record_file.unlink()
+            sync_directory(folder)
         with atomic_write(tensor_file) as file:
             for buffer in buffers:
                 file.write(buffer)
-    if not is_there or _known(record_file) != asdict(record):
+    if not is_there or known != asdict(record):
         write_record(record_file, asdict(record))
-    return not is_there
 
 
 def remove_others(folder: Path, num_stacks: int) -> None:
@@ -171,22 +173,12 @@ def remove_others(folder: Path, num_stacks: int) -> None:
             path.unlink()
 
 
-def _known(path: Path) -> JsonObject | None:
+def _known(path: Path) -> JsonObject:
     try:
         return read_record(path)
     except (FileNotFoundError, DamagedFileError):
-        return None
-
-
-def _known_digest(path: Path) -> object:
-    return (_known(path) or {}).get("sha256")
+        return {}
 
 
 def _size_of(path: Path) -> int:
     return path.stat().st_size if path.is_file() else -1
-
-
-def _forget(path: Path) -> None:
-    if path.exists():
-        path.unlink()
-        sync_directory(path.parent)

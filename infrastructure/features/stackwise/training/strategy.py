@@ -17,6 +17,7 @@ import bisect
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,6 @@ from infrastructure.features.stackwise.training.outputs import StackRun
 from infrastructure.features.stackwise.training.quantized_trunk import BLOCK, quantized_bytes
 from infrastructure.features.stackwise.training.rack import Rack
 from infrastructure.features.stackwise.training.reconstruction import (
-    TRAINING_ONLY,
     FeatureDecoders,
     reconstruction_loss,
 )
@@ -41,16 +41,17 @@ from infrastructure.features.stackwise.training.stack_phases import (
     ADAPTERS,
     STACKWISE,
     StackPhase,
-    StackPlan,
-    adapter_pairs,
+    Unit,
     caches_trunk,
     plan_stacks,
 )
 from infrastructure.features.stackwise.training.trunk_output import TrunkCache
 from infrastructure.models.model_inputs import probing
+from infrastructure.models.saving import TRAINING_ONLY
 from infrastructure.training.core.state import Phase, StepOutput
 from infrastructure.training.strategies.base_strategy import (
     NOT_ENTERED,
+    HasLossSum,
     ParameterGroups,
     TrainingStrategy,
     decay_groups,
@@ -58,23 +59,96 @@ from infrastructure.training.strategies.base_strategy import (
 from infrastructure.training.strategies.run_parts import ExampleSource, RunParts
 
 
+class StackedModel:
+    """A model that is prepared for block-wise training, with all modules that train beside it.
+
+    Attributes:
+        rack: the parts of the model.
+        loaded_dtype: the dtype of the layers' weights as loaded.
+        plan: the phases; with one epoch each until `StackwiseStrategy.phases` is called.
+        adapters: the low-rank matrices of the layers, if configured.
+        decoders: a feature decoder for each unit below the top one; empty: none are used.
+
+    Raises:
+        ValueError: the model cannot run in parts.
+    """
+
+    def __init__(self, config: TrainingConfig, model: torch.nn.Module) -> None:
+        self.config = config
+        self.rack = Rack(model)
+        self.rack.check()
+        self.loaded_dtype = next(self.rack.layers[0].parameters()).dtype
+        self.plan = plan_stacks(config, self.rack, 1)
+        self._check_forms()
+        self.adapters = StackAdapters(config, self.plan, self.rack.layers, config.seed)
+        num_decoders = len(self.plan.units) - 1 if config.local_loss == "reconstruct" else 0
+        self.decoders = FeatureDecoders(self.rack.hidden_size, num_decoders)
+        if num_decoders:
+            self.decoders.attach_to(model)
+        self._names: list[list[str]] = []  # of the optimizer's parameters, by group
+
+    def _check_forms(self) -> None:
+        """Check in advance that this machine supports the planned storage formats."""
+        for phase in self.plan.phases:
+            for form in forms_of(self.config, self.plan, phase, len(self.rack)):
+                if form.stored_as is None:
+                    continue
+                quantized_bytes(form.stored_as, 1, BLOCK)
+                if any(p.ndim == 3 and p.shape[-1] >= BLOCK for p in self.rack.layers.parameters()):
+                    raise InputError("stackwise.experts_cannot_be_quantized")
+
+    def trunk(self, start: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield, by name, all tensors that the output of the layers below `start` depends on."""
+        named = dict(self.rack.model.named_parameters())
+        yield from ((name, named[name]) for name in self.rack.below)
+        for index, layer in enumerate(self.rack.layers[:start]):
+            for name, tensor in layer.state_dict().items():
+                yield f"{index}.{name}", tensor
+
+    def take_precision(self, optimizer: torch.optim.Optimizer, phase: StackPhase) -> None:
+        """Convert each layer to its number format in a phase.
+
+        Finished layers get the configured storage format, the unit that trains gets the precision
+        of a new stack, and all others get the format in which they were loaded.
+        """
+        model = self.rack.model
+        if not self._names:
+            by_id = {id(p): name for name, p in model.named_parameters()}
+            self._names = [[by_id[id(p)] for p in g["params"]] for g in optimizer.param_groups]
+        wanted = forms_of(self.config, self.plan, phase, len(self.rack))
+        if take_forms(self.rack.layers, wanted, self.loaded_dtype):
+            named = dict(model.named_parameters())
+            for group, names in zip(optimizer.param_groups, self._names, strict=True):
+                group["params"] = [named[name] for name in names if name in named]
+            living = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            for parameter in [p for p in optimizer.state if id(p) not in living]:
+                del optimizer.state[parameter]
+            self.adapters.hook()
+
+    def finish(self) -> None:
+        """Convert the model back to its loaded formats, with the low-rank matrices merged.
+
+        A model that has been converted back already is left as it is.
+        """
+        take_forms(self.rack.layers, [AS_LOADED] * len(self.rack), self.loaded_dtype)
+        self.adapters.merge()
+        if hasattr(self.rack.model, TRAINING_ONLY):
+            delattr(self.rack.model, TRAINING_ONLY)
+
+
 class StackwiseStrategy(TrainingStrategy):
     """The strategy for block-wise training: `progressive`, `end_to_end`, and every `mode`.
 
     Attributes:
-        plan: the phases of the run; None before `phases` is called.
+        stacks: the prepared model, from `prepare_model` on.
+        cache: the cache of frozen layers' output; None: none is used, or no phase has begun.
     """
 
     has_forms = True
+    stacks: StackedModel
 
     def __init__(self, config: TrainingConfig, logger: logging.Logger | None = None) -> None:
         super().__init__(config, logger)
-        self.rack: Rack | None = None
-        self.plan: StackPlan | None = None
-        self.decoders: FeatureDecoders | None = None
-        self.adapters: StackAdapters | None = None
-        self._names: list[list[str]] | None = None  # of the optimizer's parameters, by group
-        self._loaded_dtype = torch.float32
         self.cache: TrunkCache | None = None
 
     def run_parts(self, trainer: Any) -> RunParts:
@@ -83,8 +157,7 @@ class StackwiseStrategy(TrainingStrategy):
     @property
     def cache_source(self) -> ExampleSource | None:
         """The source of examples for the cache of frozen layers' output. None: no cache."""
-        assert self.plan is not None
-        is_used = caches_trunk(self.config, self.plan.phases[-1].num_epochs)
+        is_used = caches_trunk(self.config, self.stacks.plan.phases[-1].num_epochs)
         return self.source if is_used else None
 
     def prepare_model(self, model: torch.nn.Module) -> None:
@@ -95,57 +168,24 @@ class StackwiseStrategy(TrainingStrategy):
         Raises:
             ValueError: the model cannot run in parts.
         """
-        if self.rack is not None and self.rack.model is model:
-            return
-        self.rack = Rack(model)
-        self.rack.check()
-        self._loaded_dtype = next(self.rack.layers[0].parameters()).dtype
-        self.plan = plan_stacks(self.config, self.rack, 1)
-        self._check_forms()
-        if self.config.local_loss == "reconstruct":
-            self.decoders = FeatureDecoders(self.rack.hidden_size, len(self.plan.units) - 1)
-            self.decoders.attach_to(model)
-        if any(adapter_pairs(self.config, self.plan, unit) for unit in self.plan.units):
-            self.adapters = StackAdapters(
-                self.config, self.plan, list(self.rack.layers), self.config.seed
-            )
+        self.stacks = StackedModel(self.config, model)
 
     def notes(self) -> list[str]:
         """Return notes on the division into units, to print before training begins."""
-        size, rack = self.config.block_size, self.rack
+        size, num_layers = self.config.block_size, len(self.stacks.rack)
         is_given = "block_size" in self.config.model_fields_set and self.config.mode is not None
-        if rack is None or not is_given or size <= len(rack):
+        if not is_given or size <= num_layers:
             return []
-        return [phrase("stackwise.block_larger_than_model", size=size, num_layers=len(rack))]
-
-    def _check_forms(self) -> None:
-        """Check in advance that this machine supports the planned storage formats."""
-        assert self.plan is not None
-        assert self.rack is not None
-        for phase in self.plan.phases:
-            for form in forms_of(self.config, self.plan, phase, len(self.rack)):
-                if form.stored_as is None:
-                    continue
-                quantized_bytes(form.stored_as, 1, BLOCK)
-                if any(p.ndim == 3 and p.shape[-1] >= BLOCK for p in self.rack.layers.parameters()):
-                    raise InputError("stackwise.experts_cannot_be_quantized")
-
-    @property
-    def loaded_dtype(self) -> torch.dtype:
-        """The dtype of the layers' weights as loaded."""
-        return self._loaded_dtype
+        return [phrase("stackwise.block_larger_than_model", size=size, num_layers=num_layers)]
 
     def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
         """Return a phase for each unit (and time step), of `num_epochs` epochs each."""
-        self.prepare_model(model)
-        assert self.rack is not None
-        self.plan = plan_stacks(self.config, self.rack, num_epochs)
-        return list(self.plan.phases)
+        self.stacks.plan = plan_stacks(self.config, self.stacks.rack, num_epochs)
+        return list(self.stacks.plan.phases)
 
     def check_length(self, total_steps: int) -> None:
-        assert self.plan is not None
-        last = self.plan.phases[-1]
-        before = sum(phase.num_epochs for phase in self.plan.phases[:-1]) * self.steps_per_epoch
+        *earlier, last = self.stacks.plan.phases
+        before = sum(phase.num_epochs for phase in earlier) * self.steps_per_epoch
         if total_steps <= before:
             epochs = phrase("stackwise.fewer_epochs_per_phase", num_epochs=last.num_epochs)
             raise InputError(
@@ -166,73 +206,39 @@ class StackwiseStrategy(TrainingStrategy):
 
         Initialize a new unit, convert the layers to their storage formats, and fill the cache.
         """
-        self.prepare_model(model)
-        assert self.plan is not None
-        assert self.rack is not None
-        phase = self.plan.phases[index]
-        unit, last = phase.unit, self._unit_index(self.entered)
-        is_copied = self.config.progressive.init == "copy" and self.entered < index
-        if is_copied and unit is not None and last < unit.index > 0:
-            copy_from_below(self.rack, unit)
+        phases = self.stacks.plan.phases
+        unit = phases[index].unit
+        last = None if self.entered == NOT_ENTERED else phases[self.entered].unit
+        is_new = self.entered < index and unit != last
+        if self.config.progressive.init == "copy" and is_new and unit is not None and unit.index:
+            copy_from_below(self.stacks.rack, unit)
         self.take_form(model, optimizer, index)
-        self._fill_cache(model, phase)
+        self._fill_cache(model, phases[index])
 
     def _fill_cache(self, model: torch.nn.Module, phase: StackPhase) -> None:
         """Cache the frozen layers' output for all examples of a phase before training needs it."""
-        if self.cache_source is None:
+        stacks, source = self.stacks, self.cache_source
+        if source is None:
             return
-        assert self.rack is not None
-        assert self.plan is not None
         if self.cache is None:
             given = self.config.cache_dir
-            folder = Path(given).expanduser() if given else self.cache_source.folder
+            folder = Path(given).expanduser() if given else source.folder
             self.cache = TrunkCache(
-                self.rack, self.cache_source, folder / "activations", self.config, self.plan.phases
+                stacks.rack, source, folder / "activations", self.config, stacks.plan.phases
             )
-        if phase.start == 0:
-            self.cache.leave()
-            return
 
         def run(batch: Mapping[str, object]) -> torch.Tensor:
             with self.precision.autocast():
                 return self._compute_trunk(model, dict(batch))
 
-        self.cache.enter(phase, self._trunk(phase.start), run)
-
-    def _trunk(self, start: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield, by name, all tensors that the output of the layers below `start` depends on."""
-        assert self.rack is not None
-        named = dict(self.rack.model.named_parameters())
-        yield from ((name, named[name]) for name in self.rack.below)
-        for index, layer in enumerate(self.rack.layers[:start]):
-            for name, tensor in layer.state_dict().items():
-                yield f"{index}.{name}", tensor
+        self.cache.enter(phase, stacks.trunk(phase.start), run)
 
     def close(self, is_over: bool) -> None:
         if self.cache is not None:
             self.cache.close(is_over)
             self.cache = None
-        if is_over and self.rack is not None:
-            self._finish()
-
-    def _finish(self) -> None:
-        """Convert the model back to its loaded formats, with the low-rank matrices merged."""
-        assert self.rack is not None
-        layers = list(self.rack.layers)
-        take_forms(layers, [AS_LOADED] * len(layers), self._loaded_dtype)
-        if self.adapters is not None:
-            self.adapters.merge()
-            self.adapters = None
-        if self.decoders is not None:
-            delattr(self.rack.model, TRAINING_ONLY)
-            self.decoders = None
-
-    def _unit_index(self, phase_index: int) -> int:
-        assert self.plan is not None
-        if phase_index < 0:
-            return -1
-        unit = self.plan.phases[phase_index].unit
-        return unit.index if unit is not None else len(self.plan.units)
+        if is_over and hasattr(self, "stacks"):  # it is missing if the model was refused
+            self.stacks.finish()
 
     def take_form(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: int
@@ -241,19 +247,16 @@ class StackwiseStrategy(TrainingStrategy):
 
         The weights keep their values, unless a checkpoint is loaded afterwards.
         """
-        self.prepare_model(model)
-        assert self.plan is not None
-        assert self.rack is not None
         self.entered = index
+        phases = self.stacks.plan.phases
+        phase = phases[index] if 0 <= index < len(phases) else None
         if self.objective is not None:
-            inside = 0 <= index < len(self.plan.phases)
-            self.objective.time_step = self.plan.phases[index].time_step if inside else None
-        if index == NOT_ENTERED or index >= len(self.plan.phases):
+            self.objective.time_step = None if phase is None else phase.time_step
+        if phase is None:
             return
-        phase = self.plan.phases[index]
-        self._take_precision(model, optimizer, phase)
+        self.stacks.take_precision(optimizer, phase)
         model.train()
-        for layer in self.rack.layers[: phase.start]:
+        for layer in self.stacks.rack.layers[: phase.start]:
             layer.eval()
         wanted = phase.parameters
         if wanted is not None:
@@ -261,30 +264,6 @@ class StackwiseStrategy(TrainingStrategy):
                 if name not in wanted:
                     optimizer.state.pop(parameter, None)
                     parameter.grad = None
-
-    def _take_precision(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, phase: StackPhase
-    ) -> None:
-        """Convert each layer to its number format in a phase.
-
-        Finished layers get the configured storage format, the unit that trains gets the precision
-        of a new stack, and all others get the format in which they were loaded.
-        """
-        assert self.rack is not None
-        assert self.plan is not None
-        if self._names is None:
-            by_id = {id(p): name for name, p in model.named_parameters()}
-            self._names = [[by_id[id(p)] for p in g["params"]] for g in optimizer.param_groups]
-        wanted = forms_of(self.config, self.plan, phase, len(self.rack))
-        if take_forms(list(self.rack.layers), wanted, self._loaded_dtype):
-            named = dict(model.named_parameters())
-            for group, names in zip(optimizer.param_groups, self._names, strict=True):
-                group["params"] = [named[name] for name in names if name in named]
-            living = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            for parameter in [p for p in optimizer.state if id(p) not in living]:
-                del optimizer.state[parameter]
-            if self.adapters is not None:
-                self.adapters.hook()
 
     def parameter_groups(self, model: torch.nn.Module, learning_rate: float) -> ParameterGroups:
         """Return the parameter groups, with a separate learning rate for low-rank matrices."""
@@ -302,11 +281,10 @@ class StackwiseStrategy(TrainingStrategy):
 
         A model that grows in one step has a single schedule: earlier parameters continue to train.
         """
-        assert self.plan is not None
         if self.config.grows_once:
             return super().create_scheduler(optimizer, total_steps)
         ends: list[int] = []
-        for phase in self.plan.phases:
+        for phase in self.stacks.plan.phases:
             begin = ends[-1] if ends else 0
             ends.append(min(total_steps, begin + phase.num_epochs * self.steps_per_epoch))
         ends[-1] = max(ends[-1], total_steps)
@@ -329,15 +307,16 @@ class StackwiseStrategy(TrainingStrategy):
         Before the first phase begins, this is the last phase, which is the deepest, so that
         measurements include all layers.
         """
-        assert self.plan is not None
-        return self.plan.phases[self.entered]
+        return self.stacks.plan.phases[self.entered]
 
     @contextmanager
     def measuring(self, model: torch.nn.Module) -> Iterator[None]:
-        self.prepare_model(model)
         wanted = self.phase.parameters
-        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        others = [p for name, p in trained if wanted is not None and name not in wanted]
+        others = [
+            parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad and wanted is not None and name not in wanted
+        ]
         try:
             for parameter in others:
                 parameter.requires_grad_(False)
@@ -355,13 +334,9 @@ class StackwiseStrategy(TrainingStrategy):
         scheduler: LambdaLR | None,
         update_gradients: bool = True,
     ) -> StepOutput:
-        if self.compute_loss is None:
-            raise InputError("training.strategy_without_loss")
-        self.prepare_model(model)
-        assert self.plan is not None
         inputs = {key: value for key, value in batch.items() if key != "total_items"}
         total_items = batch.get("total_items")
-        step = self._step_of_all if self.plan.kind == STACKWISE else self._step_of_unit
+        step = self._step_of_all if self.stacks.plan.kind == STACKWISE else self._step_of_unit
         with self.precision.autocast():
             output = step(model, inputs, total_items, scaler)
         if update_gradients:
@@ -380,17 +355,13 @@ class StackwiseStrategy(TrainingStrategy):
 
         The backward pass ends at the first layer of the phase that has gradients.
         """
-        assert self.rack is not None
-        assert self.compute_loss is not None
-        phase = self.phase
+        phase, rack = self.phase, self.stacks.rack
         start = self._trunk_output(model, inputs) if phase.start else None
-        if self._reconstructs(phase):
-            return self._reconstruct(model, inputs, phase, start, total_items, scaler)
-        with self.rack.span(phase.start, phase.depth, start):
+        if phase.unit is not None and phase.unit.index < len(self.stacks.decoders):
+            return self._reconstruct(model, inputs, phase.unit, start, total_items, scaler)[0]
+        with rack.span(phase.start, phase.depth, start):
             output = self.compute_loss(model, inputs)
-        items = total_items or max(1, output.num_items)
-        _backward(output.loss_sum / items, scaler)
-        return StepOutput(output.loss_sum.detach(), output.num_items)
+        return _learn(output, total_items, scaler)
 
     def _trunk_output(self, model: torch.nn.Module, inputs: dict[str, object]) -> torch.Tensor:
         """Return the output of the frozen layers, from the cache or computed."""
@@ -403,63 +374,34 @@ class StackwiseStrategy(TrainingStrategy):
 
     def _compute_trunk(self, model: torch.nn.Module, inputs: dict[str, object]) -> torch.Tensor:
         """Compute the output of the frozen layers, without dropout and gradients."""
-        assert self.rack is not None
+        run = partial(self.compute_loss, model, inputs)
         with probing(model), torch.no_grad():
-            return self.rack.hidden_at(self.phase.start, lambda: self._forward(model, inputs))
-
-    def _forward(self, model: torch.nn.Module, inputs: dict[str, object]) -> object:
-        assert self.compute_loss is not None
-        return self.compute_loss(model, inputs)
-
-    def _reconstructs(self, phase: StackPhase) -> bool:
-        assert self.plan is not None
-        is_top = phase.unit is None or phase.unit.index == len(self.plan.units) - 1
-        return self.decoders is not None and not is_top
+            return self.stacks.rack.hidden_at(self.phase.start, run)
 
     def _reconstruct(
         self,
         model: torch.nn.Module,
-        inputs: dict[str, object],
-        phase: StackPhase,
+        inputs: dict[str, Any],
+        unit: Unit,
         start: torch.Tensor | None,
         total_items: int | None,
         scaler: torch.amp.GradScaler | None,
-    ) -> StepOutput:
-        """Train a unit below the top by feature reconstruction.
+    ) -> tuple[StepOutput, torch.Tensor]:
+        """Train a unit below the top by feature reconstruction; also return its output, detached.
 
         The reported loss is the reconstruction error per supervised item.
         """
-        assert self.rack is not None
-        assert phase.unit is not None
-        num_items = _num_items(inputs)
-        loss, _ = self._feature_loss(model, inputs, phase.unit.index, start)
-        _backward(loss * (num_items / (total_items or max(1, num_items))), scaler)
-        return StepOutput(loss.detach() * num_items, num_items)
-
-    def _feature_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, Any],
-        index: int,
-        start: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the weighted reconstruction loss of a unit, and its output, detached."""
-        assert self.rack is not None
-        assert self.plan is not None
-        assert self.decoders is not None
-        unit = self.plan.units[index]
-
-        def run() -> object:
-            return self._forward(model, inputs)
-
+        rack, decoder = self.stacks.rack, self.stacks.decoders[unit.index]
+        run = partial(self.compute_loss, model, inputs)
         given = start
         if given is None:  # the embedding's output
             with torch.no_grad():
-                given = self.rack.hidden_at(unit.first, run)
-        output = self.rack.hidden_at(unit.last, run, unit.first, start)
-        positions = inputs.get("target_positions")
-        loss = reconstruction_loss(self.decoders[index], output, given, positions)
-        return loss * self.config.reconstruct_weight, output.detach()
+                given = rack.hidden_at(unit.first, run)
+        output = rack.hidden_at(unit.last, run, unit.first, start)
+        error = reconstruction_loss(decoder, output, given, inputs.get("target_positions"))
+        loss, num_items = error * self.config.reconstruct_weight, _num_items(inputs)
+        _backward(loss * (num_items / (total_items or max(1, num_items))), scaler)
+        return StepOutput(loss.detach() * num_items, num_items), output.detach()
 
     def _step_of_all(
         self,
@@ -472,30 +414,24 @@ class StackwiseStrategy(TrainingStrategy):
 
         The reported loss is that of the top unit, which is the loss of the model.
         """
-        assert self.rack is not None
-        assert self.plan is not None
-        assert self.compute_loss is not None
+        rack = self.stacks.rack
         start: torch.Tensor | None = None
-        for unit in self.plan.units:
-            is_top = unit is self.plan.units[-1]
-            if self.decoders is not None and not is_top:
-                num_items = _num_items(inputs)
-                loss, start = self._feature_loss(model, inputs, unit.index, start)
-                _backward(loss * (num_items / (total_items or max(1, num_items))), scaler)
+        for unit in self.stacks.plan.units:
+            if unit.index < len(self.stacks.decoders):
+                _, start = self._reconstruct(model, inputs, unit, start, total_items, scaler)
                 continue
             last = unit.last - 1
-            with self.rack.output_of(last) as outputs, self.rack.span(unit.first, unit.last, start):
+            with rack.output_of(last) as outputs, rack.span(unit.first, unit.last, start):
                 output = self.compute_loss(model, inputs)
             start = outputs[-1].detach()
-            items = total_items or max(1, output.num_items)
-            _backward(output.loss_sum / items, scaler)
-        return StepOutput(output.loss_sum.detach(), output.num_items)
+            trained = _learn(output, total_items, scaler)
+        return trained
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Return a context in which the model has only the layers that have trained so far."""
-        if self.rack is None or self.entered == NOT_ENTERED:
+        if self.entered == NOT_ENTERED:
             return nullcontext()
-        return self.rack.span(0, self.phase.depth)
+        return self.stacks.rack.span(0, self.phase.depth)
 
 
 def _num_items(inputs: Mapping[str, Any]) -> int:
@@ -503,6 +439,14 @@ def _num_items(inputs: Mapping[str, Any]) -> int:
     if "target_positions" in inputs:
         return int(inputs["target_positions"].numel())
     return len(inputs["inputs"])
+
+
+def _learn(
+    output: HasLossSum, total_items: int | None, scaler: torch.amp.GradScaler | None
+) -> StepOutput:
+    """Run the backward pass of a loss, divided by the number of items."""
+    _backward(output.loss_sum / (total_items or max(1, output.num_items)), scaler)
+    return StepOutput(output.loss_sum.detach(), output.num_items)
 
 
 def _backward(loss: torch.Tensor, scaler: torch.amp.GradScaler | None) -> None:

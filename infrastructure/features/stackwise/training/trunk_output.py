@@ -88,7 +88,13 @@ class TrunkCache:
         self._open: dict[str, Cache] = {}  # by folder, the least recently used first
 
     def enter(self, phase: StackPhase, trunk: Iterator[tuple[str, torch.Tensor]], run: Run) -> None:
-        """Complete the cache of a phase, as far as its budget allows."""
+        """Complete the cache of a phase, as far as its budget allows.
+
+        In a phase without a frozen trunk, no cache is read.
+        """
+        if phase.start == 0:
+            self.cache = None
+            return
         time_step, unit = phase.time_step or 0, phase.start
         own = {"time_step": time_step, "unit": unit, "trunk_hash": trunk_hash(trunk)}
         key = {**self._training, **own}
@@ -119,10 +125,6 @@ class TrunkCache:
             if self.config.cache_mode == "stack" and step == time_step and older < unit:
                 self._discard(other)
 
-    def leave(self) -> None:
-        """Stop reading from a cache, because the phase has no frozen trunk."""
-        self.cache = None
-
     def read(self, batch: Batch, like: torch.Tensor) -> torch.Tensor | None:
         """Return the trunk's output of a batch (B, L, d) on the device and in the dtype of `like`.
 
@@ -144,7 +146,7 @@ class TrunkCache:
         for name in self._places() if is_over else ():
             self._discard(name)
         self._open.clear()
-        self.leave()
+        self.cache = None
 
     def _places(self) -> dict[str, tuple[int, int]]:
         """Return time step and unit of this training's caches, the least recently used first.

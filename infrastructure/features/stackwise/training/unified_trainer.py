@@ -21,7 +21,6 @@ from infrastructure.config.sections.training_config import TrainingConfig as Tra
 from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import Setting, phrase
-from infrastructure.data.serving.example_order import epoch_order
 from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.features.stackwise.training.layers_adapter import (
     IGNORED,
@@ -218,7 +217,7 @@ def as_it_was(model: torch.nn.Module, trainer: EnhancedTrainer) -> Generator[Non
         yield
     finally:
         strategy = trainer.strategy
-        if isinstance(strategy, StackwiseStrategy) and strategy.plan is not None:
+        if isinstance(strategy, StackwiseStrategy):
             strategy.close(is_over=True)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(trained[name])
@@ -228,7 +227,7 @@ def as_it_was(model: torch.nn.Module, trainer: EnhancedTrainer) -> Generator[Non
             use_plain_attention(model)
 
 
-class TokenRows:
+class TokenRows(LoaderSource):
     """The rows of a loader's batches as examples for a language model. All are kept in memory.
 
     Attributes:
@@ -239,42 +238,28 @@ class TokenRows:
     """
 
     def __init__(self, loader: Iterable[object], seed: int) -> None:
-        source = LoaderSource(loader, seed)
-        batches = [rows_of(source.collate([item])) for item in source.items]
-        self.examples = [row for rows in batches for row in rows]
-        if not any(row.supervised.any() for row in self.examples):
+        super().__init__(loader, seed)
+        left_out = len(self.items) - self.num_examples  # by drop_last, if each item is one row
+        batches = [rows_of(self.collate([item])) for item in self.items]
+        self.items = [row for rows in batches for row in rows]
+        if not any(row.supervised.any() for row in self.items):
             raise InputError("stackwise.loader_without_trained_tokens")
-        self.batch_size = source.batch_size * max(1, *map(len, batches))
-        self.longest = max(2, *(len(row.input_ids) for row in self.examples))
-        left_out = len(source.items) - source.num_examples  # by drop_last, if each item is one row
-        self.num_examples = len(self.examples) - left_out
-        self.seed, self.shuffles = seed, source.shuffles
+        self.batch_size *= max(1, *map(len, batches))
+        self.longest = max(2, *(len(row.input_ids) for row in self.items))
+        self.num_examples = len(self.items) - left_out
 
     def lengths(self) -> npt.NDArray[np.int64]:
         """Return the number of tokens of each row of the first epoch: (num_examples,)."""
-        return np.array([len(row.input_ids) for row in self.examples[: self.num_examples]])
+        return np.array([len(row.input_ids) for row in self.items[: self.num_examples]])
 
     @property
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.num_examples} {self.shuffles}".encode())
-        for row in self.examples:
+        for row in self.items:
             digest.update(f"{len(row.input_ids)} ".encode())
             digest.update(row.input_ids.tobytes())
             digest.update(row.supervised.tobytes())
         return digest.hexdigest()
-
-    def train_batches(
-        self, epoch: int, start_example: int, batch_size: int
-    ) -> Generator[Sequence[TokenizedExample], None, None]:
-        count, end = len(self.examples), self.num_examples
-        order = epoch_order(count, self.seed, epoch) if self.shuffles else range(count)
-        for start in range(start_example, end, batch_size):
-            yield [self.examples[int(i)] for i in order[start : min(start + batch_size, end)]]
-
-    def evaluation_batches(
-        self, batch_size: int
-    ) -> Generator[Sequence[TokenizedExample], None, None]:
-        yield from ()
 
 
 class GivenModelAdapter(StandardModelAdapter):
@@ -299,8 +284,7 @@ class GivenModelAdapter(StandardModelAdapter):
 
     @property
     def pad_token_id(self) -> int:
-        assert self.model is not None
-        return _token_of(self.model, "pad_token_id") or 0
+        return _token_of(self._given, "pad_token_id") or 0
 
     def _masks(self, model: torch.nn.Module) -> MaskedObjective | None:
         """Create the masked objective, or return None if masking is off.
@@ -317,7 +301,7 @@ class GivenModelAdapter(StandardModelAdapter):
         mask = _token_of(model, "mask_token_id")
         if mask is None:
             mask = size - 1
-            if any((row.input_ids == mask).any() for row in self._rows_given.examples):
+            if any((row.input_ids == mask).any() for row in self._rows_given.items):
                 raise InputError("stackwise.mask_token_in_data", mask=mask)
         special = [_token_of(model, name) for name in ("pad_token_id", "bos_token_id")]
         control = [token for token in special if token is not None]
@@ -328,9 +312,8 @@ class GivenModelAdapter(StandardModelAdapter):
 
         Such weights are, for example, the base of a LoRA.
         """
-        assert self.model is not None
-        facts = {"lora": hasattr(self.model, "peft_config")}
-        return {**super().describe(), **facts, "base_sha256": frozen_hash(self.model)}
+        facts = {"lora": hasattr(self._given, "peft_config")}
+        return {**super().describe(), **facts, "base_sha256": frozen_hash(self._given)}
 
     def create_data_source(self, cache_config: CacheConfig, seed: int) -> DataSource:
         return self._rows_given
@@ -352,7 +335,7 @@ def check_fits(model: torch.nn.Module, rows: TokenRows) -> None:
         ValueError: an embedding is missing. The message names the token or the length.
     """
     size = token_embeddings(model).num_embeddings
-    for row in rows.examples:
+    for row in rows.items:
         for token in (int(row.input_ids.min(initial=0)), int(row.input_ids.max(initial=0))):
             if not 0 <= token < size:
                 raise InputError(

@@ -357,8 +357,6 @@ def test_an_unknown_name_gets_the_nearest_one() -> None:
     unknown = r"what=corruption, name=unifrom, hint=core\.did_you_mean\(meant=uniform\)"
     with pytest.raises(ValueError, match=unknown):
         objective_of(corruption="unifrom")
-    with pytest.raises(ValueError, match="what=mask weighting, name=inverted,"):
-        objective_of(weighting="inverted")
 
 
 def adapter_for(folder: Path, **settings: Any) -> StandardModelAdapter:

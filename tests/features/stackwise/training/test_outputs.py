@@ -24,13 +24,10 @@ def run_of(training: dict[str, Any], *, lengths: Any = LENGTHS, entered: int = -
     """A run of a Llama in bf16 whose layers were loaded in fp32."""
     config = TrainingConfig(**training)
     rack = Rack(tiny_model("llama", num_hidden_layers=NUM_LAYERS).to(torch.bfloat16))
-    strategy = SimpleNamespace(
-        rack=rack,
-        plan=plan_stacks(config, rack, 2),
-        cache_source=object(),
-        loaded_dtype=torch.float32,
-        entered=entered,
+    stacks = SimpleNamespace(
+        rack=rack, plan=plan_stacks(config, rack, 2), loaded_dtype=torch.float32
     )
+    strategy = SimpleNamespace(stacks=stacks, cache_source=object(), entered=entered)
     data = SimpleNamespace() if lengths is None else SimpleNamespace(lengths=lambda: lengths)
     trainer: Any = SimpleNamespace(
         training_config=config,
@@ -80,7 +77,7 @@ def test_costs_are_those_of_the_measured_phase(
 def test_the_disk_holds_stacks_the_rack_and_the_cache() -> None:
     blocks = {"mode": "blockwise", "block_size": 1}
     run = run_of(blocks)
-    rack = run.strategy.rack
+    rack = run.strategy.stacks.rack
     in_layers = sum(p.numel() for _, p in rack.parameters_of(0, NUM_LAYERS))
     whole = sum(p.numel() for p in rack.model.parameters())
     model_bytes = 4 * in_layers + 2 * (whole - in_layers)

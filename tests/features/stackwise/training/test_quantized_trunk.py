@@ -19,6 +19,7 @@ from infrastructure.features.stackwise.training.quantized_trunk import (
     _widened,
     dequantize_layers,
     quantize_layers,
+    quantized_bytes,
 )
 from infrastructure.models.trainable_state import load_trainable_state, trainable_state
 
@@ -56,8 +57,7 @@ class TestWeights:
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_bytes(self, kind: str) -> None:
-        given = weight(256, 512)
-        assert QuantizedWeight(given, kind).num_bytes() <= BYTES[kind] * given.nbytes
+        assert quantized_bytes(kind, 256, 512) <= BYTES[kind] * weight(256, 512).nbytes
 
     def test_nf_fp8_is_what_it_is_defined_to_be(self) -> None:
         """Written out weight by weight, as whoever reads the definition would."""
@@ -111,12 +111,12 @@ class TestWeights:
             with pytest.raises(
                 ValueError, match=r"stackwise\.weight_cannot_be_stored.*parameter=0"
             ):
-                quantize_layers([model], kind)
+                quantize_layers(model, kind)
             assert type(model[0]) is torch.nn.Linear
 
     def test_an_unknown_kind_names_the_nearest(self) -> None:
         with pytest.raises(ValueError, match=r"core\.did_you_mean\(meant=nf_fp8\)"):
-            quantize_layers([torch.nn.Sequential()], "nffp8")
+            quantize_layers(torch.nn.Sequential(torch.nn.Linear(64, 64)), "nffp8")
 
 
 def living_tensors() -> list[torch.Tensor]:
@@ -241,6 +241,10 @@ def input_ids() -> torch.Tensor:
     return torch.arange(3, 35).view(2, 16)
 
 
+def quantized_in(model: Any) -> list[QuantizedLinear]:
+    return [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+
+
 def frozen(model: Any) -> Any:
     return model.requires_grad_(False)
 
@@ -256,10 +260,14 @@ class TestModels:
     ) -> None:
         model = frozen(model_of(name))
         names = sorted(n for n, _ in model.named_parameters())
-        assert quantize_layers(layers_of(model), kind) == self.COUNTS[name]
-        assert quantize_layers(layers_of(model), kind) == 0
+        quantize_layers(layers_of(model), kind)
+        stored = quantized_in(model)
+        assert len(stored) == self.COUNTS[name]
+        quantize_layers(layers_of(model), kind)
+        assert quantized_in(model) == stored
         logits = model(input_ids).logits
-        assert dequantize_layers(layers_of(model)) == self.COUNTS[name]
+        dequantize_layers(layers_of(model), torch.float32)
+        assert quantized_in(model) == []
         assert sorted(n for n, _ in model.named_parameters()) == names
         torch.testing.assert_close(model(input_ids).logits, logits, rtol=0, atol=2e-6)
 
@@ -268,7 +276,7 @@ class TestModels:
         model = frozen(model_of(name))
         quantize_layers(layers_of(model), "nf_fp8")
         plain = copy.deepcopy(model)
-        dequantize_layers(layers_of(plain))
+        dequantize_layers(layers_of(plain), torch.float32)
         gradients = []
         for one in (model, plain):
             embeddings = one.get_input_embeddings()(input_ids).detach().requires_grad_()
@@ -296,11 +304,13 @@ class TestModels:
                 optimizer.zero_grad()
                 losses.append(loss.item())
             assert losses[-1] < losses[0] - 0.05
-            assert quantize_layers([tuned], "fp16") == 1  # the head; LoRA is none of it
+            before_head = quantized_in(tuned)
+            quantize_layers(tuned, "fp16")
+            assert len(quantized_in(tuned)) == len(before_head) + 1  # the head; LoRA is none of it
             for is_safe in (False, True):  # fails instead of being lost
                 with pytest.raises((RuntimeError, ValueError)):
                     tuned.merge_adapter(safe_merge=is_safe)
-            dequantize_layers([tuned])
+            dequantize_layers(tuned, torch.float32)
             tuned.merge_adapter()
             base = tuned.unload()
             quantize_layers(layers_of(base), "nf_fp8")
@@ -315,7 +325,7 @@ class TestModels:
             model = frozen(model_of(name))
             quantize_layers(layers_of(model), "nf_fp8")
             logits = model(input_ids).logits
-            dequantize_layers(layers_of(model))
+            dequantize_layers(layers_of(model), torch.float32)
             model.save_pretrained(tmp_path / name)
             loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name)
             torch.testing.assert_close(loaded(input_ids).logits, logits, rtol=0, atol=2e-6)
@@ -332,7 +342,7 @@ class TestModels:
 
         counting = Quantization(store, QUANTIZATIONS.get("fp16").restore)
         with QUANTIZATIONS.registered("counting", counting):
-            quantize_layers([modules], "counting")
+            quantize_layers(modules, "counting")
         assert living == [4, 3, 2, 1]
 
 
@@ -380,6 +390,7 @@ def test_another_quantisation_can_be_added() -> None:
     x = torch.randn(3, 128)
     before = model(x)
     with QUANTIZATIONS.registered("int8_rows", Quantization(_store_int8, restore)):
-        assert quantize_layers([model], "int8_rows") == 1
+        quantize_layers(model, "int8_rows")
+    assert len(quantized_in(model)) == 1
     torch.testing.assert_close(model(x), before, rtol=0.05, atol=0.02)
     assert F.mse_loss(model(x), before) > 0

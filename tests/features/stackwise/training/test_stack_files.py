@@ -100,7 +100,7 @@ def test_a_stack_holds_its_layers_by_their_names_and_nothing_twice(tmp_path: Pat
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_a_quantised_trunk_is_saved_as_it_is_computed_with(name: str, tmp_path: Path) -> None:
     model = tiny_model(name)
-    quantize_layers([Rack(model).layers[0]], "nf_fp8")
+    quantize_layers(Rack(model).layers[0], "nf_fp8")
     expected = logits(model)
     before = {n: t.clone() for n, t in model.state_dict().items()}
     write_all(tmp_path, model)
@@ -108,7 +108,7 @@ def test_a_quantised_trunk_is_saved_as_it_is_computed_with(name: str, tmp_path: 
     plain = other_weights(tiny_model(name))
     load_stacks(tmp_path, plain)
     assert torch.allclose(logits(plain), expected, atol=1e-6)
-    dequantize_layers([model])
+    dequantize_layers(model, torch.float32)
     assert torch.equal(logits(plain), logits(model))
 
 
@@ -139,7 +139,7 @@ def test_low_rank_matrices_are_saved_as_they_will_be_merged(
         if parameter_name.endswith("lora_B"):
             torch.nn.init.normal_(parameter)
     if is_quantized:
-        quantize_layers([rack.layers[0]], "nf_fp8")
+        quantize_layers(rack.layers[0], "nf_fp8")
         adapters.hook()
     before = logits(model)
     write_all(tmp_path, model)
@@ -147,7 +147,7 @@ def test_low_rank_matrices_are_saved_as_they_will_be_merged(
     plain = other_weights(tiny_model(name))
     load_stacks(tmp_path, plain)
     assert torch.allclose(logits(plain), before, atol=1e-4)
-    dequantize_layers([model])
+    dequantize_layers(model, torch.float32)
     adapters.merge()
     assert torch.equal(logits(plain), logits(model))
     assert not torch.allclose(logits(tiny_model(name)), before, atol=1e-2)  # they do something

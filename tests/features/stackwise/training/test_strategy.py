@@ -247,11 +247,10 @@ def test_more_stacks_than_layers_are_refused() -> None:
 
 def strategy_of(**training: Any) -> tuple[StackwiseStrategy, torch.nn.Module]:
     """A strategy for four layers, whose phases have two epochs of ten steps each."""
-    strategy, model = (
-        StackwiseStrategy(TrainingConfig(**training)),
-        tiny_model("llama", num_hidden_layers=4),
-    )
+    strategy = StackwiseStrategy(TrainingConfig(**training))
+    model = tiny_model("llama", num_hidden_layers=4)
     strategy.steps_per_epoch = 10
+    strategy.prepare_model(model)
     strategy.phases(model, 2)
     return strategy, model
 
@@ -297,10 +296,9 @@ def test_an_evaluation_runs_the_layers_that_have_trained() -> None:
     depth = []
     for strategy.entered in (-1, 0, 2, 3):
         called: list[int] = []
-        assert strategy.rack is not None
         handles = [
             layer.register_forward_hook(lambda *_, index=index, called=called: called.append(index))
-            for index, layer in enumerate(strategy.rack.layers)
+            for index, layer in enumerate(strategy.stacks.rack.layers)
         ]
         with strategy.evaluating(), torch.no_grad():
             model(input_ids=ids)

@@ -89,7 +89,7 @@ def test_what_is_read_is_what_the_trunk_gives(tmp_path: Path) -> None:
         assert not read[row, length:].any()
     strange = SimpleNamespace(input_ids=np.arange(3), supervised=np.zeros(3, np.bool_), pictures=())
     assert one.read(batch_of([strange]), torch.empty(0)) is None
-    one.leave()
+    enter(one, trunk, None, unit=0)
     assert one.read(batch, torch.empty(0)) is None
 
 
