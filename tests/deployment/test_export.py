@@ -66,15 +66,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 def test_what_a_method_of_trl_has_trained_is_exported(saved_llama: Path, tmp_path: Path) -> None:
-    """Of a LoRA that goes on with a LoRA, too, where TRL keeps the first one to compare with."""
-    model = {"name": str(saved_llama), "lora_config": {"r": 4}}
+    """Of a LoRA that goes on with a LoRA, too, where TRL keeps the first one to compare with. Its
+    base has to be the one that it began with."""
+    base = Path(shutil.copytree(saved_llama, tmp_path / "base"))
+    model = {"name": str(base), "lora_config": {"r": 4}}
+    runs: list[RunDirectory] = []
     for number in range(2):
         training = {"max_steps": 2, "warmup_steps": 9}
-        config = configuration(
-            "dpo", tmp_path / str(number), saved_llama, model=model, training=training
-        )
+        config = configuration("dpo", tmp_path / str(number), base, model=model, training=training)
         assert train(config)["status"] == "finished"
         run = RunDirectory(run_folder(config))
+        runs.append(run)
         model = {"name": str(run.final)}
         out = tmp_path / f"merged {number}"
         assert main(["export", str(run.path), str(out), "--as", "merged"]) == 0
@@ -93,21 +95,10 @@ def test_what_a_method_of_trl_has_trained_is_exported(saved_llama: Path, tmp_pat
     ):
         assert row in card, row
     assert "cross_entropy" not in card
-
-
-def test_a_method_s_export_needs_the_base_that_it_began_with(
-    saved_llama: Path, tmp_path: Path
-) -> None:
-    base = tmp_path / "base"
-    shutil.copytree(saved_llama, base)
-    model = {"name": str(base), "lora_config": {"r": 4}}
-    config = configuration("dpo", tmp_path, base, model=model, training={"max_steps": 1})
-    train(config)
-    run = RunDirectory(run_folder(config))
     weights = load_file(base / "model.safetensors")
     save_file({name: tensor * 2 for name, tensor in weights.items()}, base / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"deployment\.export_base_differs"):
-        export_model(run, None, tmp_path / "out", ExportRequest(part=Part.MERGED))
+        export_model(runs[0], None, tmp_path / "other", ExportRequest(part=Part.MERGED))
 
 
 def test_a_reward_model_is_not_exported_as_one_that_writes(
