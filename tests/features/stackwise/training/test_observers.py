@@ -3,6 +3,8 @@ same files after a kill."""
 
 import json
 import logging
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +45,16 @@ RUNS = {
         "strategy": "progressive",
         "progressive": {"target_stacks": 2, "trunk_strategy": "qlora"},
         "quantization_enabled": True,
+        "save_rack": True,
     },
 }
 TOP_FIRST = ("progressive", "qlora")  # the top trains with the first unit alone
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The run of a name in `RUNS`, trained once; for tests that look at it."""
+    return cache(lambda name: train(tmp_path_factory.mktemp("whole"), "runs", **RUNS[name]))
 
 
 def plain_model(run: Path) -> Any:
@@ -65,8 +74,8 @@ def logits(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", slow_but(["qlora", "rackwise"], RUNS))
-def test_the_stacks_of_a_run_are_its_model(name: str, tmp_path: Path) -> None:
-    run = train(tmp_path, "runs", **RUNS[name])
+def test_the_stacks_of_a_run_are_its_model(name: str, trained: Callable[[str], Path]) -> None:
+    run = trained(name)
     final = plain_model(run)
     expected = logits(final)
     with torch.no_grad():
@@ -214,11 +223,11 @@ def test_a_disk_that_refuses_costs_the_files_alone(
     assert any("stackwise.saved_stacks_incomplete(folder=" in line for line in lines)
 
 
-def test_the_rack_is_the_whole_model(tmp_path: Path) -> None:
+def test_the_rack_is_the_whole_model(trained: Callable[[str], Path]) -> None:
     """A folder that plain transformers reads."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    run = train(tmp_path, "runs", **RUNS["qlora"], save_rack=True)
+    run = trained("qlora")
     rack, found = AutoModelForCausalLM.from_pretrained(run / "rack", output_loading_info=True)
     assert not found["unexpected_keys"]
     assert not found["missing_keys"]
