@@ -427,7 +427,13 @@ def _distributions(_places: tuple[tuple[str, float], ...]) -> Mapping[str, list[
 
 
 def _entry_points(**by: str) -> Any:
-    return _all_entry_points(_installed_at()).select(**by)
+    return _selected(_installed_at(), **by)
+
+
+@lru_cache(maxsize=64)
+def _selected(places: tuple[tuple[str, float], ...], **by: str) -> Any:
+    """Return the entry points that match, which takes longer than to check a value with them."""
+    return _all_entry_points(places).select(**by)
 
 
 @lru_cache(maxsize=2)
