@@ -356,13 +356,15 @@ class DataPipeline:
         """Return the source position (file:line) of each held-out example, in evaluation order."""
         return _places(self.store, [int(row) for row in self._ready().held_out])
 
-    def contents(self, *, held_out: bool) -> npt.NDArray[np.uint64]:
+    def contents(self, *, held_out: bool) -> npt.NDArray[np.uint64] | None:
         """Return a content hash for each training row, or for each held-out row; shape (rows,).
 
-        Rows with the same content have the same hash, whatever file they are in.
+        Rows with the same content have the same hash, whatever file they are in. Return None if a
+        version of Temper without these hashes prepared the data.
         """
         name = "evaluation_contents.npy" if held_out else "train_contents.npy"
-        return self.store.array(name).view(np.uint64)
+        is_there = (self.store.folder / name).is_file()
+        return self.store.array(name).view(np.uint64) if is_there else None
 
     def evaluation_tasks(self) -> list[str]:
         """Return the task of each held-out example, ordered as in `evaluation_batches`.
@@ -463,7 +465,7 @@ class DataPipeline:
             listed,
             max_unlearnable_percent=self.config.max_unlearnable_percent,
         )
-        survivals = Survivals(num_equal=report.num_equal, equal_example=report.equal_example)
+        survivals = Survivals.from_json(report.survivals)
         survivals.check(report.rows_read, self.config.max_unlearnable_percent)
         if not report.num_train:
             raise report.quarantine.none_left(str(self.config.path))

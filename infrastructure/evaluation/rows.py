@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple, dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -127,8 +128,8 @@ def measure_rows(
     """
     kept: list[RowLosses] = []
 
-    def keeping(*given: object, **named: object) -> RowLosses:
-        kept.append(RowLosses(*given, **named, name=name))  # type: ignore[arg-type]
+    def keeping(*given: Any, **named: Any) -> RowLosses:
+        kept.append(RowLosses(*given, **{**named, "name": name}))
         return kept[-1]
 
     metrics = trainer.evaluate(kind=keeping)

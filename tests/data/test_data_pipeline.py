@@ -522,6 +522,9 @@ def test_a_pipeline_that_prepared_nothing_holds_nothing(data: Path, cache: Path)
     before = epoch(prepared)
     assert prepared.release_memory() > 0
     assert epoch(prepared) == before
+    (prepared.store.folder / "train_contents.npy").unlink()
+    assert prepared.contents(held_out=False) is None  # an old entry
+    assert prepared.contents(held_out=True) is not None
 
 
 def test_examples_for_display_are_looked_for_among_the_first(

@@ -17,8 +17,8 @@ from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.data.encoding.chat_format import TemplateFormat
 from infrastructure.data.encoding.token_survival import (
-    KINDS,
     WHITE_SPACE,
+    Survivals,
     TokenSurvival,
 )
 from infrastructure.data.readers.line_reader import Start
@@ -44,11 +44,10 @@ def test_h1_spaces_beside_a_control_token_are_shown_where_they_are_lost(tmp_path
     rows = [{"question": f"{n}?", "answer": f"Use   <call>   now {n}"} for n in range(20)]
     path = write_jsonl(tmp_path / "rows.jsonl", rows)
     with closing(pipeline(path, tmp_path / "cache", tokenizer, validation_split=0.0)) as data:
-        [line] = data.prepare().left_out
-    assert line.startswith("data.tokenizer_changed_answers(count=20, ")
-    assert KINDS[WHITE_SPACE] in line
-    given, read_back = line.split(", decoded=")
-    assert "data.text_decoded_differently(text=" in given
+        survivals = Survivals.from_json(data.prepare().survivals)
+    assert survivals.rows == {WHITE_SPACE: 20}
+    given, read_back = survivals.firsts[WHITE_SPACE][1].split(", decoded=")
+    assert given.startswith("data.text_decoded_differently(text=")
     assert "Use   <call>   now 0" in given
     assert "Use<call>now 0" in read_back
 

@@ -29,10 +29,10 @@ from infrastructure.config.registries import METHODS
 from infrastructure.data.data_pipeline import DataPipeline, first_examples
 from infrastructure.data.encoding.row_schema import with_context
 from infrastructure.data.encoding.token_survival import (
-    KINDS,
     LETTERS,
     LOST,
     WHITE_SPACE,
+    Survivals,
     TokenSurvival,
 )
 from infrastructure.data.encoding.tokenization import ConversationEncoder, Encoded
@@ -520,15 +520,13 @@ def test_r4_the_same_holds_for_methods(tmp_path: Path) -> None:
 def test_r4_changes_are_counted_with_an_example(tmp_path: Path) -> None:
     lower = with_normalizer(normalizers.Lowercase())
     report = prepared(tmp_path, lower, rows_of("Paris", "rome", "Oslo", "a\nb")).report
-    [line] = report.left_out
-    assert line.startswith("data.tokenizer_changed_answers(count=2, ")
-    assert KINDS[LETTERS] in line
-    assert line.endswith("place=rows.jsonl:1)")
-    assert report.num_equal == 0
+    survivals = Survivals.from_json(report.survivals)
+    assert (survivals.rows, survivals.num_equal) == ({LETTERS: 2}, 0)
+    assert survivals.firsts[LETTERS][0] == "rows.jsonl:1"
     for is_verbose in (False, True):
         assert any("Paris" in line and "paris" in line for line in report.lines(is_verbose))
     healthy = prepared(tmp_path, byte_level_tokenizer(), rows_of("Paris", "rome")).report
-    assert healthy.left_out == []
+    assert Survivals.from_json(healthy.survivals).lines() == []
 
 
 def test_r4_a_change_is_shown_where_more_is_read_back_than_was_given() -> None:
@@ -543,7 +541,7 @@ def test_r4_the_example_is_of_the_change_and_not_of_single_spaces(tmp_path: Path
     both = normalizers.Sequence([normalizers.Replace(" ", ""), normalizers.Lowercase()])
     answer = "in the middle of a long and quiet valley of the south lies Paris"
     report = prepared(tmp_path, with_normalizer(both), rows_of(answer)).report
-    [example] = report.left_out
+    _, example = Survivals.from_json(report.survivals).firsts[LETTERS]
     assert "Paris" in example
     assert "paris" in example
 
@@ -563,7 +561,7 @@ def test_r4_different_answers_that_become_equal_are_refused(
 ) -> None:
     lower = with_normalizer(normalizers.Lowercase())
     accepted = prepared(tmp_path, lower, rows_of(*answers), max_bad_rows_percent=100.0).report
-    assert accepted.num_equal == num_equal
+    assert Survivals.from_json(accepted.survivals).num_equal == num_equal
     if num_equal:
         numbers = rf"num_equal={num_equal}, num_rows={len(answers)},"
         with pytest.raises(ValueError, match=rf"answers_equal_to_tokenizer\({numbers}"):

@@ -22,10 +22,11 @@ import html
 import json
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
+from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import Message, phrase
 from infrastructure.data.readers.rows import ANSWER_ROLES, Conversation, Turn, excerpt
 
@@ -114,11 +115,13 @@ class LeftOut:
         cause: the reason why they are not read, as a message code or as the end of a sentence.
         rows: kind → number of rows with such a missing text.
         firsts: kind → the first of these rows: its position, and the missing text.
+        causes: kind → cause, for kinds that were read from JSON.
     """
 
     cause: str = CAUSE
     rows: Counter[str] = field(default_factory=Counter)
     firsts: dict[str, tuple[str, str]] = field(default_factory=dict)
+    causes: dict[str, str] = field(default_factory=dict)
 
     def add(self, place: str, missing: Iterable[Missing]) -> None:
         """Count the missing texts of the row at `place` (file:line)."""
@@ -138,10 +141,38 @@ class LeftOut:
                 count=count,
                 example=self.firsts[kind][1],
                 place=self.firsts[kind][0],
-                cause=phrase(CAUSES.get(kind, self.cause)),
+                cause=self._cause_of(kind),
             )
             for kind, count in self.rows.most_common()
         ]
+
+    def to_json(self) -> list[JsonObject]:
+        """Return a JSON object for each kind of missing text, with sentences instead of message
+        codes.
+        """
+        return [
+            {
+                "kind": phrase(kind),
+                "rows": count,
+                "place": self.firsts[kind][0],
+                "what": self.firsts[kind][1],
+                "cause": self._cause_of(kind),
+            }
+            for kind, count in self.rows.most_common()
+        ]
+
+    def _cause_of(self, kind: str) -> str:
+        return phrase(self.causes.get(kind) or CAUSES.get(kind, self.cause))
+
+    @classmethod
+    def from_json(cls, records: Iterable[Mapping[str, Any]]) -> Self:
+        """Restore the counts from the result of `to_json`."""
+        left_out = cls()
+        for record in records:
+            left_out.rows[record["kind"]] = record["rows"]
+            left_out.firsts[record["kind"]] = (record["place"], record["what"])
+            left_out.causes[record["kind"]] = record["cause"]
+        return left_out
 
 
 def reasoning_forms(conversation: Conversation, source: str) -> Iterator[Conversation]:

@@ -22,14 +22,15 @@ import re
 import unicodedata
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from infrastructure.core.errors import InputError
+from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
 from infrastructure.data.encoding.chat_format import Written
 
@@ -326,3 +327,21 @@ class Survivals:
                 )
             )
         return lines
+
+    def to_json(self) -> JsonObject:
+        """Return the counts and examples as JSON values, without the hashes of rows."""
+        return {
+            "rows": {**self.rows},
+            "firsts": {kind: [*first] for kind, first in self.firsts.items()},
+            "num_equal": self.num_equal,
+            "equal_example": self.equal_example,
+        }
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> Self:
+        """Restore the counts from the result of `to_json`; an empty mapping gives no counts."""
+        if not facts:
+            return cls()
+        firsts = {kind: (place, example) for kind, (place, example) in facts["firsts"].items()}
+        rows = Counter[str](facts["rows"])
+        return cls(rows, firsts, facts["num_equal"], facts["equal_example"])

@@ -6,6 +6,8 @@ from typing import Any, Self
 
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.messages import phrase
+from infrastructure.data.encoding.row_accounting import LeftOut
+from infrastructure.data.encoding.token_survival import Survivals
 from infrastructure.data.preparation.quarantine import Quarantine
 
 MAX_TASKS_SHOWN = 12
@@ -34,9 +36,9 @@ class DataReport:
         special_text_rows: rows whose text contains the text of a special token.
         unread: a sentence about fields of the rows that the chat template does not read; "" if
             there are none.
-        left_out: sentences on texts of usable rows that the model never reads, or that the
-            tokenizer changes.
-        num_equal, equal_example: as in `Survivals`.
+        left_out: texts of usable rows that the model never reads, as `LeftOut.to_json` returns
+            them.
+        survivals: changes of trained texts by the tokenizer, from `Survivals.to_json`.
         losses: file:line → descriptions of the texts that the model does not read, for the first
             such rows.
         undetermined_rows: number of rows for which it is unknown whether the model reads every
@@ -69,9 +71,8 @@ class DataReport:
     has_context: bool = False
     special_text_rows: int = 0
     unread: str = ""
-    left_out: list[str] = field(default_factory=list)
-    num_equal: int = 0
-    equal_example: str = ""
+    left_out: list[JsonObject] = field(default_factory=list)
+    survivals: JsonObject = field(default_factory=dict)
     losses: dict[str, list[str]] = field(default_factory=dict)
     undetermined_rows: int = 0
     unused_columns: str = ""
@@ -189,7 +190,8 @@ class DataReport:
         return lines + [f"  {row}" for row in self.quarantine.examples]
 
     def _warnings(self) -> list[str]:
-        lines = [*self.left_out]
+        lines = LeftOut.from_json(self.left_out).lines()
+        lines += Survivals.from_json(self.survivals).lines()
         other = [row for row in self.quarantine.bad_rows if row.encoding]
         if other:
             lines.append(

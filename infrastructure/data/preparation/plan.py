@@ -311,7 +311,9 @@ def plan_key(plan: PreparationPlan) -> str:
 
 
 def _file_key(file: DataFile) -> list[str]:
-    return [file.name, file.format, file.note, file.sha256(), file.encoding, file.split]
+    key = [file.name, file.format, file.note, file.sha256()]
+    more = [file.encoding, file.split]
+    return [*key, *more] if any(more) else key  # older kinds of files keep their keys
 
 
 def read_chat_template(setting: str) -> str:

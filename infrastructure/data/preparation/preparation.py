@@ -325,10 +325,9 @@ class Preparation:
         report.notes += self.plan.notes
         report.unused_columns = _listed(self.unused_columns)
         report.unread = self._unread()
+        report.left_out = self.left_out.to_json()
         self.survivals.finish()
-        report.left_out = [*self.left_out.lines(), *self.survivals.lines()]
-        report.num_equal = self.survivals.num_equal
-        report.equal_example = self.survivals.equal_example
+        report.survivals = self.survivals.to_json()
         other = self.plan.shapes[EVALUATION]
         if (other.name, other.columns) != (shape.name, shape.columns):
             report.notes.append(

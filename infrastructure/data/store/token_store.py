@@ -14,7 +14,7 @@ but memory-mapped, and each MiB of these is checked when it is first used.
 | picture_offsets.npy | int64 (n + 1): where each example's images begin; only if there are any |
 | pictures.jsonl | for each image: sha256, num_bytes, path ("": in pictures.bin), start |
 | pictures.bin | the images that the rows themselves held, one after the other |
-| train_contents.npy, evaluation_contents.npy | hashes of the rows' content |
+| train_contents.npy, evaluation_contents.npy | hashes of the rows' content; not in old entries |
 | row_files.npy, row_lines.npy | int32, int64 (n): index of the file in the report, and the line |
 """
 
@@ -35,7 +35,9 @@ from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.data.store.examples import Picture, TokenizedExample
 
-FORMAT_VERSION = 5  # entries of another version are built again
+# 3: conversations with tool calls and turns that are not trained on. Entries of another version
+# are built again.
+FORMAT_VERSION = 4
 CHUNK_BYTES = 1 << 20
 META = "meta.json"
 CONVERSATIONS_FILE = "conversations.jsonl"

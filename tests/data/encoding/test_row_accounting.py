@@ -849,9 +849,13 @@ def test_what_rows_lose_is_counted_by_kind_with_the_first() -> None:
     assert lines[1].startswith(f"{lost}{ANSWER}(), count=2, example={example}, place=a:1")
     example = "data.lost_whole(what=the text of message 3, text=Thanks.)"
     assert lines[2].startswith(f"{lost}{AFTER[0]}(), count=1, example={example}, place=a:1")
+    read = LeftOut.from_json(left_out.to_json())
+    assert read.rows == {f"{kind}()": count for kind, count in left_out.rows.items()}
+    assert read.firsts == {f"{kind}()": first for kind, first in left_out.firsts.items()}
+    assert read.lines() == lines
     assert lines[2].endswith("place=a:1, cause=data.no_answer_follows())")
     other = LeftOut("because", left_out.rows, left_out.firsts)
-    assert other.lines()[0].endswith("place=a:2, cause=because)")
+    assert LeftOut.from_json(other.to_json()).lines() == other.lines() != lines
 
 
 def test_the_form_that_was_used_last_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

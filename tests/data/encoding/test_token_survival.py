@@ -222,6 +222,7 @@ def test_answers_that_become_equal_are_counted(
         survivals.add(f"row {number}", row)
     survivals.finish()
     assert (survivals.num_equal, survivals.equal_example) == (num_equal, example)
+    assert Survivals.from_json(survivals.to_json()).lines() == survivals.lines()
     same_to_model = [line for line in survivals.lines() if "data.answers_learned_as_same" in line]
     assert [f"(num_equal={num_equal}," in line for line in same_to_model] == [True] * (
         num_equal > 0
@@ -240,6 +241,9 @@ def test_kinds_are_counted_with_their_first_example() -> None:
     assert f"difference={KINDS[WHITE_SPACE]}(), example=x, place=row 1" in spaces
     assert letters.startswith("data.tokenizer_changed_answers(count=1,")
     assert f"difference={KINDS[LETTERS]}(), example=first, place=row 0" in letters
+    read = Survivals.from_json(survivals.to_json())
+    assert (read.rows, read.firsts) == (survivals.rows, survivals.firsts)
+    assert Survivals.from_json({}) == Survivals()
 
 
 def test_equal_answers_are_refused_above_a_share() -> None:
@@ -270,6 +274,7 @@ def test_rows_that_lose_text_that_is_only_read_are_counted_apart() -> None:
     answers = f"difference={KINDS[LETTERS]}(), example=x, place=row 3"
     assert letters == f"data.tokenizer_changed_answers(count=1, {answers})"
     assert "count=3," in unread
+    assert Survivals.from_json(survivals.to_json()).lines() == survivals.lines()
 
 
 def test_text_is_missed_where_a_tokenizer_loses_characters() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from infrastructure.core.json_text import JsonObject
+from infrastructure.data.encoding.token_survival import LETTERS
 from infrastructure.data.preparation.data_report import DataReport
 from infrastructure.data.preparation.quarantine import Quarantine
 from infrastructure.data.readers.rows import EMPTY, INVALID_UTF8, WRONG_TYPE, BadRow
@@ -158,12 +159,25 @@ def test_rows_of_another_encoding_are_named_with_their_file() -> None:
 
 
 def test_a_stored_report_is_read_again() -> None:
+    left_out: list[JsonObject] = [
+        {"kind": "k", "rows": 2, "place": "a:1", "what": "x", "cause": "c"}
+    ]
+    survivals: JsonObject = {
+        "rows": {LETTERS: 3},
+        "firsts": {LETTERS: ["a:2", "y"]},
+        "num_equal": 0,
+        "equal_example": "",
+    }
     quarantine = Quarantine()
     quarantine.add([BadRow("a", 1, EMPTY)] * 2)
-    report = report_of(left_out=["lost", "changed"], losses={"a:1": ["z"]}, quarantine=quarantine)
+    report = report_of(
+        left_out=left_out, survivals=survivals, losses={"a:1": ["z"]}, quarantine=quarantine
+    )
     facts = json.loads(json.dumps(report.to_dict()))
     assert facts["quarantined"] == {EMPTY: 2}
     again = DataReport.from_dict(facts, quarantine)
     assert again == report
     assert again.lines() == report.lines()
-    assert {"lost", "changed"} < {*again.lines(is_verbose=False)}
+    lines = "\n".join(again.lines(is_verbose=False))
+    assert "data.never_read_by_model(kind=k, count=2" in lines
+    assert "data.tokenizer_changed_answers(count=3" in lines
