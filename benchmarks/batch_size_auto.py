@@ -57,7 +57,7 @@ class Swept:
 
     def __init__(self, folder: Path, size: int, accumulation: int) -> None:
         self.trainer = make_trainer(folder, size, gradient_accumulation=accumulation)
-        self.loop = self.trainer.prepare()
+        self.loop = self.trainer.prepare().loop
         self.batches = cycle(self.loop.data.train_batches(0, 0, self.loop.global_batch_size))
         self.best = 0.0
 

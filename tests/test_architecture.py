@@ -42,10 +42,11 @@ TRAINING_LAYERS: list[set[str]] = [
     {"loop", "observers"},
     {"resume"},
     {"hf_bridge", "methods", "sizing"},
+    {"run_facts"},
+    {"placement"},
     {"enhanced_trainer"},
     {"setup"},
     {"unsloth_trainer", "unified_trainer"},
-    {"run_facts"},
     {"trainer_factory"},
     {"rank_process"},
 ]

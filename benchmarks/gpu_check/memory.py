@@ -22,7 +22,6 @@ def out_of_memory_is_recovered(bench: Bench) -> Figures:
     watched = Watched()
     trainer = bench.trainer(watched=watched, **options)  # type: ignore[arg-type]
     trainer.train()
-    assert trainer.state is not None
     kinds = [record["kind"] for record in trainer.state.recoveries]
     difference = largest_difference(watched.losses, expected)
     return {

@@ -51,8 +51,6 @@ def resume_is_exact(bench: Bench) -> Figures:
     half.train()
     rest = restored(bench.trainer(**options), bench.folder / "half")
     rest.train()
-    assert whole.model is not None
-    assert rest.model is not None
     pairs = zip(whole.model.parameters(), rest.model.parameters(), strict=True)
     differing = sum(not torch.equal(a, b) for a, b in pairs)
     return {"passed": differing == 0, "differing_tensors": differing}
@@ -79,10 +77,9 @@ def fp16_with_scaler(bench: Bench) -> Figures:
     watched = Watched()
     trainer = bench.trainer(watched=watched, mixed_precision="fp16", model={"dtype": "fp32"})
     trainer.train()
-    assert trainer.loop is not None
     scale = (
-        trainer.loop.optimizer_step.scaler.get_scale()
-        if trainer.loop.optimizer_step.scaler
+        trainer.prepare().loop.optimizer_step.scaler.get_scale()
+        if trainer.prepare().loop.optimizer_step.scaler
         else 0.0
     )
     difference = largest_difference(watched.losses, reference)
@@ -104,7 +101,6 @@ def qlora_4bit(bench: Bench) -> Figures:
     model = {"quantization": "4bit", "lora_config": LORA}
     trainer = bench.trainer(watched=watched, model=model, max_steps=16)
     trainer.train()
-    assert trainer.model is not None
     kinds = {type(module).__name__ for module in trainer.model.modules()}
     falls = watched.losses[-1] < watched.losses[0]
     return {"passed": falls and "Linear4bit" in kinds, "losses": _ends(watched.losses)}

@@ -88,7 +88,7 @@ class Temper:
     def trainer(self, workbench: Workbench, num_steps: int, hooks: list[Hook]) -> EnhancedTrainer:
         trainer = temper_trainer(workbench, num_steps, hooks, self.compile_mode)
         trainer.use_precision(self.precision)
-        trainer.use_num_threads(self.num_threads)
+        torch.set_num_threads(self.num_threads)
         return trainer
 
     def train(self, workbench: Workbench, num_steps: int, clock: Clock) -> None:

@@ -103,9 +103,10 @@ from infrastructure.training.core.product_choice import ProductChoice, threads_r
 from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
-from infrastructure.training.loop.loop import TrainingLoop
+from infrastructure.training.loop.session import TrainingSession
 from infrastructure.training.metrics.progress import MakeProgress, make_progress
 from infrastructure.training.metrics.sinks import SINKS, sinks_of_run
+from infrastructure.training.model_adapters.base_adapter import held_out_identity
 from infrastructure.training.observers.monitoring_setup import monitoring_hooks
 from infrastructure.training.observers.run_observers import ProgressObserver, run_observers
 from infrastructure.training.setup.compute_choice import choose_by_product, choose_by_trial
@@ -490,7 +491,7 @@ class TrainingDeployment:
         If the held-out rows have changed, the initial model, which `trainer` still has, is
         evaluated on the new rows.
         """
-        before, rows = measured_before(run), trainer.held_out_identity()
+        before, rows = measured_before(run), held_out_identity(trainer.initialize_data())
         if before.measured_on == rows or None in (before.measured_on, rows):
             return before
         self.report(phrase("deployment.held_out_rows_changed"))
@@ -501,10 +502,10 @@ class TrainingDeployment:
     def _measure(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:
         """Evaluate the model before the first step, and store the result in the run.
 
-        If the model's weights stay on disk, the result is only returned.
+        If the model's weights stay on disk, nothing is measured: all ranks do it together later.
         """
         if trainer.adapter.on_disk:
-            return measure(trainer)
+            return HeldOut({})
         try:
             return self._measured(run, trainer)
         except KeyboardInterrupt:
@@ -552,9 +553,12 @@ class TrainingDeployment:
         for note in self.config.notes():
             self.report(f"note: {note}")
         config = self.config
-        trainer = TrainerFactory().for_run(config, began_with, saved_tokenizer=saved_tokenizer)
-        if config.training.best_needs_answers:
-            trainer.answering = measure_answers
+        trainer = TrainerFactory().for_run(
+            config,
+            began_with,
+            saved_tokenizer=saved_tokenizer,
+            answering=measure_answers if config.training.best_needs_answers else None,
+        )
         if has_begun:
             trainer.keep_precision(precision)
         else:
@@ -568,7 +572,7 @@ class TrainingDeployment:
         with self._stage("data", phrase("deployment.preparing_data")):
             data = trainer.initialize_data()
         if type(trainer.strategy).check_length is not TrainingStrategy.check_length:
-            trainer.check_length()
+            trainer.length()
         for note in trainer.strategy.notes():
             self.report(f"note: {note}")
         self.report(describe_model(trainer))
@@ -576,9 +580,9 @@ class TrainingDeployment:
         data_lines = data_report.lines(self.report.is_verbose) if data_report else []
         if data_report and data_report.shape != TEXT:
             data_lines += template_notes(config.data, trainer.adapter.tokenizer)
-        if trainer.sharding_sentence:
-            show = self.report.detail if trainer.sharding is None else self.report
-            show(trainer.sharding_sentence)
+        if trainer.placement.reason:
+            show = self.report.detail if trainer.placement.sharding is None else self.report
+            show(trainer.placement.reason)
         for line in [*unused_gpus(trainer), *data_lines, *trainer.adapter.notes()]:
             self.report(line)
         with self._stage("checks", phrase("deployment.checking_setup")):
@@ -609,24 +613,23 @@ class TrainingDeployment:
             RESULT in self.shown_elsewhere,
         )
         with self._stage("fit", phrase("deployment.measuring_step")):
-            loop, state = self._make_ready(finalizer, checkpoint)
+            session = self._make_ready(finalizer, checkpoint)
+        state = session.state
         for note in shorter_than_given(self.config, state.total_steps):
             self.report(f"note: {note}")
         ahead = steps_ahead(state.step, state.total_steps)
         begins = phrase("deployment.training_starts", run=from_here(run.path), steps=ahead)
         self.report(f"{begins}{phrase('run.ctrl_c_saves_and_stops')}")
         record_running(run, state.total_steps, state.step)
-        summary = self._train_to_end(finalizer, state, loop)
+        summary = self._train_to_end(finalizer, session)
         finalizer.show_end()
         return summary
 
-    def _train_to_end(
-        self, finalizer: RunFinalizer, state: TrainingState, loop: TrainingLoop
-    ) -> Summary:
+    def _train_to_end(self, finalizer: RunFinalizer, session: TrainingSession) -> Summary:
         """Train to the end, finish or stop the run, and stop its helper processes."""
-        run, trainer = finalizer.run, finalizer.trainer
+        run, trainer, state = finalizer.run, finalizer.trainer, session.state
         try:
-            stopping = stop_on_signals(state, lambda: loop.may_break_off, run.path)
+            stopping = stop_on_signals(state, lambda: session.loop.may_break_off, run.path)
             with self.stages.stage("train"), stopping:
                 trainer.train()
             return finalizer.stopped() if state.is_interrupted else finalizer.finish()
@@ -642,21 +645,18 @@ class TrainingDeployment:
         finally:
             finalizer.clean_up()
 
-    def _make_ready(
-        self, finalizer: RunFinalizer, checkpoint: Path | None
-    ) -> tuple[TrainingLoop, TrainingState]:
-        """Prepare the training loop, restore `checkpoint` if it is given, and make a forecast."""
+    def _make_ready(self, finalizer: RunFinalizer, checkpoint: Path | None) -> TrainingSession:
+        """Prepare the training, restore `checkpoint` if it is given, and make a forecast."""
         run, trainer, copies, forecast = (
             finalizer.run,
             finalizer.trainer,
             finalizer.copies,
             finalizer.forecast,
         )
-        trainer.save_checkpoints_to(
+        checkpoints = trainer.save_checkpoints_to(
             run.checkpoints, lambda: read_run_files(run.path), copies.seconds_to_confirm
         )
-        assert trainer.checkpoints is not None
-        trainer.checkpoints.apart = copies.backup.apart
+        checkpoints.apart = copies.backup.apart
         extensions = trainer.hooks.extensions
         sampled = {name: probe for one in extensions for name, probe in one.probes().items()}
         probes = {**sampled, **copies.probes()}
@@ -677,18 +677,16 @@ class TrainingDeployment:
             trainer.add_hooks([MeasuredBefore(trainer, keep)])
         if checkpoint is not None:
             self._restore(run, trainer, checkpoint)
-        loop = trainer.prepare()
-        assert trainer.state is not None
-        keep_round(run.path, trainer.state.step, self.checks)
-        size_bytes = bytes_of_version(trainer.state.model, trainer.create_optimizer)
-        copies.check_free_space(size_bytes, loop.total_steps)
+        session = trainer.prepare()
+        keep_round(run.path, session.state.step, self.checks)
+        size_bytes = bytes_of_version(session.state.model, session.create_optimizer)
+        copies.check_free_space(size_bytes, session.loop.total_steps)
         forecast.measure(trainer)
         finalizer.started = time.monotonic()
-        return loop, trainer.state
+        return session
 
     def _restore(self, run: RunDirectory, trainer: EnhancedTrainer, checkpoint: Path) -> None:
         agreed = trainer.restore(checkpoint, self.accepted)
-        assert trainer.state is not None
         step = trainer.state.step
         self.report(
             phrase(
@@ -703,7 +701,7 @@ class TrainingDeployment:
         if step >= trainer.state.total_steps:
             self._note_without_effect(agreed)
             agreed = []
-        saves = trainer.prepare().checkpointer
+        saves = trainer.prepare().loop.checkpointer
         describe = partial(describe_data, self.config, trainer)
         before = saves.history
         saves.history = extend_history(run, {HISTORY: before}, agreed, step, describe)
@@ -763,14 +761,11 @@ def shorter_than_given(config: DeploymentConfig, total_steps: int) -> list[str]:
 @contextmanager
 def with_ranks(trainer: EnhancedTrainer) -> Iterator[None]:
     """Start the other processes of a distributed run, and end them when the block ends."""
-    if trainer.ranks is None:
-        yield
-        return
     try:
-        trainer.ranks.launch()
+        trainer.placement.ranks.launch()
         yield
     finally:
-        trainer.ranks.close()
+        trainer.placement.ranks.close()
 
 
 @contextmanager
@@ -850,7 +845,7 @@ def checked_before(
     """
     if not config.enable_testing:
         return []
-    if trainer.sharding is not None:
+    if trainer.placement.sharding is not None:
         report(phrase("deployment.sharded_model_not_checked"))
         return []
     results = preflight(trainer, Path(config.output_dir), has_begun)

@@ -230,7 +230,6 @@ class RunForecast:
                 `enable_memory_optimization` off, this is only reported.
         """
         parts = trainer.strategy.run_parts(trainer)
-        first_step = trainer.state.step if trainer.state is not None else 0
         try:
             others = OtherPrograms()
             costs = costs_of(trainer)
@@ -250,7 +249,7 @@ class RunForecast:
         self._report_plan(parts.lines(costs.step_seconds))
         for extension in trainer.hooks.extensions:
             extension.forecast_known(costs.step_seconds)
-        self.keep(forecast, first_step)
+        self.keep(forecast, trainer.state.step)
         if self.config.enable_memory_optimization and trainer.device.type == "cpu":
             self._keep_within(trainer, costs)
 
@@ -294,7 +293,6 @@ class RunForecast:
     def _keep_within(self, trainer: EnhancedTrainer, costs: StepCosts) -> None:
         """Reduce the micro-batch if it does not fit in memory."""
         state = trainer.state
-        assert state is not None
         size = costs.largest_that_fits(state.micro_batch_size)
         if size == 0:
             needed, there = format_bytes(costs.peak_of(1)), format_bytes(costs.limit_bytes)
@@ -390,8 +388,7 @@ def made_of(
         measure_seconds: the time of the evaluation before training.
         others: the load of other programs, measured from before the first measured step.
     """
-    loop, state = trainer.prepare(), trainer.state
-    assert state is not None
+    loop, state = trainer.prepare().loop, trainer.state
     left = loop.total_steps - state.step
     per_epoch = max(1, ceil_div(loop.data.num_examples, loop.global_batch_size))
     evaluations = 0
@@ -405,7 +402,7 @@ def made_of(
     seconds = training_seconds + measure_seconds
     seconds += evaluations * held_out * costs.evaluation_seconds
     seconds += sum(extension.seconds_beside_steps() for extension in trainer.hooks.extensions)
-    is_alone_on_cpu = trainer.device.type == "cpu" and trainer.num_processes == 1
+    is_alone_on_cpu = trainer.device.type == "cpu" and trainer.placement.size == 1
     version = bytes_of_version(state.model, trainer.create_optimizer)
     num_saves = saves_of(loop.config, loop.total_steps, per_epoch, seconds)
     saved_already = num_saves * state.step // max(1, loop.total_steps)
@@ -430,7 +427,7 @@ def made_of(
         ),
         session_seconds=config.training.deadline,
         measure_seconds=measure_seconds,
-        num_processes=trainer.num_processes,
+        num_processes=trainer.placement.size,
         price_per_hour=config.price_per_hour,
         others_share=others.share() if is_alone_on_cpu else None,
     )
@@ -469,17 +466,18 @@ def costs_of(trainer: EnhancedTrainer) -> StepCosts:
     Raises:
         DoesNotFitError: if not even weights, gradients and optimizer fit in memory.
     """
-    loop, count = trainer.prepare(), trainer.num_processes
+    loop, placement = trainer.prepare().loop, trainer.placement
+    count = placement.size
     plan = trainer.batch_plan().of_one_process(count)
     has_optimizer = bool(
         loop.optimizer_step.optimizer.state
     )  # of the checkpoint that it resumes from
-    if trainer.sharding is not None:
+    if placement.sharding is not None:
         return spread_costs(
             trainer.cost_measurement(),
             trainer.batch_plan(),
             count,
-            offload=trainer.sharding is Sharding.OFFLOAD,
+            offload=placement.sharding is Sharding.OFFLOAD,
         )
     costs = trainer.cost_measurement().costs(plan, loop.total_steps, has_optimizer)
     if trainer.device.type != "cpu" or count == 1:

@@ -58,7 +58,8 @@ from infrastructure.training.core.product_choice import ProductChoice
 from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.resume.fingerprint import installed_versions
+from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
+from infrastructure.training.resume.fingerprint import counted_threads, installed_versions
 from infrastructure.training.setup.compute_choice import ComputeChoice
 from infrastructure.training.setup.resource_limits import memory_facts
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
@@ -120,7 +121,6 @@ class RunFinalizer:
     def _take_best(self) -> int | None:
         """If so configured, load the best weights. Return their step; None for the last step."""
         trainer, state = self.trainer, self.trainer.state
-        assert state is not None
         if trainer.adapter.on_disk or not trainer.training_config.ends_with_best:
             return None
         step = take_best(trainer.initialize_model(), self.run.checkpoints, state.step)
@@ -148,7 +148,6 @@ class RunFinalizer:
         """End an unfinished run. Report why it stopped, how to resume, and what is saved."""
         summary = self._close(error=error)
         if self.copies.has_place:
-            assert self.trainer.state is not None
             reason, patience = self.trainer.state.stop_reason, self.patience.emergency_seconds
             with self.stages.stage("back up"):
                 self.copies.wait(self.trainer.schedule.seconds_to_copy(reason, patience))
@@ -172,7 +171,7 @@ class RunFinalizer:
         In a notebook, there is no note, because the deadline comes from the runtime.
         """
         state, seconds = self.trainer.state, self.trainer.training_config.deadline
-        is_stopped = state is not None and state.stop_reason is StopReason.DEADLINE
+        is_stopped = state.stop_reason is StopReason.DEADLINE
         if not is_stopped or seconds is None or in_notebook_kernel():
             return []
         return [phrase("deployment.deadline_applies_again", duration=format_duration(seconds))]
@@ -206,9 +205,9 @@ class RunFinalizer:
 
     def _advice(self, after: HeldOut | None) -> Summary:
         """Return advice that follows from the final metrics; empty if the run was not finished."""
-        state = self.trainer.state
-        if after is None or state is None:
+        if after is None:
             return {}
+        state = self.trainer.state
         model = self.trainer.model_config
         advice = advice_at_end(
             self.run,
@@ -266,15 +265,15 @@ def record_run(
     for choice in measured:
         decided |= choice.decided()
     settings = {key: (config.value(key), src.place) for key, src in config.sources().items()}
-    device, num_processes = str(trainer.device), trainer.num_processes
+    device, num_processes = str(trainer.device), trainer.placement.size
     record: RunRecord = {
         **base_record(run, settings, installed_versions(), device, num_processes),
         "configuration": config.to_dict(),
         "decided": decided,
         "precision": trainer.precision.name,
-        "num_threads": trainer.num_threads,
-        "attention": trainer.attention_form(),
-        "last_mlp": trainer.last_mlp_form(),
+        "num_threads": counted_threads(trainer.device, num_processes),
+        "attention": trainer.adapter.attention_form(trainer.initialize_model()),
+        "last_mlp": last_mlp_form(trainer),
         "model": trainer.adapter.describe(),
         "data": describe_data(config, trainer),
     }
@@ -283,6 +282,16 @@ def record_run(
         report.quarantine.write(run.quarantine_file)
     record_rows(run, trainer, config)
     save_tokenizer(run, trainer)
+
+
+def last_mlp_form(trainer: EnhancedTrainer) -> str:
+    """Return the tokens for which the last layer's MLP is computed: all, or only trained ones."""
+    narrows = (
+        isinstance(trainer.adapter, StandardModelAdapter)
+        and trainer.placement.sharding is None
+        and trainer.adapter.token_loss.last_mlp(trainer.initialize_model()) is not None
+    )
+    return "learnt tokens" if narrows else "all tokens"
 
 
 def record_rows(run: RunDirectory, trainer: EnhancedTrainer, config: DeploymentConfig) -> None:
@@ -368,7 +377,6 @@ def summarise(
 ) -> Summary:
     """Return the content of summary.json: outcome, metrics before and after training, and paths."""
     state = trainer.state
-    assert state is not None
     example: ExampleRecord = {
         "prompt": before.example.get("prompt"),
         "expected": before.example.get("expected"),
@@ -379,7 +387,7 @@ def summarise(
     summary: Summary = {
         **summary_of(run, state, seconds, is_finished=after is not None, error=error),
         "epochs": state.position.epoch,
-        "num_processes": trainer.num_processes,
+        "num_processes": trainer.placement.size,
         "memory": memory_facts(trainer),
         "before": before.table_row(),
         "after": None if after is None else after.table_row(),
@@ -413,7 +421,7 @@ def describe_model(trainer: EnhancedTrainer) -> str:
         how = "deployment.trains_qlora" if model_config.quantization else "deployment.trains_lora"
     else:
         how = "deployment.trains_all" if trained == total else "deployment.trains_part"
-    count = trainer.num_processes
+    count = trainer.placement.size
     return phrase(
         "deployment.model_line",
         model=model_words(str(described["name"])),
@@ -429,7 +437,7 @@ def describe_model(trainer: EnhancedTrainer) -> str:
 def unused_gpus(trainer: EnhancedTrainer) -> list[str]:
     """Return a note if the machine has more GPUs than the run uses; otherwise an empty list."""
     count = torch.cuda.device_count() if trainer.device.type == "cuda" else 0
-    if count <= trainer.num_processes:
+    if count <= trainer.placement.size:
         return []
-    used = trainer.num_processes
+    used = trainer.placement.size
     return [phrase("deployment.unused_gpus", count=count, used=used)]

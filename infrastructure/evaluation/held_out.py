@@ -25,6 +25,7 @@ from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.model_adapters.base_adapter import held_out_identity
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,8 +81,8 @@ class MeasuredBefore(Observer):
         self.trainer, self.keep = trainer, keep
 
     def train_start(self, state: TrainingState) -> None:
-        rows = self.trainer.held_out_identity()
-        self.keep(HeldOut(self.trainer.before, measured_on=rows))
+        rows = held_out_identity(self.trainer.initialize_data())
+        self.keep(HeldOut(self.trainer.placement.before, measured_on=rows))
 
 
 def measure(trainer: EnhancedTrainer, count: Callable[[int, int], None] = do_nothing) -> HeldOut:
@@ -95,7 +96,7 @@ def measure(trainer: EnhancedTrainer, count: Callable[[int, int], None] = do_not
         count: see `generate_answers`.
     """
     if trainer.adapter.on_disk:
-        return HeldOut({} if trainer.state is None else dict(trainer.state.evaluation))
+        return HeldOut(dict(trainer.state.evaluation))
     training = trainer.training_config
     metrics = trainer.evaluate()
     only_exact = not training.best_needs_answers or training.best_metric == EXACT_MATCH
@@ -105,7 +106,9 @@ def measure(trainer: EnhancedTrainer, count: Callable[[int, int], None] = do_not
     if training.best_needs_answers and training.best_metric != EXACT_MATCH:
         metrics |= best_of_answers(trainer, answers)
     exact, example = exact_match_by_task(answers), example_of(answers)
-    return HeldOut(metrics, exact, len(answers), example, trainer.held_out_identity())
+    return HeldOut(
+        metrics, exact, len(answers), example, held_out_identity(trainer.initialize_data())
+    )
 
 
 def measure_answers(trainer: EnhancedTrainer, poll: Callable[[], None]) -> dict[str, float]:

@@ -55,7 +55,7 @@ def check_own_metrics(subject: Subject) -> CheckResult:
 def check_own_strategy(subject: Subject) -> CheckResult:
     """Check a user-defined strategy by calling it as the training loop does, for one step."""
     model, strategy, examples = subject.model, subject.bound_strategy(), subject.sample
-    total_steps = subject.trainer.check_length()
+    total_steps = subject.trainer.length().total_steps
     with undone(subject):
         optimizer, scaler = subject.optimizer(), subject.scaler()
         with first_step(strategy, model, optimizer, examples) as trial:

@@ -195,7 +195,7 @@ def check_learning(subject: Subject) -> CheckResult:
     if not subject.reads_text:
         text = phrase("testing.learning_only_language_models")
         return CheckResult("learning", "skipped", text, group="integration")
-    highest = min(subject.learning_rate, MAX_LEARNING_RATE)
+    highest = min(subject.trainer.learning_rate, MAX_LEARNING_RATE)
     visible = VISIBLE * subject.tolerance
     for rate in (highest, highest / 10, highest / 100):
         before, after = _loss_around(subject, rate)

@@ -67,10 +67,9 @@ def check_resume(subject: Subject) -> CheckResult:
 
 def _at_one_go(trainer: EnhancedTrainer, folder: Path, batch_size: int) -> tuple[Path, End]:
     trainer.save_checkpoints_to(folder / "checkpoints")
-    trainer.prepare()
+    session = trainer.prepare()
     _train(trainer, STEPS_BEFORE, batch_size)
-    assert trainer.state is not None
-    checkpoint = trainer.save_checkpoint(trainer.state)
+    checkpoint = session.save_checkpoint()
     _train(trainer, STEPS_AFTER, batch_size)
     return checkpoint, _end_of(trainer)
 
@@ -83,7 +82,6 @@ def _resumed_end(trainer: EnhancedTrainer, checkpoint: Path, batch_size: int) ->
 
 
 def _train(trainer: EnhancedTrainer, num_steps: int, batch_size: int) -> None:
-    assert trainer.state is not None
     trainer.initialize_model().train()
     position, data = trainer.state.position, trainer.initialize_data()
     with closing(data.train_batches(position.epoch, position.example, batch_size)) as batches:
@@ -92,8 +90,8 @@ def _train(trainer: EnhancedTrainer, num_steps: int, batch_size: int) -> None:
 
 
 def _end_of(trainer: EnhancedTrainer) -> End:
-    assert trainer.state is not None
-    snapshot = take_snapshot(trainer.state, trainer.prepare().optimizer_step)
+    session = trainer.prepare()
+    snapshot = take_snapshot(session.state, session.loop.optimizer_step)
     tensors: dict[str, torch.Tensor] = {}
     for group, members in snapshot.tensors.items():
         whole = group == "random"

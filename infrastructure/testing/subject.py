@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from infrastructure.config.auto import learning_rate_for
 from infrastructure.core.integers import ceil_div
 from infrastructure.data.store.examples import TokenizedExample
 from infrastructure.models.model_inputs import (
@@ -24,9 +23,6 @@ from infrastructure.models.model_inputs import (
 )
 from infrastructure.models.packed_attention import model_arguments
 from infrastructure.models.preserve import preserve
-from infrastructure.models.source import (
-    starts_from_scratch,
-)
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.forward.gradient_accumulation import accumulate_gradients
 from infrastructure.training.model_adapters.base_adapter import Batch, HiddenTokens, Objective
@@ -112,13 +108,6 @@ class Subject:
         with self.trainer.precision.autocast():
             return tolerance(compute_dtype(self.model))
 
-    @property
-    def learning_rate(self) -> float:
-        """The peak learning rate of the training."""
-        trainer = self.trainer
-        scratch = starts_from_scratch(trainer.model_config)
-        return learning_rate_for(trainer.training_config, trainer.model_config, scratch)
-
     @cached_property
     def candidates(self) -> list[Any]:
         """The first training examples, unchanged."""
@@ -148,7 +137,7 @@ class Subject:
 
     def optimizer(self) -> torch.optim.Optimizer:
         """Return a new optimizer, as in training, for the currently trainable parameters."""
-        return self.bound_strategy().create_optimizer(self.model, self.learning_rate)
+        return self.bound_strategy().create_optimizer(self.model, self.trainer.learning_rate)
 
     def scaler(self) -> torch.amp.GradScaler | None:
         """Return the gradient scaler that fp16 needs; None for other formats."""

@@ -31,7 +31,7 @@ from infrastructure.training.distributed.group import JoinedGroup
 from infrastructure.training.distributed.members import Member, started_by_rank_0
 from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.extensions.extension_manager import ExtensionManager
+from infrastructure.training.placement import Placement
 from infrastructure.training.run_facts import compare, facts_of_first
 from infrastructure.training.trainer_factory import TrainerFactory
 
@@ -66,7 +66,7 @@ def train_as(member: Member) -> int:
         facts, tokenizer = facts_of_first(group)
         with group.busy():
             trainer = trainer_of(group, facts, tokenizer)
-        compare(group, trainer)
+        compare(group, trainer.prepare())
         trainer.train()
     except ProcessLostError as error:
         is_over = group.has_ended(0)
@@ -105,15 +105,13 @@ def trainer_of(
     if group.device.type == "cuda":
         config.device = str(group.device)
         torch.cuda.set_device(group.device)
-    trainer = TrainerFactory().for_one_process(config)
-    trainer.group = group
-    trainer.sharding = Sharding(facts["sharding"]) if facts["sharding"] else None
-    trainer.adapter.on_disk = facts["on_disk"]
-    if trainer.sharding is None:
-        trainer.answering = _measured_by_rank_0
-    trainer.hooks = ExtensionManager(
-        extension for extension in trainer.hooks.extensions if not extension.is_of_first_rank
+    sharding = Sharding(facts["sharding"]) if facts["sharding"] else None
+    trainer = TrainerFactory().for_one_process(
+        config,
+        placement=Placement(group, sharding),
+        answering=_measured_by_rank_0 if sharding is None else None,
     )
+    trainer.adapter.on_disk = facts["on_disk"]
     trainer.planner.repeat(facts["resolved"])
     trainer.use_precision(facts["precision"])
     with tempfile.TemporaryDirectory() as folder:
@@ -125,8 +123,7 @@ def trainer_of(
             trainer.adapter.saved_tokenizer = Path(folder)
         trainer.initialize_model()
         trainer.adapter.size_grid = SizeGrid(facts["size_grid"])
-        trainer.prepare()
-    trainer.follow_length(facts["total_steps"])
+        trainer.prepare().set_length(facts["total_steps"])
     return trainer
 
 

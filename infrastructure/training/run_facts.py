@@ -1,16 +1,18 @@
-"""Information that rank 0 sends to the other ranks so that they can build the same trainer."""
+"""Information that rank 0 sends to the other ranks, so that they can prepare the same session."""
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from infrastructure.config.base import ConfigurationError
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import InputError
 from infrastructure.training.distributed.group import Group, Status
 from infrastructure.training.distributed.replicate import fingerprint
-from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.distributed.shard import Sharding
+from infrastructure.training.loop.session import TrainingSession
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,36 +20,41 @@ if TYPE_CHECKING:
 Facts = dict[str, Any]
 
 
-def welcome(trainer: EnhancedTrainer, group: Group) -> None:
-    """Send the other ranks what they need to build this trainer, and wait for them.
+def welcome(
+    session: TrainingSession,
+    resolved: Mapping[str, object],
+    sharding: Sharding | None,
+    config: DeploymentConfig,
+    group: Group,
+) -> None:
+    """Send the other ranks what they need to prepare the same session, and wait for them.
 
     Called on rank 0.
 
+    Args:
+        resolved: the batch plan, as `BatchPlan.resolved`.
+
     Raises:
-        ConfigurationError: the training has parts that other processes cannot build.
-        ProcessLostError: a rank cannot build the trainer, or has other weights or data. The message
-            names it.
+        ProcessLostError: a rank cannot prepare the session, or has other weights or data. The
+            message names it.
     """
-    assert trainer.ranks is not None
-    _refuse_own_extensions(trainer)
-    loop, model = trainer.prepare(), trainer.model
-    assert model is not None
-    files = _tokenizer_files(trainer.adapter.tokenizer)
+    adapter = session.loop.optimizer_step.adapter
+    files = _tokenizer_files(adapter.tokenizer)
     group.decide(
         lambda: {
-            "configuration": trainer.ranks.config.to_dict() if trainer.ranks else {},
-            "revision": trainer.adapter.describe().get("revision"),
-            "size_grid": trainer.adapter.size_grid.value,
-            "precision": trainer.precision.name,
-            "resolved": trainer.batch_plan().resolved(),
-            "total_steps": loop.total_steps,
+            "configuration": config.to_dict(),
+            "revision": adapter.describe().get("revision"),
+            "size_grid": adapter.size_grid.value,
+            "precision": adapter.precision.name,
+            "resolved": resolved,
+            "total_steps": session.loop.total_steps,
             "tokenizer": {name: content.numel() for name, content in files.items()},
-            "sharding": trainer.sharding,
-            "on_disk": trainer.adapter.on_disk,
+            "sharding": sharding,
+            "on_disk": adapter.on_disk,
         }
     )
-    group.broadcast(content.to(trainer.device) for content in files.values())
-    compare(group, trainer)
+    group.broadcast(content.to(adapter.device) for content in files.values())
+    compare(group, session)
 
 
 def facts_of_first(group: Group) -> tuple[Facts, dict[str, bytes]]:
@@ -65,34 +72,23 @@ def facts_of_first(group: Group) -> tuple[Facts, dict[str, bytes]]:
     }
 
 
-def compare(group: Group, trainer: EnhancedTrainer) -> None:
+def compare(group: Group, session: TrainingSession) -> None:
     """Check that this rank has the same frozen weights and the same data as rank 0.
 
     Raises:
         ValueError: this rank has other weights or data.
         ProcessLostError: another rank has other weights or data.
     """
-    assert trainer.model is not None
-    assert trainer.data is not None
+    adapter, data = session.loop.optimizer_step.adapter, session.loop.data
     own = {
-        "weights": [fingerprint(trainer.model), trainer.adapter.describe().get("base_sha256")],
-        "data": [trainer.data.fingerprint, trainer.data.num_examples],
+        "weights": [fingerprint(session.state.model), adapter.describe().get("base_sha256")],
+        "data": [data.fingerprint, data.num_examples],
     }
     first = group.decide(lambda: own)
     for what in own:
         if own[what] != first[what]:
             raise InputError("training.rank_loaded_differently", what=what)
     group.agree(Status.FINE)
-
-
-def _refuse_own_extensions(trainer: EnhancedTrainer) -> None:
-    for extension in trainer.hooks.extensions:
-        if extension not in trainer.configured_extensions and not extension.is_of_first_rank:
-            raise ConfigurationError(
-                "training.extension_in_one_process",
-                num_processes=trainer.num_processes,
-                extension=extension.name,
-            )
 
 
 def _tokenizer_files(tokenizer: "PreTrainedTokenizerBase | None") -> dict[str, torch.Tensor]:

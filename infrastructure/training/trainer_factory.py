@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig, check_sections
-from infrastructure.config.merging.added_weights import on_several_processes
 from infrastructure.config.merging.plugin_names import require_shareable
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.methods import SFT
@@ -25,9 +23,10 @@ from infrastructure.models.backend_choice import Backend, choose_backend
 from infrastructure.models.registry import MODELS
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.core.precision import choose_device
+from infrastructure.training.distributed.group import ALONE, Group
 from infrastructure.training.distributed.ranks import Ranks
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.run_facts import welcome
+from infrastructure.training.placement import Placement
 from infrastructure.training.setup.resource_limits import apply_resource_limits, caches_within
 from infrastructure.training.unsloth_trainer import UnslothTrainer
 
@@ -61,12 +60,13 @@ class TrainerFactory:
             began_with=began_with,
             cache_directory=Path(directory) if directory else None,
         )
-        trainer = self.for_one_process(config, choice.backend, **options)
-        trainer.backend_sentence = choice.sentence
-        trainer.ranks = self._ranks(config, trainer, options)
-        if trainer.ranks is not None:
-            trainer.ranks.welcome = partial(welcome, trainer)
-        return trainer
+        return self.for_one_process(
+            config,
+            choice.backend,
+            placement=Placement(self._ranks(config, device, options)),
+            backend_sentence=choice.sentence,
+            **options,
+        )
 
     def for_one_process(
         self, config: DeploymentConfig, backend: Backend = "transformers", **options: object
@@ -97,27 +97,24 @@ class TrainerFactory:
         return trainer
 
     def _ranks(
-        self, config: DeploymentConfig, trainer: EnhancedTrainer, options: Mapping[str, object]
-    ) -> Ranks | None:
-        """Return the ranks if several processes are configured or launched; otherwise None."""
+        self, config: DeploymentConfig, device: torch.device, options: Mapping[str, object]
+    ) -> Group | Ranks:
+        """Return the ranks if several processes are configured or launched; otherwise `ALONE`."""
         launch = launched_process()
         if launch is not None and launch.rank != 0:
             raise ConfigurationError(
                 "training.not_first_launched_process", rank=launch.rank, size=launch.size
             )
-        size = num_processes_for(config, trainer.device, launch)
+        size = num_processes_for(config, device, launch)
+        if size == 1:
+            return ALONE
         given = [name for name in ("model_adapter", "training_strategy") if options.get(name)]
-        if size > 1 and trainer.hooks.adding_weights:
-            raise ConfigurationError(on_several_processes(trainer.hooks.adding_weights, size))
-        if size > 1 and given:
+        if given:
             raise ConfigurationError(
                 "training.own_parts_in_one_process", size=size, given=" and ".join(given)
             )
-        if size > 1:
-            require_shareable(config)
-        if size == 1:
-            return None
-        return Ranks(config, size, trainer.device, launch, config.process_timeout)
+        require_shareable(config)
+        return Ranks(config, size, device, launch, config.process_timeout)
 
     def create_trainer(
         self,

@@ -25,6 +25,7 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.testing.results import MARKS, CheckResult
 from infrastructure.training.model_adapters.base_adapter import LossOutput
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
+from infrastructure.training.placement import Placement
 from tests.deployment.runs import deploy, newest_step, runs_of, small_settings
 
 
@@ -131,7 +132,7 @@ def test_warnings_are_shown_and_what_was_not_checked_on_request(
         return results
 
     monkeypatch.setattr(deploy_training, "preflight", check)
-    trainer: Any = SimpleNamespace(sharding=None)
+    trainer: Any = SimpleNamespace(placement=Placement())
     config = DeploymentConfig(output_dir=str(tmp_path), enable_testing=True)
     lines: list[str] = []
     report = Report(lines.append, is_verbose)

@@ -487,7 +487,8 @@ def test_what_was_measured_before_is_of_the_rows_that_are_held_out_now(
     write_record(run.before_file, before.to_dict())
     monkeypatch.setattr(deploy_training, "measure", lambda trainer, count: anew)
     adapter = SimpleNamespace(on_disk=on_disk)
-    trainer: Any = SimpleNamespace(held_out_identity=lambda: rows, adapter=adapter)
+    data = SimpleNamespace(held_out_identity=rows)
+    trainer: Any = SimpleNamespace(initialize_data=lambda: data, adapter=adapter)
     lines: list[str] = []
     deployment = TrainingDeployment(DeploymentConfig(), lines.append)
     found = deployment._before(run, trainer)
@@ -667,12 +668,12 @@ def test_the_first_measurement_is_kept_unless_it_is_interrupted(
     on_disk: Any = SimpleNamespace(adapter=SimpleNamespace(on_disk=True))
     trainer: Any = SimpleNamespace(adapter=SimpleNamespace(on_disk=False))
     is_interrupted = False
-    assert deployment._measure(run, on_disk).metrics == {"eval_loss": 2.0}
+    assert deployment._measure(run, on_disk) == HeldOut({})  # all ranks measure it later
     assert deploy_training.measured_before(run) == HeldOut({})
     assert f"deployment.baseline_unreadable(file={run.before_file}, error=" in caplog.text
     assert deployment._measure(run, trainer).metrics == {"eval_loss": 2.0}
     assert deploy_training.measured_before(run).metrics == {"eval_loss": 2.0}
-    assert measured == [(on_disk, 0), (trainer, 1)]
+    assert measured == [(trainer, 1)]
     for text in ("torn", "[]", "{}"):
         run.before_file.write_text(text)
         assert deploy_training.measured_before(run) == HeldOut({})
@@ -739,7 +740,8 @@ def test_helpers_of_a_training_are_ended_however_it_ends() -> None:
 
     close = partial(ended.append, "closed")
     for start in (lambda: None, launch):
-        trainer: Any = SimpleNamespace(ranks=SimpleNamespace(launch=start, close=close))
+        ranks = SimpleNamespace(launch=start, close=close)
+        trainer: Any = SimpleNamespace(placement=SimpleNamespace(ranks=ranks))
         with suppress(OSError), deploy_training.with_ranks(trainer):
             raise OSError("inside")
     assert ended == ["closed"] * 2

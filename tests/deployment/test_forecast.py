@@ -308,16 +308,16 @@ def test_auto_spreads_a_model_where_a_process_lacks_the_memory_and_names_it(
     config = DeploymentConfig(**settings, num_processes=2)
     trainer = TrainerFactory().for_run(config)
     trainer.initialize_data()
-    assert trainer.sharding is None
-    assert trainer.sharding_sentence.startswith("training.state_fits_each_process")
+    assert trainer.placement.sharding is None
+    assert trainer.placement.reason.startswith("training.state_fits_each_process")
     monkeypatch.setattr(MemoryBudget, "of", lambda config: MemoryBudget(cpu_limit="200MB"))
     trainer = TrainerFactory().for_run(config)
     trainer.initialize_data()
-    assert trainer.sharding is Sharding.SHARD
-    assert "training.state_is_sharded" in trainer.sharding_sentence
+    assert trainer.placement.sharding is Sharding.SHARD
+    assert "training.state_is_sharded" in trainer.placement.reason
     there = gib(trainer.memory_budget.limit_bytes(trainer.device, 2))
-    assert f", available={there}, " in trainer.sharding_sentence
-    assert "training.sharded_state(size=2, share=1/2)" in trainer.sharding_sentence
+    assert f", available={there}, " in trainer.placement.reason
+    assert "training.sharded_state(size=2, share=1/2)" in trainer.placement.reason
     lines: list[str] = []
     assert checked_before(config, trainer, lines.append) == []
     assert lines[0].startswith("deployment.sharded_model_not_checked")
@@ -333,8 +333,8 @@ def test_a_model_that_no_process_can_hold_stays_on_the_disk(
     trainer.initialize_data()
     is_small = there_bytes == 1 << 20
     assert trainer.adapter.on_disk == is_small
-    assert ("training.no_process_has_whole_model" in trainer.sharding_sentence) == is_small
-    assert trainer.sharding == (Sharding.SHARD if is_small else None)
+    assert ("training.no_process_has_whole_model" in trainer.placement.reason) == is_small
+    assert trainer.placement.sharding == (Sharding.SHARD if is_small else None)
     if is_small:
         with pytest.raises(ConfigurationError, match=r"training\.model_exceeds_each_process"):
             trainer.evaluate()
@@ -497,7 +497,6 @@ def test_a_run_that_goes_on_is_forecast_for_the_steps_that_are_left(
     assert (whole.num_steps, whole.step_seconds) == (8, 0.5)
     trainer = TrainerFactory().for_run(config)
     trainer.prepare()
-    assert trainer.state is not None
     trainer.state.step = 6
     watched: Any = SimpleNamespace(share=lambda: 0.4)
     rest = made_of(trainer, costs, config, tmp_path, 40.0, watched)
@@ -552,7 +551,9 @@ def test_a_forecast_has_each_part_of_a_run(
     )
     settings = {"precision": "fp32", "num_processes": 1, "device": torch.device("cpu"), **changes}
     trainer: Any = SimpleNamespace(
-        **{**settings, "prepare": lambda: loop, "state": state},
+        **{**settings, "state": state},
+        prepare=lambda: SimpleNamespace(loop=loop),
+        placement=SimpleNamespace(size=settings["num_processes"]),
         strategy=SimpleNamespace(
             run_parts=lambda _: parts, precision=SimpleNamespace(name=settings["precision"])
         ),
@@ -593,12 +594,11 @@ def test_the_costs_of_a_sharded_model_are_those_of_one_part(
     sharding: Sharding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forecast_module, "spread_costs", lambda *given, **named: (given, named))
-    state = SimpleNamespace(optimizer_step=SimpleNamespace(optimizer=SimpleNamespace(state={})))
+    loop = SimpleNamespace(optimizer_step=SimpleNamespace(optimizer=SimpleNamespace(state={})))
     trainer: Any = SimpleNamespace(
-        prepare=lambda: state,
-        num_processes=3,
+        prepare=lambda: SimpleNamespace(loop=loop),
+        placement=SimpleNamespace(size=3, sharding=sharding),
         batch_plan=lambda: BatchPlan(4, 3),
-        sharding=sharding,
         cost_measurement=lambda: "measurement",
     )
     offload = {"offload": sharding is Sharding.OFFLOAD}
@@ -673,7 +673,7 @@ def test_a_measured_forecast_reaches_plan_extensions_and_file(
     assert (known, made.first_step) == ([0.5], 6)
     assert json.loads((tmp_path / "forecast.json").read_text())["seconds"] == 240.0
     config.enable_memory_optimization = False
-    trainer.state = None
+    trainer.state.step = 0
     made.measure(trainer)
     assert made.first_step == 0
     config.enable_memory_optimization = True
@@ -698,7 +698,7 @@ def test_a_measured_forecast_reaches_plan_extensions_and_file(
 def test_a_run_without_held_out_rows_has_no_time_for_evaluations(tmp_path: Path) -> None:
     config = small_config(tmp_path, max_steps=2)
     trainer = TrainerFactory().for_run(config)
-    loop = trainer.prepare()
+    loop = trainer.prepare().loop
     watched: Any = SimpleNamespace(share=lambda: 0.0)
 
     def seconds(evaluation_seconds: float) -> float:

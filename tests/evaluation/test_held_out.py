@@ -62,7 +62,7 @@ def test_as_many_prompts_are_answered_as_configured(trainer: EnhancedTrainer) ->
     assert found.example["written"] != found.example["expected"]
     assert found.metrics.keys() == {"eval_loss"}
     assert found.measured_on is not None
-    assert found.measured_on == trainer.held_out_identity()
+    assert found.measured_on == trainer.initialize_data().held_out_identity
     assert HeldOut.from_dict(found.to_dict()) == found
     assert found.table_row() == {**found.metrics, "exact_match": {"all": 0.0}}
 
@@ -119,7 +119,7 @@ def test_of_a_model_on_the_disk_it_is_what_the_training_measured_last(
     assert measure(trainer) == HeldOut({})
     assert trained_model(trainer) is None
     state: Any = SimpleNamespace(evaluation={"eval_loss": 2.5})
-    monkeypatch.setattr(trainer, "state", state)
+    monkeypatch.setattr(EnhancedTrainer, "state", state)
     measured = measure(trainer)
     state.evaluation["eval_loss"] = 9.0
     assert measured.metrics == {"eval_loss": 2.5}
@@ -197,7 +197,10 @@ def test_answers_are_whole_where_more_is_measured_than_whether_they_are_exact(
 
 
 def test_what_the_ranks_have_measured_together_is_kept_with_its_rows() -> None:
-    ranks: Any = SimpleNamespace(before={"eval_loss": 3.0}, held_out_identity=lambda: "rows")
+    ranks: Any = SimpleNamespace(
+        placement=SimpleNamespace(before={"eval_loss": 3.0}),
+        initialize_data=lambda: SimpleNamespace(held_out_identity="rows"),
+    )
     kept: list[HeldOut] = []
     MeasuredBefore(ranks, kept.append).train_start(TrainingState(torch.nn.Linear(1, 1)))
     assert kept == [HeldOut({"eval_loss": 3.0}, measured_on="rows")]

@@ -356,8 +356,7 @@ def transformer(steps: range) -> Outcome:
             for step in steps:
                 shortage = Shortage(place, step)
                 training, course = llama(model, data, new())
-                loop, state = training.trainer.prepare(), training.trainer.state
-                assert state is not None
+                loop, state = training.trainer.prepare().loop, training.trainer.state
                 shortage.befall(loop.optimizer_step, state, training.trainer.adapter)
                 training.trainer.train()
                 assert shortage.was

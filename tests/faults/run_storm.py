@@ -30,7 +30,7 @@ import torch
 from infrastructure.backup.format.store import Store
 from infrastructure.deployment.deploy_training import DeploymentConfig, TrainingDeployment
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
-from infrastructure.training import enhanced_trainer
+from infrastructure.training.resume import resumption
 from tests.deployment.runs import end_copiers
 from tests.faults.judge import print_figures
 from tests.faults.kill_storm import in_child
@@ -197,13 +197,13 @@ def compare(reference: Path, disturbed: Path, outcome: Outcome) -> None:
 
 
 def _starts_the_epoch_anew() -> None:
-    restore = enhanced_trainer.restore_snapshot
+    restore = resumption.restore_snapshot
 
     def forgetful(saved: Any, state: Any, parts: Any) -> None:
         saved.values["position"]["example"] = 0
         restore(saved, state, parts)
 
-    enhanced_trainer.restore_snapshot = forgetful  # type: ignore[attr-defined]
+    resumption.restore_snapshot = forgetful  # type: ignore[attr-defined]
 
 
 MUTANTS: dict[str, Callable[[], None]] = {"epoch_anew": _starts_the_epoch_anew}

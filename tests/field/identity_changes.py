@@ -29,11 +29,11 @@ from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.run import compatibility
 from infrastructure.run.compatibility import Difference, RunChangedError, Verdict
 from infrastructure.run.directory import RunDirectory
-from infrastructure.training import enhanced_trainer
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.hf_bridge import TemperCallback, bridged_training
 from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
+from infrastructure.training.resume import fingerprint, resumption
 from tests.conftest import save_tiny_llama
 from tests.training.methods import method_runs
 from tests.training.methods.method_runs import trained_weights
@@ -177,7 +177,7 @@ def seeing(agreed: list[Difference]) -> Iterator[None]:
         return found
 
     with contextlib.ExitStack() as stack:
-        for module in (bridged_training, enhanced_trainer):
+        for module in (bridged_training, resumption):
             stack.enter_context(mock.patch.object(module, "check_compatible", check))
         yield
 
@@ -1009,7 +1009,7 @@ def of_own_runs() -> list[Change]:
 
 
 def of_versions_of_own(**versions: str) -> Callable[[Setup], object]:
-    return lambda setup: setup.patches.append(versions_of(enhanced_trainer, **versions))
+    return lambda setup: setup.patches.append(versions_of(fingerprint, **versions))
 
 
 def changes() -> list[Change]:

@@ -853,7 +853,7 @@ def test_the_quick_start_of_004() -> None:
     """In two blocks, each in three epochs; masks are of the first and of the last time step."""
     names = execute("004 Quick Start", batches_and_layers())
     training = names["trainer"].trainer
-    assert [phase.name for phase in training.loop.phases] == [
+    assert [phase.name for phase in training.prepare().planned.phases] == [
         "layers 1 to 4 of 8, time step 0",
         "layers 5 to 8 of 8, time step 9",
     ]

@@ -36,13 +36,13 @@ class Fault:
 
 def _examples(trainer: Any, change: Callable[[TokenizedExample], TokenizedExample]) -> None:
     """Let the data give changed examples for training."""
-    given = trainer.data.train_batches
+    given = trainer.initialize_data().train_batches
 
     def train_batches(epoch: int, start: int, size: int) -> Any:
         for batch in given(epoch, start, size):
             yield [change(example) for example in batch]
 
-    trainer.data.train_batches = train_batches
+    trainer.initialize_data().train_batches = train_batches
 
 
 def _batch(trainer: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

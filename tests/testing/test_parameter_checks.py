@@ -94,7 +94,9 @@ def test_a_loss_falls_at_one_of_three_rates(
     monkeypatch.setattr(
         module, "_loss_around", lambda _, rate: (rates.append(rate), losses[len(rates) - 1])[1]
     )
-    found = check_learning(SimpleNamespace(reads_text=True, learning_rate=rate, tolerance=0.5))  # type: ignore[arg-type]
+    trainer = SimpleNamespace(learning_rate=rate)
+    subject: Any = SimpleNamespace(reads_text=True, trainer=trainer, tolerance=0.5)
+    found = check_learning(subject)
     assert rates == [highest, highest / 10, highest / 100][: len(losses)]
     before, after = losses[-1]
     about = f"before={before}, after={after}, num_steps=4, rate={rates[-1]}"

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,19 +18,18 @@ from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.agent import SPENT_VARIABLE
-from infrastructure.models.trainable_state import trainable_state
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.run.identity import HELD_OUT_DATA
-from infrastructure.training import enhanced_trainer
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.distributed.group import Group, JoinedGroup
+from infrastructure.training.distributed.group import Group
 from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters import get_model_adapter
+from infrastructure.training.placement import Placement
 from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.slow import slow_but
@@ -68,7 +66,7 @@ class Training:
         data_settings = {k: settings.pop(k) for k in of_data if k in settings}
         if "eval_path" not in data_settings:
             data_settings["validation_split"] = 0.2
-        checkpoints = settings.pop("checkpoints", None)
+        checkpoints, placement = (settings.pop(k, None) for k in ("checkpoints", "placement"))
         values = {"batch_size": 4, "num_epochs": 2, "learning_rate": 3e-3, "warmup_steps": 1}
         self.losses = Losses()
         self.trainer = EnhancedTrainer(
@@ -82,6 +80,7 @@ class Training:
             cache_config=CacheConfig(directory=str(data.parent / "cache")),
             checkpoint_directory=checkpoints,
             hooks=[self.losses],
+            placement=placement,
         )
 
     def run(self) -> "Training":
@@ -257,12 +256,10 @@ def test_the_micro_batch_that_fitted_is_begun_with_next_time(
     first.run()
     second = Training(saved_llama, data_file, checkpoints=tmp_path / "runs", **settings)
     second.trainer.prepare()
-    assert second.trainer.state is not None
     assert second.trainer.state.micro_batch_size == 2
     assert "training.micro_batch_did_not_fit_before" in caplog.text
     other = Training(saved_llama, data_file, lora=True, **settings)
     other.trainer.prepare()
-    assert other.trainer.state is not None
     assert other.trainer.state.micro_batch_size == 4
     start = by_step(CheckpointManager(tmp_path / "runs").store)[0]
     second.trainer.restore(start)
@@ -289,7 +286,6 @@ def test_rows_that_break_the_loss_are_named_by_file_and_line(
         model.get_input_embeddings().weight[first] = float("nan")  # type: ignore[operator]
     training.run()
     state = training.trainer.state
-    assert state is not None
     assert state.step == state.total_steps
     assert [skipped.rows for skipped in state.skipped] == [("rows.jsonl:6",)] * 2
 
@@ -315,7 +311,7 @@ def test_held_out_rows_and_how_pictures_are_read_are_part_of_the_identity(
         held_out.write_text("\n".join(map(json.dumps, rows)) + "\n" + more)
         trainer = Training(saved_llama, data_file, eval_path=str(held_out)).trainer
         trainer.prepare()
-        trainer._run_key = None  # another one in each session that does not resume
+        trainer.run_identity.key = None  # another one in each session that does not resume
         if size is not None:
             adapter: Any = trainer.adapter
             adapter.processor = Processor(adapter.tokenizer, size)
@@ -341,122 +337,14 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
     return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
 
 
-class _Rank(JoinedGroup):
-    """A rank that needs no others, because there is nothing to exchange."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank, self.closed = rank, list[str | None]()
-
-    def decide(self, make: Callable[[], Any]) -> Any:
-        return make()
-
-    def busy(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        return nullcontext()
-
-    def watched(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def close(self, reason: str | None = None) -> None:
-        self.closed.append(reason)
-
-
-@pytest.mark.parametrize("case", ["first", "other", "interrupted", "failed"])
-def test_the_trained_parts_are_the_model_of_the_first_rank(
-    case: str, saved_llama: Path, data_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = Training(saved_llama, data_file, lora=True).trainer
-    loop, state = trainer.prepare(), trainer.state
-    assert state is not None
-    before = state.model
-    for weight in trainable_state(before).values():
-        weight.fill_(0.25)
-    step = loop.optimizer_step
-    step.optimizer.state[next(iter(before.parameters()))]["kept"] = torch.zeros(1)
-    monkeypatch.setattr(enhanced_trainer, "is_sharded", lambda model: True)
-    rank = _Rank(1 if case == "other" else 0)
-    trainer.group, trainer.sharding = rank, Sharding.SHARD
-    state.is_interrupted = case == "interrupted"
-    trainer._leave("a failure" if case == "failed" else None)
-    assert rank.closed == ["a failure" if case == "failed" else None]
-    assert (trainer.model is before) == (state.model is before) == (case != "first")
-    assert bool(step.optimizer.state) == (case in ("interrupted", "failed"))
-    if case == "first":
-        assert trainer.model is state.model is not None
-        weights = trainable_state(trainer.model)
-        assert weights.keys() == trainable_state(before).keys()
-        assert all(bool((weight == 0.25).all()) for weight in weights.values())
-
-
 def unprepared(lora: bool = False, **settings: Any) -> Any:
     """A trainer of a model that is not loaded, on data that is not read."""
     lora_config = LoraConfig(r=4) if lora else None
     model_config = ModelConfig(name="no/such", lora_config=lora_config)
     training = TrainingConfig(**{"mixed_precision": False, "batch_size": 4, **settings})
     trainer: Any = EnhancedTrainer(model_config, training, DataConfig(path="rows"), device="cpu")
-    trainer.model = torch.nn.Linear(1, 1)
+    trainer._model = torch.nn.Linear(1, 1)
     return trainer
-
-
-@pytest.mark.parametrize(
-    ("lora", "shard", "weight_bytes", "there", "is_too_large"),
-    [
-        (True, "auto", 1000, 10 + 1000 + 500, False),
-        (True, "auto", 1000, 10 + 1000 + 500 - 1, True),
-        (False, "yes", 1000, 10 + 1000 + 2000, False),  # with gradients and AdamW's moments
-        (False, "yes", 1000, 10 + 1000 + 2000 - 1, True),
-        (False, "no", 1000, 0, False),
-        (False, "auto", None, 0, False),
-    ],
-)
-def test_a_model_is_too_large_where_a_process_cannot_hold_it_beside_its_part(
-    monkeypatch: pytest.MonkeyPatch,
-    lora: bool,
-    shard: str,
-    weight_bytes: int | None,
-    there: int,
-    is_too_large: bool,
-) -> None:
-    trainer = unprepared(lora, shard=shard)
-    trainer.adapter.weight_bytes = lambda: weight_bytes
-    trainer.memory_budget = SimpleNamespace(limit_bytes=lambda _, size: there * (size == 2))
-    used = SimpleNamespace(now=lambda: 10)
-    monkeypatch.setattr(enhanced_trainer, "PeakMemory", lambda device: used)
-    assert not trainer._is_too_large()  # one process spreads nothing
-    trainer.ranks = SimpleNamespace(size=2)
-    assert trainer._is_too_large() == is_too_large
-
-
-SHARED = "training.sharded_state(size=2, share=1/2)"
-ON_DISK = f"{SHARED}training.no_process_has_whole_model()"
-FITS = "training.state_fits_each_process(size=2, needed=2.0 GiB, available=2.0 GiB)"
-
-
-@pytest.mark.parametrize(
-    ("shard", "on_disk", "there", "sharding", "sentence"),
-    [
-        ("auto", False, 2 << 30, None, FITS),
-        ("auto", False, 1 << 30, "yes", "needed=2.0 GiB, available=1.0 GiB, sharding={})"),
-        ("auto", True, 4 << 30, "yes", "needed=5.0 GiB, available=4.0 GiB, sharding={})"),
-        ("offload", True, 0, "offload", "setting=training.shard=offload, reason={})"),
-        ("yes", False, 9 << 30, "yes", "setting=training.shard=yes, reason={})"),
-        ("no", False, 0, None, ""),
-    ],
-)
-def test_a_model_is_sharded_where_it_must_or_should_be_with_the_reason(
-    shard: str, on_disk: bool, there: int, sharding: str | None, sentence: str
-) -> None:
-    trainer = unprepared(shard=shard)
-    trainer.ranks = SimpleNamespace(size=2)
-    budget = SimpleNamespace(limit_bytes=lambda _, size: there * (size == 2))
-    fit = SimpleNamespace(fixed_bytes=lambda: 2 << 30, budget=budget)
-    trainer.cost_measurement = lambda: fit
-    trainer.adapter.on_disk = on_disk
-    trainer.adapter.weight_bytes = lambda: 3 << 30
-    code = "training.state_is_sharded" if shard == "auto" else "config.setting_says"
-    whole = sentence.format(ON_DISK if on_disk else SHARED)
-    expected = f"{code}({whole}" if sharding else whole
-    assert trainer._choose_sharding() == expected
-    assert trainer.sharding == sharding
 
 
 class Measured:
@@ -479,7 +367,7 @@ def test_an_evaluation_takes_the_size_that_has_fitted_so_far(out_of_memory: str)
     def batches(size: int) -> Generator[int, None, None]:
         yield from (size, size)
 
-    trainer.data = SimpleNamespace(evaluation_batches=batches)
+    trainer._data = SimpleNamespace(evaluation_batches=batches)
     polled: list[bool] = []
 
     def evaluate() -> Any:
@@ -487,12 +375,13 @@ def test_an_evaluation_takes_the_size_that_has_fitted_so_far(out_of_memory: str)
 
     may_halve = out_of_memory == "smaller"
     assert evaluate() == {"batches": [4, 4], "may_halve": may_halve}
-    trainer.state = TrainingState(trainer.model, micro_batch_size=2)
+    state = TrainingState(trainer.model, micro_batch_size=2)
+    trainer._session = SimpleNamespace(state=state)
     assert evaluate() == {"batches": [2, 2], "may_halve": may_halve}
-    trainer.state.micro_batch_size = 9
+    state.micro_batch_size = 9
     assert evaluate()["batches"] == [4, 4]
     assert len(polled) == 6
-    assert [(e["kind"], e["action"], e["message"]) for e in trainer.state.recoveries] == [
+    assert [(e["kind"], e["action"], e["message"]) for e in state.recoveries] == [
         ("out_of_memory", "training.evaluated_in_smaller_batches(size=1)", "no memory")
     ] * 2
     trainer.adapter.on_disk = True
@@ -503,34 +392,14 @@ def test_an_evaluation_takes_the_size_that_has_fitted_so_far(out_of_memory: str)
 def test_an_evaluation_of_the_loop_adds_the_perplexity_and_what_the_model_writes() -> None:
     trainer = unprepared(best_metric="perplexity")
     polled: list[object] = []
-    trainer.loop, trainer.state = SimpleNamespace(poll=polled.append), "the state"
+    loop = SimpleNamespace(poll=polled.append)
+    trainer._session = SimpleNamespace(loop=loop, state="the state")
     trainer.evaluate = lambda poll: (poll(), {"eval_loss": 2.0})[1]
     numbers = {"eval_loss": 2.0, "eval_perplexity": math.exp(2.0)}
     assert trainer._evaluate_in_loop() == numbers
     trainer.answering = lambda of, poll: (poll(), {"eval_f1": float(of is trainer)})[1]
     assert trainer._evaluate_in_loop() == {**numbers, "eval_f1": 1.0}
     assert polled == ["the state"] * 3
-
-
-def test_the_phases_of_extensions_have_a_schedule_of_their_own() -> None:
-    """Four steps with the peak of added weights, in each group, and six of the strategy."""
-    trainer = unprepared(warmup_steps=0, scheduler_type="linear", learning_rate=0.1)
-    trainer.training_config.extension_learning_rate = 0.4
-    rates = (0.1, 0.2)
-    optimizer = torch.optim.SGD(
-        [{"params": [torch.nn.Parameter(torch.ones(1))], "lr": rate} for rate in rates]
-    )
-    plain = trainer._create_scheduler(optimizer, 10)
-    assert [factor(5) for factor in plain.lr_lambdas] == [0.5, 0.5]
-    trainer._num_first = 4
-    scheduler, found = trainer._create_scheduler(optimizer, 10), []
-    for _ in range(10):
-        found.append([group["lr"] for group in optimizer.param_groups])
-        optimizer.step()
-        scheduler.step()
-    first = [[0.4 * (1 - step / 4)] * 2 for step in range(4)]
-    later = [[rate * (1 - step / 6) for rate in rates] for step in range(6)]
-    np.testing.assert_allclose(found, first + later)
 
 
 @pytest.mark.parametrize(
@@ -549,21 +418,24 @@ def test_a_precision_that_was_measured_is_kept(
     trainer = unprepared(mixed_precision=setting)
     trainer.use_precision(current)
     trainer.keep_precision(name)
-    holders = (trainer, trainer.planner, trainer.adapter, trainer.strategy)
+    holders = (trainer.adapter, trainer.strategy)
     assert {holder.precision.name for holder in holders} == {kept}
 
 
-def test_a_size_that_did_not_fit_is_remembered_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rank", "sharding", "remembers"),
+    [(0, None, True), (1, None, False), (1, Sharding.SHARD, True)],
+)
+def test_a_size_that_did_not_fit_is_remembered_once(
+    rank: int, sharding: Sharding | None, remembers: bool, saved_llama: Path, data_file: Path
+) -> None:
     """Rank 0 of replicas remembers it; the rank of a sharded model that it does not fit ends."""
-    trainer, remembered = unprepared(), list[int]()
-    trainer.planner.memory_limit = lambda: SimpleNamespace(remember=remembered.append)
-    trainer._remember_limit(8)
-    trainer.group = Group()
-    trainer.group.rank = 1
-    trainer._remember_limit(4)
-    trainer.sharding = Sharding.SHARD
-    trainer._remember_limit(2)
-    assert remembered == [8, 2]
+    group = Group()
+    group.rank = rank
+    placement = Placement(group, sharding)
+    trainer = Training(saved_llama, data_file, placement=placement).trainer
+    trainer.prepare().loop.optimizer_step.remember_limit(2)
+    assert trainer.planner.memory_limit().at_most(9) == (2 if remembers else 9)
 
 
 def test_a_trainer_saves_when_and_where_it_should(
@@ -574,12 +446,12 @@ def test_a_trainer_saves_when_and_where_it_should(
     schedule = trainer.schedule
     assert (schedule.interval_seconds, schedule.deadline_seconds) == (300, 3590.0)
     assert (trainer.checkpoints, schedule.request) == (None, None)
-    trainer.save_checkpoints_to(tmp_path, lambda: {"note": 1}, lambda: 7.0)
-    assert trainer.checkpoints.store.root == tmp_path
+    made = trainer.save_checkpoints_to(tmp_path, lambda: {"note": 1}, lambda: 7.0)
+    assert trainer.checkpoints is made
+    assert made.store.root == tmp_path
     assert trainer.checkpoints.files() == {"note": 1}
     assert schedule.request == tmp_path / REQUEST_FILE
     assert schedule.reserve() == 7.0
-    assert trainer._folder() == tmp_path.parent
 
 
 def test_hooks_come_before_the_loop_and_data_has_examples() -> None:
@@ -589,6 +461,6 @@ def test_hooks_come_before_the_loop_and_data_has_examples() -> None:
     trainer.adapter.create_data_source = lambda *_: SimpleNamespace(num_examples=0)
     with pytest.raises(ValueError, match=r"training\.no_examples_left\(path=.*rows\)"):
         trainer.initialize_data()
-    trainer.loop = "made"
+    trainer._session = "made"
     with pytest.raises(ValueError, match=r"training\.hooks_added_too_late"):
         trainer.add_hooks([])

@@ -17,8 +17,6 @@ from infrastructure.core.stop_signals import reason_of
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training import rank_process
 from infrastructure.training.distributed.members import CALL, NOT_NEEDED, Member
-from infrastructure.training.extensions.extension_hooks import Extension, Observer
-from infrastructure.training.extensions.extension_manager import ExtensionManager
 from infrastructure.training.trainer_factory import TrainerFactory
 
 SECRET = "hf_" + "aB3" * 12
@@ -111,14 +109,14 @@ def test_a_rank_trains_what_rank_0_trains(
     monkeypatch: pytest.MonkeyPatch, closed: list[str | None]
 ) -> None:
     done: list[object] = []
-    trainer = SimpleNamespace(train=lambda: done.append("train"))
+    trainer = SimpleNamespace(train=lambda: done.append("train"), prepare=lambda: "the session")
 
     facts = ({"a": 1}, {"tokenizer.json": b"{}"})
     monkeypatch.setattr(rank_process, "facts_of_first", lambda group: facts)
     monkeypatch.setattr(rank_process, "trainer_of", lambda group, *of: done.append(of) or trainer)
     monkeypatch.setattr(rank_process, "compare", lambda group, of: done.append(of))
     assert rank_process.train_as(member()) == ExitCode.DONE
-    assert done == [facts, trainer, "train"]
+    assert done == [facts, "the session", "train"]
     assert closed == [None]
 
 
@@ -155,15 +153,11 @@ def test_a_rank_builds_the_trainer_of_rank_0(
     """And shows, saves and decides nothing; the tokenizer's files are there while it is read."""
     made: list[Any] = []
     done: dict[str, Any] = {}
+    given: dict[str, Any] = {}
 
-    class OfFirst(Extension):
-        is_of_first_rank = True
-
-    class Shared(Extension):
-        """An extension that each rank has."""
-
-    def for_one_process(_: object, config: DeploymentConfig) -> Any:
+    def for_one_process(_: object, config: DeploymentConfig, **options: Any) -> Any:
         made.append(config)
+        given.update(options)
         return trainer
 
     def initialize_model() -> None:
@@ -171,19 +165,16 @@ def test_a_rank_builds_the_trainer_of_rank_0(
         found = [path for path in folder.rglob("*") if path.is_file()] if folder else []
         done["files"] = {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
-    def prepare() -> None:
+    def prepare() -> Any:
         done["size grid"] = trainer.adapter.size_grid  # which the loop's identity has
+        return SimpleNamespace(set_length=lambda steps: done.update(steps=steps))
 
-    shared = Shared()
     trainer: Any = SimpleNamespace(
         adapter=SimpleNamespace(saved_tokenizer=None, size_grid=SizeGrid.EXACT),
-        answering=None,
-        hooks=ExtensionManager([OfFirst(), shared, Observer()]),
         planner=SimpleNamespace(repeat=lambda plan: done.update(plan=plan)),
         use_precision=lambda name: done.update(precision=name),
         initialize_model=initialize_model,
         prepare=prepare,
-        follow_length=lambda steps: done.update(steps=steps),
     )
     monkeypatch.setattr(TrainerFactory, "for_one_process", for_one_process)
     configuration = DeploymentConfig(**{"model.revision": "main"}, num_processes=2)
@@ -192,7 +183,7 @@ def test_a_rank_builds_the_trainer_of_rank_0(
         **{"on_disk": True, "resolved": {"training.batch_size": 4}, "precision": "bf16"},
         **{"size_grid": "sixteenths", "total_steps": 7},
     }
-    group: Any = SimpleNamespace(device=torch.device("cpu"))
+    group: Any = SimpleNamespace(device=torch.device("cpu"), size=2, is_first=False)
     assert rank_process.trainer_of(group, facts, files) is trainer
     assert done == {
         **{"files": files, "size grid": SizeGrid.SIXTEENTHS, "plan": facts["resolved"]},
@@ -200,11 +191,10 @@ def test_a_rank_builds_the_trainer_of_rank_0(
     }
     assert made[0].num_processes == 2
     assert made[0].model.revision == (revision or "main")
-    assert trainer.group is group
-    assert trainer.sharding == (sharding or None)
+    assert given["placement"].ranks is group
+    assert given["placement"].sharding == (sharding or None)
     assert trainer.adapter.on_disk
-    assert (trainer.answering is None) == bool(sharding)  # the ranks evaluate a shard together
-    assert trainer.hooks.hooks == [shared]
+    assert (given["answering"] is None) == bool(sharding)  # the ranks evaluate a shard together
 
 
 def test_a_signal_to_a_rank_stops_all_but_that_of_the_terminal() -> None:

@@ -48,41 +48,38 @@ class Wire(Group):
             tensor.copy_(sent)
 
 
-def trainer_of(tokenizer: Tokenizer | None) -> Any:
+def session_of(tokenizer: Tokenizer | None) -> Any:
     adapter = SimpleNamespace(
         tokenizer=tokenizer,
         size_grid=SizeGrid.SIXTEENTHS,
         on_disk=True,
-        describe=lambda: {"revision": "abc", "base_sha256": "of the base"},
-    )
-    return SimpleNamespace(
-        ranks=SimpleNamespace(config=DeploymentConfig(num_processes=2)),
-        hooks=SimpleNamespace(extensions=[]),
-        prepare=lambda: SimpleNamespace(total_steps=7),
-        model=torch.nn.Linear(1, 1),
-        data=SimpleNamespace(fingerprint="of the rows", num_examples=5),
-        adapter=adapter,
         device=torch.device("cpu"),
         precision=SimpleNamespace(name="bf16"),
-        batch_plan=lambda: SimpleNamespace(resolved=lambda: {"training.batch_size": 4}),
-        sharding=Sharding.SHARD,
+        describe=lambda: {"revision": "abc", "base_sha256": "of the base"},
     )
+    loop = SimpleNamespace(
+        optimizer_step=SimpleNamespace(adapter=adapter),
+        total_steps=7,
+        data=SimpleNamespace(fingerprint="of the rows", num_examples=5),
+    )
+    return SimpleNamespace(loop=loop, state=SimpleNamespace(model=torch.nn.Linear(1, 1)))
 
 
 @pytest.mark.parametrize("tokenizer", [Tokenizer(), None])
 def test_another_rank_receives_what_rank_0_has(tokenizer: Tokenizer | None) -> None:
-    wire, trainer = Wire(), trainer_of(tokenizer)
-    welcome(trainer, wire)
+    wire, config = Wire(), DeploymentConfig(num_processes=2)
+    resolved = {"training.batch_size": 4}
+    welcome(session_of(tokenizer), resolved, Sharding.SHARD, config, wire)
     wire.rank = 1
     facts, files = facts_of_first(wire)
     expected = {} if tokenizer is None else FILES
     assert files == expected
     assert facts == {
-        "configuration": trainer.ranks.config.to_dict(),
+        "configuration": config.to_dict(),
         "revision": "abc",
         "size_grid": "sixteenths",
         "precision": "bf16",
-        "resolved": {"training.batch_size": 4},
+        "resolved": resolved,
         "total_steps": 7,
         "tokenizer": {name: len(content) for name, content in expected.items()},
         "sharding": "yes",

@@ -21,9 +21,7 @@ from infrastructure.training.extensions.extension_hooks import Event, Hook, Hook
 from infrastructure.training.loop.checkpointer import Checkpointer
 from infrastructure.training.loop.error_recovery import ErrorRecovery
 from infrastructure.training.loop.loop import TrainingLoop
-from infrastructure.training.loop.loss_judge import LossJudge
 from infrastructure.training.loop.optimizer_step import OptimizerStep
-from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 from infrastructure.training.strategies import get_training_strategy
 from tests.training.toy import ToyAdapter, ToyModel, ToySource
 
@@ -93,17 +91,13 @@ class Training:
             optimizer=optimizer,
             scheduler=strategy.create_scheduler(optimizer, total),
             scaler=scaler,
-            losses=LossJudge(
-                self.config.recovery, self.source, self.adapter.device, scaler is not None
-            ),
             recovery=self.config.recovery,
         )
         manager = CheckpointManager(directory, Retention(99)) if directory is not None else None
-        failures = SaveRetryPolicy()
-        self.checkpointer = Checkpointer(manager, self.step, dict, SaveSchedule(), failures)
+        self.checkpointer = Checkpointer(manager, self.step, dict, SaveSchedule())
         self.loop = TrainingLoop(
             self.step,
-            ErrorRecovery(self.step, self.checkpointer, self.config.recovery),
+            ErrorRecovery(self.step, self.checkpointer),
             self.checkpointer,
             config=self.config,
             phases=list(phases or strategy.phases(model, num_epochs)),

@@ -97,7 +97,7 @@ class TrainingStrategySuite:
         examples = self._examples(trainer)
         step(examples, False)
         whole = _gradients(trainer)
-        trainer.optimizer.zero_grad(set_to_none=True)
+        trainer.prepare().loop.optimizer_step.optimizer.zero_grad(set_to_none=True)
         total = trainer.adapter.count_items(examples)
         for piece in (examples[:1], examples[1:]):
             step(piece, False, total_items=total)
@@ -114,16 +114,16 @@ class TrainingStrategySuite:
         trainer, step = self._first_step(tmp_path)
         before = _weights(trainer)
         step(self._examples(trainer), False)
-        rate = trainer.optimizer.param_groups[0]["lr"]
-        scaler = trainer.precision.create_scaler()
-        trainer.strategy.unscale_gradients(trainer.optimizer, scaler)
-        norm = trainer.strategy.update_parameters(
-            trainer.initialize_model(), trainer.optimizer, scaler, trainer.scheduler
+        parts = trainer.prepare().loop.optimizer_step
+        rate = parts.learning_rate
+        parts.strategy.unscale_gradients(parts.optimizer, parts.scaler)
+        norm = parts.strategy.update_parameters(
+            trainer.model, parts.optimizer, parts.scaler, parts.scheduler
         )
         assert float(norm) > 0, f"the norm of the gradients is {float(norm)}"
         assert _changed(before, _weights(trainer)), "update_parameters changes no weight"
         assert not _gradients(trainer), "update_parameters leaves gradients for the next step"
-        assert trainer.optimizer.param_groups[0]["lr"] != rate, "the schedule does not advance"
+        assert parts.learning_rate != rate, "the schedule does not advance"
 
     def test_the_learning_rate_is_that_of_the_step_alone(self, tmp_path: Path) -> None:
         trainer = self._trainer(tmp_path)
@@ -174,9 +174,10 @@ class TrainingStrategySuite:
     def _first_step(self, folder: Path) -> tuple[EnhancedTrainer, Callable[..., Any]]:
         """Return a trainer at the start of its first phase, and its strategy's `train_step`."""
         trainer = self._trainer(folder)
-        loop = trainer.prepare()
+        loop = trainer.prepare().loop
         model, strategy = trainer.initialize_model().train(), trainer.strategy
-        strategy.enter_phase(model, trainer.optimizer, 0)
+        optimizer = loop.optimizer_step.optimizer
+        strategy.enter_phase(model, optimizer, 0)
         wanted = loop.phases[0].parameters
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and (wanted is None or name in wanted))
@@ -184,7 +185,7 @@ class TrainingStrategySuite:
 
         def step(examples: list[Any], update: bool, **further: Any) -> Any:
             batch = {**trainer.adapter.prepare_batch(examples), **further}
-            return strategy.train_step(model, batch, trainer.optimizer, None, None, update)
+            return strategy.train_step(model, batch, optimizer, None, None, update)
 
         return trainer, step
 

@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,7 +33,6 @@ from infrastructure.features.curriculum.stages import (
 from infrastructure.models.preserve import preserve
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.distributed.group import ALONE
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
@@ -85,8 +85,7 @@ class CurriculumExtension(Extension):
     def epoch_start(self, state: TrainingState) -> None:
         data = self._data
         if self.stages is None or len(self.stages) != data.num_candidates:
-            loop = self.trainer.loop
-            group = ALONE if loop is None else loop.optimizer_step.group
+            group = self.trainer.prepare().loop.optimizer_step.group
             self._saved = group.decide(
                 lambda: packed(by_rank(self._measured(state), self.num_stages))
             )
@@ -128,14 +127,14 @@ class CurriculumExtension(Extension):
 
     @property
     def _data(self) -> DataPipeline:
-        assert isinstance(self.trainer.data, DataPipeline)  # `check_data` has verified it
-        return self.trainer.data
+        data = self.trainer.initialize_data()
+        assert isinstance(data, DataPipeline)  # `inspect` has verified it
+        return data
 
     def _measured(self, state: TrainingState) -> npt.NDArray[np.float64]:
         """Measure the mean loss of each example with the current weights, float64 (N,)."""
         log.info(phrase("curriculum.measuring_losses"))
-        loop = self.trainer.loop
-        poll = do_nothing if loop is None else lambda: loop.poll(state)
+        poll = partial(self.trainer.prepare().loop.poll, state)
         return self._losses(range(self._data.num_candidates), poll)
 
     @torch.no_grad()
@@ -145,8 +144,7 @@ class CurriculumExtension(Extension):
         Each example is a batch of its own, so that its loss does not depend on other examples. An
         example without supervised items gets NaN and counts as the hardest.
         """
-        model, adapter = self.trainer.model, self.trainer.adapter
-        assert model is not None
+        model, adapter = self.trainer.initialize_model(), self.trainer.adapter
         losses = np.full(len(ids), math.nan)
         with preserve(model, random=adapter.device, modes=True):
             model.eval()

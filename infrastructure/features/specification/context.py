@@ -96,14 +96,13 @@ class TrainingContext:
         pipeline: EpochBatches | DataPipeline | None = None,
         manager: ModelAdapter | ModelManager | None = None,
     ) -> None:
-        loop = trainer.prepare()
-        assert trainer.state is not None
+        session = trainer.prepare()
         if isinstance(pipeline, DataPipeline) and pipeline.config != trainer.data_config:
             raise InputError("specification.pipeline_of_other_data")
         if isinstance(manager, ModelManager):
             manager.take_from(trainer)
         self.trainer = trainer
-        self.pipeline = EpochBatches(loop, trainer.state)
+        self.pipeline = EpochBatches(session.loop, session.state)
         self.manager = manager or trainer.adapter
         self.start_epoch()
         remember_own_loop(self)
@@ -114,7 +113,7 @@ class TrainingContext:
 
     @property
     def num_epochs(self) -> int:
-        return sum(phase.num_epochs for phase in self.trainer.prepare().phases)
+        return self.trainer.prepare().planned.num_epochs
 
     @property
     def settings(self) -> Mapping[str, object]:
@@ -145,7 +144,7 @@ class TrainingContext:
 
     def save_state(self) -> Path:
         """Write a checkpoint of the current state and return its path."""
-        return self.trainer.save_checkpoint(self.state)
+        return self.trainer.prepare().save_checkpoint()
 
     def run(self) -> TrainingState:
         """Train to the end in the regular training loop, and return the final state."""
@@ -184,5 +183,4 @@ def should_checkpoint(context: TrainingContext | None = None) -> bool:
         context: None: the only context that was created in this process.
     """
     own = own_loop(context, "should_checkpoint")
-    loop: TrainingLoop = own.trainer.prepare()
-    return loop.save_is_due(own.state)
+    return own.trainer.prepare().loop.save_is_due(own.state)

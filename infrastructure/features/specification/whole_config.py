@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from infrastructure.backup.state.optimizer_state import merge_optimizer, split_optimizer
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -35,7 +36,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.precision import choose_device
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.loop.loop import TrainingLoop
+from infrastructure.training.loop.session import TrainingSession
 from infrastructure.training.setup.resource_limits import apply_resource_limits, caches_within
 
 if TYPE_CHECKING:
@@ -260,11 +261,26 @@ class UnslothTrainer(unsloth_trainer.UnslothTrainer):
         self.whole_config = config
         apply_resource_limits(self, config)
 
-    def prepare(self) -> TrainingLoop:
-        loop = super().prepare()
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer. Reading it prepares the training if necessary."""
+        return self.prepare().loop.optimizer_step.optimizer
+
+    @property
+    def scheduler(self) -> LambdaLR | None:
+        """The learning-rate scheduler. Reading it prepares the training if necessary."""
+        return self.prepare().loop.optimizer_step.scheduler
+
+    @property
+    def quantization(self) -> str | None:
+        """The quantization of the base weights: "4bit", "8bit", or None if not quantized."""
+        return self.model_config.quantization
+
+    def prepare(self) -> TrainingSession:
+        session = super().prepare()
         if self.whole_config is not None:
-            self.whole_config.note_num_epochs(sum(phase.num_epochs for phase in loop.phases))
-        return loop
+            self.whole_config.note_num_epochs(session.planned.num_epochs)
+        return session
 
 
 def own_loop_checkpoints(config: DeploymentConfig) -> Path:

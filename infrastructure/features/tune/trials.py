@@ -76,8 +76,7 @@ class TuningTrials:
     def learning_rates(self) -> RangeTest:
         """Run a learning rate range test on the first batches of the data."""
         trainer = self.trainer({})
-        loop, state = trainer.prepare(), trainer.state
-        assert state is not None
+        loop, state = trainer.prepare().loop, trainer.state
         seed_everything(trainer.training_config.seed)
         state.model.train()
         batches = _endless(trainer, loop.global_batch_size)

@@ -170,7 +170,7 @@ def _is_faster(as_given: TuningTrials, results: TuningResults, report: ReportLin
 
 def _num_tokens(trainer: EnhancedTrainer) -> int:
     """Estimate the number of tokens in the whole run from its first examples."""
-    loop, usual = trainer.prepare(), trainer.cost_measurement().usual
+    loop, usual = trainer.prepare().loop, trainer.cost_measurement().usual
     tokens_per_step = trainer.adapter.count_tokens(usual) * loop.global_batch_size
     return loop.total_steps * (tokens_per_step // max(1, len(usual)))
 

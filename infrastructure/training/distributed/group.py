@@ -23,6 +23,7 @@ import torch.distributed as dist
 # forever, and with it gloo's threads, which now and then abort a process at its end.
 import torch.distributed.nn.functional
 
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.messages import phrase
@@ -61,6 +62,9 @@ class Status(IntEnum):
     FAILED = 5
 
 
+Welcome = Callable[[DeploymentConfig, "Group"], None]
+
+
 class Group:
     """A group of one process, whose operations do nothing. `JoinedGroup` has several ranks.
 
@@ -69,19 +73,24 @@ class Group:
         size: number of processes.
         local_rank: number of this process on its machine, which selects its GPU.
         reason: reason given by the rank with the highest status in the last `agree`; "": none.
-        moved_bytes: bytes of the tensors that were exchanged.
     """
 
     rank = 0
     size = 1
     local_rank = 0
     reason = ""
-    moved_bytes = 0
 
     @property
     def is_first(self) -> bool:
         """True if this is rank 0, which decides."""
         return self.rank == 0
+
+    def launch(self) -> None:
+        """Start the other ranks, as `Ranks` does; the ranks of a group run already."""
+
+    def join(self, welcome: Welcome = do_nothing) -> "Group":
+        """Return this group, which this process has already joined; see `Ranks.join`."""
+        return self
 
     def agree(self, status: Status, reason: str = "") -> Status:
         """Return the highest status of all ranks.
@@ -187,7 +196,6 @@ class JoinedGroup(Group):
         self.rank, self.size, self.device = rank, size, device
         self.local_rank = rank if local_rank is None else local_rank
         self.limit_seconds, self.watch = limit_seconds, watch
-        self.moved_bytes = 0
         self.reason = ""
         self._store = store
         self._round, self._done_keys = 0, list[str]()
@@ -323,7 +331,6 @@ class JoinedGroup(Group):
         with self._named_errors():
             self._wait_for(work)
         self._unfinished = None
-        self.moved_bytes += flat.nbytes
         _copy_back(flat, bucket)
 
     def _wait_for(self, work: dist.Work) -> None:

@@ -1,14 +1,13 @@
 """Start, joining and end of the other ranks, from rank 0's side."""
 
-from collections.abc import Callable
-
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.launcher import LaunchedProcess
 from infrastructure.core.messages import phrase
-from infrastructure.training.distributed.group import LIMIT_SECONDS, Group, JoinedGroup
+from infrastructure.training.distributed.group import LIMIT_SECONDS, Group, JoinedGroup, Welcome
 from infrastructure.training.distributed.members import Member, StartedRanks, by_launcher
 
 # Time limit for a process that was asked to end, or whose connection broke.
@@ -27,10 +26,10 @@ class Ranks:
         limit_seconds: see `JoinedGroup`.
 
     Attributes:
-        welcome: called with the group when all ranks have joined, to send them what to train.
         group: the group of the current training.
-        moved_bytes: bytes of the tensors that rank 0 has exchanged in finished runs.
     """
+
+    is_first = True
 
     def __init__(
         self,
@@ -42,17 +41,10 @@ class Ranks:
     ) -> None:
         self.config, self.size, self.device = config, size, device
         self.launched_as, self.limit_seconds = launched_as, limit_seconds
-        self.welcome: Callable[[Group], None] | None = None
         self.group: JoinedGroup | None = None
         self._started: StartedRanks | None = None
         self._member: Member | None = None
-        self.moved_bytes = 0
         self._num_threads = torch.get_num_threads()
-
-    @property
-    def pids(self) -> list[int]:
-        """Process IDs of the ranks that this process started."""
-        return [p.pid for p in self._started.processes.values()] if self._started else []
 
     def launch(self) -> None:
         """Start the other ranks, which takes a while. Each then waits until `join`."""
@@ -65,8 +57,12 @@ class Ranks:
         self._started = StartedRanks(self.size, num_threads)
         self._member = self._started.member
 
-    def join(self) -> Group:
+    def join(self, welcome: Welcome = do_nothing) -> Group:
         """Wait for all ranks, and return their group.
+
+        Args:
+            welcome: called with the configuration and the group when all ranks have joined, to send
+                them what to train.
 
         Raises:
             ProcessLostError: a rank is unavailable. The message says which one, and why.
@@ -88,8 +84,7 @@ class Ranks:
                 limit_seconds=self.limit_seconds,
                 watch=self._refuse_dead,
             )
-            if self.welcome is not None:
-                self.welcome(self.group)
+            welcome(self.config, self.group)
         except BaseException as error:
             self.close(str(error))
             raise
@@ -108,7 +103,6 @@ class Ranks:
             self._started.end(PATIENCE_SECONDS if is_joined else 0.0)
         if self.group is not None:  # no exchange waits for a live process now
             self.group.close(reason)
-            self.moved_bytes += self.group.moved_bytes
         self.group, self._started, self._member = None, None, None
         if torch.get_num_threads() != self._num_threads:
             torch.set_num_threads(self._num_threads)

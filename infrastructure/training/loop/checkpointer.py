@@ -47,9 +47,9 @@ class Checkpointer:
         optimizer_step: has the objects whose state a checkpoint contains.
         identity: returns everything that determines the result, which every checkpoint contains.
         schedule: decides when a save is due by time, by request, or because the deadline is near.
-        failures: decides how many failed saves are tolerated.
 
     Attributes:
+        failures: decides how many failed saves are tolerated.
         start_is_saved: the newest checkpoint already contains the state at the start.
         is_saving: a checkpoint is being taken right now.
         others_wait: the other ranks have finished the step and wait for rank 0's decision.
@@ -61,13 +61,12 @@ class Checkpointer:
         optimizer_step: OptimizerStep,
         identity: Callable[[], JsonObject],
         schedule: SaveSchedule,
-        failures: SaveRetryPolicy,
     ) -> None:
         self.manager = manager
         self.optimizer_step = optimizer_step
         self.identity = identity
         self.schedule = schedule
-        self.failures = failures
+        self.failures = SaveRetryPolicy()
         self.history: History = ()  # of what is saved from now on
         self.start_is_saved = False
         self.is_saving = False

@@ -6,7 +6,6 @@ that a run that is killed and resumed makes the same decisions.
 """
 
 from infrastructure.backup.format.manifest import SaveKind
-from infrastructure.config.sections.recovery_config import RecoveryConfig
 from infrastructure.core.error_place import named
 from infrastructure.core.errors import (
     CheckpointError,
@@ -43,15 +42,15 @@ class ErrorRecovery:
     Args:
         optimizer_step: the step that failed and is repeated.
         checkpointer: restores an earlier checkpoint.
+
+    Attributes:
         policy: which errors to recover from, and how often.
     """
 
-    def __init__(
-        self, optimizer_step: OptimizerStep, checkpointer: Checkpointer, policy: RecoveryConfig
-    ) -> None:
+    def __init__(self, optimizer_step: OptimizerStep, checkpointer: Checkpointer) -> None:
         self.optimizer_step = optimizer_step
         self.checkpointer = checkpointer
-        self.policy = policy
+        self.policy = optimizer_step.recovery
 
     def after_bad_loss(self, state: TrainingState, bad: BadStep) -> None:
         """Roll back to the newest good checkpoint and skip the bad batch.

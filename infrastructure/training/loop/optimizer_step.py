@@ -64,11 +64,11 @@ class OptimizerStep:
     A checkpoint contains the state of these objects; see `checkpoints.snapshot`.
 
     Attributes:
-        losses: sums and checks the losses.
-        recovery: settings about running out of memory.
+        recovery: settings about running out of memory, and about bad losses.
         remember_limit: called with the micro-batch size that is tried after running out of memory.
         seed: seed of the run, for the random numbers of ranks other than 0.
         group: all ranks of this run.
+        losses: sums and checks the losses.
         safe_point: the latest state that can be saved. None while the weights are being updated.
         first_states: the hooks' states when this process began.
     """
@@ -80,14 +80,16 @@ class OptimizerStep:
     optimizer: torch.optim.Optimizer
     scheduler: LambdaLR | None
     scaler: torch.amp.GradScaler | None
-    losses: LossJudge
     recovery: RecoveryConfig
     remember_limit: Callable[[int], None] = do_nothing
     seed: int = 0
     group: Group = ALONE
     safe_point: SafePoint | None = field(default=None, init=False)
+    losses: LossJudge = field(init=False)
 
     def __post_init__(self) -> None:
+        has_scaler = self.scaler is not None
+        self.losses = LossJudge(self.recovery, self.data, self.device, has_scaler)
         self.first_states = FirstStates(self.hooks)
 
     @property

@@ -21,6 +21,7 @@ from infrastructure.config.sections.resource_config import CacheConfig, MemoryCo
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.json_text import JsonObject
 from infrastructure.data.store.examples import TokenizedExample
+from infrastructure.models.packed_attention import attention_form
 from infrastructure.optimization.compiling import set_compiled
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.core.precision import Precision
@@ -112,6 +113,12 @@ class DataSource(Protocol):
 
     def evaluation_batches(self, batch_size: int) -> Generator[Sequence[object], None, None]:
         """Yield batches of the held-out examples, which are the same in every evaluation."""
+
+
+def held_out_identity(data: DataSource) -> str | None:
+    """Return a hash of the held-out rows; None if the data source has none."""
+    identity: str | None = getattr(data, "held_out_identity", None)
+    return identity
 
 
 class ModelAdapter(ABC):
@@ -233,6 +240,11 @@ class ModelAdapter(ABC):
         """Compile the expensive part of the model in place, or undo the compilation."""
         assert self.model is not None
         set_compiled(self.model, is_on, mode)
+
+    def attention_form(self, model: torch.nn.Module) -> str:
+        """Return the name of the model's attention implementation, which affects rounding."""
+        dtype, step = self.precision.dtype, self.size_grid.segment_step
+        return attention_form(model, self.device, dtype, step)
 
     def describe(self) -> JsonObject:
         """Return a description of the model for run.json: name, parameters, backend."""

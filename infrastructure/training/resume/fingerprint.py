@@ -1,6 +1,7 @@
 """The settings and parts of a run that determine its result, to compare on resume."""
 
 import functools
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -19,9 +20,13 @@ from infrastructure.core.checksums import text_hash
 from infrastructure.core.hardware import gpus, processor
 from infrastructure.core.json_text import JsonObject, JsonValue, as_object
 from infrastructure.core.named_object import address_of
+from infrastructure.core.shared_cores import THREADS_VARIABLE
+from infrastructure.data.encoding.tokenization import LABELS_VERSION
 from infrastructure.data.store.fingerprints import tokenizer_content
 from infrastructure.models.registry import MODELS
-from infrastructure.run.identity import ObjectReader, is_own
+from infrastructure.run.identity import HELD_OUT_DATA, ObjectReader, is_own, keyed, new_key
+from infrastructure.training.extensions.extension_hooks import Extension
+from infrastructure.training.loop.session import TrainingSession
 
 RECORDED_PACKAGES = (
     "transformers",
@@ -114,6 +119,25 @@ def machine_facts(device: torch.device, num_processes: int) -> MachineFacts:
     }
 
 
+def counted_threads(device: torch.device, num_processes: int) -> int | None:
+    """Return the number of CPU threads, which affects rounding in the result.
+
+    None if a GPU computes, or several processes share the threads.
+    """
+    return torch.get_num_threads() if device.type == "cpu" and num_processes == 1 else None
+
+
+def repeat_num_threads(count: object, device: torch.device, num_processes: int) -> None:
+    """Use the `count` threads with which the resumed run began, but not more than there are
+    cores.
+
+    If an environment variable sets the number of threads, it takes precedence.
+    """
+    is_open = counted_threads(device, num_processes) and not os.environ.get(THREADS_VARIABLE)
+    if isinstance(count, int) and is_open:
+        torch.set_num_threads(max(1, min(count, processor().num_cores)))
+
+
 # Names, locations and versions, and values that a Trainer or a method sets for its own use.
 OF_NO_RESULT = frozenset(
     {
@@ -200,3 +224,75 @@ def base_facts(described: JsonObject) -> dict[str, object]:
         "base_model": base,
         "base_is_frozen": bool(described.get("lora") or second),
     }
+
+
+class RunIdentity:
+    """The identity of one run, to compare when it resumes; see `run.compatibility`.
+
+    Attributes:
+        key: the key of the hashes of rows: without it, nothing can be guessed from them. None: the
+            run began without a key.
+    """
+
+    def __init__(self) -> None:
+        self.key: str | None = new_key()
+        self._fixed: dict[str, Any] = {}
+
+    def resume(self, was: Mapping[str, Any]) -> None:
+        """Use the key of the run whose checkpoint contains the identity `was`."""
+        self.key, self._fixed = was.get("key"), {}
+
+    def of(
+        self,
+        settings: HasSettings,
+        session: TrainingSession,
+        resolved: Mapping[str, object],
+        num_processes: int,
+    ) -> dict[str, Any]:
+        """Return the identity of the run that `session` trains.
+
+        Args:
+            resolved: values chosen for settings that are "auto", by key.
+        """
+        loop, adapter = session.loop, session.loop.optimizer_step.adapter
+        if not self._fixed:
+            self._fixed = {
+                "settings": settings_of(settings),
+                "resolved": dict(resolved),
+                "key": self.key,
+                "data": self._keyed(loop.data.fingerprint),
+                "labels": LABELS_VERSION,
+                "num_examples": loop.data.num_examples,
+                "precision": adapter.precision.name,
+                "planned_steps": session.planned.total_steps,
+                "code": (code := code_of_parts(settings)),
+                "parts": self._parts(session, code),
+                **base_facts(adapter.describe()),
+                **machine_facts(adapter.device, num_processes),
+            }
+        of_now = {
+            "size_grid": adapter.size_grid.value,
+            "attention": adapter.attention_form(session.state.model),
+            "num_threads": counted_threads(adapter.device, num_processes),
+            "total_steps": loop.total_steps,
+        }
+        return {**self._fixed, **of_now}
+
+    def _parts(self, session: TrainingSession, code: CodeOfParts) -> dict[str, JsonValue]:
+        """Return the parts of the identity that are not settings, data files or weights."""
+        step = session.loop.optimizer_step
+        contents = getattr(step.data, "contents", None)
+        held_out = None if contents is None else contents(held_out=True)
+        extensions = [hook for hook in step.hooks.hooks if isinstance(hook, Extension)]
+        parts = {
+            HELD_OUT_DATA: None if held_out is None else self._keyed(held_out.tobytes().hex()),
+            "model_config": config_facts(getattr(session.state.model, "config", None)),
+            **processing_facts(getattr(step.adapter, "processor", None) or step.adapter.tokenizer),
+            "objects": code_of_objects([step.strategy, step.adapter, *extensions], code),
+        }
+        if second := as_object(step.adapter.describe().get("second_base") or {}):
+            parts["processor"] = second.get("processor")
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def _keyed(self, rows: str) -> str:
+        return rows if self.key is None else keyed(self.key, rows)

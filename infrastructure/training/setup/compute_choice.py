@@ -157,7 +157,7 @@ def choose_by_trial(trainer: EnhancedTrainer) -> ComputeChoice | None:
         if not threads_are_open:
             seconds()  # loads kernels, as `_is_long` does
         choice = ComputeChoice(_compared(trainer, seconds, precisions, most, halves=halves))
-    trainer.use_num_threads(choice.num_threads)
+    torch.set_num_threads(choice.num_threads)
     trainer.use_precision(choice.precision)
     return choice
 
@@ -175,7 +175,7 @@ def _is_alone(trainer: EnhancedTrainer) -> bool:
     return (
         trainer.device.type == "cpu"
         and trainer.training_config.compile_mode is None
-        and trainer.num_processes == 1
+        and trainer.placement.size == 1
         and not trainer.strategy.has_forms
         and not is_own(trainer.strategy)
     )
@@ -191,7 +191,7 @@ def _multiplies_fp32(trainer: EnhancedTrainer) -> bool:
 def _num_micro_batches(trainer: EnhancedTrainer) -> int:
     config = trainer.training_config
     if config.batch_size != "auto":
-        return trainer.check_length() * trainer.batch_plan().gradient_accumulation
+        return trainer.length().total_steps * trainer.batch_plan().gradient_accumulation
     num_epochs = 1 if config.num_epochs == "auto" else config.num_epochs
     return trainer.initialize_data().num_examples * num_epochs // USUAL_STEP
 
@@ -246,7 +246,7 @@ def _in_turns(
     measured: dict[Candidate, list[float]] = {candidate: [] for candidate in candidates}
     first, *others = candidates
     for precision, num_threads in (*others, *candidates * TIMED_MICRO_BATCHES):
-        trainer.use_num_threads(num_threads)
+        torch.set_num_threads(num_threads)
         trainer.use_precision(precision)
         measured[precision, num_threads].append(seconds())
     return {

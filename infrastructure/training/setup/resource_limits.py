@@ -38,7 +38,7 @@ def apply_resource_limits(trainer: EnhancedTrainer, config: DeploymentConfig) ->
         use_tf32(trainer.device)
     hooks: list[Hook] = []
     if config.training.compile_mode == "auto":
-        hooks.append(CompileBenchmark(trainer.prepare))
+        hooks.append(CompileBenchmark(lambda: trainer.prepare().loop))
     if config.enable_memory_optimization:
         hooks.append(_memory_extension(trainer, config))
     trainer.add_hooks(hooks)
@@ -92,7 +92,7 @@ def _memory_extension(trainer: EnhancedTrainer, config: DeploymentConfig) -> Mem
     )
 
     def release_data(unused_seconds: float) -> int:
-        release = getattr(trainer.data, "release_memory", None)
+        release = getattr(trainer.initialize_data(), "release_memory", None)
         return 0 if release is None else int(release(unused_seconds))
 
     return MemoryExtension(

@@ -14,7 +14,6 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.cache_folder import cache_directory
 from infrastructure.core.features import fields_of_features
 from infrastructure.core.json_text import JsonObject
-from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.resume.fingerprint import installed_versions
 from infrastructure.training.sizing.batch_plan import (
@@ -51,13 +50,11 @@ class BatchPlanner:
         sections: Sections,
         cache: Callable[[], CacheConfig],
         adapter: ModelAdapter,
-        precision: Precision,
         fit: Callable[[], CostMeasurement],
     ) -> None:
         self.model_config, self.config, self.data_config = sections
         self.cache = cache
         self.adapter = adapter
-        self.precision = precision
         self.fit = fit
         self._plan = configured(self.config)
 
@@ -94,12 +91,16 @@ class BatchPlanner:
         """Return the known limit of the micro-batch size for this model on this device."""
         return KnownMicroBatchLimit(memory_limits(self.cache_directory), self._machine_key())
 
+    def remember_limit(self, micro_batch_size: int) -> None:
+        """Store a micro-batch size that is tried because a larger one did not fit."""
+        self.memory_limit().remember(micro_batch_size)
+
     def _machine_key(self) -> dict[str, Any]:
         return {
             **describe_device(self.adapter.device),
             "model": self.model_config.name,
             "max_length": self.data_config.max_length,
-            "precision": self.precision.name,
+            "precision": self.adapter.precision.name,
             "lora": bool(self.adapter.describe().get("lora")),
             "gradient_checkpointing": self.config.gradient_checkpointing
             and self.config.gradient_checkpointing_mode,

@@ -46,14 +46,6 @@ class MemoryLimits:
     cache_seconds: int | None = None
 
 
-def _nothing_to_release(_unused_seconds: float) -> int:
-    return 0
-
-
-def _nothing_to_recommend(_state: TrainingState) -> list[Recommendation]:
-    return []
-
-
 class MemoryExtension(Extension):
     """An extension that enforces memory limits.
 
@@ -73,8 +65,8 @@ class MemoryExtension(Extension):
         settings: MemoryLimits,
         device: torch.device,
         *,
-        release_data: Callable[[float], int] = _nothing_to_release,
-        recommend: Callable[[TrainingState], list[Recommendation]] = _nothing_to_recommend,
+        release_data: Callable[[float], int] = lambda _: 0,
+        recommend: Callable[[TrainingState], list[Recommendation]] = lambda _: [],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings

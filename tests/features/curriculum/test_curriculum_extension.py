@@ -55,11 +55,11 @@ def weights(trainer: EnhancedTrainer) -> dict[str, torch.Tensor]:
 def test_short_rows_come_first(tmp_path: Path) -> None:
     trainer, seen = curriculum(tmp_path)
     state = trainer.train()
-    data = trainer.data
+    data = trainer.initialize_data()
     assert isinstance(data, DataPipeline)
     lengths = np.sort(data.candidate_lengths())
     parts = np.array_split(lengths, 3)
-    assert state.step == trainer.planned_steps == 3 * 4
+    assert state.step == trainer.prepare().planned.total_steps == 3 * 4
     for stage, part in enumerate(parts, start=1):
         shown = [len(row) // 4 for row in seen.rows[stage]]
         assert len(shown) == data.num_examples  # an epoch is as long in each stage
@@ -106,8 +106,7 @@ def test_an_example_without_anything_to_learn_is_the_hardest(tmp_path: Path) -> 
     losses = extension_of(trainer)._losses(range(3), lambda: polled.append(1))
     assert np.isnan(losses).tolist() == [True, False, False]
     assert len(polled) == 3
-    assert trainer.model is not None
-    batch = trainer.adapter.prepare_batch(trainer.data.examples([2]))  # type: ignore[union-attr]
+    batch = trainer.adapter.prepare_batch(trainer.initialize_data().examples([2]))  # type: ignore[union-attr]
     with torch.no_grad(), trainer.precision.autocast():
         output = compute(trainer.model.eval(), batch)
     assert losses[2] == pytest.approx(float(output.loss_sum) / output.num_items)

@@ -59,7 +59,6 @@ def trainer_of(
 
 
 def state_of(trainer: EnhancedTrainer) -> Weights:
-    assert trainer.model is not None
     return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
 
 
@@ -132,7 +131,6 @@ def test_a_step_that_ran_out_of_memory_is_stored_once(saved_llama: Path, tmp_pat
 
     short.strategy.compute_loss = once_too_much
     short.train()
-    assert short.state is not None
     assert [one["kind"] for one in short.state.recoveries] == ["out_of_memory"]
     assert torch.equal(memory_of(short).num_stored, memory_of(plain).num_stored)
     assert torch.equal(memory_of(short).store_rows, memory_of(plain).store_rows)
@@ -177,14 +175,12 @@ def test_a_bad_loss_takes_its_weights_and_its_store_back(
     poison = Poison(1)
     poisoned = trainer_of(saved_llama, tmp_path / "poisoned", hooks=[poison], **settings)
     poisoned.train()
-    assert poisoned.state is not None
     assert poison.stored == (log_frequency > 1)
     (skipped,) = poisoned.state.skipped
     assert skipped.step == 2
     untouched = Poison(-1, skipped)
     reference = trainer_of(saved_llama, tmp_path / "reference", hooks=[untouched], **settings)
     reference.train()
-    assert reference.state is not None
     assert not reference.state.recoveries
     assert torch.isfinite(memory_of(poisoned).store_keys).all()
     assert same(state_of(poisoned), state_of(reference))
@@ -229,13 +225,15 @@ def test_only_one_process_may_fill_it() -> None:
 def test_its_weights_have_a_rate_of_their_own(saved_llama: Path, tmp_path: Path) -> None:
     trainer = trainer_of(saved_llama, tmp_path, extension_learning_rate=0.02)
     added = {id(p) for p in memory_of(trainer).parameters()}
-    for group in trainer.optimizer.param_groups:
+    groups = trainer.prepare().loop.optimizer_step.optimizer.param_groups
+    for group in groups:
         own = {id(p) in added for p in group["params"]}
         assert own == {group["initial_lr"] == 0.02}
         assert group["weight_decay"] == 0.01 * (group["params"][0].ndim > 1)
-    assert trainer.optimizer.param_groups[0]["initial_lr"] == 1e-3
+    assert groups[0]["initial_lr"] == 1e-3
     usual = trainer_of(saved_llama, tmp_path, learning_rate=1e-5)
-    assert usual.optimizer.param_groups[-1]["initial_lr"] == 1e-3
+    step = usual.prepare().loop.optimizer_step
+    assert step.optimizer.param_groups[-1]["initial_lr"] == 1e-3
 
 
 def test_rows_with_pictures_are_stored_as_rows(tmp_path: Path) -> None:

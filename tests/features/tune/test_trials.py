@@ -115,7 +115,7 @@ def test_rates_are_tried_on_one_batch_after_the_other(monkeypatch: pytest.Monkey
 
     loop = SimpleNamespace(global_batch_size=6, optimizer_step=step, single_step=single_step)
     trainer = SimpleNamespace(
-        prepare=lambda: loop,
+        prepare=lambda: SimpleNamespace(loop=loop),
         state=SimpleNamespace(model=torch.nn.Linear(1, 1).eval()),
         training_config=SimpleNamespace(seed=3),
         initialize_data=lambda: data,

@@ -177,8 +177,9 @@ def test_a_step_is_split_into_the_fastest_pieces(reason: str) -> None:
 
 
 def test_the_tokens_of_a_run_are_those_of_usual_examples() -> None:
+    loop = SimpleNamespace(global_batch_size=4, total_steps=10)
     trainer: Any = SimpleNamespace(
-        prepare=lambda: SimpleNamespace(global_batch_size=4, total_steps=10),
+        prepare=lambda: SimpleNamespace(loop=loop),
         cost_measurement=lambda: SimpleNamespace(usual=[5, 6, 7]),
         adapter=SimpleNamespace(count_tokens=lambda usual: 2 * sum(usual)),
     )

@@ -113,7 +113,6 @@ def killed_at(step: int, parts: tuple[Path, Path, Path], folder: Path) -> Enhanc
     again = trainer_of(parts, folder)
     saved = CheckpointManager(folder / "checkpoints", Retention(9))
     again.restore(saved.checkpoints()[-1])
-    assert again.state is not None
     assert again.state.step == step - 1
     return again
 
@@ -164,7 +163,6 @@ def test_a_bad_loss_goes_back_into_the_phase_of_the_projector(
     rates = Rates()
     poisoned = trainer_of(parts, tmp_path / "a", hooks=[Poison(NUM_FIRST), rates], **settings)
     poisoned.train()
-    assert poisoned.state is not None
     assert poisoned.state.recoveries[0]["action"].endswith(", step=4)")
     (skipped,) = poisoned.state.skipped
     assert skipped.step == NUM_FIRST + 1

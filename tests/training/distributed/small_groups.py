@@ -64,6 +64,5 @@ def trained(
 
 def weights_of(trainer: EnhancedTrainer) -> torch.Tensor:
     """Everything that was trained, in one row."""
-    assert trainer.model is not None
     trained_ones = [p for p in trainer.model.parameters() if p.requires_grad]
     return torch.cat([p.detach().flatten() for p in trained_ones])

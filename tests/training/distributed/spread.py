@@ -118,8 +118,7 @@ def trainer_of(folder: Path, case: Case) -> EnhancedTrainer:
 
 def steps(trainer: EnhancedTrainer, group: Group, first: int, last: int) -> list[list[float]]:
     """Loss and norm of the gradients in each step; every rank gives the same."""
-    loop, state = trainer.prepare(), trainer.state
-    assert state is not None
+    loop, state = trainer.prepare().loop, trainer.state
     step, model, numbers = loop.optimizer_step, state.model.train(), []
     batches = trainer.initialize_data().train_batches(0, 0, GLOBAL_BATCH)
     for number, examples in enumerate(batches):
@@ -159,8 +158,7 @@ def train_alone(folder: Path, case: Case) -> list[list[float]]:
     """All steps in this process; what is there after some of them is saved."""
     trainer = trainer_of(folder, case)
     before = steps(trainer, ALONE, 0, SAVED_AFTER)
-    loop, state = trainer.prepare(), trainer.state
-    assert state is not None
+    loop, state = trainer.prepare().loop, trainer.state
     manager = CheckpointManager(store_of_case(folder, case, 1))
     manager.save(take_snapshot(state, loop.optimizer_step))
     return before + steps(trainer, ALONE, SAVED_AFTER, NUM_STEPS)
@@ -177,8 +175,7 @@ def train_spread(folder: Path, case: Case, group: Group) -> dict[str, Any]:
     """The same by all ranks, and what they do with the checkpoint of one process."""
     trainer = spread_trainer(folder, case, group)
     losses = steps(trainer, group, 0, SAVED_AFTER)
-    loop, state = trainer.prepare(), trainer.state
-    assert state is not None
+    loop, state = trainer.prepare().loop, trainer.state
     root = store_of_case(folder, case, group.size)
     manager = CheckpointManager(root) if group.is_first else None
     checkpoint_storage.GATHERED_BYTES = (1 << 30) if case.saving == "gathered" else 0
@@ -203,8 +200,7 @@ def train_spread(folder: Path, case: Case, group: Group) -> dict[str, Any]:
 def go_on_spread(folder: Path, case: Case, group: Group, of: int) -> list[list[float]]:
     """Steps of all ranks from the checkpoint that `of` ranks have written."""
     trainer = spread_trainer(folder, case, group)
-    loop, state = trainer.prepare(), trainer.state
-    assert state is not None
+    loop, state = trainer.prepare().loop, trainer.state
     step = loop.optimizer_step
     newest = None
     if group.is_first:

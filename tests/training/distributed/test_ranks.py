@@ -23,11 +23,10 @@ from infrastructure.training.core.state import TrainingState
 from infrastructure.training.distributed import group as group_module
 from infrastructure.training.distributed import members
 from infrastructure.training.distributed import ranks as ranks_module
-from infrastructure.training.distributed.group import ALONE
 from infrastructure.training.distributed.ranks import Ranks
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
-from infrastructure.training.run_facts import compare, welcome
+from infrastructure.training.run_facts import compare
 from infrastructure.training.trainer_factory import TrainerFactory, num_processes_for
 from tests.slow import slow
 from tests.training.distributed.small_groups import small_config, trained, weights_of
@@ -51,8 +50,10 @@ class Watch(Observer):
         self.pids: list[int] = []
 
     def step_end(self, state: TrainingState) -> None:
-        assert self.trainer.ranks is not None
-        self.pids = self.trainer.ranks.pids
+        ranks = self.trainer.placement.ranks
+        assert isinstance(ranks, Ranks)
+        assert ranks._started is not None
+        self.pids = [process.pid for process in ranks._started.processes.values()]
         if state.step == self.kill_at:
             os.kill(self.pids[-1], signal.SIGKILL)
 
@@ -193,8 +194,8 @@ def test_a_run_has_the_ranks_of_its_configuration_or_its_launcher(
     for launched in (None, LaunchedProcess(0, 3, 0, "127.0.0.1")):
         monkeypatch.setattr(trainer_factory, "launched_process", lambda found=launched: found)
         config.num_processes = 2 if launched is None else 3
-        ranks = TrainerFactory().for_run(config).ranks
-        assert ranks is not None
+        ranks = TrainerFactory().for_run(config).placement.ranks
+        assert isinstance(ranks, Ranks)
         assert (ranks.config, ranks.device, ranks.launched_as) == (config, CPU, launched)
         assert (ranks.size, ranks.limit_seconds) == (config.num_processes, 120.0)
 
@@ -206,12 +207,10 @@ def test_an_extension_that_one_process_has_alone_is_refused(
         """One that the others could not build."""
 
     trainer = TrainerFactory().for_run(small_config(tmp_path, saved_llama, num_processes=2))
-    trainer.add_hooks([Own()])
-    trainer.prepare()
     with pytest.raises(
         ConfigurationError, match=r"training\.extension_in_one_process.*extension=Own"
     ):
-        welcome(trainer, ALONE)
+        trainer.add_hooks([Own()])
     with pytest.raises(
         ConfigurationError, match=r"training\.own_loop_has_one_process.*num_processes=2"
     ):
@@ -224,7 +223,7 @@ def test_a_rank_that_has_loaded_something_else_names_it(
 ) -> None:
     """Frozen weights by their values, data by its rows."""
     trainer = TrainerFactory().for_run(small_config(tmp_path, saved_llama))
-    trainer.prepare()
+    session = trainer.prepare()
     sent: list[dict[str, Any]] = []
 
     class OfFirst(group_module.Group):
@@ -233,16 +232,16 @@ def test_a_rank_that_has_loaded_something_else_names_it(
             return {**made, **({} if differs is None else {differs: ["of rank 0"]})}
 
     if differs is None:
-        compare(OfFirst(), trainer)
+        compare(OfFirst(), session)
         before = sent[-1]
         data: Any = trainer.initialize_data()
         monkeypatch.setattr(type(data), "fingerprint", "other rows")
-        compare(OfFirst(), trainer)
+        compare(OfFirst(), session)
         assert {name for name in before if before[name] != sent[-1][name]} == {"data"}
         return
     code = rf"training\.rank_loaded_differently\(what={differs}\)"
     with pytest.raises(ValueError, match=code):
-        compare(OfFirst(), trainer)
+        compare(OfFirst(), session)
 
 
 def test_a_process_of_a_launcher_other_than_the_first_begins_no_run(
@@ -288,7 +287,6 @@ class Group:
 
     def __init__(self, *arguments: object, **options: object) -> None:
         self.arguments, self.options = arguments, options
-        self.moved_bytes = 5
         self.ends: list[tuple[str, str | None]] = []
         self.threads = torch.get_num_threads()
 
@@ -340,10 +338,9 @@ def test_ranks_share_the_cores_of_a_cpu_while_they_train(
     monkeypatch.setattr(ranks_module, "by_launcher", lambda _: member)
     ranks = Ranks(DeploymentConfig(), 3, torch.device(device), launched, limit_seconds=7.0)
     welcomed: list[object] = []
-    ranks.welcome = welcomed.append
     groups: list[Any] = []
     for reason in ("planted", None):
-        group: Any = ranks.join()
+        group: Any = ranks.join(lambda config, group: welcomed.append((config, group)))
         assert ranks.join() is group
         groups.append(group)
         assert group.threads == threads
@@ -357,9 +354,8 @@ def test_ranks_share_the_cores_of_a_cpu_while_they_train(
         ranks.close("again")
         assert group.ends == [("left", reason), ("closed", reason)]
         assert torch.get_num_threads() == 6
-    assert welcomed == groups
+    assert welcomed == [(ranks.config, group) for group in groups]
     assert groups[0] is not groups[1]
-    assert ranks.moved_bytes == 10
     assert [(one.size, one.num_threads) for one in Started.made] == [(3, given)] * (
         0 if is_launched else 2
     )
@@ -371,13 +367,12 @@ def test_where_the_others_cannot_be_welcomed_they_get_the_reason_and_end() -> No
     ranks = Ranks(DeploymentConfig(), 3, torch.device("cpu"))
     welcomed: list[Any] = []
 
-    def refuse(group: object) -> None:
+    def refuse(_: object, group: object) -> None:
         welcomed.append(group)
         raise ConfigurationError("planted")
 
-    ranks.welcome = refuse  # type: ignore[assignment]
     with pytest.raises(ConfigurationError):
-        ranks.join()
+        ranks.join(refuse)
     assert welcomed[0].ends == [("left", "planted"), ("closed", "planted")]
     assert torch.get_num_threads() == 6
     assert ranks.group is None
@@ -412,7 +407,6 @@ def test_a_process_that_has_ended_is_named_with_the_reason_that_it_gave(
         for rank, fate in ((1, None), (2, "killed"))
     }
     Started.made[0].processes.update(processes)
-    assert ranks.pids == [11, 12]
     if has_group:
         ranks.group = SimpleNamespace(reason_of={2: reason}.get)
     with pytest.raises(ProcessLostError) as caught:

@@ -331,8 +331,7 @@ def test_one_process_goes_on_from_two_ranks(
     assert (KEY in manifest.values) == (case.saving in ("shards", "apart"))
     assert bool(manifest.copied_apart) == (case.saving == "apart")
     trainer = spread.trainer_of(folder, case)
-    loop, state = trainer.prepare(), trainer.state
-    assert state is not None
+    loop, state = trainer.prepare().loop, trainer.state
     restore_snapshot(load_checkpoint(newest), state, loop.optimizer_step)
     numbers = spread.steps(trainer, ALONE, SAVED_AFTER, NUM_STEPS)
     assert_alike(numbers, alone[case.name][SAVED_AFTER:])

@@ -31,6 +31,7 @@ from infrastructure.training.core.state import TrainingState
 from infrastructure.training.distributed import checkpoint_storage
 from infrastructure.training.distributed.group import JoinedGroup
 from infrastructure.training.distributed.members import CALL, NOT_NEEDED, Member
+from infrastructure.training.distributed.ranks import Ranks
 from infrastructure.training.distributed.replicate import checksum
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
@@ -38,6 +39,7 @@ from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.loop.optimizer_step import OptimizerStep
 from infrastructure.training.model_adapters.base_adapter import LossOutput
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
+from infrastructure.training.placement import Placement
 from infrastructure.training.rank_process import train_as
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.trainer_factory import TrainerFactory
@@ -84,8 +86,8 @@ class Seen(Observer):
         self.rows: list[int] = []
 
     def step_end(self, state: TrainingState) -> None:
-        ranks = self.trainer.ranks
-        if ranks is not None and ranks.group is not None:
+        ranks = self.trainer.placement.ranks
+        if isinstance(ranks, Ranks) and ranks.group is not None:
             self.rounds = ranks.group._round
         self.losses.append(state.loss)
         self.norms.append(state.metrics.get("grad_norm", math.nan))  # none of a bad loss
@@ -106,9 +108,9 @@ def of_first(folder: Path, case: Case, member: Member | None) -> dict[str, Any]:
     peak = PeakObserver()
     trainer.add_hooks([seen, peak])
     if member is not None:
-        assert trainer.ranks is not None
-        trainer.ranks._member = member
-        trainer.ranks.limit_seconds = case.limit_seconds
+        ranks = trainer.placement.ranks
+        assert isinstance(ranks, Ranks)
+        ranks._member, ranks.limit_seconds = member, case.limit_seconds
     found: dict[str, Any] = {"error": None}
     started = time.monotonic()
     try:
@@ -124,7 +126,6 @@ def of_first(folder: Path, case: Case, member: Member | None) -> dict[str, Any]:
     if member is not None:
         member.store.compare_set(CALL, "", NOT_NEEDED)
     state = trainer.state
-    assert state is not None
     assert trainer.checkpoints is not None
     is_whole = not is_sharded(state.model)
     return {
@@ -224,7 +225,7 @@ def a_loss_that_is_none() -> Iterator[None]:
 @contextmanager
 def no_memory_for_all_weights() -> Iterator[None]:
     """No process has the memory for the whole model."""
-    with _replaced(EnhancedTrainer, "_is_too_large", lambda self: self.ranks is not None):
+    with _replaced(Placement, "is_too_large", lambda self, *_: self.is_first and self.size > 1):
         yield
 
 

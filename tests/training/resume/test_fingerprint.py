@@ -1,5 +1,6 @@
 import importlib.metadata
 import platform
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,8 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.named_object import address_of
 from infrastructure.features.quantum.config import QuantumConfig
+from infrastructure.optimization.size_grid import SizeGrid
+from infrastructure.run.identity import keyed
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.resume import fingerprint
 from infrastructure.training.resume.fingerprint import (
@@ -25,6 +28,7 @@ from infrastructure.training.resume.fingerprint import (
     settings_of,
 )
 from tests.data.builders import byte_level_tokenizer
+from tests.training.small_runs import small_trainer
 
 
 def test_versions_are_those_installed() -> None:
@@ -232,3 +236,27 @@ def test_the_code_of_objects_counts_that_no_setting_names() -> None:
     assert any(file.endswith("test_fingerprint.py") for file in found["Unnamed"]["files"])
     assert code_of_objects(objects, {}).keys() == {"Unnamed", "Named"}  # type: ignore[union-attr]
     assert code_of_objects([Named(), 1], named) is None
+
+
+def test_what_a_resumed_run_may_repeat_is_read_each_time(saved_llama: Path, tmp_path: Path) -> None:
+    trainer = small_trainer(saved_llama, tmp_path)
+    before = trainer.identity()
+    trainer.training_config.seed = 7
+    trainer.adapter.size_grid = SizeGrid.SIXTEENTHS
+    trainer.prepare().set_length(9)
+    after = trainer.identity()
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"size_grid", "total_steps"}
+    assert after["planned_steps"] == before["total_steps"] == 6
+    assert after["num_threads"] == torch.get_num_threads()
+
+
+def test_a_resumed_run_has_the_key_of_the_first_session(saved_llama: Path, tmp_path: Path) -> None:
+    first, again = (small_trainer(saved_llama, tmp_path) for _ in range(2))
+    data = again.initialize_data().fingerprint
+    was, own = first.identity(), again.identity()
+    assert was["data"] != own["data"]
+    again.run_identity.resume(was)
+    assert again.identity()["data"] == was["data"] == keyed(was["key"], data)
+    again.run_identity.resume({"key": None})  # of a run from before there were keys
+    assert again.identity()["data"] == data

@@ -14,11 +14,13 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core import shared_cores
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.hardware import Processor
-from infrastructure.training import enhanced_trainer
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core import precision, product_choice
 from infrastructure.training.core.product_choice import threads_restored
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.placement import Placement
+from infrastructure.training.resume import fingerprint
+from infrastructure.training.resume.fingerprint import repeat_num_threads
 from infrastructure.training.setup import compute_choice
 from infrastructure.training.setup.compute_choice import (
     ComputeChoice,
@@ -50,7 +52,7 @@ def four_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine of four cores, whatever the environment says."""
     monkeypatch.delenv(shared_cores.THREADS_VARIABLE, raising=False)
     machine = Processor("a CPU", 4, 4, ())
-    monkeypatch.setattr(enhanced_trainer, "processor", lambda: machine)
+    monkeypatch.setattr(fingerprint, "processor", lambda: machine)
     torch.set_num_threads(4)
 
 
@@ -98,7 +100,7 @@ def test_fp32_has_to_be_clearly_faster(make: MakeTrainer, plant: Plant) -> None:
     plant({("bf16", 1): 1.0, ("fp32", 1): 0.89})
     choice = choice_of_trial(trainer)
     assert choice.precision == "fp32"
-    for chosen in (trainer.precision, trainer.strategy.precision, trainer.planner.precision):
+    for chosen in (trainer.precision, trainer.strategy.precision):
         assert chosen.name == "fp32"
     measured_as = "1 s in bf16 with 1 thread, 0.89 s in fp32 with 1 thread"
     here = f"origin=training.measured_here(), measured={measured_as}"
@@ -185,7 +187,7 @@ def test_fp32_is_taken_where_a_product_is_clearly_slower_in_bf16(
     trainer = make()
     choice = choose_by_product(trainer)
     assert choice is not None
-    parts = (trainer, trainer.strategy, trainer.planner, trainer.adapter)
+    parts = (trainer, trainer.strategy, trainer.adapter)
     assert {part.precision.name for part in parts} == {"fp32"}
     values = "fp32_time=0.79 ms, bf16_time=1 ms, precision=bf16"
     times = f"training.matrix_product_times({values})"
@@ -243,11 +245,10 @@ def test_stacks_that_are_held_in_16_bits_stay_in_bf16(
     assert trainer.precision.name == name
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_the_pass_that_loads_kernels_is_left_out_once() -> None:
     """Of the first candidate it was done before."""
-    trainer: Any = SimpleNamespace(
-        use_num_threads=lambda count: None, use_precision=lambda name: None
-    )
+    trainer: Any = SimpleNamespace(use_precision=lambda name: None)
     all_threads, half = ("fp32", 2), ("fp32", 1)
     passes = iter([0.1, 0.3, 0.4, 0.5, 0.6])
     measured = compute_choice._in_turns(trainer, [all_threads, half], lambda: next(passes))
@@ -293,7 +294,7 @@ def test_a_given_number_of_threads_is_kept(
     measured = plant({})
     trainer = make(mixed_precision="bf16")
     assert choose_by_trial(trainer) is None
-    trainer.keep_num_threads(2)
+    repeat_num_threads(2, trainer.device, 1)
     assert (measured, torch.get_num_threads()) == ([], 4)
 
 
@@ -310,7 +311,8 @@ def test_a_run_goes_on_in_the_format_that_it_began_with(
     checkpoint = CheckpointManager(tmp_path / "checkpoints").newest()
     again = make(checkpoint_frequency=2)
     again.restore(checkpoint)
-    assert again.precision.name == again.prepare().optimizer_step.strategy.precision.name == "fp32"
+    strategy = again.prepare().loop.optimizer_step.strategy
+    assert again.precision.name == strategy.precision.name == "fp32"
     given = make(checkpoint_frequency=2, mixed_precision="bf16")
     with pytest.raises(CheckpointError, match=r"run\.restore_precision_by_flag"):
         given.restore(checkpoint)
@@ -328,7 +330,7 @@ def test_a_run_goes_on_with_as_many_threads_as_it_began_with(
     torch.set_num_threads(4)
     assert make(checkpoint_frequency=2).restore(checkpoint) == []
     assert torch.get_num_threads() == 2
-    monkeypatch.setattr(enhanced_trainer, "processor", lambda: Processor("a CPU", 1, 4, ()))
+    monkeypatch.setattr(fingerprint, "processor", lambda: Processor("a CPU", 1, 4, ()))
     [difference] = make(checkpoint_frequency=2).restore(checkpoint)
     assert (difference.name, difference.was, difference.current) == ("num_threads", 2, 1)
     monkeypatch.setenv(shared_cores.THREADS_VARIABLE, "3")
@@ -360,7 +362,7 @@ class OwnStrategy(StandardTrainingStrategy):
         ({}, True),
         ({"device": torch.device("cuda")}, False),
         ({"training_config": TrainingConfig(compile_mode="default")}, False),
-        ({"num_processes": 2}, False),
+        ({"placement": SimpleNamespace(size=2)}, False),
         ({"strategy": SimpleNamespace(has_forms=True)}, False),
         ({"strategy": OwnStrategy(TrainingConfig())}, False),
     ],
@@ -369,7 +371,7 @@ def test_only_one_plain_training_on_a_cpu_is_tried(
     differing: dict[str, Any], is_alone: bool
 ) -> None:
     plain: dict[str, Any] = {
-        **{"device": torch.device("cpu"), "num_processes": 1},
+        **{"device": torch.device("cpu"), "placement": Placement()},
         **{"training_config": TrainingConfig(compile_mode=None)},
         "strategy": StandardTrainingStrategy(TrainingConfig()),
     }
@@ -390,7 +392,7 @@ def test_the_micro_batches_of_a_training_are_counted_or_estimated(
 ) -> None:
     trainer: Any = SimpleNamespace(
         training_config=TrainingConfig(**settings),
-        check_length=lambda: 7,
+        length=lambda: SimpleNamespace(total_steps=7),
         batch_plan=lambda: SimpleNamespace(gradient_accumulation=3),
         initialize_data=lambda: SimpleNamespace(num_examples=1000),
     )

@@ -156,7 +156,6 @@ def test_advice_is_about_this_training(
     small_run: EnhancedTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_run.train()
-    assert small_run.state is not None
     monkeypatch.setattr("infrastructure.optimization.recommendations.LEAST_SAVING_BYTES", 1)
     advice = [one.change for one in recommendations_for(small_run, small_run.state)]
     assert "optimization.checkpointing()" in advice

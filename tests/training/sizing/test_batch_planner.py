@@ -31,7 +31,7 @@ def auto(model: Path, folder: Path, **settings: Any) -> EnhancedTrainer:
 
 def test_auto_is_measured_and_makes_whole_steps(saved_llama: Path, folder: Path) -> None:
     trainer = auto(saved_llama, folder)
-    loop = trainer.prepare()
+    loop = trainer.prepare().loop
     plan = trainer.batch_plan()
     # Which size is the fastest depends on what else the machine does: the marked one is taken.
     (chosen,) = [line for line in plan.trials if "mark=→" in line]
@@ -114,7 +114,7 @@ def test_a_run_goes_on_with_what_it_began_with(saved_llama: Path, folder: Path) 
     resumed.training_config.max_steps = 2
     assert resumed.restore(first.checkpoints.newest()) == []
     assert resumed.batch_plan().resolved() == first.batch_plan().resolved()
-    assert resumed.loop.global_batch_size == 6
+    assert resumed.prepare().loop.global_batch_size == 6
 
 
 def test_another_batch_is_refused_where_it_was_decided_already(

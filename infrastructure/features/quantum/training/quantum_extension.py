@@ -177,7 +177,7 @@ class QuantumExtension(Extension):
                 "decisions": self.session.decisions.state_dict() if is_new else None,
             }
 
-        group = self.trainer.prepare().optimizer_step.group
+        group = self.trainer.prepare().loop.optimizer_step.group
         decided = group.decide(decide)
         if not group.is_first:
             self._decides_in_step = decided["decides_in_step"]
@@ -210,8 +210,9 @@ class QuantumExtension(Extension):
 
     @property
     def _data(self) -> DataPipeline:
-        assert isinstance(self.trainer.data, DataPipeline)  # `check` has verified it
-        return self.trainer.data
+        data = self.trainer.initialize_data()
+        assert isinstance(data, DataPipeline)  # `check` has verified it
+        return data
 
     def _drawn_by_chance(self) -> str:
         """Return a note that the examples are a random draw, or "" if they are not.
@@ -261,13 +262,13 @@ class QuantumExtension(Extension):
             strategy=self.trainer.strategy,
             precision=self.trainer.precision,
             data=self._data,
-            optimizer=self.trainer.prepare().optimizer_step.optimizer,
+            optimizer=self.trainer.prepare().loop.optimizer_step.optimizer,
             micro_batch_size=state.micro_batch_size,
             seed=self.session.seed,
         )
 
     def _select_data(self, state: TrainingState) -> None:
-        loop, step = self.trainer.prepare(), self.data_selection_step(state)
+        loop, step = self.trainer.prepare().loop, self.data_selection_step(state)
         most = self.config.most_candidates
         if not step.has_choice(most):
             self.session.skip(state, step.nothing_to_leave_out(most))

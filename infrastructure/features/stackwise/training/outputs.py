@@ -55,7 +55,7 @@ class StackRun(RunParts):
 
         def training() -> JsonObject:
             # not the hash of the identity, which contains a run key: equal runs, equal files
-            data = self.trainer.prepare().data.fingerprint
+            data = self.trainer.prepare().loop.data.fingerprint
             return {"settings": self.trainer.identity()["settings"], "data": data}
 
         return [records, StackFiles(folder / FOLDER, self.strategy, training)]
@@ -65,7 +65,7 @@ class StackRun(RunParts):
 
         The trainer is prepared if necessary.
         """
-        loop, stacks = self.trainer.prepare(), self.strategy.stacks
+        loop, stacks = self.trainer.prepare().loop, self.strategy.stacks
         try:
             return plan_costs(
                 self.config,
@@ -148,7 +148,6 @@ class StackRun(RunParts):
     def save(self, folder: Path) -> list[str]:
         """Save all stacks and the whole model, as configured; return messages about failures."""
         state = self.trainer.state
-        assert state is not None
         problems = []
         try:
             for hook in self.trainer.hooks.hooks:

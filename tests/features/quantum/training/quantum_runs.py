@@ -81,7 +81,6 @@ def alternate_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def weights(trainer: EnhancedTrainer) -> list[torch.Tensor]:
-    assert trainer.model is not None
     return [parameter.detach().clone() for parameter in trainer.model.parameters()]
 
 

@@ -219,7 +219,6 @@ def test_a_lack_of_memory_costs_the_choice_and_nothing_else(
     quantum = {"problem": "block_selection", "num_blocks": 1}
     trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, max_steps=2)
     trainer.train()
-    assert trainer.state is not None
     assert (trainer.state.step, trainer.state.micro_batch_size) == (2, 4)
     (record,) = records(trainer)
     assert record["outcome"] == "failed"

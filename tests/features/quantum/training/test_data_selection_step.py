@@ -54,7 +54,7 @@ class Seen(Observer):
 
 
 def ids_of(trainer: Any, ids: Any) -> Counter[tuple[int, ...]]:
-    return Counter(tuple(map(int, e.input_ids)) for e in trainer.data.examples(ids))
+    return Counter(tuple(map(int, e.input_ids)) for e in trainer.initialize_data().examples(ids))
 
 
 def test_a_training_holds_what_was_chosen(
@@ -67,8 +67,8 @@ def test_a_training_holds_what_was_chosen(
     caplog.set_level(logging.INFO)
     seen = Seen()
     trainer = quantum_trainer(saved_llama, tmp_path, quantum={"data_budget": 0.5}, hooks=(seen,))
-    loop = trainer.prepare()
-    half = round(trainer.data.num_candidates / 2)
+    loop = trainer.prepare().loop
+    half = round(trainer.initialize_data().num_candidates / 2)
     assert loop.total_steps == 2 * -(-half // 4)
     trainer.train()
     selection = extension_of(trainer).session.decisions.selection
@@ -77,7 +77,8 @@ def test_a_training_holds_what_was_chosen(
     assert seen.epochs == {0: ids_of(trainer, selection), 1: ids_of(trainer, selection)}
     (record,) = records(trainer)
     assert (record["outcome"], record["step"]) == ("answered", 0)
-    assert record["num_variables"] == record["num_examples"] == trainer.data.num_candidates
+    data = trainer.initialize_data()
+    assert record["num_variables"] == record["num_examples"] == data.num_candidates
     assert record["energy"] < record["alternatives"]["random"]
     examining = f"quantum.examining_training_examples(count={2 * half}, total={2 * half}, limit=, "
     excluded = f"quantum.redundant_examples_excluded(excluded={half}, total={2 * half}, "
@@ -91,7 +92,7 @@ def test_a_selection_is_made_again_at_the_first_epoch_that_is_late_enough(
     settings = {"num_epochs": 5, "optimization_frequency": 4, "batch_size": 3}
     trainer = quantum_trainer(saved_llama, tmp_path, quantum={"data_budget": 0.5}, **settings)
     trainer.train()
-    steps = -(-trainer.data.num_examples // 3)  # of an epoch: 3
+    steps = -(-trainer.initialize_data().num_examples // 3)  # of an epoch: 3
     found = [(record["epoch"], record["step"]) for record in records(trainer)]
     assert found == [(0, 0), (2, 2 * steps), (4, 4 * steps)]
 
@@ -105,7 +106,7 @@ def test_some_are_looked_at_and_the_others_drawn(saved_llama: Path, tmp_path: Pa
     assert record["facts"]["num_chosen"] == 4
     selection = extension_of(trainer).session.decisions.selection
     assert selection is not None
-    assert len(selection) == trainer.data.num_examples
+    assert len(selection) == trainer.initialize_data().num_examples
 
 
 def test_without_a_budget_a_tenth_of_those_looked_at_is_left_out(
@@ -115,9 +116,9 @@ def test_without_a_budget_a_tenth_of_those_looked_at_is_left_out(
     seen = Seen()
     trainer = quantum_trainer(saved_llama, tmp_path, quantum={"candidates": 10}, hooks=(seen,))
     plain = quantum_trainer(saved_llama, tmp_path, enabled_extensions=[])
-    assert trainer.prepare().total_steps == plain.prepare().total_steps
+    assert trainer.prepare().planned.total_steps == plain.prepare().planned.total_steps
     trainer.train()
-    number = trainer.data.num_candidates
+    number = trainer.initialize_data().num_candidates
     (record,) = records(trainer)
     assert (record["num_variables"], record["facts"]["num_chosen"]) == (10, 9)
     assert record["num_selected"] == number - 1
@@ -206,7 +207,6 @@ def test_a_training_that_goes_on_trains_on_the_same(
             **settings,
         )
         first.train()
-        assert first.state is not None
         assert first.state.step == stop
         assert first.checkpoints is not None
         again = quantum_trainer(
@@ -230,8 +230,9 @@ def test_a_problem_that_costs_too_much_is_not_solved(
     (record,) = records(trainer)
     assert record["outcome"] == "skipped"
     assert "quantum.step_over_work_budget" in record["why"]
-    assert len(set(trainer.data.selected)) == trainer.data.num_examples  # by chance
-    trained = f"selected={trainer.data.num_examples}, total={trainer.data.num_candidates}"
+    data = trainer.initialize_data()
+    assert len(set(data.selected)) == data.num_examples  # by chance
+    trained = f"selected={data.num_examples}, total={data.num_candidates}"
     by_chance = f"quantum.examples_drawn_at_random({trained}, data_budget=0.5)"
     assert f"); {by_chance}" in caplog.text
     assert record["why"].endswith(by_chance)  # the report shows it

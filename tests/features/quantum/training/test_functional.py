@@ -96,7 +96,7 @@ def test_examples_that_are_chosen_in_an_epoch_count_from_the_next_one_on(
     """Also for who goes on from the middle of the epoch: neither chance nor the newest choice."""
     context = selecting(saved_llama, tmp_path, "one")
     first = quantum_optimize(context)
-    assert len(first.decision) == context.trainer.data.num_examples == 10
+    assert len(first.decision) == context.trainer.initialize_data().num_examples == 10
     context.start_epoch()
     batches = iter(context.pipeline)
     context.trainer.train_step(next(batches))
@@ -104,16 +104,16 @@ def test_examples_that_are_chosen_in_an_epoch_count_from_the_next_one_on(
     apply_quantum_solution(context, dataclasses.replace(first, decision=others))
     saved = context.save_state()
     rest = batches_of(context)
-    assert context.trainer.data.selected.tolist() == sorted(first.decision)
+    assert context.trainer.initialize_data().selected.tolist() == sorted(first.decision)
     again = selecting(saved_llama, tmp_path, "two")
     again.trainer.restore(saved)
     again.start_epoch()
-    assert again.trainer.data.selected.tolist() == sorted(first.decision)
+    assert again.trainer.initialize_data().selected.tolist() == sorted(first.decision)
     assert batches_of(again) == rest
     for one in (context, again):
         one.end_epoch()
         one.start_epoch()
-        assert one.trainer.data.selected.tolist() == others
+        assert one.trainer.initialize_data().selected.tolist() == others
 
 
 def answer(decision: Any) -> Solution:

@@ -83,7 +83,6 @@ def test_a_sampler_that_does_not_answer(
     assert record["solver_seconds"] < timeout + 0.5
     assert 0 < limits[0] <= timeout
     assert record["allowed_seconds"] is None  # and no large number that means nothing
-    assert trainer.state is not None
     (noted,) = trainer.state.recoveries
     assert noted["kind"] == "quantum_step"
     assert noted["message"] == "; ".join(record["failures"])
@@ -167,8 +166,7 @@ def test_an_answer_holds_with_all_its_records_or_not_at_all(
     trainer.train()
     assert [record["outcome"] for record in records(trainer)] == ["failed"]
     assert extension_of(trainer).session.decisions.selection is None
-    assert trainer.state is not None
-    assert trainer.state.step == trainer.loop.total_steps
+    assert trainer.state.step == trainer.prepare().loop.total_steps
 
 
 def test_a_budget_that_is_all_of_the_data_is_reported(saved_llama: Path, tmp_path: Path) -> None:
@@ -372,7 +370,7 @@ def test_how_many_are_examined_follows_from_the_measured_costs(
     frequency, forecast = given.pop("frequency", None), given.pop("forecast", None)
     extension = extension_without_a_model(frequency, max_qubits=300, **given)
     session, answers = extension.session, list[Any]()
-    extension.trainer.prepare = lambda: SimpleNamespace(global_batch_size=8)  # type: ignore[method-assign, assignment, return-value]
+    extension.trainer.prepare = lambda: SimpleNamespace(loop=SimpleNamespace(global_batch_size=8))  # type: ignore[method-assign, assignment, return-value]
     session.clock = lambda: 3.0
     session.cost.forecast_step_seconds = forecast
     data = SimpleNamespace(num_candidates=400)

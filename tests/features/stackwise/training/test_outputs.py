@@ -31,7 +31,7 @@ def run_of(training: dict[str, Any], *, lengths: Any = LENGTHS, entered: int = -
     data = SimpleNamespace() if lengths is None else SimpleNamespace(lengths=lambda: lengths)
     trainer: Any = SimpleNamespace(
         training_config=config,
-        prepare=lambda: None,
+        prepare=lambda: SimpleNamespace(loop=None),
         initialize_data=lambda: data,
         hooks=SimpleNamespace(hooks=[]),
     )

@@ -404,8 +404,7 @@ def test_the_strategy_is_progressive_where_none_is_named() -> None:
     trainer = UnifiedTrainer(config)
     trainer.train_all_layers([IDS], llama())
     assert trainer.trainer is not None
-    assert trainer.trainer.loop is not None
-    assert len(trainer.trainer.loop.phases) == 2
+    assert len(trainer.trainer.prepare().loop.phases) == 2
     assert config.strategy == "auto"
 
 

@@ -14,13 +14,20 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import CheckpointError
+from infrastructure.models.trainable_state import trainable_state
 from infrastructure.run.checkpoint_paths import by_step
-from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.checkpoints.checkpoint_manager import (
+    CheckpointManager,
+    load_checkpoint,
+    load_values,
+)
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import Phase, Position, TrainingState
+from infrastructure.training.distributed.group import ALONE
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.resume.overrides import (
+from infrastructure.training.resume.resumption import (
+    Resumption,
     apply_hyperparameters,
     forget_optimizer,
     hyperparameters,
@@ -108,7 +115,7 @@ def test_the_change_lives_on_in_the_checkpoints_after_it(begun: Path, saved_llam
 def test_another_decay_holds_too(begun: Path, saved_llama: Path) -> None:
     changed = Training(saved_llama, begun, weight_decay=0.5)
     changed.go_on(begun, 4, ["weight_decay"])
-    group = changed.trainer.prepare().optimizer_step.optimizer.param_groups[0]
+    group = changed.trainer.prepare().loop.optimizer_step.optimizer.param_groups[0]
     assert group["weight_decay"] == 0.5
 
 
@@ -119,7 +126,6 @@ def test_with_other_data_the_epoch_begins_again_and_all_of_it_is_seen(
     changed = Training(saved_llama, begun).go_on(begun, 4, ["data"])
     positions = [(p.epoch, p.example) for p in changed.steps.positions]
     assert positions == [(epoch, 4 * step) for epoch in (1, 2) for step in range(5)]
-    assert changed.trainer.state is not None
     assert changed.trainer.state.step == 4 + 10
     assert changed.steps.rates[-1] == pytest.approx(1e-3 * 1 / 14)
 
@@ -137,7 +143,6 @@ def test_a_larger_batch_goes_on_at_the_same_row(begun: Path, saved_llama: Path) 
     changed = Training(saved_llama, begun, batch_size=8).go_on(begun, 4, ["batch_size"])
     assert changed.steps.num_rows == [8, 8, 4]
     assert changed.steps.positions[0] == Position(0, 1, 4)
-    assert changed.trainer.state is not None
     assert changed.trainer.state.micro_batch_size == 8
     assert changed.trainer.state.step == 7
 
@@ -155,7 +160,7 @@ def test_fewer_epochs_than_are_done_end_at_once(begun: Path, saved_llama: Path) 
 
 def test_another_optimizer_begins_without_a_memory(begun: Path, saved_llama: Path) -> None:
     changed = Training(saved_llama, begun, optimizer="sgd").go_on(begun, 4, ["optimizer"])
-    optimizer = changed.trainer.prepare().optimizer_step.optimizer
+    optimizer = changed.trainer.prepare().loop.optimizer_step.optimizer
     assert isinstance(optimizer, torch.optim.SGD)
     assert changed.steps.rates[0] == pytest.approx(1e-3 * 5 / 9)
 
@@ -259,3 +264,38 @@ def test_settings_of_groups_are_set_with_the_rate_of_this_step() -> None:
     assert scheduler.base_lrs == [8.0, 6.0]
     apply_hyperparameters(optimizer, None, [{"lr": 5.0}, {"lr": 7.0}])
     assert [group["lr"] for group in optimizer.param_groups] == [5.0, 7.0]
+
+
+def resumption_of(folder: Path, model: Path, step: int) -> Resumption:
+    """With the values of a checkpoint of the same run, in a session of its own."""
+    checkpoint = by_step(CheckpointManager(folder / "checkpoints").store)[step]
+    snapshot, session = load_values(checkpoint), Training(model, folder).trainer.prepare()
+    return Resumption(session, checkpoint, snapshot, snapshot.values["identity"], [])
+
+
+def is_restored(resumption: Resumption) -> bool:
+    saved = load_checkpoint(resumption.checkpoint).tensors["model"]
+    now = trainable_state(resumption.session.state.model)
+    return all(torch.equal(saved[name], tensor) for name, tensor in now.items())
+
+
+def test_ranks_restore_the_progress_first_and_their_parts_later(
+    begun: Path, saved_llama: Path
+) -> None:
+    resumption = resumption_of(begun, saved_llama, 4)
+    resumption.restore_progress()
+    state = resumption.session.state
+    assert (state.step, state.checkpoint) == (4, resumption.checkpoint)
+    assert not is_restored(resumption)
+    resumption.restore_part(ALONE)
+    assert is_restored(resumption)
+
+
+@pytest.mark.parametrize(("step", "is_saved"), [(4, False), (9, True)])
+def test_the_newest_checkpoint_is_not_saved_again(
+    step: int, is_saved: bool, begun: Path, saved_llama: Path
+) -> None:
+    resumption = resumption_of(begun, saved_llama, step)
+    resumption.restore()
+    assert is_restored(resumption)
+    assert resumption.session.loop.checkpointer.start_is_saved == is_saved
