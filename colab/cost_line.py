@@ -136,5 +136,5 @@ def _copies(config: DeploymentConfig) -> str:
 def _purpose_in(path: Path) -> Mapping[str, object] | None:
     try:
         return result_settings(RunDirectory(path).read_configuration())
-    except ValueError:  # damaged, or not written by a run
+    except (ValueError, OSError):  # damaged, unreadable, or not written by a run
         return None

@@ -139,7 +139,8 @@ def too_deep() -> str:
 
 def is_too_deep(value: object, max_depth: int = MAX_DEPTH) -> bool:
     """Return whether lists and objects are nested more than `max_depth` levels deep."""
-    level = [value] if isinstance(value, dict | list) else []
+    nested = (dict, list)  # `dict | list` is created each time
+    level = [value] if isinstance(value, nested) else []
     for _ in range(max_depth):
         if not level:
             return False
@@ -147,6 +148,6 @@ def is_too_deep(value: object, max_depth: int = MAX_DEPTH) -> bool:
             inner
             for outer in level
             for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
+            if isinstance(inner, nested)
         ]
     return bool(level)

@@ -348,12 +348,12 @@ def test_a_run_keeps_the_number_format_that_a_product_has_chosen(
         seconds = products if is_fp32 else {"bf16": 1.0, "fp32": 1.0}
         monkeypatch.setattr(product_choice, "product_seconds", lambda: seconds)
 
-    more: dict[str, Any] = {"training": {"mixed_precision": True}}
+    more: dict[str, Any] = {"training": {"mixed_precision": True, "max_steps": 4}}
     whole = configuration("dpo", tmp_path / "whole", saved_llama, **more)
     config = configuration("dpo", tmp_path / "killed", saved_llama, **more)
     measure(other=False)
     assert in_fork(lambda: train(whole)) == 0
-    assert killed_at(5, lambda: train(config)) == signal.SIGKILL
+    assert killed_at(3, lambda: train(config)) == signal.SIGKILL
     measure(other=True)
     assert in_fork(lambda: train(config)) == 0
     for run in map(run_folder, (whole, config)):

@@ -37,7 +37,7 @@ from infrastructure.data.store.examples import Picture, TokenizedExample
 
 # 3: conversations with tool calls and turns that are not trained on. Entries of another version
 # are built again.
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 CHUNK_BYTES = 1 << 20
 META = "meta.json"
 CONVERSATIONS_FILE = "conversations.jsonl"

@@ -243,7 +243,7 @@ def test_a_store_of_several_chunks(tmp_path: Path) -> None:
 def test_entries_of_earlier_releases_are_read(tmp_path: Path) -> None:
     """Their format and their checksums never change without another version."""
     write(tmp_path / "entry", random_examples(3))
-    assert TokenStore(tmp_path / "entry", MAPPED).meta["format_version"] == 4
+    assert TokenStore(tmp_path / "entry", MAPPED).meta["format_version"] == 5
     assert module._json_checksum({"b": "ä", "a": 1}) == zlib.crc32('{"a": 1, "b": "ä"}'.encode())
 
 
